@@ -1,0 +1,62 @@
+# Every target makes what it needs: the first call builds .venv with pip, later calls reuse it.
+# `make PYTHON=python3.13 ...` chooses another Python; PIP_ARGS goes to pip as it is.
+
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+TYPED := $(wildcard src benchmarks examples tests)
+
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-pure test-gpu bench-cpu check format clean
+
+help:  ## show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: $(VENV)/.stamp-demo  ## train ResNet-50 inside 40 % of its memory; ARGS="--budget 50%" etc.
+	$(BIN)/outcore demo $(ARGS)
+
+test: $(VENV)/.stamp-dev  ## all tests; those that need a GPU are skipped where there is none
+	$(BIN)/python -m pytest $(ARGS)
+
+test-pure: $(VENV)/.stamp-dev  ## the tests that need no torch, in seconds
+	$(BIN)/python -m pytest tests/pure $(ARGS)
+
+test-gpu: $(VENV)/.stamp-dev  ## the tests that need a CUDA device
+	@# pytest exits 5 when it found no test
+	@$(BIN)/python -m pytest tests/gpu $(ARGS) || { [ $$? -eq 5 ] && echo "no tests in tests/gpu"; }
+
+bench-cpu: $(VENV)/.stamp-dev  ## measure on this machine; writes benchmarks/results/
+	$(BIN)/python -m benchmarks.cpu $(ARGS)
+
+check: $(VENV)/.stamp-dev  ## format, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(TYPED)
+	$(BIN)/lint-imports --no-logo
+
+format: $(VENV)/.stamp-dev  ## rewrite the code in the common format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## remove .venv, caches and build outputs
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# `venv` on an existing folder mends it and keeps what is installed; pip then adds what is missing.
+define install
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+  { echo "outcore needs Python 3.11 or newer; try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+@echo "installing outcore[$(1)] into $(VENV) (torch is large: this can take minutes) ..."
+@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
+  --constraint constraints.txt --editable '.[$(1)]'
+@touch $@
+endef
+
+$(VENV)/.stamp-demo: pyproject.toml constraints.txt
+	$(call install,demo)
+
+$(VENV)/.stamp-dev: pyproject.toml constraints.txt
+	$(call install,dev)

@@ -1,0 +1,122 @@
+"""Facts about ops: which alias, which draw, which do not repeat, which may write in place."""
+
+from __future__ import annotations
+
+import torch
+
+from outcore.ir.trace import Effect
+
+UNSAFE_VIEWS = frozenset({"aten._unsafe_view.default"})
+"""Ops whose result shares its argument's storage although the schema does not say so."""
+
+ACCUMULATING = frozenset(
+    {
+        "aten.scatter_add.default",
+        "aten.scatter_reduce.two",
+        "aten.scatter.reduce",
+        "aten.index_add.default",
+        "aten.index_put.default",
+        "aten.index_reduce.default",
+        "aten.put.default",
+        "aten.bincount.default",
+        "aten.histc.default",
+        "aten.grid_sampler_2d_backward.default",
+        "aten.grid_sampler_3d_backward.default",
+    }
+)
+"""Ops that add in an order that may differ from run to run (atomics)."""
+
+RUNNING_STATISTICS = {
+    "aten._native_batch_norm_legit_functional.default": ((3, 4), 5),
+    "aten._batch_norm_with_update_functional.default": ((3, 4), None),
+}
+"""target -> (arguments that are running statistics, index of the training flag or None).
+
+While training, those arguments reach only the outputs that are the new statistics, so that a rerun
+after their update still gives the first run's normalised output.
+"""
+
+DONATIONS = {
+    "aten.relu.default": (0, "out"),
+    "aten.threshold_backward.default": (0, "grad_input"),
+    "aten.add.Tensor": (0, "out"),
+    "aten.sub.Tensor": (0, "out"),
+    "aten.mul.Tensor": (0, "out"),
+    "aten.mul.Scalar": (0, "out"),
+    "aten.div.Tensor": (0, "out"),
+    "aten.div.Scalar": (0, "out"),
+    "aten.neg.default": (0, "out"),
+    "aten.sigmoid.default": (0, "out"),
+    "aten.tanh.default": (0, "out"),
+    "aten.silu.default": (0, "out"),
+    "aten.gelu.default": (0, "out"),
+    "aten.gelu_backward.default": (0, "grad_input"),
+    "aten.silu_backward.default": (0, "grad_input"),
+    "aten.sigmoid_backward.default": (0, "grad_input"),
+    "aten.tanh_backward.default": (0, "grad_input"),
+}
+"""target -> (argument whose memory the result may take, name of the out argument).
+
+All are elementwise over one iterator, so that reading and writing one element at the same place is
+safe and gives the same bits.
+"""
+
+
+def target_name(op: torch._ops.OpOverload) -> str:
+    """`aten.convolution.default` for the overload itself."""
+    return str(op)
+
+
+def resolve(target: str) -> torch._ops.OpOverload:
+    """The overload that `target` names, such as `aten.convolution.default`."""
+    namespace, packet, overload = target.split(".")
+    found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    assert isinstance(found, torch._ops.OpOverload)  # noqa: S101 - narrows a dynamic attribute
+    return found
+
+
+def returns_one(op: torch._ops.OpOverload) -> bool:
+    """Whether a call returns one tensor itself, not a tuple or list of tensors."""
+    returns = op._schema.returns
+    return len(returns) == 1 and str(returns[0].type) == "Tensor"
+
+
+def mutates(op: torch._ops.OpOverload) -> bool:
+    """Whether the schema says that an argument is written."""
+    return op._schema.is_mutable
+
+
+def may_alias(op: torch._ops.OpOverload) -> bool:
+    """Whether a result may share the storage of an argument."""
+    annotated = any(r.alias_info is not None for r in op._schema.returns)
+    return annotated or str(op) in UNSAFE_VIEWS
+
+
+def effects(op: torch._ops.OpOverload) -> frozenset[Effect]:
+    """What a call does besides computing its results."""
+    found = set()
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        found.add(Effect.RANDOM)
+    if mutates(op):
+        found.add(Effect.MUTATES)
+    if op.namespace in ("c10d_functional", "_c10d_functional", "c10d"):
+        found.add(Effect.COLLECTIVE)
+    if str(op) in ACCUMULATING:
+        found.add(Effect.UNREPEATABLE)
+    return frozenset(found)
+
+
+def in_place(target: str) -> torch._ops.OpOverload:
+    """The overload of `target` that writes into a tensor it is given (`DONATIONS`)."""
+    namespace, packet, _ = target.split(".")
+    wanted = DONATIONS[target][1]
+    overloads = getattr(getattr(torch.ops, namespace), packet)
+    functional = resolve(target)._schema.arguments
+    for name in overloads.overloads():
+        found = getattr(overloads, name)
+        arguments = found._schema.arguments
+        same = [str(a.type) for a in arguments[:-1]] == [str(a.type) for a in functional]
+        if same and arguments[-1].name == wanted:
+            assert isinstance(found, torch._ops.OpOverload)  # noqa: S101 - narrows
+            return found
+    raise LookupError(f"{target} has no overload with an argument {wanted}")

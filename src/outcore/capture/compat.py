@@ -1,0 +1,61 @@
+"""Every private symbol of torch that capture leans on, in one place, each with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
+from torch._functorch.partitioners import default_partition
+
+__all__ = [
+    "aot_autograd",
+    "default_partition",
+    "hooks_active",
+    "keeps_graph",
+    "mutated_inputs",
+    "no_donated_buffers",
+    "runs_in_backward",
+]
+
+
+def keeps_graph() -> bool:
+    """Inside backward: whether the caller asked for `retain_graph`."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def hooks_active() -> bool:
+    """Whether saved-tensor hooks of the user are in force; they may replace what is saved."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+def no_donated_buffers() -> AbstractContextManager[None]:
+    """Keep AOTAutograd from refusing `retain_graph` on behalf of buffers that are ours."""
+    patched: AbstractContextManager[None] = functorch_config.patch(donated_buffer=False)
+    return patched
+
+
+def runs_in_backward(node: torch.fx.Node) -> bool:
+    """Whether the tracer recorded `node` while it differentiated."""
+    return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
+
+
+def mutated_inputs(output: torch.fx.Node) -> tuple[int, ...]:
+    """Positions among the forward inputs that AOTAutograd overwrites after the forward call.
+
+    Read from the descriptors on the joint graph's output.
+    """
+    found = []
+    for desc in output.meta.get("desc", ()):
+        source = getattr(desc, "mutated_input", None)
+        while source is not None and not hasattr(source, "idx"):
+            source = getattr(source, "base_of", None) or getattr(source, "parent", None)
+        if source is not None:
+            found.append(int(source.idx))
+    return tuple(found)
+
+
+Compiler = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]

@@ -1,0 +1,329 @@
+"""From the joint graph of AOTAutograd to a Trace.
+
+Storages are resolved here: a node whose result shares its argument's storage becomes a Value on that
+argument's buffer; every other tensor gets a buffer of its own. Identity is the place in the graph,
+never an address.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from outcore import aten
+from outcore.capture.compat import mutated_inputs, runs_in_backward
+from outcore.errors import CaptureError
+from outcore.ir.trace import (
+    Arg,
+    Buffer,
+    Donation,
+    Effect,
+    Op,
+    Phase,
+    Ref,
+    Role,
+    Symbol,
+    Trace,
+    Value,
+    refs,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A Trace and what it needs of the graph it came from.
+
+    `constants` are tensors that the graph holds itself; they are passed behind the forward inputs.
+    `device` is the one device all tensors live on.
+    """
+
+    trace: Trace
+    constants: tuple[torch.Tensor, ...]
+    device: torch.device
+
+
+def capture(
+    joint: GraphModule, forward_outputs: int, static_inputs: Sequence[int] = ()
+) -> Captured:
+    """The Trace of a joint forward and backward graph.
+
+    `forward_outputs` is how many of the graph's outputs the forward call returns; `static_inputs` are
+    the positions of inputs that live through the steps (parameters and module buffers).
+
+    Raises CaptureError where the graph holds what a Trace cannot express: symbolic shapes, values
+    read on the host, higher-order ops, tensor subclasses, in-place ops, several devices.
+    """
+    return _Capture(joint, forward_outputs, frozenset(static_inputs)).run()
+
+
+class _Capture:
+    def __init__(self, joint: GraphModule, forward_outputs: int, static: frozenset[int]) -> None:
+        self.joint, self.forward_outputs, self.static = joint, forward_outputs, static
+        self.buffers: list[Buffer] = []
+        self.values: list[Value] = []
+        self.ops: list[Op] = []
+        self.donations: list[Donation] = []
+        self.results: dict[Node, Any] = {}
+        """Node -> Value id, None, or a list of these."""
+        self.known: dict[tuple[Any, ...], int] = {}
+        self.constants: list[torch.Tensor] = []
+        self.devices: set[torch.device] = set()
+        self.unstable: set[int] = set()
+        """Buffers that are overwritten between the forward and the backward call."""
+
+    def run(self) -> Captured:
+        placeholders = self.joint.graph.find_nodes(op="placeholder")
+        tangents = [n for n in placeholders if runs_in_backward(n) or "tangents" in n.name]
+        primals = [n for n in placeholders if n not in tangents]
+        output = next(iter(self.joint.graph.find_nodes(op="output")))
+        for index, node in enumerate(primals):
+            role = self._role(node, index)
+            self._input(node, role, node.name)
+        self.unstable = {self._buffer(primals[i]) for i in mutated_inputs(output)}
+        constants = self.joint.graph.find_nodes(op="get_attr")
+        for node in constants:
+            self._constant(node)
+        for node in tangents:
+            self._input(node, Role.GRAD, node.name)
+        results = output.args[0]
+        assert isinstance(results, list | tuple)  # noqa: S101 - an output node holds a sequence
+        forward, backward = self._phases(results)
+        for node in forward:
+            self._node(node, Phase.FORWARD)
+        boundary = len(self.ops)
+        for node in backward:
+            self._node(node, Phase.BACKWARD)
+        if len(self.devices) != 1:
+            names = ", ".join(sorted(map(str, self.devices))) or "none"
+            raise CaptureError(reason=f"tensors on one device are needed; found {names}")
+        trace = Trace(
+            buffers=tuple(self.buffers),
+            values=tuple(self.values),
+            ops=tuple(self.ops),
+            boundary=boundary,
+            inputs=tuple(self.results[n] for n in (*primals, *constants)),
+            outputs=tuple(self._arg(r) for r in results[: self.forward_outputs]),
+            tangents=tuple(self.results[n] for n in tangents),
+            gradients=tuple(self._arg(r) for r in results[self.forward_outputs :]),
+            donations=tuple(self.donations),
+        )
+        return Captured(trace, tuple(self.constants), next(iter(self.devices)))
+
+    # ---- inputs ---------------------------------------------------------------------------------
+
+    def _role(self, node: Node, index: int) -> Role:
+        if index not in self.static:
+            return Role.INPUT
+        return Role.PARAM if _fake(node).requires_grad else Role.STATE
+
+    def _input(self, node: Node, role: Role, name: str) -> None:
+        tensor = _fake(node)
+        buffer = self._new_buffer(tensor, role, name, pinned=True)
+        self.results[node] = self._value(buffer, tensor)
+
+    def _constant(self, node: Node) -> None:
+        tensor = getattr(self.joint, str(node.target), None)
+        if not isinstance(tensor, torch.Tensor):
+            raise CaptureError(reason=f"attribute {node.target} is not a tensor", site=_site(node))
+        self.constants.append(tensor)
+        buffer = self._new_buffer(tensor, Role.STATE, node.name, pinned=True)
+        self.results[node] = self._value(buffer, tensor)
+
+    def _buffer(self, node: Node) -> int:
+        value: int = self.results[node]
+        return self.values[value].buffer
+
+    # ---- order ----------------------------------------------------------------------------------
+
+    def _phases(self, results: Sequence[Any]) -> tuple[list[Node], list[Node]]:
+        """Nodes of the forward and of the backward call, each in graph order."""
+        needed = _ancestors(results[: self.forward_outputs])
+        forward: list[Node] = []
+        backward: list[Node] = []
+        for node in self.joint.graph.nodes:
+            if node.op == "call_function":
+                late = runs_in_backward(node) and node not in needed
+                (backward if late else forward).append(node)
+            elif node.op in ("call_module", "call_method"):
+                raise CaptureError(reason=f"{node.op} {node.target}", site=_site(node))
+        return forward, backward
+
+    # ---- nodes ----------------------------------------------------------------------------------
+
+    def _node(self, node: Node, phase: Phase) -> None:
+        if node.target is operator.getitem:
+            source, index = node.args
+            self.results[node] = self.results[source][index]  # type: ignore[index]  # a list
+            return
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise CaptureError(reason=f"op {node.target} is not an ATen op", site=_site(node))
+        if aten.mutates(node.target):
+            raise CaptureError(reason=f"in-place op {node.target}", site=_site(node))
+        if aten.may_alias(node.target) and self._view(node):
+            return
+        self._op(node, node.target, phase)
+
+    def _view(self, node: Node) -> bool:
+        """Record `node` as views of an argument's buffer; False where it shares no storage."""
+        made = node.meta["val"]
+        tensors = made if isinstance(made, list | tuple) else [made]
+        bases = {
+            _fake(n).untyped_storage()._cdata: self._buffer(n)
+            for n in node.all_input_nodes
+            if isinstance(n.meta.get("val"), torch.Tensor)
+        }
+        shared = [bases.get(t.untyped_storage()._cdata) for t in tensors]
+        if any(b is None for b in shared):
+            return False
+        ids = [self._value(b, t) for b, t in zip(shared, tensors, strict=True) if b is not None]
+        self.results[node] = ids if isinstance(made, list | tuple) else ids[0]
+        return True
+
+    def _op(self, node: Node, op: torch._ops.OpOverload, phase: Phase) -> None:
+        made = node.meta.get("val")
+        several = isinstance(made, list | tuple)
+        ids = [self._made(node, t) for t in (made if several else [made])]  # type: ignore[union-attr]  # a sequence
+        self.results[node] = ids if several else ids[0]
+        args = tuple(self._arg(a) for a in node.args)
+        kwargs = tuple((k, self._arg(v)) for k, v in node.kwargs.items())
+        index = len(self.ops)
+        effects = aten.effects(op) | self._stale(str(op), args, kwargs)
+        self.ops.append(
+            Op(index, str(op), args, tuple(ids), phase, kwargs, effects, _site(node))
+        )
+        self._donation(index, str(op), args, ids)
+
+    def _made(self, node: Node, tensor: Any) -> int | None:
+        if tensor is None:
+            return None
+        if not isinstance(tensor, torch.Tensor):
+            reason = f"{node.target} returns {type(tensor).__name__} to the host"
+            raise CaptureError(reason=reason, site=_site(node))
+        role = Role.GRAD if runs_in_backward(node) else Role.ACTIVATION
+        return self._value(self._new_buffer(tensor, role, node.name), tensor)
+
+    def _stale(self, target: str, args: Sequence[Arg], kwargs: Sequence[Any]) -> frozenset[Effect]:
+        """UNREPEATABLE where an argument is overwritten before a rerun could read it again."""
+        if not self.unstable:
+            return frozenset()
+        statistics, flag = aten.RUNNING_STATISTICS.get(target, ((), None))
+        training = flag is None or (flag < len(args) and bool(args[flag]))
+        safe = set(statistics) if training else set()
+        for index, arg in enumerate((*args, *(v for _, v in kwargs))):
+            read = {self.values[r.value].buffer for r in refs(arg)}
+            if read & self.unstable and index not in safe:
+                return frozenset({Effect.UNREPEATABLE})
+        return frozenset()
+
+    def _donation(
+        self, index: int, target: str, args: Sequence[Arg], ids: Sequence[int | None]
+    ) -> None:
+        given, _ = aten.DONATIONS.get(target, (0, ""))
+        if target not in aten.DONATIONS or not isinstance(args[given], Ref) or ids[0] is None:
+            return
+        source = self.values[args[given].value]  # type: ignore[union-attr]  # checked above
+        made = self.values[ids[0]]
+        same = (source.dtype, source.shape, source.stride, source.offset) == (
+            made.dtype,
+            made.shape,
+            made.stride,
+            made.offset,
+        )
+        whole = self.buffers[source.buffer].nbytes == self.buffers[made.buffer].nbytes
+        if same and whole:
+            self.donations.append(Donation(index, source.id, made.id))
+
+    # ---- buffers, values, arguments -------------------------------------------------------------
+
+    def _new_buffer(
+        self, tensor: torch.Tensor, role: Role, name: str, *, pinned: bool = False
+    ) -> int:
+        self._check_tensor(tensor, name)
+        nbytes = tensor.untyped_storage().nbytes()
+        if not isinstance(nbytes, int):
+            raise CaptureError(reason=f"{name} has a symbolic size; compile with dynamic=False")
+        self.devices.add(tensor.device)
+        self.buffers.append(Buffer(len(self.buffers), nbytes, role, pinned, name))
+        return len(self.buffers) - 1
+
+    def _check_tensor(self, tensor: torch.Tensor, name: str) -> None:
+        plain = tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
+        if not plain or tensor.is_quantized:
+            raise CaptureError(reason=f"{name} is not a plain strided tensor")
+        sizes = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+        if not all(isinstance(n, int) for n in sizes):
+            raise CaptureError(reason=f"{name} has a symbolic shape; compile with dynamic=False")
+
+    def _value(self, buffer: int, tensor: torch.Tensor) -> int:
+        self._check_tensor(tensor, f"a view of {self.buffers[buffer].name}")
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        key = (buffer, dtype, *map(tuple, (tensor.shape, tensor.stride())), tensor.storage_offset())
+        if key not in self.known:
+            self.known[key] = len(self.values)
+            shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+            offset = int(tensor.storage_offset())
+            self.values.append(Value(len(self.values), buffer, dtype, shape, stride, offset))
+        return self.known[key]
+
+    def _arg(self, arg: Any) -> Arg:
+        if isinstance(arg, Node):
+            result = self.results[arg]
+            if isinstance(result, list):
+                return tuple(None if v is None else Ref(v) for v in result)
+            return None if result is None else Ref(result)
+        if isinstance(arg, list | tuple):
+            return tuple(self._arg(a) for a in arg)
+        if arg is None or isinstance(arg, bool | int | float | str):
+            return arg
+        return _symbol(arg)
+
+
+def _fake(node: Node) -> torch.Tensor:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        reason = f"{node.name} is a {type(value).__name__}; compile with dynamic=False"
+        raise CaptureError(reason=reason, site=_site(node))
+    return value
+
+
+def _symbol(arg: Any) -> Symbol:
+    kinds = {
+        torch.dtype: "dtype",
+        torch.device: "device",
+        torch.layout: "layout",
+        torch.memory_format: "memory_format",
+    }
+    kind = kinds.get(type(arg))
+    if kind is None:
+        raise CaptureError(reason=f"an argument of type {type(arg).__name__}")
+    return Symbol(kind, str(arg).removeprefix("torch."))
+
+
+def _ancestors(roots: Sequence[Any]) -> set[Node]:
+    seen: set[Node] = set()
+    stack = [n for n in roots if isinstance(n, Node)]
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            stack += node.all_input_nodes
+    return seen
+
+
+def _site(node: Node) -> str:
+    """`layers.3.conv2 (model.py:41)`: the module path and the innermost source line."""
+    modules = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path = str(list(modules.values())[-1][0]) if modules else ""
+    path = path.replace("L['self'].", "").replace("L['self']", "").removeprefix("_modules.")
+    lines = [s for s in (node.meta.get("stack_trace") or "").splitlines() if "File " in s]
+    if not lines:
+        return path
+    file, line = lines[-1].split(",")[:2]
+    name = file.split("/")[-1].strip(' "')
+    where = f"{name}:{line.split()[-1]}"
+    return f"{path} ({where})".strip()

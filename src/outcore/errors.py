@@ -1,0 +1,266 @@
+"""Everything outcore raises on purpose, in one tree.
+
+    OutcoreError
+    +-- OptionError        (ValueError)  an option that does not exist
+    +-- OptionValueError   (ValueError)  a value that an option cannot take
+    |   +-- BudgetError                  the same where the option is a budget
+    +-- PolicyError        (ValueError)  an unknown policy, or a policy spec that is wrong
+    +-- InfeasibleError                  no plan meets the budget
+    +-- VerifyError                      a noun broke one of its rules
+    +-- ParseError         (ValueError)  a text form that cannot be read
+    +-- FormatError        (ValueError)  a file that is none of ours, or of another version
+    +-- DigestError        (ValueError)  a file made for another trace or problem
+    +-- SpillError         (OSError)     the spill directory: full, unwritable, or an I/O error
+    +-- CaptureError                     a graph that cannot be planned (it then runs in-core)
+
+Each is a dataclass: its fields are keyword arguments, and its message is built from them. A message
+says what is wrong, the numbers with their units, where, and what to try. All can be pickled.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from outcore.units import format_bytes, spell_size
+
+
+class OutcoreError(Exception):
+    """The base of all errors of this package."""
+
+    def __post_init__(self) -> None:
+        """Build the message once all fields are set."""
+        super().__init__(self.message)
+
+    @property
+    def message(self) -> str:
+        """What is wrong, the numbers, where, and what to try."""
+        raise NotImplementedError
+
+    def __reduce__(self) -> tuple[Callable[..., "OutcoreError"], tuple[object, ...]]:
+        """Pickle by fields and notes; the default would call the class with the message alone."""
+        return _rebuild, (type(self), self.__dict__.copy())
+
+
+def _rebuild(kind: type[OutcoreError], state: dict[str, object]) -> OutcoreError:
+    """Undo `OutcoreError.__reduce__`, past `__init__` so that no note is added twice."""
+    error = kind.__new__(kind)
+    error.__dict__.update(state)
+    error.args = (error.message,)
+    return error
+
+
+@dataclass(kw_only=True, eq=False)
+class OptionError(OutcoreError, ValueError):
+    """An option that does not exist."""
+
+    option: str
+    """The name as given."""
+    known: tuple[str, ...]
+    """All names that would do."""
+
+    @property
+    def message(self) -> str:
+        """Name the option, the nearest known one and all known ones."""
+        return f"unknown option {self.option!r}: {did_you_mean(self.option, self.known)}"
+
+
+@dataclass(kw_only=True, eq=False)
+class OptionValueError(OutcoreError, ValueError):
+    """A value that an option cannot take."""
+
+    option: str
+    """The option's name."""
+    value: object
+    """The value as given."""
+    reason: str
+    """Why it will not do, and what to write instead."""
+
+    @property
+    def message(self) -> str:
+        """Name the option and the value, and say why it will not do."""
+        return f"option {self.option}={self.value!r}: {self.reason}"
+
+
+@dataclass(kw_only=True, eq=False)
+class BudgetError(OptionValueError):
+    """A budget that is unreadable, negative, zero, missing, or above what the machine has."""
+
+
+@dataclass(kw_only=True, eq=False)
+class PolicyError(OutcoreError, ValueError):
+    """An unknown policy, or a policy spec that is wrong."""
+
+    policy: str
+    """The policy's name or spec as given."""
+    reason: str
+    """What is wrong with it, and what would do."""
+
+    @property
+    def message(self) -> str:
+        """Quote the spec and say what is wrong with it."""
+        return f"policy {self.policy!r}: {self.reason}"
+
+
+@dataclass(kw_only=True, eq=False)
+class InfeasibleError(OutcoreError):
+    """No plan meets the budget."""
+
+    budget_bytes: int
+    """The budget that was asked for."""
+    floor_bytes: int
+    """The smallest budget that some plan meets."""
+    op: str
+    """The op that needs the most memory, with its place in the model."""
+    needed_bytes: int
+    """What must be in the tier while that op runs."""
+    tier: str = "device"
+    """The tier whose budget is too small: device, host or disk."""
+
+    @property
+    def message(self) -> str:
+        """Give the budget, the floor and the op that sets it, and advise a budget that works."""
+        return (
+            f"no plan fits a {self.tier} budget of {_both(self.budget_bytes)}: "
+            f"{self.op} needs {_both(self.needed_bytes)} at once, "
+            f"and the smallest feasible budget is {_both(self.floor_bytes)}; "
+            f'try "{spell_size(self.floor_bytes)}" or more, or a smaller batch'
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class VerifyError(OutcoreError):
+    """A noun broke one of its rules: a defect of the stage that made it, or of an edited file."""
+
+    noun: str
+    """What was verified: trace, plan, program, ..."""
+    rule: str
+    """The broken rule in its noun's words, such as "written before read"."""
+    where: str
+    """The offending element: "instruction 12", "buffer 3", ..."""
+    detail: str = ""
+    """What was found there."""
+    excerpt: str = ""
+    """The printed lines around the fault; attached to the error as a note."""
+
+    def __post_init__(self) -> None:
+        """Attach the excerpt as a note, below the message in a traceback."""
+        super().__post_init__()
+        if self.excerpt:
+            self.add_note(self.excerpt)
+
+    @property
+    def message(self) -> str:
+        """Name the noun, the rule and the place, and say what was found."""
+        found = f": {self.detail}" if self.detail else ""
+        return f'{self.noun} breaks the rule "{self.rule}" at {self.where}{found}'
+
+
+@dataclass(kw_only=True, eq=False)
+class ParseError(OutcoreError, ValueError):
+    """A text form that cannot be read."""
+
+    reason: str
+    """What was expected, and what stands there."""
+    line: int
+    """Line number, from 1."""
+    column: int
+    """Column number, from 1."""
+    text: str = ""
+    """The line itself; shown with a caret under the column."""
+
+    @property
+    def message(self) -> str:
+        """Give line, column and reason, and the line with a caret."""
+        head = f"line {self.line}, column {self.column}: {self.reason}"
+        return f"{head}\n{self.text}\n{' ' * (self.column - 1)}^" if self.text else head
+
+
+@dataclass(kw_only=True, eq=False)
+class FormatError(OutcoreError, ValueError):
+    """A saved file that is none of ours, or of a version that this release does not read."""
+
+    noun: str
+    """What the file was to hold: trace, plan, ..."""
+    reason: str
+    """What was found instead."""
+
+    @property
+    def message(self) -> str:
+        """Say what was expected and what was found."""
+        return f"not a readable {self.noun} file: {self.reason}"
+
+
+@dataclass(kw_only=True, eq=False)
+class DigestError(OutcoreError, ValueError):
+    """A saved file made for another trace or problem than the one at hand."""
+
+    noun: str
+    """What the file holds: plan, program, ..."""
+    made_for: str
+    """Digest that the file names."""
+    expected: str
+    """Digest of the trace or problem at hand."""
+    of: str = "trace"
+    """What the digests are digests of."""
+
+    @property
+    def message(self) -> str:
+        """Give both digests and say how to get a file that fits."""
+        return (
+            f"this {self.noun} was made for {self.of} {self.made_for}, not for {self.expected}: "
+            f"the model, its input shapes or the settings differ; make a new {self.noun}"
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class SpillError(OutcoreError, OSError):
+    """The spill directory cannot be used: too little room, unwritable, or an I/O error."""
+
+    directory: str
+    """The spill directory."""
+    reason: str
+    """What failed, in the operating system's words where it has some."""
+    needed_bytes: int | None = None
+    """What the plan has to write, where the room is too little."""
+    free_bytes: int | None = None
+    """What the file system has free, where the room is too little."""
+
+    @property
+    def message(self) -> str:
+        """Name the directory, the reason, and needed against free bytes where known."""
+        numbers = ((self.needed_bytes, "needed"), (self.free_bytes, "free"))
+        room = ", ".join(f"{format_bytes(n)} {what}" for n, what in numbers if n is not None)
+        reason = f"{self.reason}: {room}" if room else self.reason
+        return (
+            f"spill directory {self.directory!r}: {reason}; "
+            "choose another with spill_dir or OUTCORE_SPILL_DIR, or raise the budget"
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class CaptureError(OutcoreError):
+    """A graph that cannot be planned. Raised inside the package; the graph then runs in-core."""
+
+    reason: str
+    """What about the graph cannot be planned yet."""
+    site: str = ""
+    """The op and its place in the model, where one is to blame."""
+
+    @property
+    def message(self) -> str:
+        """Say why, and where."""
+        place = f" at {self.site}" if self.site else ""
+        return f"cannot plan this graph: {self.reason}{place}"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the known name nearest to `word`, if one is near, and the list of all known names."""
+    names = sorted(known)
+    nearest = difflib.get_close_matches(word, names, n=1)
+    question = f"did you mean {nearest[0]!r}? " if nearest else ""
+    return f"{question}Known: {', '.join(names)}"
+
+
+def _both(nbytes: int) -> str:
+    """Print a size for reading, and to the byte where the first is rounded."""
+    return f"{format_bytes(nbytes)} ({nbytes} bytes)" if nbytes >= 2**10 else format_bytes(nbytes)

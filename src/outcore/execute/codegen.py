@@ -1,0 +1,290 @@
+"""codegen: a Program as two straight-line Python functions.
+
+`forward(A, L)` takes the list of arguments (emptied) and a lane of the driver, and returns
+(results, crossing): what the caller gets, and the locals that the backward call needs. `backward(C, T,
+L)` takes those and the list of tangents (both emptied), and returns the gradients. All decisions were
+made before: what is left is calls, copies, waits and `del`.
+
+Names: `s3` slot 3, `k17` the copy at body position 17, `r5` the generator state of op 5's first run,
+`o2` the third distinct op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from outcore import aten
+from outcore.ir.hardware import Tier
+from outcore.ir.program import Copy, Free, Instruction, Program, Run, Stream
+from outcore.ir.trace import Arg, Effect, Op, Ref, Symbol, Trace, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Instruments:
+    """What a generated program does besides running: nothing, by default.
+
+    `timed`: call `note(position, start, stop)` around each Run. `checked`: call `check(op, results)`
+    after each Run. `poisoned`: call `discard(tensor)` before memory is given back.
+    """
+
+    timed: bool = False
+    checked: bool = False
+    poisoned: bool = False
+
+
+@dataclass(slots=True)
+class Source:
+    """Generated text, and the globals it needs besides the driver's verbs."""
+
+    text: str
+    names: dict[str, object] = field(default_factory=dict)
+
+
+def generate(trace: Trace, program: Program, instruments: Instruments = Instruments()) -> Source:
+    """The source of `program`. Linear in instructions."""
+    return _Writer(trace, program, instruments).write()
+
+
+class _Writer:
+    def __init__(self, trace: Trace, program: Program, instruments: Instruments) -> None:
+        self.trace, self.program, self.instruments = trace, program, instruments
+        self.slots = program.slots
+        self.names: dict[str, object] = {}
+        self.ops: dict[str, str] = {}
+        self.roots = _roots(trace)
+        self.slot_of: dict[int, int] = {}
+        """Buffer -> slot, for the arguments of the run being written."""
+        self.replayed = {
+            x.action.op for x in program.body if isinstance(x.action, Run) and x.action.again
+        }
+        self.last_copy: dict[int, int] = {}
+        """Body position on a copy stream -> the last copy at or before it on that stream."""
+        self.waits = self._copy_waits()
+
+    def write(self) -> Source:
+        body, cut = self.program.body, self.program.boundary
+        forward = [line for i in range(cut) for line in self._instruction(i, body[i])]
+        backward = [line for i in range(cut, len(body)) for line in self._instruction(i, body[i])]
+        outputs, gradients = self._results(self.trace.outputs), self._results(self.trace.gradients)
+        crossing = self._crossing(forward, [*backward, gradients])
+        arguments = _unpack(self._values(self.trace.inputs), "A")
+        tangents = _unpack(self._values(self.trace.tangents), "T")
+        text = "\n".join(
+            (
+                "def forward(A, L):",
+                *_indent((*self._verbs(forward), *arguments, *forward)),
+                f"    return {outputs}, [{', '.join(crossing)}]",
+                "",
+                "def backward(C, T, L):",
+                *_indent((*self._verbs(backward), *_unpack(crossing, "C"), *tangents, *backward)),
+                f"    return {gradients}",
+                "",
+            )
+        )
+        return Source(text, self.names)
+
+    def _verbs(self, lines: Iterable[str]) -> Iterator[str]:
+        text = "\n".join(lines)
+        for verb in ("copy_out", "copy_in", "wait", "discard"):
+            if f"{verb}(" in text:
+                yield f"{verb} = L.{verb}"
+
+    def _crossing(self, forward: list[str], backward: list[str]) -> list[str]:
+        """Names that the forward function makes (or takes) and the backward function reads."""
+        made = {n for line in forward for n in _names(line)}
+        made |= {n for v in self._values(self.trace.inputs) for n in _names(v)}
+        own = {n for v in self._values(self.trace.tangents) for n in _names(v)}
+        read = dict.fromkeys(n for line in backward for n in _names(line))
+        deleted = {n for line in forward if line.startswith("del ") for n in _names(line)}
+        return [n for n in read if n in made - deleted and n not in own]
+
+    def _values(self, values: Iterable[int]) -> list[str]:
+        slots = {self.slots[s].buffer: s for s in (*self.program.arguments, *self.program.tangents)}
+        return [f"s{slots[self.trace.values[v].buffer]}" for v in values]
+
+    def _results(self, results: tuple[Arg, ...]) -> str:
+        self.slot_of = {self.slots[s].buffer: s for s in self.program.results}
+        return "(" + "".join(f"{self._arg(r)}, " for r in results) + ")"
+
+    # ---- instructions ---------------------------------------------------------------------------
+
+    def _instruction(self, position: int, instruction: Instruction) -> Iterator[str]:
+        action = instruction.action
+        if instruction.stream is Stream.COMPUTE:
+            for copy in self.waits.get(position, ()):
+                yield f"wait(k{copy})"
+        if isinstance(action, Run):
+            yield from self._run(position, action)
+        elif isinstance(action, Copy):
+            yield self._copy(position, action)
+        elif isinstance(action, Free) and self.slots[action.slot].tier is Tier.DEVICE:
+            if self.instruments.poisoned:
+                yield f"discard(s{action.slot})"
+            yield f"del s{action.slot}"
+
+    def _copy_waits(self) -> dict[int, tuple[int, ...]]:
+        """Body position -> the copies that it must wait for, on other streams than its own.
+
+        Allocs and frees of the outer tiers are no calls: a wait for one is a wait for the last copy
+        before it on its stream, and a wait by one is a wait by the next copy on its stream.
+        """
+        latest: dict[Stream, int] = {}
+        carried: dict[Stream, set[int]] = {Stream.OUT: set(), Stream.IN: set()}
+        waits: dict[int, tuple[int, ...]] = {}
+        for position, instruction in enumerate(self.program.body):
+            stream = instruction.stream
+            if isinstance(instruction.action, Copy):
+                latest[stream] = position
+            if stream is not Stream.COMPUTE and stream in latest:
+                self.last_copy[position] = latest[stream]
+            before = (*instruction.after, *instruction.pace)
+            copies = {self.last_copy[i] for i in before if i in self.last_copy}
+            if stream is Stream.COMPUTE:
+                waits[position] = tuple(sorted(copies))
+                continue
+            carried[stream] |= copies
+            if isinstance(instruction.action, Copy):
+                waits[position] = tuple(sorted(carried[stream] - {position}))
+                carried[stream] = set()
+        return waits
+
+    def _copy(self, position: int, copy: Copy) -> str:
+        after = "".join(f", k{i}" for i in self.waits.get(position, ()))
+        if self.slots[copy.source].tier is Tier.DEVICE:
+            return f"k{position} = copy_out(s{copy.source}, {copy.target}{after})"
+        return f"s{copy.target}, k{position} = copy_in({copy.source}{after})"
+
+    def _run(self, position: int, run: Run) -> Iterator[str]:
+        op = self.trace.ops[run.op]
+        self.slot_of = {self.slots[s].buffer: s for s in (*run.reads, *run.writes)}
+        random = Effect.RANDOM in op.effects and run.op in self.replayed
+        if random and not run.again:
+            yield f"r{run.op} = generator_state()"
+        elif random:
+            yield "q = generator_state()"
+            yield f"restore_generator(r{run.op})"
+        if self.instruments.timed:
+            yield "t = clock()"
+        yield self._call(op, run)
+        if self.instruments.timed:
+            yield f"note({position}, t, clock())"
+        if random and run.again:
+            yield "restore_generator(q)"
+        for source, _ in run.donate:
+            yield f"del s{source}"
+        if self.instruments.checked and not run.again:
+            made = "".join(f"{self._made(v)}, " for v in op.outputs)
+            yield f"check({op.id}, ({made}))"
+
+    def _made(self, value: int | None) -> str:
+        return "None" if value is None else f"s{self.slot_of[self.trace.values[value].buffer]}"
+
+    def _call(self, op: Op, run: Run) -> str:
+        overload = aten.resolve(op.target)
+        args = [self._arg(a) for a in op.args]
+        args += [f"{name}={self._arg(a)}" for name, a in op.kwargs]
+        if run.donate:
+            source, target = run.donate[0]
+            out = aten.DONATIONS[op.target][1]
+            overload = aten.in_place(op.target)
+            return f"s{target} = {self._name(overload)}({', '.join(args)}, {out}=s{source})"
+        call = f"{self._name(overload)}({', '.join(args)})"
+        if aten.returns_one(overload):
+            return f"{self._made(op.outputs[0])} = {call}"
+        made = ", ".join("_" if v is None else self._made(v) for v in op.outputs)
+        return f"{made}, = {call}"
+
+    def _name(self, overload: torch._ops.OpOverload) -> str:
+        key = str(overload)
+        if key not in self.ops:
+            self.ops[key] = f"o{len(self.ops)}"
+            self.names[self.ops[key]] = overload
+        return self.ops[key]
+
+    # ---- arguments ------------------------------------------------------------------------------
+
+    def _arg(self, arg: Arg) -> str:
+        if isinstance(arg, Ref):
+            return self._value(self.trace.values[arg.value])
+        if isinstance(arg, tuple):
+            return "[" + ", ".join(map(self._arg, arg)) + "]"
+        if isinstance(arg, Symbol):
+            return self._symbol(arg)
+        if isinstance(arg, float):
+            return f"float({str(arg)!r})" if arg - arg != 0 else repr(arg)
+        return repr(arg)
+
+    def _symbol(self, symbol: Symbol) -> str:
+        if symbol.kind == "device":
+            self.names["device"] = torch.device
+            return f"device({symbol.name!r})"
+        self.names[f"{symbol.kind}_{symbol.name}"] = getattr(torch, symbol.name)
+        return f"{symbol.kind}_{symbol.name}"
+
+    def _value(self, value: Value) -> str:
+        """The tensor in the buffer's slot, or a view of it."""
+        slot = f"s{self.slot_of[value.buffer]}"
+        root = self.roots[value.buffer]
+        if (value.dtype, value.shape, value.stride, value.offset) == (
+            root.dtype,
+            root.shape,
+            root.stride,
+            root.offset,
+        ):
+            return slot
+        if value.dtype == root.dtype:
+            delta = value.offset - root.offset
+            start = f"{slot}.storage_offset() + {delta}" if delta else f"{slot}.storage_offset()"
+            if root.offset == 0 and not self.trace.buffers[value.buffer].pinned:
+                start = str(value.offset)
+            self.names["view"] = torch.as_strided
+            return f"view({slot}, {value.shape}, {value.stride}, {start})"
+        self.names["reinterpret"] = reinterpret
+        dtype = self._symbol(Symbol("dtype", value.dtype))
+        return f"reinterpret({slot}, {dtype}, {value.shape}, {value.stride}, {value.offset})"
+
+
+def reinterpret(
+    tensor: torch.Tensor,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+) -> torch.Tensor:
+    """A view of `tensor`'s storage as another dtype; offset in elements of `dtype`."""
+    view = torch.empty(0, dtype=dtype, device=tensor.device)
+    return view.set_(tensor.untyped_storage(), offset, shape, stride)
+
+
+def _roots(trace: Trace) -> list[Value]:
+    """Per buffer the Value that its maker returns, or that the caller passes."""
+    roots: dict[int, Value] = {}
+    for value in trace.values:
+        roots.setdefault(value.buffer, value)
+    return [roots[b.id] for b in trace.buffers]
+
+
+def _unpack(names: Iterable[str], source: str) -> list[str]:
+    """Lines that take `names` out of the list `source` and empty it."""
+    names = list(names)
+    unpack = [f"{', '.join(names)}, = {source}"] if names else []
+    return [*unpack, f"{source}.clear()"]
+
+
+def _indent(lines: Iterable[str]) -> Iterator[str]:
+    return (f"    {line}" for line in lines)
+
+
+def _names(line: str) -> Iterator[str]:
+    """Local names of slots, copies and generator states in `line`."""
+    word = ""
+    for character in line + " ":
+        if character.isalnum() or character == "_":
+            word += character
+            continue
+        if len(word) > 1 and word[0] in "skr" and word[1:].isdigit():
+            yield word
+        word = ""

@@ -1,0 +1,1 @@
+"""The seven nouns and their verifiers. Nothing here knows of torch."""

@@ -1,0 +1,77 @@
+"""Memory of a Program, position by position. A pure function of the Program (design section 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outcore.ir.hardware import Tier
+from outcore.ir.problem import Problem
+from outcore.ir.program import Action, Alloc, Free, Program, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most bytes a tier holds, and the body position where it does."""
+
+    nbytes: int
+    position: int
+
+
+def held_bytes(problem: Problem, program: Program, tier: Tier) -> tuple[int, ...]:
+    """Bytes held in `tier` while the instruction at each body position runs.
+
+    On the device this counts the caller's slots, `outside_bytes`, and inside a Run its workspace
+    and its outputs; at the first backward position also `between_bytes`, for the time between the
+    two calls.
+    """
+    device = tier is Tier.DEVICE
+    slots, workspace = program.slots, problem.profile.workspace_bytes
+    live = sum(slots[s].nbytes for s in program.arguments if slots[s].tier is tier)
+    live += problem.outside_bytes if device else 0
+    held = []
+    for position, instruction in enumerate(program.body):
+        if position == program.boundary and device:
+            live += sum(slots[s].nbytes for s in program.tangents)
+        action = instruction.action
+        before, live = live, live + _change(program, action, tier)
+        inside = max(before, live)
+        if device and isinstance(action, Run):
+            inside += workspace[action.op]
+        if device and position == program.boundary:
+            inside = max(inside, before + problem.between_bytes)
+        held.append(inside)
+    return tuple(held)
+
+
+def _change(program: Program, action: Action, tier: Tier) -> int:
+    if isinstance(action, Alloc) and program.slots[action.slot].tier is tier:
+        return program.slots[action.slot].nbytes
+    if isinstance(action, Free) and program.slots[action.slot].tier is tier:
+        return -program.slots[action.slot].nbytes
+    return 0
+
+
+def peak(problem: Problem, program: Program, tier: Tier) -> Peak:
+    """The peak of `tier` over the whole program; (0, 0) for an empty body."""
+    held = held_bytes(problem, program, tier)
+    if not held:
+        return Peak(0, 0)
+    position = max(range(len(held)), key=held.__getitem__)
+    return Peak(held[position], position)
+
+
+def extent_bytes(program: Program, tier: Tier) -> int:
+    """Bytes from the start of an outer tier to the end of its furthest slot."""
+    return max((s.offset + s.nbytes for s in program.slots if s.tier is tier), default=0)
+
+
+def tier_bytes(problem: Problem, program: Program, tier: Tier) -> int:
+    """What the program takes of `tier`: the peak on the device, the extent elsewhere."""
+    if tier is Tier.DEVICE:
+        return peak(problem, program, tier).nbytes
+    return extent_bytes(program, tier)
+
+
+def fits(problem: Problem, program: Program) -> bool:
+    """Whether the program stays inside the problem's limit in every tier."""
+    return all(tier_bytes(problem, program, tier) <= problem.limit_bytes(tier) for tier in Tier)

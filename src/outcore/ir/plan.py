@@ -1,0 +1,81 @@
+"""Plan: what happens to each buffer in each idle gap between two of its uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from outcore.ir.hardware import Tier
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Gap:
+    """The idle stretch of `buffer` after op `after` used it and before op `before` does."""
+
+    buffer: int
+    after: int
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Stay on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Leave for `tier` and come back.
+
+    `release` (op id): the device memory is free again before this op runs, waiting for the copy if
+    need be. `prefetch` (op id): the copy back is issued before this op. Where they are None, or
+    where memory does not allow the hint, lowering decides (`lower/release.py`, `prefetch.py`).
+    """
+
+    tier: Tier
+    release: int | None = None
+    prefetch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """Drop, and run the producing op again when needed.
+
+    `stay`: where the buffer comes to life inside the gap as an input of another recomputation, it
+    stays for the next use (speed-centric, SuperNeurons section 3.4); otherwise it is freed at its last
+    reader inside that recomputation and made again (memory-centric).
+    """
+
+    stay: bool = False
+
+
+Choice: TypeAlias = Keep | Offload | Recompute
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One choice per gap, sorted by gap; a gap that is absent is kept.
+
+    `policy` is the spec text of the policy that made the plan, `problem_digest` names the problem.
+    """
+
+    choices: tuple[tuple[Gap, Choice], ...]
+    policy: str = ""
+    problem_digest: str = ""
+    by_gap: dict[Gap, Choice] = field(init=False, repr=False, compare=False)
+    """Derived: `choices` as a mapping."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_gap", dict(self.choices))
+
+    def choice(self, gap: Gap) -> Choice:
+        """The choice for `gap`."""
+        return self.by_gap.get(gap, KEEP)
+
+
+KEEP = Keep()
+
+
+def make_plan(choices: dict[Gap, Choice], policy: str = "", problem_digest: str = "") -> Plan:
+    """A Plan of `choices`, sorted, with the kept gaps left out."""
+    moved = ((gap, choice) for gap, choice in choices.items() if not isinstance(choice, Keep))
+    return Plan(tuple(sorted(moved, key=lambda item: item[0])), policy, problem_digest)

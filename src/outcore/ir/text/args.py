@@ -1,0 +1,88 @@
+"""Arguments of ops in the text form: `%3, none, (1, 1), "sum", dtype:float32, alpha=0.5`."""
+
+from __future__ import annotations
+
+import re
+
+from outcore.ir.text.scan import INTEGER, KIND, NUMBER, STRING, SYMBOL, Line
+from outcore.ir.trace import Arg, Ref, Symbol
+
+_CONSTANTS: dict[str, Arg] = {"none": None, "true": True, "false": False}
+_VALUE = re.compile(r"%\d+")
+_KEYWORD = re.compile(rf"(?:{KIND.pattern}|{STRING.pattern})=", re.ASCII)
+_SYMBOL = re.compile(rf"{KIND.pattern}:(?={SYMBOL.pattern}|{STRING.pattern})", re.ASCII)
+
+
+def read_value(line: Line) -> int:
+    """A Value id, `%12`, noted in `line.values` for the check that there is such a value."""
+    value = int(line.take(_VALUE, "a value like %12")[1:])
+    line.values.append((line.at - len(f"%{value}"), value))
+    return value
+
+
+def read_values(line: Line) -> tuple[int, ...]:
+    """Value ids to the end of the line: `%0, %1`."""
+    found: list[int] = []
+    while not line.done():
+        if found:
+            line.expect(",")
+        found.append(read_value(line))
+    return tuple(found)
+
+
+def read_args(line: Line) -> tuple[Arg, ...]:
+    """Arguments to the end of the line."""
+    found: list[Arg] = []
+    while not line.done():
+        if found:
+            line.expect(",")
+        found.append(read_arg(line))
+    return tuple(found)
+
+
+def read_call(line: Line) -> tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]]:
+    """What stands between the parentheses of a call: positional, then keyword arguments."""
+    args: list[Arg] = []
+    kwargs: list[tuple[str, Arg]] = []
+    line.expect("(")
+    while not line.accept(")"):
+        if args or kwargs:
+            line.expect(",")
+        if line.sees(_KEYWORD):
+            name = line.name(KIND)
+            line.expect("=")
+            kwargs.append((name, read_arg(line)))
+        elif kwargs:
+            line.miss("a keyword argument")
+        else:
+            args.append(read_arg(line))
+    return tuple(args), tuple(kwargs)
+
+
+def read_arg(line: Line) -> Arg:
+    """One argument."""
+    if line.sees(_VALUE):
+        return Ref(read_value(line))
+    if line.accept("("):
+        return _read_tuple(line)
+    text = line.string()
+    if text is not None:
+        return Symbol(text, line.name(SYMBOL)) if line.accept(":") else text
+    if (kind := line.find(_SYMBOL)) is not None:
+        return Symbol(kind[:-1], line.name(SYMBOL))
+    for word, constant in _CONSTANTS.items():
+        if line.accept(word):
+            return constant
+    number = line.take(NUMBER, "an argument")
+    return int(number) if INTEGER.fullmatch(number) else float(number)
+
+
+def _read_tuple(line: Line) -> tuple[Arg, ...]:
+    """The items of a tuple whose parenthesis is open; a comma may follow the last one."""
+    items: list[Arg] = []
+    while not line.accept(")"):
+        items.append(read_arg(line))
+        if not line.accept(","):
+            line.expect(")")
+            break
+    return tuple(items)

@@ -1,0 +1,152 @@
+"""The tokens of the text form: a cursor over one line, and what may stand bare."""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import Enum
+from typing import NoReturn, TypeVar
+
+from outcore.errors import ParseError
+
+E = TypeVar("E", bound=Enum)
+
+NAME = re.compile(r"\w[\w.:-]*", re.ASCII)
+"""A name that needs no quotes: a target, a dtype, a digest."""
+KIND = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+"""A keyword or the kind of a symbol that needs no quotes."""
+SYMBOL = re.compile(r"\w[\w.:+-]*", re.ASCII)
+"""The name of a symbol that needs no quotes: what follows `dtype:`."""
+STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+NUMBER = re.compile(r"nan\b|-?(?:inf\b|\d+(?:\.\d+)?(?:e[+-]?\d+)?)", re.ASCII)
+INTEGER = re.compile(r"-?\d+", re.ASCII)
+_REST = re.compile(r"\s*(\S.{0,19})?")
+
+
+def quoted(text: str) -> str:
+    """A JSON string: any characters, on one line, in ASCII."""
+    return json.dumps(text)
+
+
+def bare(text: str, pattern: re.Pattern[str] = NAME) -> str:
+    """`text` itself where `pattern` can read it back, else quoted."""
+    return text if pattern.fullmatch(text) else quoted(text)
+
+
+class Line:
+    """A cursor over one line. Every method skips spaces first and moves past what it reads."""
+
+    def __init__(self, text: str, number: int) -> None:
+        self.text, self.number = text.rstrip(), number
+        self.at = 0
+        self.values: list[tuple[int, int]] = []
+        """The Value ids read so far, each after its column from 0."""
+
+    def fail(self, reason: str, at: int | None = None) -> NoReturn:
+        """Raise ParseError at the cursor, or at column `at` (from 0)."""
+        column = 1 + (self.at if at is None else at)
+        raise ParseError(reason=reason, line=self.number, column=column, text=self.text)
+
+    def miss(self, expected: str) -> NoReturn:
+        """Raise ParseError: something else stands here than what is `expected`."""
+        rest = _REST.match(self.text, self.at)
+        found = rest[1] if rest else None
+        self.fail(f"expected {expected}, found {found!r}" if found else f"expected {expected}")
+
+    def done(self) -> bool:
+        """Whether nothing is left."""
+        return not self.text[self.at :].strip()
+
+    def sees(self, pattern: re.Pattern[str]) -> bool:
+        """Whether `pattern` matches here; what it matches stays to be read."""
+        start = self.at
+        seen = self.find(pattern) is not None
+        self.at = start
+        return seen
+
+    def find(self, pattern: re.Pattern[str]) -> str | None:
+        """What `pattern` matches here, or None."""
+        while self.text.startswith(" ", self.at):
+            self.at += 1
+        match = pattern.match(self.text, self.at)
+        if match is None:
+            return None
+        self.at = match.end()
+        return match[0]
+
+    def take(self, pattern: re.Pattern[str], expected: str) -> str:
+        """What `pattern` matches here. Raises ParseError where it does not."""
+        found = self.find(pattern)
+        if found is None:
+            self.miss(expected)
+        return found
+
+    def accept(self, token: str) -> bool:
+        """Whether `token` stands here; a word only where it ends there."""
+        end = r"(?!\w)" if token[-1].isalnum() else ""
+        return self.find(re.compile(re.escape(token) + end)) is not None
+
+    def expect(self, *tokens: str) -> None:
+        """Move past `tokens`. Raises ParseError where one is missing."""
+        for token in tokens:
+            if not self.accept(token):
+                self.miss(repr(token))
+
+    def end(self) -> None:
+        """Raise ParseError unless the line ends here."""
+        if not self.done():
+            self.miss("the end of the line")
+
+    def integer(self) -> int:
+        """An int in decimal."""
+        return int(self.take(INTEGER, "an integer"))
+
+    def integers(self, prefix: str = "") -> tuple[int, ...]:
+        """As many ints as stand here, each with `prefix` before it: `s3 s4`."""
+        pattern = re.compile(re.escape(prefix) + INTEGER.pattern)
+        found = []
+        while (item := self.find(pattern)) is not None:
+            found.append(int(item.removeprefix(prefix)))
+        return tuple(found)
+
+    def number(self) -> float:
+        """A float as `repr` prints it."""
+        return float(self.take(NUMBER, "a number"))
+
+    def nbytes(self) -> int:
+        """A size: `4096 B`."""
+        size = self.integer()
+        self.expect("B")
+        return size
+
+    def seconds(self) -> float:
+        """A time: `0.25 s`."""
+        time = self.number()
+        self.expect("s")
+        return time
+
+    def string(self) -> str | None:
+        """A quoted string, or None where none stands here."""
+        found = self.find(STRING)
+        if found is None:
+            return None
+        try:
+            text = json.loads(found)
+        except ValueError as error:
+            self.fail(f"not a JSON string: {error}", self.at - len(found))
+        return str(text)
+
+    def name(self, pattern: re.Pattern[str] = NAME) -> str:
+        """A bare or a quoted name."""
+        found = self.string()
+        return self.take(pattern, "a name") if found is None else found
+
+    def member(self, kind: type[E]) -> E:
+        """A member of an Enum by its value."""
+        start = self.at
+        word = self.find(KIND)
+        for member in kind:
+            if member.value == word:
+                return member
+        self.at = start
+        self.miss(" or ".join(str(m.value) for m in kind))

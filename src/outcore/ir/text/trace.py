@@ -1,0 +1,134 @@
+"""The text form of a Trace."""
+
+from __future__ import annotations
+
+def print_trace(trace: Trace) -> Iterator[str]:
+    """The lines of a Trace."""
+    yield f"trace boundary {trace.boundary}"
+    yield from map(_buffer_text, trace.buffers)
+    yield from map(_value_text, trace.values)
+    yield row("inputs", comma(map(_value_name, trace.inputs)))
+    yield from map(op_text, trace.ops)
+    yield row("outputs", comma(map(_arg_text, trace.outputs)))
+    yield row("tangents", comma(map(_value_name, trace.tangents)))
+    yield row("gradients", comma(map(_arg_text, trace.gradients)))
+    for d in trace.donations:
+        yield f"donate {d.op}: %{d.source} -> %{d.target}"
+
+
+def _buffer_text(buffer: Buffer) -> str:
+    return row(
+        f"buffer {buffer.id} {buffer.role.value} {buffer.nbytes} B",
+        "pinned" if buffer.pinned else "",
+        quoted(buffer.name) if buffer.name else "",
+    )
+
+
+def _value_text(value: Value) -> str:
+    shape, stride = _arg_text(value.shape), _arg_text(value.stride)
+    text = f"value %{value.id} on {value.buffer} {bare(value.dtype)} {shape} stride {stride}"
+    return row(text, f"offset {value.offset}" if value.offset else "")
+
+
+def op_text(op: Op) -> str:
+    """One op: `op 12 forward aten.relu.default(%3) -> %4 !random @ "layer1 (net.py:41)"`."""
+    kwargs = (f"{bare(name, KIND)}={_arg_text(arg)}" for name, arg in op.kwargs)
+    args = comma((*map(_arg_text, op.args), *kwargs))
+    outputs = comma("_" if v is None else _value_name(v) for v in op.outputs)
+    return row(
+        f"op {op.id} {op.phase.value} {bare(op.target)}({args})",
+        f"-> {outputs}" if outputs else "",
+        *sorted(f"!{effect.value}" for effect in op.effects),
+        f"@ {quoted(op.site)}" if op.site else "",
+    )
+
+
+def _arg_text(arg: Arg) -> str:
+    if isinstance(arg, Ref):
+        return _value_name(arg.value)
+    if isinstance(arg, Symbol):
+        return f"{bare(arg.kind, KIND)}:{bare(arg.name, SYMBOL)}"
+    if isinstance(arg, tuple):
+        return f"({_arg_text(arg[0])},)" if len(arg) == 1 else f"({comma(map(_arg_text, arg))})"
+    if isinstance(arg, str):
+        return quoted(arg)
+    return repr(arg).lower()
+
+
+def _value_name(value: int) -> str:
+    return f"%{value}"
+
+
+def read_trace(lines: Lines) -> Trace:
+    """A Trace from its lines. Raises ParseError."""
+    head, *rest = lines
+    head.expect("trace", "boundary")
+    boundary = head.integer()
+    head.end()
+    lists = {"inputs": read_values, "outputs": read_args}
+    lists |= {"tangents": read_values, "gradients": read_args}
+    readers = {"buffer": _buffer, "value": _value, "op": _op, "donate": _donation, **lists}
+    rows = read_rows(rest, readers, once=lists)
+    for line in rest:
+        for column, value in line.values:
+            if value >= len(rows["value"]):
+                line.fail(f"%{value} is not a value of this trace", column)
+    returned = {word: only(rows, word, ()) for word in lists}
+    return Trace(
+        rows["buffer"],
+        rows["value"],
+        rows["op"],
+        boundary,
+        donations=rows["donate"],
+        **returned,
+    )
+
+
+def _buffer(line: Line) -> Buffer:
+    number, role, nbytes = line.integer(), line.member(Role), line.nbytes()
+    return Buffer(number, nbytes, role, line.accept("pinned"), line.string() or "")
+
+
+def _value(line: Line) -> Value:
+    line.expect("%")
+    number = line.integer()
+    line.expect("on")
+    buffer, dtype, shape = line.integer(), line.name(), _ints(line)
+    line.expect("stride")
+    stride = _ints(line)
+    offset = line.integer() if line.accept("offset") else 0
+    return Value(number, buffer, dtype, shape, stride, offset)
+
+
+def _ints(line: Line) -> tuple[int, ...]:
+    found = line.take(_INTS, "a tuple of integers")
+    return tuple(int(item) for item in found.strip("()").split(",") if item)
+
+
+def _op(line: Line) -> Op:
+    number, phase, target = line.integer(), line.member(Phase), line.name()
+    args, kwargs = read_call(line)
+    outputs: list[int | None] = []
+    if line.accept("->"):
+        outputs.append(_output(line))
+        while line.accept(","):
+            outputs.append(_output(line))
+    effects = set()
+    while line.accept("!"):
+        effects.add(line.member(Effect))
+    site = ""
+    if line.accept("@"):
+        site = line.required_string()
+    return Op(number, target, args, tuple(outputs), phase, kwargs, frozenset(effects), site)
+
+
+def _output(line: Line) -> int | None:
+    return None if line.accept("_") else read_value(line)
+
+
+def _donation(line: Line) -> Donation:
+    op = line.integer()
+    line.expect(":")
+    source = read_value(line)
+    line.expect("->")
+    return Donation(op, source, read_value(line))

@@ -1,0 +1,164 @@
+"""Trace: one captured training step as a list of ops over buffers.
+
+A Buffer is one storage: what is planned and moved. A Value is a view onto a buffer: views are
+replayed from the buffer, never moved. Ops are in execution order; those before `boundary` run in
+the forward call, the others in the backward call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+
+class Role(Enum):
+    """What a buffer is to the training step."""
+
+    INPUT = "input"
+    PARAM = "param"
+    STATE = "state"
+    ACTIVATION = "activation"
+    GRAD = "grad"
+
+
+class Phase(Enum):
+    """The part of the training step an op belongs to."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    UPDATE = "update"
+
+
+class Effect(Enum):
+    """What an op does besides computing its outputs from its inputs."""
+
+    RANDOM = "random"
+    """Draws from a generator: runs again only from the generator state of its first run."""
+    MUTATES = "mutates"
+    """Writes one of its inputs: never runs again."""
+    COLLECTIVE = "collective"
+    """Talks to other processes: never runs again."""
+    UNREPEATABLE = "unrepeatable"
+    """Need not give the same bits twice: runs again only where the user allows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One storage of `nbytes`. `pinned`: the caller holds it, so it stays on the device."""
+
+    id: int
+    nbytes: int
+    role: Role
+    pinned: bool = False
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A strided view onto a buffer: shape, stride and offset in elements of `dtype`."""
+
+    id: int
+    buffer: int
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """An argument that is the Value of this id."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """An argument that is a named constant of the framework, as `dtype float32`."""
+
+    kind: str
+    name: str
+
+
+Arg: TypeAlias = "None | bool | int | float | str | Ref | Symbol | tuple[Arg, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One call of `target`. `outputs` holds a Value id per result, None where it returns none."""
+
+    id: int
+    target: str
+    args: tuple[Arg, ...]
+    outputs: tuple[int | None, ...]
+    phase: Phase
+    kwargs: tuple[tuple[str, Arg], ...] = ()
+    effects: frozenset[Effect] = frozenset()
+    site: str = ""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether running it again gives the first run's results."""
+        return not self.effects - {Effect.RANDOM}
+
+
+@dataclass(frozen=True, slots=True)
+class Donation:
+    """Op `op` may write the result `target` into the memory of its argument `source` (Values)."""
+
+    op: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The captured step.
+
+    `inputs` and `tangents` are Value ids that the caller passes to the forward and the backward
+    call; `outputs` and `gradients` are what each call returns: a Ref, or a plain constant.
+    """
+
+    buffers: tuple[Buffer, ...]
+    values: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    boundary: int
+    inputs: tuple[int, ...]
+    outputs: tuple[Arg, ...]
+    tangents: tuple[int, ...] = ()
+    gradients: tuple[Arg, ...] = ()
+    donations: tuple[Donation, ...] = ()
+
+    reads: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
+    """Derived: per op the buffers it reads, each once, in argument order."""
+    writes: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
+    """Derived: per op the buffers it makes, each once, in order of its outputs."""
+
+    def __post_init__(self) -> None:
+        reads = tuple(
+            self._buffers(refs((op.args, tuple(a for _, a in op.kwargs)))) for op in self.ops
+        )
+        made = (self._buffers(Ref(v) for v in op.outputs if v is not None) for op in self.ops)
+        writes = tuple(
+            tuple(b for b in out if b not in read) for read, out in zip(reads, made, strict=True)
+        )
+        object.__setattr__(self, "reads", reads)
+        object.__setattr__(self, "writes", writes)
+
+    def _buffers(self, used: Iterable[Ref]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(self.values[ref.value].buffer for ref in used))
+
+    def value_buffers(self, arg: Arg) -> tuple[int, ...]:
+        """The buffers behind every Value in `arg`, each once, in order."""
+        return self._buffers(refs(arg))
+
+
+def refs(arg: Arg) -> Iterator[Ref]:
+    """Every Ref inside `arg`, depth first."""
+    if isinstance(arg, Ref):
+        yield arg
+    elif isinstance(arg, tuple):
+        for item in arg:
+            yield from refs(item)

@@ -1,0 +1,45 @@
+"""Pass `donate`: let a result be written into the memory of an argument that dies there.
+
+Regains what functionalisation takes from in-place ReLU and gradient accumulation. Which pairs are
+allowed is a fact of the trace (`Trace.donations`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from outcore.ir.program import Alloc, Free
+from outcore.ir.trace import Trace
+from outcore.lower.draft import Draft, Step
+
+
+def donate(trace: Trace, draft: Draft) -> Draft:
+    """Turn (alloc result, run, free argument) into a run that donates. Linear in actions."""
+    allowed: dict[int, list[tuple[int, int]]] = {}
+    for d in trace.donations:
+        pair = (trace.values[d.source].buffer, trace.values[d.target].buffer)
+        allowed.setdefault(d.op, []).append(pair)
+    steps = [
+        _donate(draft, step, allowed[step.run.op]) if step.run.op in allowed else step
+        for step in draft.steps
+    ]
+    return replace(draft, steps=steps)
+
+
+def _donate(draft: Draft, step: Step, allowed: list[tuple[int, int]]) -> Step:
+    dying = {draft.slots[a.slot].buffer: a for a in step.after if isinstance(a, Free)}
+    made = {draft.slots[a.slot].buffer: a for a in step.before if isinstance(a, Alloc)}
+    pairs: list[tuple[int, int]] = []
+    for source, target in allowed:
+        gone, new = dying.get(source), made.get(target)
+        if gone is None or new is None or gone.slot not in step.run.reads:
+            continue
+        if draft.slots[gone.slot].nbytes == draft.slots[new.slot].nbytes:
+            pairs.append((gone.slot, new.slot))
+            del dying[source], made[target]
+    freed, born = {p[0] for p in pairs}, {p[1] for p in pairs}
+    return Step(
+        [a for a in step.before if not (isinstance(a, Alloc) and a.slot in born)],
+        replace(step.run, donate=tuple(pairs)),
+        [a for a in step.after if not (isinstance(a, Free) and a.slot in freed)],
+    )

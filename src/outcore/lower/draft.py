@@ -1,0 +1,88 @@
+"""Draft: a Program on the way, as steps that passes can rearrange.
+
+A step is one Run with the actions issued before it and after it. Streams and hazards follow from
+the actions (`sync`), so a pass only moves actions and need not care for edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from outcore.ir.hardware import Tier
+from outcore.ir.problem import Problem
+from outcore.ir.program import Action, Alloc, Free, Program, Run, Slot
+from outcore.lower.sync import sync
+
+
+@dataclass(slots=True)
+class Step:
+    """One Run; `before` and `after` are the actions around it, in order of issue."""
+
+    before: list[Action]
+    run: Run
+    after: list[Action]
+
+
+@dataclass(slots=True)
+class Draft:
+    """Slots and steps; `boundary` is the first backward step. Fields as in Program."""
+
+    slots: list[Slot]
+    steps: list[Step]
+    boundary: int
+    arguments: tuple[int, ...]
+    tangents: tuple[int, ...]
+    results: tuple[int, ...]
+
+    def first_step(self) -> dict[int, int]:
+        """The step of each op's original run."""
+        return {step.run.op: i for i, step in enumerate(self.steps) if not step.run.again}
+
+
+def assemble(draft: Draft) -> Program:
+    """The Program of `draft`, with hazards derived. Linear in actions."""
+    body: list[Action] = []
+    boundary = 0
+    for index, step in enumerate(draft.steps):
+        if index == draft.boundary:
+            boundary = len(body)
+        body += [*step.before, step.run, *step.after]
+    if draft.boundary >= len(draft.steps):
+        boundary = len(body)
+    slots = tuple(draft.slots)
+    return Program(
+        slots, sync(slots, body), boundary, draft.arguments, draft.tangents, draft.results
+    )
+
+
+@dataclass(slots=True)
+class Occupancy:
+    """Device bytes held during each step (outputs and workspace included), and between the calls."""
+
+    steps: list[int]
+    between: int
+
+
+def occupancy(problem: Problem, draft: Draft) -> Occupancy:
+    """Device bytes of `draft`, step by step, everything counted. Linear in actions."""
+    slots, workspace = draft.slots, problem.profile.workspace_bytes
+    live = problem.outside_bytes + sum(slots[s].nbytes for s in draft.arguments)
+    held, between = [], 0
+    for index, step in enumerate(draft.steps):
+        if index == draft.boundary:
+            live += sum(slots[s].nbytes for s in draft.tangents)
+            between = live + problem.between_bytes
+        live += _change(slots, step.before)
+        held.append(live + workspace[step.run.op])
+        live += _change(slots, step.after)
+    return Occupancy(held, between)
+
+
+def _change(slots: list[Slot], actions: Iterable[Action]) -> int:
+    change = 0
+    for action in actions:
+        if isinstance(action, Alloc | Free) and slots[action.slot].tier is Tier.DEVICE:
+            sign = 1 if isinstance(action, Alloc) else -1
+            change += sign * slots[action.slot].nbytes
+    return change

@@ -1,0 +1,71 @@
+"""Pass `place`: pack the slots of the outer tiers into as few bytes as their lifetimes allow.
+
+First fit in order of allocation. What crosses from the forward to the backward call keeps its room to
+the end of the step, so that a second backward over the same forward (`retain_graph`) finds it.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import replace
+
+from outcore.ir.hardware import Tier
+from outcore.ir.program import Alloc, Free
+from outcore.lower.draft import Draft
+
+
+def place(draft: Draft) -> Draft:
+    """The draft with `offset` planned for every slot of an outer tier."""
+    slots = list(draft.slots)
+    crossing = _crossing(draft)
+    rooms = {tier: _FreeList() for tier in Tier}
+    for step in draft.steps:
+        for action in (*step.before, *step.after):
+            if not isinstance(action, Alloc | Free) or slots[action.slot].tier is Tier.DEVICE:
+                continue
+            slot = slots[action.slot]
+            if isinstance(action, Alloc):
+                offset = rooms[slot.tier].take(slot.nbytes)
+                slots[slot.id] = replace(slot, offset=offset)
+            elif slot.id not in crossing:
+                rooms[slot.tier].give(slot.offset, slot.nbytes)
+    return Draft(
+        slots, draft.steps, draft.boundary, draft.arguments, draft.tangents, draft.results
+    )
+
+
+def _crossing(draft: Draft) -> frozenset[int]:
+    """Outer slots alive when the backward call begins."""
+    alive: set[int] = set()
+    for step in draft.steps[: draft.boundary]:
+        for action in (*step.before, *step.after):
+            if isinstance(action, Alloc):
+                alive.add(action.slot)
+            elif isinstance(action, Free):
+                alive.discard(action.slot)
+    return frozenset(alive)
+
+
+class _FreeList:
+    """Free ranges (start, stop) in ascending order, neighbours merged; the last one is endless."""
+
+    def __init__(self) -> None:
+        self.ranges: list[tuple[int, float]] = [(0, float("inf"))]
+
+    def take(self, nbytes: int) -> int:
+        index = next(i for i, (a, b) in enumerate(self.ranges) if b - a >= nbytes)
+        start, stop = self.ranges[index]
+        self.ranges[index : index + 1] = [(start + nbytes, stop)] if stop > start + nbytes else []
+        return start
+
+    def give(self, start: int, nbytes: int) -> None:
+        if not nbytes:
+            return
+        insort(self.ranges, (start, start + nbytes))
+        merged: list[tuple[int, float]] = []
+        for low, high in self.ranges:
+            if merged and merged[-1][1] == low:
+                merged[-1] = (merged[-1][0], high)
+            else:
+                merged.append((low, high))
+        self.ranges = merged

@@ -1,0 +1,92 @@
+"""Pass `prefetch`: issue copies back early enough to hide them.
+
+Copies back stay in order of first use. Each is issued before the earliest step from which on memory
+is free for it until its use (PoocH section 4: as early as free memory allows), or where the plan's
+hint says; where memory does not allow the hint, as soon after it as memory does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from outcore.ir.hardware import Tier
+from outcore.ir.plan import Offload, Plan
+from outcore.ir.problem import Problem
+from outcore.ir.program import Action, Copy, Free
+from outcore.lower.draft import Draft, Step, occupancy
+
+
+def prefetch(problem: Problem, plan: Plan, draft: Draft) -> Draft:
+    """Move each copy back, with its alloc, to an earlier step, inside the device's limit."""
+    held = occupancy(problem, draft)
+    steps = np.array(held.steps, dtype=np.int64)
+    room_between = problem.budget_bytes - held.between
+    hints = _hints(draft, plan)
+    moved: list[list[Action]] = [[] for _ in draft.steps]
+    left: list[list[Action]] = []
+    earliest = 0
+    ready: dict[int, int] = {}
+    for index, step in enumerate(draft.steps):
+        stay, groups = _split(draft, step.before)
+        left.append(stay)
+        for group, source, target in groups:
+            nbytes = draft.slots[target].nbytes
+            buffer = draft.slots[target].buffer
+            low = max(earliest, ready.get(source, 0), _hint(hints.get(buffer, ()), index))
+            if low < draft.boundary <= index and nbytes > room_between:
+                low = draft.boundary
+            full = np.flatnonzero(steps[low:index] + nbytes > problem.budget_bytes)
+            at = low + int(full[-1]) + 1 if len(full) else min(low, index)
+            steps[at:index] += nbytes
+            if at < draft.boundary <= index:
+                room_between -= nbytes
+            moved[at] += group
+            earliest = at
+        for action in step.after:
+            if isinstance(action, Copy):
+                ready[action.target] = index + 1
+    new = [
+        Step(_order(draft, stay, copies), step.run, step.after)
+        for stay, copies, step in zip(left, moved, draft.steps, strict=True)
+    ]
+    return Draft(draft.slots, new, draft.boundary, draft.arguments, draft.tangents, draft.results)
+
+
+def _split(
+    draft: Draft, before: list[Action]
+) -> tuple[list[Action], list[tuple[list[Action], int, int]]]:
+    """Part the copies back (alloc, copy, free of the outer slot) from the other actions."""
+    copies = {a.target: a for a in before if isinstance(a, Copy)}
+    groups: dict[int, list[Action]] = {target: [] for target in copies}
+    owner = {c.source: c.target for c in copies.values()} | {target: target for target in copies}
+    stay: list[Action] = []
+    for action in before:
+        slot = action.target if isinstance(action, Copy) else action.slot  # type: ignore[union-attr]
+        (groups[owner[slot]] if slot in owner else stay).append(action)
+    return stay, [(group, copies[t].source, t) for t, group in groups.items()]
+
+
+def _order(draft: Draft, stay: list[Action], copies: list[Action]) -> list[Action]:
+    """Frees first, then copies back, then the allocs of the step's own outputs."""
+    device_free = [
+        a for a in stay if isinstance(a, Free) and draft.slots[a.slot].tier is Tier.DEVICE
+    ]
+    return [*device_free, *copies, *(a for a in stay if a not in device_free)]
+
+
+def _hints(draft: Draft, plan: Plan) -> dict[int, list[tuple[int, int]]]:
+    """Buffer -> (step of the use that ends a gap, step to issue the copy at), ascending."""
+    first = draft.first_step()
+    hints: dict[int, list[tuple[int, int]]] = {}
+    for gap, choice in plan.choices:
+        if isinstance(choice, Offload) and choice.prefetch is not None:
+            hint = (first[gap.before], first[choice.prefetch])
+            hints.setdefault(gap.buffer, []).append(hint)
+    return hints
+
+
+def _hint(hints: Sequence[tuple[int, int]], step: int) -> int:
+    """The hint of the gap that `step` lies in; 0 where there is none."""
+    return next((issue for use, issue in hints if use >= step), 0)

@@ -1,0 +1,104 @@
+"""Pass `sync`: give each action its stream, and the hazards it waits for.
+
+A hazard orders two accesses of one slot of which one writes (read after write, write after read),
+and the end of a room in an outer tier before its next owner. Only edges that the streams' own order
+and earlier edges do not imply already are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from outcore.ir.hardware import Tier
+from outcore.ir.program import Action, Alloc, Copy, Free, Instruction, Run, Slot, Stream
+from outcore.ir.rooms import Rooms
+
+STREAMS = tuple(Stream)
+
+
+@dataclass(slots=True)
+class _Access:
+    """Positions of the last write to a slot and of the reads since."""
+
+    write: int = -1
+    reads: list[int] = field(default_factory=list)
+
+
+def sync(slots: Sequence[Slot], actions: Iterable[Action]) -> tuple[Instruction, ...]:
+    """Instructions for `actions` over `slots`, with streams and hazards. Linear in actions."""
+    accesses = [_Access() for _ in slots]
+    rooms = {tier: Rooms() for tier in Tier}
+    body: list[Instruction] = []
+    clocks: list[tuple[int, int, int]] = []
+    latest = dict.fromkeys(STREAMS, (-1, -1, -1))
+    for position, action in enumerate(actions):
+        stream = stream_of(slots, action)
+        clock = latest[stream]
+        after = []
+        for earlier in sorted(_hazards(slots, accesses, rooms, action), reverse=True):
+            if clock[STREAMS.index(body[earlier].stream)] < earlier:
+                after.append(earlier)
+                clock = _join(clock, clocks[earlier])
+        clock = _join(clock, tuple(position if s is stream else -1 for s in STREAMS))
+        body.append(Instruction(action, stream, tuple(sorted(after))))
+        clocks.append(clock)
+        latest[stream] = clock
+        _record(accesses, action, position)
+    return tuple(body)
+
+
+def _join(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int, int]:
+    return max(a[0], b[0]), max(a[1], b[1]), max(a[2], b[2])
+
+
+def stream_of(slots: Sequence[Slot], action: Action) -> Stream:
+    """The stream that an action belongs to: by its kind and the tier it touches."""
+    if isinstance(action, Run):
+        return Stream.COMPUTE
+    if isinstance(action, Copy):
+        return Stream.OUT if slots[action.source].tier is Tier.DEVICE else Stream.IN
+    if slots[action.slot].tier is Tier.DEVICE:
+        return Stream.COMPUTE
+    return Stream.OUT if isinstance(action, Alloc) else Stream.IN
+
+
+def _hazards(
+    slots: Sequence[Slot], accesses: list[_Access], rooms: dict[Tier, Rooms], action: Action
+) -> set[int]:
+    if isinstance(action, Alloc):
+        return _room_hazards(slots[action.slot], accesses, rooms)
+    if isinstance(action, Free):
+        return _write_hazards(accesses[action.slot])
+    if isinstance(action, Copy):
+        found = _write_hazards(accesses[action.target])
+        return (found | {accesses[action.source].write}) - {-1}
+    given = dict((target, source) for source, target in action.donate)
+    found = {accesses[slot].write for slot in action.reads}
+    for slot in action.writes:
+        found |= _write_hazards(accesses[given.get(slot, slot)])
+    return found - {-1}
+
+
+def _write_hazards(access: _Access) -> set[int]:
+    return {access.write, *access.reads} - {-1}
+
+
+def _room_hazards(slot: Slot, accesses: list[_Access], rooms: dict[Tier, Rooms]) -> set[int]:
+    if slot.tier is Tier.DEVICE:
+        return set()
+    owners = rooms[slot.tier].take(slot.offset, slot.offset + slot.nbytes, slot.id)
+    return {accesses[owner].write for owner in owners} - {-1}
+
+
+def _record(accesses: list[_Access], action: Action, position: int) -> None:
+    if isinstance(action, Alloc | Free):
+        accesses[action.slot] = _Access(position)
+    elif isinstance(action, Copy):
+        accesses[action.source].reads.append(position)
+        accesses[action.target] = _Access(position)
+    else:
+        for slot in action.reads:
+            accesses[slot].reads.append(position)
+        for slot in action.writes:
+            accesses[slot] = _Access(position)

@@ -1,0 +1,95 @@
+"""Real photographs as training data: random crops of scikit-learn's two sample images.
+
+Needs the extra ``demo`` (scikit-learn and pillow); the photographs come with scikit-learn, so
+nothing is downloaded.
+"""
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from outcore.errors import OptionValueError, OutcoreError
+from outcore.networks.spec import Batch
+
+# Per channel, of ImageNet's training set: the customary normalisation of photographs.
+MEAN = (0.485, 0.456, 0.406)
+DEVIATION = (0.229, 0.224, 0.225)
+CLASSES = 2
+
+
+@dataclass(kw_only=True, eq=False)
+class PhotographsError(OutcoreError):
+    """The photographs cannot be read, for want of a package."""
+
+    reason: str
+    """What failed, in Python's words."""
+
+    @property
+    def message(self) -> str:
+        """Say why, and how to install what is missing."""
+        return (
+            f"no photographs to train on: {self.reason}; they come with scikit-learn and are "
+            'decoded by pillow: pip install "outcore[demo]"'
+        )
+
+
+def photograph_batches(n: int, seed: int = 0, *, size: int = 224) -> Iterator[Batch]:
+    """Yield batches for ever: crops (n, 3, size, size), normalised, and labels (n,) 0 or 1.
+
+    The label is the photograph that a crop was taken from. Crops fall anywhere and are mirrored
+    half of the time; all is drawn from `seed` alone.
+
+    Raises:
+        OptionValueError: `size` is larger than the photographs.
+        PhotographsError: scikit-learn or pillow is not installed.
+    """
+    photographs = _photographs()
+    _check(size, photographs)
+    return _batches(photographs, n, size, Generator().manual_seed(seed))
+
+
+def _batches(
+    photographs: tuple[Tensor, ...], n: int, size: int, generator: Generator
+) -> Iterator[Batch]:
+    while True:
+        labels = torch.randint(len(photographs), (n,), generator=generator)
+        crops = [_crop(photographs[label], size, generator) for label in labels.tolist()]
+        yield Batch((torch.stack(crops),), (labels,))
+
+
+def _crop(photograph: Tensor, size: int, generator: Generator) -> Tensor:
+    top, left = (_below(side - size + 1, generator) for side in photograph.shape[1:])
+    crop = photograph[:, top : top + size, left : left + size]
+    return crop.flip(-1) if _below(2, generator) else crop
+
+
+def _below(bound: int, generator: Generator) -> int:
+    return int(torch.randint(bound, (), generator=generator))
+
+
+def _check(size: int, photographs: tuple[Tensor, ...]) -> None:
+    largest = min(min(each.shape[1:]) for each in photographs)
+    if not 1 <= size <= largest:
+        raise OptionValueError(
+            option="size",
+            value=size,
+            reason=f"crops have from 1 to {largest} pixels on a side, as the photographs allow",
+        )
+
+
+def _photographs() -> tuple[Tensor, ...]:
+    """Load the photographs, each (3, h, w) float32 and normalised."""
+    try:  # an optional package, needed by the demonstration alone
+        sample_images = importlib.import_module("sklearn.datasets").load_sample_images()
+    except ImportError as error:
+        raise PhotographsError(reason=str(error)) from error
+    return tuple(_normalise(torch.from_numpy(pixels.copy())) for pixels in sample_images.images)
+
+
+def _normalise(pixels: Tensor) -> Tensor:
+    """Turn bytes (h, w, 3) into float32 (3, h, w) of about zero mean and unit deviation."""
+    colours = pixels.permute(2, 0, 1).float() / 255
+    return (colours - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(DEVIATION).view(3, 1, 1)

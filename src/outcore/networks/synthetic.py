@@ -1,0 +1,100 @@
+"""Random batches of the right shapes, and the criteria that go with them.
+
+Each maker takes the number of samples, a CPU generator, and sizes; each criterion takes a model's
+outputs and the targets of its batch, and returns a scalar.
+"""
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional
+
+from outcore.networks.spec import Batch
+
+MASKED_FRACTION = 0.15  # of the tokens: Devlin et al., section 3.1
+MASK_TOKEN = 103
+IGNORED = -100  # the target that cross_entropy leaves out
+AUXILIARY_WEIGHT = 0.3  # Szegedy et al., section 5
+
+
+def images(n: int, generator: Generator, *, size: int = 224, classes: int = 1000) -> Batch:
+    """Images (n, 3, size, size) from N(0, 1), and labels (n,) below `classes`."""
+    pixels = torch.randn(n, 3, size, size, generator=generator)
+    return Batch((pixels,), (_integers((n,), classes, generator),))
+
+
+def images_twice(n: int, generator: Generator, *, size: int = 224, classes: int = 10) -> Batch:
+    """As `images`, with the images themselves as a second target."""
+    batch = images(n, generator, size=size, classes=classes)
+    return Batch(batch.inputs, batch.targets + batch.inputs)
+
+
+def volumes(
+    n: int, generator: Generator, *, size: int = 128, channels: int = 3, classes: int = 3
+) -> Batch:
+    """Volumes (n, channels, size, size, size), and a class for each voxel."""
+    voxels = torch.randn(n, channels, size, size, size, generator=generator)
+    return Batch((voxels,), (_integers((n, size, size, size), classes, generator),))
+
+
+def next_tokens(
+    n: int, generator: Generator, *, length: int = 1024, vocabulary: int = 50257
+) -> Batch:
+    """Tokens (n, length) and the same shifted by one, both inputs of a model with a loss."""
+    tokens = _integers((n, length + 1), vocabulary, generator)
+    return Batch((tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()))
+
+
+def shifted_tokens(
+    n: int, generator: Generator, *, length: int = 35, vocabulary: int = 10000
+) -> Batch:
+    """Tokens (n, length), and as targets the same shifted by one."""
+    batch = next_tokens(n, generator, length=length, vocabulary=vocabulary)
+    return Batch(batch.inputs[:1], batch.inputs[1:])
+
+
+def masked_tokens(
+    n: int, generator: Generator, *, length: int = 512, vocabulary: int = 30522
+) -> Batch:
+    """Two segments of tokens, some masked, and as targets the masked ones."""
+    tokens = _integers((n, length), vocabulary, generator)
+    masked = torch.rand(n, length, generator=generator) < MASKED_FRACTION
+    segments = (torch.arange(length) >= length // 2).long().repeat(n, 1)
+    hidden = tokens.masked_fill(masked, MASK_TOKEN)
+    return Batch((hidden, segments), (tokens.masked_fill(~masked, IGNORED),))
+
+
+def classify(logits: Tensor, targets: tuple[Tensor, ...]) -> Tensor:
+    """Mean cross entropy of logits (n, classes, ...) against labels (n, ...)."""
+    return functional.cross_entropy(logits, targets[0])
+
+
+def classify_tokens(logits: Tensor, targets: tuple[Tensor, ...]) -> Tensor:
+    """Mean cross entropy of logits (n, t, vocabulary) against tokens (n, t)."""
+    return functional.cross_entropy(
+        logits.flatten(0, 1), targets[0].flatten(), ignore_index=IGNORED
+    )
+
+
+def classify_with_auxiliaries(
+    outputs: Tensor | tuple[Tensor, ...], targets: tuple[Tensor, ...]
+) -> Tensor:
+    """Cross entropy of the main logits, plus 0.3 of that of each auxiliary output there is."""
+    logits, *auxiliaries = (outputs,) if isinstance(outputs, Tensor) else outputs
+    aside = sum((classify(each, targets) for each in auxiliaries), start=logits.new_zeros(()))
+    return classify(logits, targets) + AUXILIARY_WEIGHT * aside
+
+
+def classify_and_reconstruct(outputs: tuple[Tensor, Tensor], targets: tuple[Tensor, ...]) -> Tensor:
+    """Cross entropy of the first output, plus mean squared error of the second."""
+    logits, reconstructed = outputs
+    labels, originals = targets
+    return functional.cross_entropy(logits, labels) + functional.mse_loss(reconstructed, originals)
+
+
+def own_loss(outputs: tuple[Tensor, Tensor], _targets: tuple[Tensor, ...]) -> Tensor:
+    """Return the loss of a model that gives (logits, loss)."""
+    return outputs[1]
+
+
+def _integers(shape: tuple[int, ...], below: int, generator: Generator) -> Tensor:
+    return torch.randint(below, shape, generator=generator)

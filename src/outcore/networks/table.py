@@ -1,0 +1,145 @@
+"""The table of networks: one row per name, used by the command line, benchmarks and tests."""
+
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+
+from outcore.errors import OptionValueError, did_you_mean
+from outcore.networks import synthetic
+from outcore.networks.alexnet import AlexNet
+from outcore.networks.bert import BERT
+from outcore.networks.googlenet import GoogLeNet
+from outcore.networks.gpt import GPT
+from outcore.networks.lstm import LSTM
+from outcore.networks.resnet import Blocks, ResNet
+from outcore.networks.spec import NetworkSpec
+from outcore.networks.transformer import TransformerShape
+from outcore.networks.two_heads import TwoHeads
+from outcore.networks.unet3d import UNet3d
+from outcore.networks.vgg import VGG
+from outcore.networks.vit import ViT
+
+_TINY = TransformerShape(layers=2, heads=4, width=64)
+_LARGE = TransformerShape(layers=36, heads=20, width=1280)
+_SMALL_IMAGES = {"size": 64, "classes": 10}
+_SMALL_TEXT = {"length": 64, "vocabulary": 500}
+
+
+def _resnet(name: str, summary: str, blocks: Blocks, **options: bool) -> NetworkSpec:
+    return NetworkSpec(
+        name=name,
+        summary=summary,
+        build=partial(ResNet, blocks=blocks, **options),
+        make_batch=synthetic.images,
+        criterion=synthetic.classify,
+        small_build={"blocks": (1, 2, 1, 1), "width": 16, "classes": 10},
+        small_batch=_SMALL_IMAGES,
+    )
+
+
+def _gpt(name: str, summary: str, shape: TransformerShape) -> NetworkSpec:
+    return NetworkSpec(
+        name=name,
+        summary=summary,
+        build=partial(GPT, shape=shape),
+        make_batch=synthetic.next_tokens,
+        criterion=synthetic.own_loss,
+        small_build={"shape": _TINY, **_SMALL_TEXT},
+        small_batch=_SMALL_TEXT,
+    )
+
+
+_ROWS = (
+    NetworkSpec(
+        name="alexnet",
+        summary="AlexNet, one group, local response normalisation, 227x227",
+        build=AlexNet,
+        make_batch=partial(synthetic.images, size=227),
+        criterion=synthetic.classify,
+        small_build={"size": 67, "width": 64, "classes": 10},
+        small_batch={"size": 67, "classes": 10},
+    ),
+    NetworkSpec(
+        name="bert",
+        summary="BERT base with its masked-language head, 512 tokens",
+        build=BERT,
+        make_batch=synthetic.masked_tokens,
+        criterion=synthetic.classify_tokens,
+        small_build={"shape": _TINY, **_SMALL_TEXT},
+        small_batch=_SMALL_TEXT,
+    ),
+    NetworkSpec(
+        name="googlenet",
+        summary="GoogLeNet, batch norm, two auxiliary losses, 224x224",
+        build=GoogLeNet,
+        make_batch=synthetic.images,
+        criterion=synthetic.classify_with_auxiliaries,
+        small_build={"classes": 10},
+        small_batch=_SMALL_IMAGES,
+    ),
+    _gpt("gpt2", "GPT-2, 12 layers, dropout, 1024 tokens", TransformerShape()),
+    _gpt("gpt2-large", "GPT-2 large, 36 layers, dropout, 1024 tokens", _LARGE),
+    NetworkSpec(
+        name="lstm",
+        summary="LSTM language model, two layers, unrolled over 35 tokens, dropout",
+        build=LSTM,
+        make_batch=synthetic.shifted_tokens,
+        criterion=synthetic.classify_tokens,
+        small_build={"width": 64, "vocabulary": 500},
+        small_batch={"length": 8, "vocabulary": 500},
+    ),
+    _resnet("resnet50", "ResNet-50, stride in the 3x3, 224x224", (3, 4, 6, 3)),
+    _resnet(
+        "resnet50-v1",
+        "ResNet-50 as first published and in Chainer, stride in the first 1x1, 224x224",
+        (3, 4, 6, 3),
+        stride_in_1x1=True,
+    ),
+    _resnet("resnet101", "ResNet-101, stride in the 3x3, 224x224", (3, 4, 23, 3)),
+    _resnet("resnet152", "ResNet-152, stride in the 3x3, 224x224", (3, 8, 36, 3)),
+    NetworkSpec(
+        name="two-heads",
+        summary="a small trunk with two outputs, a class and a reconstruction, 224x224",
+        build=TwoHeads,
+        make_batch=synthetic.images_twice,
+        criterion=synthetic.classify_and_reconstruct,
+        small_build={"width": 16},
+        small_batch={"size": 32},
+    ),
+    NetworkSpec(
+        name="unet3d",
+        summary="3-D U-Net, four levels, 128x128x128",
+        build=UNet3d,
+        make_batch=synthetic.volumes,
+        criterion=synthetic.classify,
+        small_build={"width": 4, "levels": 3},
+        small_batch={"size": 16},
+    ),
+    NetworkSpec(
+        name="vgg16",
+        summary="VGG-16, no batch norm, 224x224",
+        build=VGG,
+        make_batch=synthetic.images,
+        criterion=synthetic.classify,
+        small_build={"width": 8, "hidden": 64, "classes": 10},
+        small_batch=_SMALL_IMAGES,
+    ),
+    NetworkSpec(
+        name="vit",
+        summary="vision transformer ViT-B/16, dropout, 224x224",
+        build=ViT,
+        make_batch=synthetic.images,
+        criterion=synthetic.classify,
+        small_build={"shape": _TINY, "patch": 8, **_SMALL_IMAGES},
+        small_batch=_SMALL_IMAGES,
+    ),
+)
+
+NETWORKS: Mapping[str, NetworkSpec] = MappingProxyType({row.name: row for row in _ROWS})
+
+
+def network(name: str) -> NetworkSpec:
+    """Return the row called `name`; OptionValueError names the nearest where there is none."""
+    if name not in NETWORKS:
+        raise OptionValueError(option="network", value=name, reason=did_you_mean(name, NETWORKS))
+    return NETWORKS[name]

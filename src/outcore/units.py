@@ -1,0 +1,157 @@
+"""Sizes, rates and times as people write and read them.
+
+The only place where numbers with units are parsed or formatted. The parsers raise plain
+`ValueError` with a message that says what to write instead; the caller, who knows which option
+the text came from, turns it into the error of `errors.py` that names the option.
+"""
+
+import math
+import re
+from fractions import Fraction
+from numbers import Integral
+
+_BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_DECIMAL = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_BYTES_PER_UNIT = {"B": 1, **_BINARY, **_DECIMAL}
+_QUANTITY = re.compile(r"\s*(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z%]*)\s*", re.ASCII)
+
+_PRINTED_BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+_PRINTED_SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+
+
+def parse_size(size: str | int | float, total_bytes: int | None) -> int:
+    """Return the number of bytes that `size` stands for, rounded down.
+
+    An int is bytes. Text is a number and a unit: `"16GiB"` (binary), `"16GB"` (decimal), `"512B"`,
+    or a percentage of `total_bytes`: `"80%"`. A float is a fraction of `total_bytes`: `0.8`.
+
+    Raises `ValueError` for anything else (`"16G"` and `"16gb"` are ambiguous), for fewer bytes
+    than one, for a fraction above 1, and for a fraction while `total_bytes` is None.
+    """
+    if isinstance(size, bool) or not isinstance(size, str | Integral | float):
+        raise ValueError(  # noqa: TRY004 - one kind of error for whatever is no size
+            f'a size is text like "16GiB", an int (bytes) or a fraction like 0.8, not {size!r}'
+        )
+    if isinstance(size, str):
+        nbytes = _parse_size_text(size, total_bytes)
+    elif isinstance(size, float):
+        nbytes = _fraction_of(size, total_bytes, repr(size))
+    else:
+        nbytes = int(size)
+    if nbytes < 1:
+        raise ValueError(f"{size!r} is {nbytes} bytes: a size is at least one byte")
+    return nbytes
+
+
+def parse_rate(rate: str | int | float) -> float:
+    """Return the bytes per second that `rate` stands for.
+
+    Text is a size per second: `"150MiB/s"`, `"1.2GB/s"`. A number is bytes per second.
+    Raises `ValueError` for anything else and for a rate that is not positive and finite.
+    """
+    if isinstance(rate, bool) or not isinstance(rate, str | Integral | float):
+        raise ValueError(  # noqa: TRY004 - one kind of error for whatever is no rate
+            f'a rate is text like "150MiB/s" or bytes per second, not {rate!r}'
+        )
+    bytes_per_second = _parse_rate_text(rate) if isinstance(rate, str) else float(rate)
+    if not (math.isfinite(bytes_per_second) and bytes_per_second > 0):
+        raise ValueError(f"{rate!r} is no rate: it must be positive and finite")
+    return bytes_per_second
+
+
+def format_bytes(nbytes: float) -> str:
+    """Return a size with three digits and a binary unit: `12.0 GiB`; exact below 1 KiB: `512 B`."""
+    sign, magnitude = ("-", -nbytes) if nbytes < 0 else ("", nbytes)
+    for unit, bytes_per_unit in _PRINTED_BYTES:
+        # Half a unit in the last printed digit short of 1 prints as 1 of the larger unit.
+        if magnitude >= bytes_per_unit * (1 - 2**-11):
+            return f"{sign}{_three_digits(magnitude / bytes_per_unit)} {unit}"
+    return f"{sign}{magnitude:.0f} B"
+
+
+def spell_size(nbytes: int) -> str:
+    """Return the smallest two-decimal size of at least `nbytes` that `parse_size` reads.
+
+    For advice such as "try budget=1.44GiB": a size rounded to nearest could fall short.
+    """
+    for unit, bytes_per_unit in _PRINTED_BYTES:
+        if nbytes >= bytes_per_unit:
+            hundredths = -(-nbytes * 100 // bytes_per_unit)
+            return f"{hundredths // 100}.{hundredths % 100:02d}{unit}"
+    return f"{nbytes}B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time with three digits in s, ms, us or ns: `1.41 s`, `250 ms`; `0 s` for zero."""
+    sign, magnitude = ("-", -seconds) if seconds < 0 else ("", seconds)
+    if magnitude == 0:
+        return "0 s"
+    for unit, seconds_per_unit in _PRINTED_SECONDS:
+        if magnitude >= seconds_per_unit * (1 - 5e-4):
+            return f"{sign}{_three_digits(magnitude / seconds_per_unit)} {unit}"
+    return f"{sign}{magnitude / 1e-9:.2g} ns"
+
+
+def format_rate(bytes_per_second: float) -> str:
+    """Return a transfer rate with three digits and a binary unit: `3.70 GiB/s`."""
+    return f"{format_bytes(bytes_per_second)}/s"
+
+
+def format_count(count: int) -> str:
+    """Return an exact count with its thousands apart: `25,557,032`."""
+    return f"{count:,}"
+
+
+def _parse_size_text(text: str, total_bytes: int | None) -> int:
+    """Read a number with a unit, or a percentage of `total_bytes`."""
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise ValueError(f'cannot read {text!r} as a size: write "16GiB", "16GB" or "80%"')
+    number, unit = match["number"], match["unit"]
+    if unit == "%":
+        return _fraction_of(Fraction(number) / 100, total_bytes, repr(text))
+    if unit not in _BYTES_PER_UNIT:
+        raise ValueError(f"cannot read {text!r} as a size: {_unit_advice(number, unit)}")
+    return math.floor(Fraction(number) * _BYTES_PER_UNIT[unit])
+
+
+def _parse_rate_text(text: str) -> float:
+    """Read a size per second."""
+    size, slash, second = text.strip().rpartition("/")
+    match = _QUANTITY.fullmatch(size)
+    if not slash or second != "s" or match is None:
+        raise ValueError(f'cannot read {text!r} as a rate: write "150MiB/s" or "150MB/s"')
+    number, unit = match["number"], match["unit"]
+    if unit not in _BYTES_PER_UNIT:
+        raise ValueError(f"cannot read {text!r} as a rate: {_unit_advice(number, unit, '/s')}")
+    return float(Fraction(number) * _BYTES_PER_UNIT[unit])
+
+
+def _fraction_of(fraction: float | Fraction, total_bytes: int | None, shown: str) -> int:
+    """Return `fraction` of `total_bytes`, rounded down; refuse what is no fraction."""
+    if not 0 < fraction <= 1:
+        raise ValueError(
+            f'{shown} is no fraction of the device: write 0.8 or "80%" (above 0, at most 1), '
+            'or bytes as an int or as text like "16GiB"'
+        )
+    if total_bytes is None:
+        raise ValueError(
+            f'{shown} is a fraction of an unknown whole: write a size like "16GiB" instead'
+        )
+    return math.floor(Fraction(fraction) * total_bytes)
+
+
+def _unit_advice(number: str, unit: str, per: str = "") -> str:
+    """Say what to write instead of a number with a unit that is unknown or ambiguous."""
+    if not unit:
+        return f"{number} of what? Write {number}GiB{per}, or {number}B{per} for bytes"
+    prefix = unit[0].upper()
+    if prefix not in "KMGT":
+        prefix = "G"
+    return f"write {number}{prefix}iB{per} or {number}{prefix}B{per}"
+
+
+def _three_digits(number: float) -> str:
+    """Print a number of at least about 1 with three significant digits, or all before the point."""
+    decimals = 2 if number < 9.995 else 1 if number < 99.95 else 0  # noqa: PLR2004 - see above
+    return f"{number:.{decimals}f}"

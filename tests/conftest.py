@@ -1,0 +1,69 @@
+"""What all tests share: hypothesis profile, golden files, and the skip of GPU tests."""
+
+import difflib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+CASES = Path(__file__).parent / "cases"
+GPU = Path(__file__).parent / "gpu"
+
+hypothesis.settings.register_profile(
+    "outcore",
+    deadline=None,  # a busy two-core machine is no failure
+    derandomize="CI" in os.environ,  # a change is not blamed for another's luck
+    print_blob=True,
+)
+hypothesis.settings.load_profile("outcore")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="rewrite the files of tests/cases from what the tests produce",
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark everything under tests/gpu, and skip it where there is no CUDA device."""
+    gpu_items = [item for item in items if GPU in item.path.parents]
+    for item in gpu_items:
+        item.add_marker("gpu")
+    if gpu_items and not _cuda_is_available():
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device; this machine has none"))
+
+
+def _cuda_is_available() -> bool:
+    import torch  # noqa: PLC0415 - only where GPU tests were collected: tests/pure has no torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare `text` with tests/cases/<name>.txt; --update-golden writes the file instead."""
+
+    def check(text: str, name: str) -> None:
+        path = CASES / f"{name}.txt"
+        produced = text.rstrip("\n") + "\n"
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(produced, encoding="utf-8")
+        elif not path.exists():
+            pytest.fail(f"no golden file {path}: make it with --update-golden", pytrace=False)
+        elif (expected := path.read_text(encoding="utf-8")) != produced:
+            pytest.fail(_difference(expected, produced, path), pytrace=False)
+
+    return check
+
+
+def _difference(expected: str, produced: str, path: Path) -> str:
+    lines = difflib.unified_diff(
+        expected.splitlines(), produced.splitlines(), str(path), "produced", lineterm=""
+    )
+    return "\n".join(["text differs from its golden file (--update-golden rewrites):", *lines])

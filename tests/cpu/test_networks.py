@@ -1,0 +1,364 @@
+import sys
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from outcore.errors import OptionValueError
+from outcore.networks import NETWORKS, network, photograph_batches
+from outcore.networks.alexnet import AlexNet
+from outcore.networks.bert import BERT
+from outcore.networks.googlenet import GoogLeNet
+from outcore.networks.gpt import GPT
+from outcore.networks.lstm import LSTM
+from outcore.networks.photographs import PhotographsError
+from outcore.networks.resnet import ResNet
+from outcore.networks.transformer import TransformerShape
+from outcore.networks.unet3d import UNet3d
+from outcore.networks.vit import ViT
+from tests.cpu.models import CASES
+
+TINY = TransformerShape(layers=2, heads=4, width=32)
+
+# One row of each class: the other rows differ in options that the counts below tell apart.
+SMALL = [
+    NETWORKS[name].small
+    for name in NETWORKS
+    if name not in {"gpt2-large", "resnet101", "resnet152"}
+]
+
+# Parameters as the literature or the reference implementation has them.
+PARAMETERS = {
+    "alexnet": 62_378_344,  # one group; 60,965,224 with the paper's two
+    "bert": 109_514_298,  # bert-base-uncased with its masked-language head, without pooler
+    "googlenet": 13_004_888,  # torchvision's, with both auxiliary classifiers
+    "gpt2": 124_439_808,
+    "gpt2-large": 774_030_080,
+    "lstm": 19_775_200,  # Zaremba et al., "medium"
+    "resnet50": 25_557_032,
+    "resnet50-v1": 25_557_032,
+    "resnet101": 44_549_160,
+    "resnet152": 60_192_808,
+    "two-heads": 110_925,
+    "unet3d": 19_069_955 + 2_336,  # the paper leaves the scales of the batch norms out
+    "vgg16": 138_357_544,
+    "vit": 86_567_656,
+}
+
+each_network = pytest.mark.parametrize("spec", NETWORKS.values(), ids=lambda spec: spec.name)
+each_small = pytest.mark.parametrize("spec", SMALL, ids=lambda spec: spec.name)
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Small kernels on two threads wait for each other longer than they compute."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+    torch.compiler.reset()
+
+
+def parameters(model):
+    return sum(each.numel() for each in model.parameters())
+
+
+def on_meta(build, **options):
+    with torch.device("meta"):
+        return build(**options)
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {name: each.grad for name, each in model.named_parameters()}
+
+
+@each_network
+def test_parameters_are_as_many_as_in_the_literature(spec):
+    assert parameters(on_meta(spec.build)) == PARAMETERS[spec.name]
+
+
+def test_parameters_of_the_other_variants():
+    assert parameters(on_meta(AlexNet, groups=2)) == 60_965_224
+    assert parameters(on_meta(GoogLeNet, batch_norm=False)) == 13_378_280  # Caffe's, with 5x5
+
+
+def test_rows_are_found_by_name():
+    assert all(spec.name == name and spec.summary for name, spec in NETWORKS.items())
+
+
+@each_network
+def test_a_step_at_full_size_takes_no_memory_under_fake_tensors(spec):
+    with FakeTensorMode():
+        batch = spec.batch(3)
+        assert all(len(each) == 3 for each in batch.inputs + batch.targets)
+        assert spec.loss(spec.build(), batch).shape == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("resnet50", [(2, 10)]),
+        ("googlenet", [(2, 10)] * 3),
+        ("gpt2", [(2, 64, 500), ()]),
+        ("bert", [(2, 64, 500)]),
+        ("lstm", [(2, 8, 500)]),
+        ("two-heads", [(2, 10), (2, 3, 32, 32)]),
+        ("unet3d", [(2, 3, 16, 16, 16)]),
+        ("vit", [(2, 10)]),
+    ],
+)
+def test_outputs_have_the_documented_shapes(name, shapes):
+    spec = network(name).small
+    outputs = spec.build()(*spec.batch(2).inputs)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    assert [each.shape for each in outputs] == shapes
+
+
+@each_small
+def test_one_graph_gives_the_loss_and_gradients_of_eager(spec):
+    model, batch = spec.build(), spec.batch(2)
+    losses, grads = [], []
+    for run in (model, torch.compile(model, backend="aot_eager", fullgraph=True)):
+        torch.manual_seed(1)
+        loss = spec.loss(run, batch)
+        losses.append(loss.detach())
+        grads.append(gradients(model, loss))
+    assert losses[0].isfinite()
+    assert torch.equal(*losses)
+    for name, grad in grads[0].items():
+        assert grad.isfinite().all(), name
+        assert torch.equal(grad, grads[1][name]), name
+
+
+@each_small
+def test_a_batch_is_made_from_its_seed_alone(spec):
+    first, again, other = spec.batch(2, 5), spec.batch(2, 5), spec.batch(2, 6)
+    same = [torch.equal(*pair) for pair in zip(first.inputs, again.inputs, strict=True)]
+    assert all(same)
+    assert not torch.equal(first.inputs[0], other.inputs[0])
+
+
+def test_a_batch_goes_to_a_device_as_a_whole():
+    batch = NETWORKS["two-heads"].small.batch(2).to("meta")
+    assert {each.device.type for each in batch.inputs + batch.targets} == {"meta"}
+
+
+def test_masked_tokens_are_the_only_targets():
+    batch = NETWORKS["bert"].batch(4)
+    asked = batch.targets[0] != -100
+    assert 0.12 < asked.float().mean() < 0.18
+    assert (batch.inputs[0][asked] == 103).all()
+
+
+def test_googlenet_has_one_output_in_evaluation():
+    spec = NETWORKS["googlenet"].small
+    model, batch = spec.build().eval(), spec.batch(2)
+    assert model(*batch.inputs).shape == (2, 10)
+    assert spec.loss(model, batch).isfinite()
+
+
+def test_in_place_relu_changes_no_number():
+    images = torch.randn(2, 3, 32, 32)
+    kept = ResNet((1, 1, 1, 1), width=8, inplace_relu=False)
+    reused = ResNet((1, 1, 1, 1), width=8)
+    reused.load_state_dict(kept.state_dict())
+    outputs = [model(images) for model in (kept, reused)]
+    assert torch.equal(*outputs)
+    pairs = [
+        gradients(model, out.sum()) for model, out in zip((kept, reused), outputs, strict=True)
+    ]
+    assert all(torch.equal(grad, pairs[1][name]) for name, grad in pairs[0].items())
+
+
+@pytest.mark.parametrize("stride_in_1x1", [False, True])
+def test_resnet_computes_what_transformers_does(stride_in_1x1):
+    theirs = transformers.ResNetForImageClassification(
+        transformers.ResNetConfig(
+            embedding_size=8,
+            hidden_sizes=[32, 64, 128, 256],
+            depths=[2, 1, 2, 1],
+            downsample_in_bottleneck=stride_in_1x1,
+            num_labels=10,
+        )
+    )
+    ours = ResNet((2, 1, 2, 1), width=8, classes=10, stride_in_1x1=stride_in_1x1)
+    copy_in_order(sorted_by_depth(ours), sorted_by_depth(theirs))
+    images = torch.randn(4, 3, 64, 64)
+    torch.testing.assert_close(ours(images), theirs(images).logits)
+
+
+def sorted_by_depth(model):
+    """Convolutions, norms and linear layers, in the order of a forward pass with shortcuts last."""
+    main: list[nn.Module] = []
+    shortcuts: list[nn.Module] = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d | nn.BatchNorm2d | nn.Linear):
+            (shortcuts if "shortcut" in name or "downsample" in name else main).append(module)
+    return main + shortcuts
+
+
+def copy_in_order(ours, theirs):
+    for mine, other in zip(ours, theirs, strict=True):
+        mine.load_state_dict(other.state_dict())
+
+
+def test_gpt_computes_what_transformers_does():
+    theirs = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=100,
+            n_positions=16,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    ).eval()
+    ours = GPT(TINY, vocabulary=100, length=16).eval()
+    *body, head = weighted(theirs)
+    assert head.weight is body[0].weight
+    for mine, other in zip(weighted(ours), body, strict=True):
+        transposed = type(other).__name__ == "Conv1D"
+        mine.weight.data.copy_(other.weight.t() if transposed else other.weight)
+        if getattr(other, "bias", None) is not None:
+            mine.bias.data.copy_(other.bias)
+    tokens = torch.randint(100, (2, 16))
+    out = theirs(tokens, labels=tokens)
+    logits, loss = ours(tokens[:, :-1], tokens[:, 1:])
+    torch.testing.assert_close(logits, out.logits[:, :-1])
+    torch.testing.assert_close(loss, out.loss)
+
+
+def weighted(model):
+    """The modules that have a weight, in the order of their definition."""
+    return [each for each in model.modules() if hasattr(each, "weight")]
+
+
+def test_bert_computes_what_transformers_does():
+    theirs = transformers.BertForMaskedLM(
+        transformers.BertConfig(
+            vocab_size=100,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=128,
+            max_position_embeddings=16,
+        )
+    ).eval()
+    ours = BERT(TINY, vocabulary=100, length=16).eval()
+    ours.load_state_dict(bert_weights(theirs.state_dict(), layers=2))
+    tokens, segments = torch.randint(100, (2, 16)), torch.randint(2, (2, 16))
+    expected = theirs(tokens, token_type_ids=segments).logits
+    torch.testing.assert_close(ours(tokens, segments), expected)
+
+
+def bert_weights(theirs, layers):
+    """Rename a state of transformers' BertForMaskedLM, joining query, key and value."""
+    names = {
+        "tokens": "bert.embeddings.word_embeddings",
+        "positions": "bert.embeddings.position_embeddings",
+        "segments": "bert.embeddings.token_type_embeddings",
+        "norm": "bert.embeddings.LayerNorm",
+        "head.0": "cls.predictions.transform.dense",
+        "head.2": "cls.predictions.transform.LayerNorm",
+    }
+    for layer in range(layers):
+        mine, other = f"blocks.{layer}", f"bert.encoder.layer.{layer}"
+        names |= {
+            f"{mine}.attention.out": f"{other}.attention.output.dense",
+            f"{mine}.norm1": f"{other}.attention.output.LayerNorm",
+            f"{mine}.feed_forward.0": f"{other}.intermediate.dense",
+            f"{mine}.feed_forward.2": f"{other}.output.dense",
+            f"{mine}.norm2": f"{other}.output.LayerNorm",
+        }
+    ours = {"bias": theirs["cls.predictions.bias"]}
+    for kind in ("weight", "bias"):
+        ours |= {
+            f"{mine}.{kind}": theirs[f"{other}.{kind}"]
+            for mine, other in names.items()
+            if f"{other}.{kind}" in theirs
+        }
+        for layer in range(layers):
+            attention = f"bert.encoder.layer.{layer}.attention.self"
+            ours[f"blocks.{layer}.attention.qkv.{kind}"] = torch.cat(
+                [theirs[f"{attention}.{each}.{kind}"] for each in ("query", "key", "value")]
+            )
+    return ours
+
+
+def test_lstm_computes_what_torch_does():
+    ours = LSTM(vocabulary=50, width=16, dropout=0.0)
+    theirs = nn.LSTM(16, 16, num_layers=2, batch_first=True)
+    state = theirs.state_dict()
+    for layer, cell in enumerate(ours.cells):
+        of_input, of_hidden = state[f"weight_ih_l{layer}"], state[f"weight_hh_l{layer}"]
+        bias = state[f"bias_ih_l{layer}"] + state[f"bias_hh_l{layer}"]
+        gates = cell.get_submodule("gates")
+        gates.load_state_dict({"weight": torch.cat([of_input, of_hidden], dim=1), "bias": bias})
+    tokens = torch.randint(50, (3, 7))
+    hidden, _ = theirs(ours.tokens(tokens))
+    torch.testing.assert_close(ours(tokens), ours.head(hidden))
+
+
+def test_unet3d_keeps_sides_that_are_multiples_of_its_coarsest_voxel():
+    model = UNet3d(width=2, levels=3)
+    assert model(torch.randn(1, 3, 4, 8, 12)).shape == (1, 3, 4, 8, 12)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: TransformerShape(heads=5), r"heads=5: does not divide width=768 \(remainder 3\)"),
+        (lambda: ViT(size=100), r"patch=16: leaves 4 pixels over along an image of 100x100"),
+        (lambda: network("resnet5"), r"network='resnet5': did you mean 'resnet50'\?"),
+        (lambda: photograph_batches(1, size=428), r"size=428: crops have from 1 to 427 pixels"),
+    ],
+)
+def test_a_wrong_option_is_explained(build, message):
+    with pytest.raises(OptionValueError, match=message):
+        build()
+
+
+def test_photographs_are_normalised_crops_of_two_classes():
+    batch = next(photograph_batches(64))
+    (images,), (labels,) = batch.inputs, batch.targets
+    assert images.shape == (64, 3, 224, 224)
+    assert images.is_contiguous()
+    assert labels.unique().tolist() == [0, 1]
+    assert images.mean().abs() < 0.5
+    assert 0.5 < images.std() < 2
+
+
+def test_photographs_come_in_the_order_of_their_seed():
+    streams = [photograph_batches(2, seed, size=32) for seed in (7, 7, 8)]
+    for _ in range(3):
+        first, again, other = (next(stream).inputs[0] for stream in streams)
+        assert torch.equal(first, again)
+        assert not torch.equal(first, other)
+
+
+def test_photographs_without_scikit_learn_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(PhotographsError, match=r'pip install "outcore\[demo\]"'):
+        photograph_batches(2)
+
+
+@each_case
+def test_a_case_trains(case):
+    torch.manual_seed(3)
+    module, args, loss = case.make()
+    assert module.training
+    value = loss(module(*args))
+    assert value.isfinite()
+    assert value.shape == ()
+    assert all(grad is None or grad.isfinite().all() for grad in gradients(module, value).values())
+
+
+def test_cases_have_names_of_their_own():
+    assert len({case.name for case in CASES}) == len(CASES)

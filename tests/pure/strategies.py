@@ -1,0 +1,306 @@
+"""Random problems and plans for property tests.
+
+`traces()` draws training steps as capture makes them: a forward pass with skip connections and
+views, then a backward pass that walks the forward ops in reverse. Every trace passes
+`verify_trace`, every plan `verify_plan`. `small_problem()` and its parts come from `building`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from hypothesis import strategies as st
+
+from outcore.ir.hardware import Hardware, Link, Tier
+from outcore.ir.liveness import gaps, liveness
+from outcore.ir.plan import KEEP, Choice, Gap, Offload, Plan, Recompute, make_plan
+from outcore.ir.problem import Problem
+from outcore.ir.profile import Profile, Source
+from outcore.ir.trace import Arg, Donation, Effect, Op, Phase, Ref, Role, Symbol, Trace
+from tests.pure.building import TraceBuilder, small_hardware, small_problem, small_trace
+
+__all__ = [
+    "TraceBuilder",
+    "hardwares",
+    "plans",
+    "problems",
+    "profiles",
+    "small_hardware",
+    "small_problem",
+    "small_trace",
+    "traces",
+]
+
+T = TypeVar("T")
+
+_WORD = st.binary(min_size=8, max_size=8)
+
+
+class Dice:
+    """Many small choices out of few draws, because hypothesis takes its time for each draw.
+
+    All-zero draws pick the first option everywhere, so a failure shrinks towards those.
+    """
+
+    def __init__(self, draw: st.DrawFn) -> None:
+        self.draw = draw
+        self.word, self.left = 0, 1
+
+    def below(self, n: int) -> int:
+        """An int from 0 to n - 1."""
+        if self.left < n:
+            self.word, self.left = int.from_bytes(self.draw(_WORD)), 2**64
+        self.word, choice = divmod(self.word, n)
+        self.left //= n
+        return choice
+
+    def pick(self, options: Sequence[T]) -> T:
+        """One of `options`."""
+        return options[self.below(len(options))]
+
+    def some(self, options: Sequence[T], low: int, high: int) -> list[T]:
+        """Between `low` and `high` of `options`, each at most once."""
+        rest = list(dict.fromkeys(options))
+        count = min(low + self.below(high - low + 1), len(rest))
+        return [rest.pop(self.below(len(rest))) for _ in range(count)]
+
+    def one_in(self, n: int) -> bool:
+        """True once in n times."""
+        return self.below(n) == n - 1
+
+
+# ---- traces --------------------------------------------------------------------------------------
+
+_ITEMS = (16, 64, 64, 256, 1024)
+_DTYPES = ("float32", "float32", "float64", "int32")
+_CONSTANTS: tuple[tuple[Arg, ...], ...] = (
+    (),
+    (),
+    (2,),
+    (0.5, None),
+    ((1, -1), True),
+    (Symbol("dtype", "float32"),),
+    ("same",),
+)
+_EFFECTS: tuple[tuple[Effect, ...], ...] = (
+    (),
+    (),
+    (),
+    (),
+    (),
+    (Effect.RANDOM,),
+    (Effect.RANDOM,),
+    (Effect.UNREPEATABLE,),
+)
+
+
+@st.composite
+def traces(draw: st.DrawFn, max_forward_ops: int = 12, *, mutates: bool = False) -> Trace:
+    """Valid traces of at most twice `max_forward_ops` ops; one in ten has no backward pass.
+
+    With `mutates`, the forward pass may end with an op that writes a pinned buffer.
+    """
+    forward_ops = draw(st.integers(1, max_forward_ops))
+    dice, t = Dice(draw), TraceBuilder()
+    inputs = _add_inputs(dice, t)
+    made = _add_forward(dice, t, inputs, forward_ops)
+    backward_of = tuple(t.ops)
+    if mutates and dice.one_in(2):
+        args = (Ref(inputs[-1]), Ref(made[-1]))
+        t.op("test.copy_", args, (None,), effects=[Effect.MUTATES])
+    outputs = [made[-1], *dice.some(made[:-1], 0, 1)]
+    returned: tuple[Arg, ...] = tuple(Ref(v) for v in outputs)
+    if dice.one_in(4):
+        returned = (*returned, dice.pick([None, 1, Ref(inputs[0])]))
+    if dice.one_in(10):
+        return t.trace(inputs, returned)
+    tangents = [_like(t, v, Role.GRAD, f"tangent{v}") for v in outputs]
+    grads = _add_backward(dice, t, backward_of, tangents)
+    gradients: tuple[Arg, ...] = tuple(Ref(v) for v in dice.some(grads, 1, 3))
+    return t.trace(inputs, returned, tangents, (*gradients, *dice.pick([(), (None,)])))
+
+
+def _add_inputs(dice: Dice, t: TraceBuilder) -> list[int]:
+    """Inputs that the caller may or may not hold; pinned parameters and state."""
+    inputs = [
+        t.new(dice.pick(_ITEMS), Role.INPUT, pinned=dice.one_in(2), name=f"input{i}")
+        for i in range(1 + dice.below(2))
+    ]
+    params = [
+        t.new(dice.pick(_ITEMS), Role.PARAM, pinned=True, name=f"layers.{i}.weight")
+        for i in range(1 + dice.below(3))
+    ]
+    return [*inputs, *params, t.new(16, Role.STATE, pinned=True, name="running_mean")]
+
+
+def _add_forward(dice: Dice, t: TraceBuilder, inputs: list[int], count: int) -> list[int]:
+    """`count` ops, each on 1 to 3 values; returns the Values made, oldest first."""
+    made: list[int] = []
+    known = list(inputs)
+    for _ in range(count):
+        reads = _forward_reads(dice, t, known, made)
+        fresh = [_output(dice, t, reads[0]) for _ in range(1 + dice.one_in(4))]
+        _add_op(dice, t, reads, fresh, Phase.FORWARD)
+        made += fresh
+        known += fresh
+    return made
+
+
+def _forward_reads(dice: Dice, t: TraceBuilder, known: list[int], made: list[int]) -> list[int]:
+    """The newest value or a view of it, and up to two older ones (parameters, skip connections)."""
+    newest = made[-1] if made else known[0]
+    first = dice.pick(known) if dice.one_in(4) else newest
+    if dice.one_in(4):
+        first = _view(dice, t, first)
+    return [first, *(dice.pick(known) for _ in range(dice.below(3)))]
+
+
+def _view(dice: Dice, t: TraceBuilder, value: int) -> int:
+    n = t.items(value)
+    reshaped = ((n // 4, 4), (4, 1), 0)
+    transposed = ((4, n // 4), (1, 4), 0)
+    second_half = ((n // 2,), (1,), n // 2)
+    expanded = ((3, n), (0, 1), 0)
+    shape, stride, offset = dice.pick([reshaped, transposed, second_half, expanded])
+    return t.view(value, shape, stride, offset)
+
+
+def _output(dice: Dice, t: TraceBuilder, source: int) -> int:
+    """A new buffer: often one like that of `source`, as pointwise ops make."""
+    if dice.one_in(2):
+        return _like(t, source, Role.ACTIVATION)
+    return t.new(dice.pick(_ITEMS), Role.ACTIVATION, dtype=dice.pick(_DTYPES))
+
+
+def _add_op(dice: Dice, t: TraceBuilder, reads: list[int], made: list[int], phase: Phase) -> None:
+    """An op from `reads` to `made`; one that keeps the size may take over its first argument."""
+    args: tuple[Arg, ...] = tuple(Ref(v) for v in reads)
+    if dice.one_in(8):
+        args = (args,)  # as `cat` takes its arguments
+    args = (*args, *dice.pick(_CONSTANTS))
+    outputs: tuple[int | None, ...] = (None, *made) if dice.one_in(8) else tuple(made)
+    kwargs = (("weight", Ref(reads[-1])), ("alpha", 2)) if dice.one_in(8) else ()
+    op = t.op(f"test.mix{len(outputs)}", args, outputs, phase, dice.pick(_EFFECTS), kwargs)
+    if _alike(t, reads[0], made[0]) and _once(t, reads) and dice.one_in(2):
+        t.donations.append(Donation(op, reads[0], made[0]))
+
+
+def _alike(t: TraceBuilder, first: int, second: int) -> bool:
+    """Whether two Values lie on their buffers in the same way."""
+    a, b = t.values[first], t.values[second]
+    return (a.dtype, a.shape, a.stride, a.offset) == (b.dtype, b.shape, b.stride, b.offset)
+
+
+def _once(t: TraceBuilder, reads: list[int]) -> bool:
+    """Whether no later argument lies on the buffer of the first."""
+    first, *others = (t.values[v].buffer for v in reads)
+    return first not in others
+
+
+def _add_backward(
+    dice: Dice, t: TraceBuilder, forward: tuple[Op, ...], tangents: list[int]
+) -> list[int]:
+    """Walk `forward` in reverse: gradients in, gradients out; returns the Values made."""
+    grads: list[int] = []
+    known = list(tangents)
+    for op in reversed(forward):
+        if op.id and dice.one_in(6):
+            continue
+        near = [*_arguments(op), *(v for v in op.outputs if v is not None)]
+        newest = dice.pick(known) if dice.one_in(4) else known[-1]
+        fresh = [_like(t, v, Role.GRAD) for v in dice.some(near, 1, 2)]
+        _add_op(dice, t, [newest, *dice.some(near, 0, 2)], fresh, Phase.BACKWARD)
+        grads += fresh
+        known += fresh
+    return grads
+
+
+def _arguments(op: Op) -> list[int]:
+    return [a.value for a in op.args if isinstance(a, Ref)]
+
+
+def _like(t: TraceBuilder, value: int, role: Role, name: str = "") -> int:
+    return t.new(t.items(value), role, dtype=t.values[value].dtype, name=name)
+
+
+# ---- profiles, machines, problems ----------------------------------------------------------------
+
+
+@st.composite
+def profiles(draw: st.DrawFn, trace: Trace) -> Profile:
+    """Seconds (up to one third of a second) and workspace for each op of `trace`."""
+    dice = Dice(draw)
+    count = range(len(trace.ops))
+    seconds = tuple(dice.pick([1e-3, 0.0, dice.below(10**6) / 3e6]) for _ in count)
+    workspace = tuple(dice.pick([0, 0, 64, 1000, 4096]) for _ in count)
+    return Profile(seconds, workspace, dice.pick(list(Source)))
+
+
+@st.composite
+def hardwares(draw: st.DrawFn) -> Hardware:
+    """Machines with a device and a host, a device and a disk, or all three."""
+    dice = Dice(draw)
+    outer = dice.pick([(Tier.HOST,), (Tier.DISK,), (Tier.HOST, Tier.DISK)])
+    routes = [(Tier.DEVICE, tier) for tier in outer] + [(tier, Tier.DEVICE) for tier in outer]
+    return Hardware(
+        name=dice.pick(["toy", "this machine"]),
+        capacity_bytes=tuple((tier, 1 << 24) for tier in (Tier.DEVICE, *outer)),
+        links=tuple((start, stop, _link(dice)) for start, stop in routes),
+        duplex=dice.one_in(2),
+        flops_per_second=(("float32", 1e12),),
+        memory_bytes_per_second=1e9,
+        op_overhead_seconds=1e-6,
+        rounding_bytes=dice.pick([(), ((Tier.DISK, 512),), ((Tier.DEVICE, 64), (Tier.HOST, 16))]),
+        fetch_padding_bytes=dice.pick([0, 0, 32]),
+    )
+
+
+def _link(dice: Dice) -> Link:
+    return Link(dice.pick([1e6, 1e4, 3.7e7, 1e10]), dice.pick([0.0, 1e-4]))
+
+
+@st.composite
+def problems(draw: st.DrawFn, trace: Trace | None = None) -> Problem:
+    """A trace with a profile, a machine and budgets, from far too small to more than enough."""
+    drawn = draw(traces()) if trace is None else trace
+    whole = sum(b.nbytes for b in drawn.buffers)
+    dice = Dice(draw)
+    return Problem(
+        drawn,
+        draw(profiles(drawn)),
+        draw(hardwares()),
+        budget_bytes=2 * whole - dice.below(2 * whole),
+        host_budget_bytes=dice.pick([None, None, 1 << 20]),
+        disk_budget_bytes=dice.pick([None, None, 1 << 20]),
+        outside_bytes=dice.pick([0, 0, 1000]),
+        between_bytes=dice.pick([0, 0, 2000]),
+    )
+
+
+# ---- plans ---------------------------------------------------------------------------------------
+
+
+@st.composite
+def plans(draw: st.DrawFn, problem: Problem) -> Plan:
+    """Any choice for any gap; recompute only of what an op makes that may run again."""
+    dice, trace = Dice(draw), problem.trace
+    live = liveness(trace)
+    tiers = [tier for tier, _ in problem.hardware.capacity_bytes if tier is not Tier.DEVICE]
+    choices: dict[Gap, Choice] = {}
+    for gap in gaps(trace, live):
+        producer = live.producer[gap.buffer]
+        repeatable = producer is not None and trace.ops[producer].repeatable
+        kind = dice.pick(["keep", "offload", "recompute"] if repeatable else ["keep", "offload"])
+        if kind == "offload":
+            choices[gap] = _offload(dice, gap, dice.pick(tiers))
+        else:
+            choices[gap] = KEEP if kind == "keep" else Recompute(stay=dice.one_in(2))
+    return make_plan(choices, policy=dice.pick(["", "drawn{seed=1}"]))
+
+
+def _offload(dice: Dice, gap: Gap, tier: Tier) -> Offload:
+    """Hints inside the gap, the release no later than the prefetch; each may be left out."""
+    ops = range(gap.after + 1, gap.before + 1)
+    release, prefetch = sorted((dice.pick(ops), dice.pick(ops)))
+    return Offload(tier, dice.pick([None, release]), dice.pick([None, prefetch]))

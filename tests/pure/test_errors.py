@@ -1,0 +1,146 @@
+import copy
+import errno
+import inspect
+import pickle
+import re
+import traceback
+
+import pytest
+
+from outcore import errors
+from outcore.errors import (
+    BudgetError,
+    CaptureError,
+    DigestError,
+    FormatError,
+    InfeasibleError,
+    OptionError,
+    OptionValueError,
+    OutcoreError,
+    ParseError,
+    PolicyError,
+    SpillError,
+    VerifyError,
+    did_you_mean,
+)
+from outcore.units import parse_size
+
+EXAMPLES = (
+    OptionError(option="buget", known=("budget", "policy")),
+    OptionValueError(option="link_limit", value="fast", reason='write "150MiB/s"'),
+    BudgetError(option="budget", value="16G", reason="write 16GiB or 16GB"),
+    PolicyError(policy="pooch{x=1}", reason="it has no option 'x'"),
+    InfeasibleError(
+        budget_bytes=2**30,
+        floor_bytes=1_539_316_279,
+        op="op 112 aten.convolution.default at layers.3.conv2 (model.py:41)",
+        needed_bytes=1_500_000_000,
+    ),
+    VerifyError(
+        noun="program",
+        rule="written before read",
+        where="instruction 12",
+        detail="slot 3 has not been written",
+        excerpt="11: alloc %3\n12: run 4 reads %3  <--",
+    ),
+    ParseError(reason="expected a slot, found 'x'", line=3, column=7, text="alloc x9"),
+    FormatError(noun="plan", reason="version 9, this release reads version 1"),
+    DigestError(noun="plan", made_for="aa11", expected="bb22"),
+    SpillError(
+        directory="/scratch", reason="too little room", needed_bytes=3 * 2**30, free_bytes=2**20
+    ),
+    CaptureError(reason="it mutates an input", site="norm (model.py:7)"),
+)
+by_name = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+
+
+def classes():
+    return {
+        name: value
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and value.__module__ == errors.__name__
+    }
+
+
+def test_every_class_has_an_example():
+    assert {type(error).__name__ for error in EXAMPLES} | {"OutcoreError"} == set(classes())
+
+
+def test_the_tree_at_the_top_of_the_file_is_the_tree():
+    drawn = {}
+    ancestors = {0: "OutcoreError"}
+    for line in errors.__doc__.splitlines():
+        if branch := re.match(
+            r"    (?P<indent>[ |]*)\+-- (?P<name>\w+) +(\((?P<also>\w+)\))?", line
+        ):
+            depth = len(branch["indent"]) // 4 + 1
+            ancestors[depth] = branch["name"]
+            drawn[branch["name"]] = (ancestors[depth - 1], branch["also"])
+    found = {
+        name: (
+            kind.__bases__[0].__name__,
+            kind.__bases__[1].__name__ if kind.__bases__[1:] else None,
+        )
+        for name, kind in classes().items()
+        if kind is not OutcoreError
+    }
+    assert drawn == found
+
+
+@by_name
+def test_an_error_says_what_its_fields_say(error, golden):
+    printed = "".join(traceback.format_exception_only(error))
+    golden(printed, f"errors/{type(error).__name__}")
+
+
+@by_name
+@pytest.mark.parametrize("duplicate", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_a_copy_has_the_same_fields_message_and_notes(error, duplicate):
+    twin = duplicate(error)
+    assert type(twin) is type(error)
+    assert vars(twin) == vars(error)
+    assert str(twin) == str(error)
+
+
+def test_positional_arguments_are_refused():
+    with pytest.raises(TypeError):
+        OptionError("buget", ("budget",))  # type: ignore[call-arg]  # refused by mypy as well
+
+
+def test_a_budget_error_is_caught_as_option_value_error_and_as_value_error():
+    error = BudgetError(option="budget", value="16G", reason="write 16GiB or 16GB")
+    assert isinstance(error, OptionValueError)
+    assert isinstance(error, ValueError)
+
+
+def test_the_advised_budget_is_enough():
+    error = next(error for error in EXAMPLES if isinstance(error, InfeasibleError))
+    advised = re.search(r'try "(.+?)"', str(error))[1]
+    assert error.floor_bytes <= parse_size(advised, None) < error.floor_bytes * 1.01
+
+
+def spill(cause):
+    try:
+        raise cause
+    except OSError:
+        raise SpillError(directory="/scratch", reason=cause.strerror) from cause
+
+
+def test_a_spill_error_keeps_the_cause_from_the_system():
+    cause = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(OSError, match="'/scratch': No space left on device;") as caught:
+        spill(cause)
+    assert isinstance(caught.value, SpillError)
+    assert caught.value.__cause__ is cause
+
+
+@pytest.mark.parametrize(
+    ("word", "answer"),
+    [
+        ("buget", "did you mean 'budget'? Known: budget, policy, strict"),
+        ("poliy", "did you mean 'policy'? Known: budget, policy, strict"),
+        ("zzz", "Known: budget, policy, strict"),
+    ],
+)
+def test_did_you_mean(word, answer):
+    assert did_you_mean(word, ["strict", "policy", "budget"]) == answer

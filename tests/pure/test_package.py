@@ -1,0 +1,83 @@
+"""Rules about the package as a whole: what imports torch, and a reason for each ignored rule."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "outcore"
+MAY_IMPORT_TORCH = {"api", "aten", "capture", "execute", "measure", "networks", "torch_backend"}
+
+IMPORT_EACH = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    if "torch" in sys.modules:
+        sys.exit(f"importing {name} imported torch")
+"""
+RUN_HELP = """
+import contextlib, io, sys
+from outcore.cli import main
+sys.argv = ["outcore", "--help"]
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    main()
+sys.exit("outcore --help imported torch" if "torch" in sys.modules else 0)
+"""
+
+
+def run(code, *arguments):
+    command = [sys.executable, "-c", code, *arguments]
+    environment = {"PYTHONPATH": str(PACKAGE.parent), "PATH": ""}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def torch_free_modules():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if parts[0] not in MAY_IMPORT_TORCH:
+            yield ".".join(("outcore", *parts)).removesuffix(".__init__")
+
+
+def test_the_planning_half_and_the_command_line_import_without_torch():
+    modules = list(torch_free_modules())
+    assert "outcore.errors" in modules
+    finished = run(IMPORT_EACH, *modules)
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_help_is_printed_without_torch():
+    if not (PACKAGE / "cli.py").exists():
+        pytest.skip("there is no command line yet")
+    finished = run(RUN_HELP)
+    assert finished.returncode == 0, finished.stderr
+
+
+def sources():
+    for folder in ("src", "benchmarks", "examples", "tests"):
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+def test_every_ignored_rule_says_why():
+    bare = re.compile(r"# (noqa(: [A-Z0-9, ]+)?|type: ignore(\[[\w, -]+\])?)\s*$")
+    offenders = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sources()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if bare.search(line)
+    ]
+    assert not offenders, "write the reason after the code:\n" + "\n".join(offenders)
+
+
+def test_every_ignored_lint_rule_in_the_settings_says_why():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    lint = tomllib.loads(text)["tool"]["ruff"]["lint"]
+    ignored = {
+        *lint["ignore"],
+        *(rule for rules in lint["per-file-ignores"].values() for rule in rules),
+    }
+    reasoned = set(re.findall(r'^  "([A-Z0-9]+)", +# \S+', text, flags=re.MULTILINE))
+    assert ignored == reasoned

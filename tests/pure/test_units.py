@@ -1,0 +1,237 @@
+import math
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from outcore.units import (
+    format_bytes,
+    format_count,
+    format_rate,
+    format_seconds,
+    parse_rate,
+    parse_size,
+    spell_size,
+)
+
+GIB = 2**30
+sizes = st.integers(min_value=1, max_value=2**50)
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("1B", 1),
+        ("512 B", 512),
+        ("1KiB", 1024),
+        ("1kB", 1000),
+        ("1KB", 1000),
+        ("2MiB", 2 * 2**20),
+        ("2MB", 2_000_000),
+        ("16GiB", 16 * GIB),
+        ("16GB", 16_000_000_000),
+        (" 1.5 GiB ", 3 * GIB // 2),
+        ("0.3KiB", 307),
+        ("1TiB", 2**40),
+        ("1TB", 10**12),
+        ("80%", 80),
+        ("12.5 %", 12),
+        ("100%", 100),
+        (0.8, 80),
+        (1.0, 100),
+        (7, 7),
+    ],
+)
+def test_parse_size_reads_what_users_write(text, nbytes):
+    assert parse_size(text, 100) == nbytes
+
+
+@pytest.mark.parametrize("text", ["16G", "16gb", "16Gb", "16g", "16gib", "16GIB", "16Gib"])
+def test_ambiguous_units_are_refused_with_both_readings(text):
+    with pytest.raises(ValueError, match="write 16GiB or 16GB"):
+        parse_size(text, None)
+
+
+@pytest.mark.parametrize(
+    ("size", "advice"),
+    [
+        ("512m", "write 512MiB or 512MB"),
+        ("12 bananas", "write 12GiB or 12GB"),
+        ("16", "Write 16GiB, or 16B for bytes"),
+        ("0.8", "Write 0.8GiB"),
+        ("", "cannot read"),
+        ("auto", "cannot read"),
+        ("-16GiB", "cannot read"),
+        ("1e9B", "cannot read"),
+        ("1_000B", "cannot read"),
+        ("\N{ARABIC-INDIC DIGIT ONE}GiB", "cannot read"),
+        ("GiB", "cannot read"),
+        ("80%%", "write"),
+        (True, "text like"),
+        (None, "text like"),
+        ([1], "text like"),
+        (0, "at least one byte"),
+        (-5, "at least one byte"),
+        ("0GiB", "at least one byte"),
+        ("0%", "no fraction"),
+        ("101%", "no fraction"),
+        (0.0, "no fraction"),
+        (-0.5, "no fraction"),
+        (1.5, "no fraction"),
+        (16e9, "bytes as an int"),
+        (math.nan, "no fraction"),
+        (math.inf, "no fraction"),
+    ],
+)
+def test_what_is_no_size_is_refused_with_advice(size, advice):
+    with pytest.raises(ValueError, match=advice):
+        parse_size(size, 100)
+
+
+@pytest.mark.parametrize("size", ["80%", 0.8])
+def test_a_fraction_needs_a_whole(size):
+    with pytest.raises(ValueError, match="unknown whole"):
+        parse_size(size, None)
+
+
+def test_a_fraction_of_less_than_a_byte_is_refused():
+    with pytest.raises(ValueError, match="0 bytes"):
+        parse_size("1%", 50)
+
+
+@given(sizes)
+def test_a_size_in_any_unit_is_exact(nbytes):
+    assert parse_size(nbytes, None) == nbytes
+    assert parse_size(f"{nbytes}B", None) == nbytes
+    assert parse_size(f"{nbytes}GiB", None) == nbytes * GIB
+    assert parse_size(f"{nbytes}GB", None) == nbytes * 10**9
+
+
+@given(st.integers(1, 100), st.integers(100, 2**50))
+def test_percent_and_fraction_agree_and_stay_within_the_whole(percent, total):
+    nbytes = parse_size(f"{percent}%", total)
+    assert nbytes == percent * total // 100
+    assert abs(parse_size(percent / 100, total) - nbytes) <= 1
+
+
+@given(st.one_of(st.text(), st.integers(), st.floats(), st.booleans(), st.none()))
+def test_parse_size_returns_a_positive_int_or_raises_value_error(size):
+    try:
+        nbytes = parse_size(size, 2**40)
+    except ValueError as error:
+        assert str(error)  # noqa: PT017 - both outcomes are allowed, each has its shape
+    else:
+        assert type(nbytes) is int
+        assert nbytes >= 1
+
+
+@given(sizes)
+def test_a_printed_size_reads_back_to_three_digits(nbytes):
+    assert parse_size(format_bytes(nbytes), None) == pytest.approx(nbytes, rel=0.0051)
+
+
+@given(st.integers(1, 1023))
+def test_small_sizes_print_exactly(nbytes):
+    assert format_bytes(nbytes) == f"{nbytes} B"
+
+
+@given(sizes)
+def test_a_spelled_size_is_enough_and_hardly_more(nbytes):
+    spelled = parse_size(spell_size(nbytes), None)
+    assert nbytes <= spelled <= nbytes * 1.01
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (10 * 1024 - 1, "10.0 KiB"),
+        (2**20 - 1, "1.00 MiB"),
+        (12 * GIB, "12.0 GiB"),
+        (1.5 * GIB, "1.50 GiB"),
+        (GIB - 1, "1.00 GiB"),
+        (640 * GIB, "640 GiB"),
+        (5000 * GIB, "5000 GiB"),
+        (-3 * 2**20, "-3.00 MiB"),
+    ],
+)
+def test_format_bytes(nbytes, text):
+    assert format_bytes(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (1.4142, "1.41 s"),
+        (61.27, "61.3 s"),
+        (3600, "3600 s"),
+        (0.25, "250 ms"),
+        (0.99996, "1.00 s"),
+        (1e-6, "1.00 us"),
+        (3.21e-5, "32.1 us"),
+        (5e-9, "5.00 ns"),
+        (1e-10, "0.1 ns"),
+        (-0.5, "-500 ms"),
+    ],
+)
+def test_format_seconds(seconds, text):
+    assert format_seconds(seconds) == text
+
+
+@given(st.floats(min_value=1e-9, max_value=1e9))
+def test_a_printed_time_is_true_to_three_digits(seconds):
+    number, unit = format_seconds(seconds).split()
+    scale = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[unit]
+    assert float(number) * scale == pytest.approx(seconds, rel=0.0051)
+
+
+@pytest.mark.parametrize(
+    ("rate", "bytes_per_second"),
+    [
+        ("150MiB/s", 150 * 2**20),
+        ("1.2 GB/s", 1.2e9),
+        (" 64 B/s", 64),
+        (12.5, 12.5),
+        (10**9, 1e9),
+    ],
+)
+def test_parse_rate_reads_what_users_write(rate, bytes_per_second):
+    assert parse_rate(rate) == bytes_per_second
+    assert type(parse_rate(rate)) is float
+
+
+@pytest.mark.parametrize(
+    ("rate", "advice"),
+    [
+        ("150MiB", '"150MiB/s"'),
+        ("150mb/s", "write 150MiB/s or 150MB/s"),
+        ("150/s", "Write 150GiB/s"),
+        ("150MiB/min", '"150MiB/s"'),
+        ("50%/s", "50"),
+        ("fast", "cannot read"),
+        (0, "positive"),
+        ("0MiB/s", "positive"),
+        (-1.0, "positive"),
+        (math.nan, "positive"),
+        (math.inf, "positive"),
+        (True, "text like"),
+        (None, "text like"),
+    ],
+)
+def test_what_is_no_rate_is_refused_with_advice(rate, advice):
+    with pytest.raises(ValueError, match=advice):
+        parse_rate(rate)
+
+
+@given(st.floats(min_value=1, max_value=1e15))
+def test_a_printed_rate_reads_back_to_three_digits(bytes_per_second):
+    assert parse_rate(format_rate(bytes_per_second)) == pytest.approx(
+        bytes_per_second, rel=0.0051, abs=0.5
+    )
+
+
+def test_format_count_is_exact():
+    assert format_count(25_557_032) == "25,557,032"
