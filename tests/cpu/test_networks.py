@@ -3,6 +3,7 @@ import sys
 import pytest
 import torch
 import transformers
+from sklearn.datasets import load_sample_images
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -13,7 +14,7 @@ from outcore.networks.bert import BERT
 from outcore.networks.googlenet import GoogLeNet
 from outcore.networks.gpt import GPT
 from outcore.networks.lstm import LSTM
-from outcore.networks.photographs import PhotographsError
+from outcore.networks.photographs import DEVIATION, MEAN, PhotographsError
 from outcore.networks.resnet import ResNet
 from outcore.networks.transformer import TransformerShape
 from outcore.networks.unet3d import UNet3d
@@ -333,6 +334,17 @@ def test_photographs_are_normalised_crops_of_two_classes():
     assert labels.unique().tolist() == [0, 1]
     assert images.mean().abs() < 0.5
     assert 0.5 < images.std() < 2
+
+
+def test_a_crop_is_a_piece_of_the_photograph_that_its_label_names():
+    photographs = [torch.tensor(each) for each in load_sample_images().images]
+    batch = next(photograph_batches(8, size=427))
+    (crops,), (labels,) = batch.inputs, batch.targets
+    mean, deviation = torch.tensor(MEAN), torch.tensor(DEVIATION)
+    for crop, label in zip(crops, labels, strict=True):
+        pixels = (crop.permute(1, 2, 0) * deviation + mean).mul(255).round().byte()
+        places = photographs[label].unfold(1, 427, 1).permute(1, 0, 3, 2)  # all that are as high
+        assert any(torch.equal(place, pixels) for place in [*places, *places.flip(2)])
 
 
 def test_photographs_come_in_the_order_of_their_seed():

@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
+from outcore.capture.compat import (
+    aot_autograd,
+    default_partition,
+    hooks_active,
+    keeps_graph,
+    no_donated_buffers,
+)
 from outcore.capture.graph import Captured, capture
+from outcore.capture.shells import Shells, shells
 
-__all__ = ["Captured", "capture"]
+__all__ = [
+    "Captured",
+    "Shells",
+    "aot_autograd",
+    "capture",
+    "default_partition",
+    "hooks_active",
+    "keeps_graph",
+    "no_donated_buffers",
+    "shells",
+]

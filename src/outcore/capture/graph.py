@@ -134,6 +134,9 @@ class _Capture:
         buffer = self._new_buffer(tensor, Role.STATE, node.name, pinned=True)
         self.results[node] = self._value(buffer, tensor)
 
+    def _of(self, ref: Ref) -> int:
+        return self.values[ref.value].buffer
+
     def _buffer(self, node: Node) -> int:
         value: int = self.results[node]
         return self.values[value].buffer
@@ -215,7 +218,7 @@ class _Capture:
         training = flag is None or (flag < len(args) and bool(args[flag]))
         safe = set(statistics) if training else set()
         for index, arg in enumerate((*args, *(v for _, v in kwargs))):
-            read = {self.values[r.value].buffer for r in refs(arg)}
+            read = {self._of(r) for r in refs(arg)}
             if read & self.unstable and index not in safe:
                 return frozenset({Effect.UNREPEATABLE})
         return frozenset()
@@ -234,8 +237,10 @@ class _Capture:
             made.stride,
             made.offset,
         )
+        read = [r.value for a in args for r in refs(a) if self._of(r) == source.buffer]
+        alone = read == [source.id]
         whole = self.buffers[source.buffer].nbytes == self.buffers[made.buffer].nbytes
-        if same and whole:
+        if same and alone and whole:
             self.donations.append(Donation(index, source.id, made.id))
 
     # ---- buffers, values, arguments -------------------------------------------------------------

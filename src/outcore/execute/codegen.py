@@ -26,8 +26,8 @@ from outcore.ir.trace import Arg, Effect, Op, Ref, Symbol, Trace, Value
 class Instruments:
     """What a generated program does besides running: nothing, by default.
 
-    `timed`: call `note(position, start, stop)` around each Run. `checked`: call `check(op, results)`
-    after each Run. `poisoned`: call `discard(tensor)` before memory is given back.
+    `timed`: call `note(position, start, stop)` around each Run. `checked`: call `check(op, results,
+    arguments)` after each Run. `poisoned`: call `discard(tensor)` before memory is given back.
     """
 
     timed: bool = False
@@ -76,7 +76,7 @@ class _Writer:
             (
                 "def forward(A, L):",
                 *_indent((*self._verbs(forward), *arguments, *forward)),
-                f"    return {outputs}, [{', '.join(crossing)}]",
+                f"    return {outputs}, [{', '.join(self._crossed(n) for n in crossing)}]",
                 "",
                 "def backward(C, T, L):",
                 *_indent((*self._verbs(backward), *_unpack(crossing, "C"), *tangents, *backward)),
@@ -100,6 +100,16 @@ class _Writer:
         read = dict.fromkeys(n for line in backward for n in _names(line))
         deleted = {n for line in forward if line.startswith("del ") for n in _names(line)}
         return [n for n in read if n in made - deleted and n not in own]
+
+    def _crossed(self, name: str) -> str:
+        """`name` as the backward call gets it.
+
+        What the caller is given must not be held itself: autograd makes that tensor the owner of the
+        whole graph, which would then never die.
+        """
+        outputs = self.trace.value_buffers(self.trace.outputs)
+        given = name[0] == "s" and self.slots[int(name[1:])].buffer in outputs
+        return f"{name}.detach()" if given else name
 
     def _values(self, values: Iterable[int]) -> list[str]:
         slots = {self.slots[s].buffer: s for s in (*self.program.arguments, *self.program.tangents)}
@@ -177,7 +187,8 @@ class _Writer:
             yield f"del s{source}"
         if self.instruments.checked and not run.again:
             made = "".join(f"{self._made(v)}, " for v in op.outputs)
-            yield f"check({op.id}, ({made}))"
+            read = "".join(f"s{s}, " for s in run.reads)
+            yield f"check({op.id}, ({made}), ({read}))"
 
     def _made(self, value: int | None) -> str:
         return "None" if value is None else f"s{self.slot_of[self.trace.values[value].buffer]}"

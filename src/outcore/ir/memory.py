@@ -60,6 +60,15 @@ def peak(problem: Problem, program: Program, tier: Tier) -> Peak:
     return Peak(held[position], position)
 
 
+def crossing_bytes(program: Program) -> int:
+    """Device bytes, the caller's arguments left out, that are held between the two calls."""
+    live = sum(
+        _change(program, instruction.action, Tier.DEVICE)
+        for instruction in program.body[: program.boundary]
+    )
+    return max(0, live)
+
+
 def extent_bytes(program: Program, tier: Tier) -> int:
     """Bytes from the start of an outer tier to the end of its furthest slot."""
     return max((s.offset + s.nbytes for s in program.slots if s.tier is tier), default=0)

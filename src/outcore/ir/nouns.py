@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from outcore.ir.hardware import Hardware
 from outcore.ir.plan import Plan
@@ -14,10 +14,10 @@ from outcore.ir.trace import Trace
 
 Noun: TypeAlias = Hardware | Trace | Profile | Problem | Plan | Program | Timeline
 
-N = TypeVar("N", Hardware, Trace, Profile, Problem, Plan, Program, Timeline)
+N = TypeVar("N", bound=Noun)
 """One of the nouns, the same in argument and result."""
 
 
-def kind_of(noun: type[Noun]) -> str:
+def kind_of(noun: type[Any]) -> str:
     """The word for a noun in headers and messages: `kind_of(Trace) == "trace"`."""
     return noun.__name__.lower()

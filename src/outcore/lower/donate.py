@@ -1,16 +1,17 @@
 """Pass `donate`: let a result be written into the memory of an argument that dies there.
 
 Regains what functionalisation takes from in-place ReLU and gradient accumulation. Which pairs are
-allowed is a fact of the trace (`Trace.donations`).
+allowed is a fact of the trace (`Trace.donations`). What crosses from the forward to the backward call
+is never overwritten: a second backward (`retain_graph`) reads it again.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from outcore.ir.program import Alloc, Free
+from outcore.ir.program import Alloc, Copy, Free
 from outcore.ir.trace import Trace
-from outcore.lower.draft import Draft, Step
+from outcore.lower.draft import Draft, Step, crossing_slots
 
 
 def donate(trace: Trace, draft: Draft) -> Draft:
@@ -27,7 +28,9 @@ def donate(trace: Trace, draft: Draft) -> Draft:
 
 
 def _donate(draft: Draft, step: Step, allowed: list[tuple[int, int]]) -> Step:
-    dying = {draft.slots[a.slot].buffer: a for a in step.after if isinstance(a, Free)}
+    copied = {a.source for a in step.after if isinstance(a, Copy)}  # still read after the run
+    frees = (a for a in step.after if isinstance(a, Free) and a.slot not in copied)
+    dying = {draft.slots[a.slot].buffer: a for a in frees}
     made = {draft.slots[a.slot].buffer: a for a in step.before if isinstance(a, Alloc)}
     pairs: list[tuple[int, int]] = []
     for source, target in allowed:
@@ -37,9 +40,9 @@ def _donate(draft: Draft, step: Step, allowed: list[tuple[int, int]]) -> Step:
         if draft.slots[gone.slot].nbytes == draft.slots[new.slot].nbytes:
             pairs.append((gone.slot, new.slot))
             del dying[source], made[target]
-    freed, born = {p[0] for p in pairs}, {p[1] for p in pairs}
+    gone_slots, born = {p[0] for p in pairs}, {p[1] for p in pairs}
     return Step(
         [a for a in step.before if not (isinstance(a, Alloc) and a.slot in born)],
         replace(step.run, donate=tuple(pairs)),
-        [a for a in step.after if not (isinstance(a, Free) and a.slot in freed)],
+        [a for a in step.after if not (isinstance(a, Free) and a.slot in gone_slots)],
     )

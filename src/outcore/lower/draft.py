@@ -86,3 +86,17 @@ def _change(slots: list[Slot], actions: Iterable[Action]) -> int:
             sign = 1 if isinstance(action, Alloc) else -1
             change += sign * slots[action.slot].nbytes
     return change
+
+
+def crossing_slots(draft: Draft) -> frozenset[int]:
+    """Slots of all tiers, but the caller's, that are alive when the backward call begins."""
+    alive: set[int] = set()
+    for step in draft.steps[: draft.boundary]:
+        for action in (*step.before, *step.after):
+            if isinstance(action, Alloc):
+                alive.add(action.slot)
+            elif isinstance(action, Free):
+                alive.discard(action.slot)
+        alive.update(target for _, target in step.run.donate)
+        alive.difference_update(source for source, _ in step.run.donate)
+    return frozenset(alive)

@@ -168,9 +168,13 @@ class _Expansion:
     def _fetch(self, buffer: int) -> None:
         source = self.outer[buffer]
         target = self.device[buffer] = self._slot(buffer, Tier.DEVICE, copied=True)
-        self.pending += [Alloc(target), Copy(source, target)]
-        if not self._offloaded_later(buffer):
-            self.pending.append(Free(self.outer.pop(buffer)))
+        self.pending += [Alloc(target), Copy(source, target), *self._drop_copy(buffer)]
+
+    def _drop_copy(self, buffer: int) -> list[Action]:
+        """Give up the outer copy of `buffer`, which is on the device, unless a later gap needs it."""
+        if buffer not in self.outer or self._offloaded_later(buffer):
+            return []
+        return [Free(self.outer.pop(buffer))]
 
     def _offloaded_later(self, buffer: int) -> bool:
         uses = self.live.uses[buffer][self.passed[buffer] :]
@@ -193,6 +197,7 @@ class _Expansion:
                 after.append(Free(slot))
             elif buffer in wanted or self._stays(buffer):
                 self.device[buffer] = slot
+                after += self._drop_copy(buffer)
             elif buffer in last_reader:
                 temporary[buffer] = slot
             else:

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Alloc, Free
-from outcore.lower.draft import Draft
+from outcore.lower.draft import Draft, crossing_slots
 
 
 def place(draft: Draft) -> Draft:
     """The draft with `offset` planned for every slot of an outer tier."""
     slots = list(draft.slots)
-    crossing = _crossing(draft)
+    crossing = crossing_slots(draft)
     rooms = {tier: _FreeList() for tier in Tier}
     for step in draft.steps:
         for action in (*step.before, *step.after):
@@ -32,18 +32,6 @@ def place(draft: Draft) -> Draft:
     return Draft(
         slots, draft.steps, draft.boundary, draft.arguments, draft.tangents, draft.results
     )
-
-
-def _crossing(draft: Draft) -> frozenset[int]:
-    """Outer slots alive when the backward call begins."""
-    alive: set[int] = set()
-    for step in draft.steps[: draft.boundary]:
-        for action in (*step.before, *step.after):
-            if isinstance(action, Alloc):
-                alive.add(action.slot)
-            elif isinstance(action, Free):
-                alive.discard(action.slot)
-    return frozenset(alive)
 
 
 class _FreeList:

@@ -6,6 +6,10 @@ from typing import TypeAlias
 from torch import Tensor, nn
 
 EXPANSION = 4
+# Residual branches start small, which steadies the first steps (Goyal et al., "Accurate, Large
+# Minibatch SGD", 2017, section 5.1). Not at zero as there: that would make the first gradients
+# inside the branches zero, and comparing them would show nothing.
+RESIDUAL_SCALE = 0.2
 Blocks: TypeAlias = tuple[int, int, int, int]
 """How many bottlenecks each of the four stages has."""
 
@@ -96,3 +100,5 @@ def _projection(channels: int, out: int, stride: int) -> nn.Module:
 def _initialise(module: nn.Module) -> None:
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    if isinstance(module, Bottleneck):
+        nn.init.constant_(module.bn3.weight, RESIDUAL_SCALE)

@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import re
 
-from outcore.ir.text.scan import INTEGER, KIND, NUMBER, STRING, SYMBOL, Line
+from outcore.ir.text.rows import comma
+from outcore.ir.text.scan import INTEGER, KIND, NUMBER, STRING, SYMBOL, Line, bare, quoted
 from outcore.ir.trace import Arg, Ref, Symbol
 
 _CONSTANTS: dict[str, Arg] = {"none": None, "true": True, "false": False}
 _VALUE = re.compile(r"%\d+")
 _KEYWORD = re.compile(rf"(?:{KIND.pattern}|{STRING.pattern})=", re.ASCII)
 _SYMBOL = re.compile(rf"{KIND.pattern}:(?={SYMBOL.pattern}|{STRING.pattern})", re.ASCII)
+
+
+def arg_text(arg: Arg) -> str:
+    """One argument as `read_arg` reads it."""
+    if isinstance(arg, Ref):
+        return value_name(arg.value)
+    if isinstance(arg, Symbol):
+        return f"{bare(arg.kind, KIND)}:{bare(arg.name, SYMBOL)}"
+    if isinstance(arg, tuple):
+        return f"({arg_text(arg[0])},)" if len(arg) == 1 else f"({comma(map(arg_text, arg))})"
+    if isinstance(arg, str):
+        return quoted(arg)
+    return repr(arg).lower()
+
+
+def value_name(value: int) -> str:
+    """A Value in the text form: `%12`."""
+    return f"%{value}"
 
 
 def read_value(line: Line) -> int:
@@ -46,8 +65,8 @@ def read_call(line: Line) -> tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]]
     kwargs: list[tuple[str, Arg]] = []
     line.expect("(")
     while not line.accept(")"):
-        if args or kwargs:
-            line.expect(",")
+        if (args or kwargs) and not line.accept(","):
+            line.miss("',' or ')'")
         if line.sees(_KEYWORD):
             name = line.name(KIND)
             line.expect("=")
@@ -82,7 +101,8 @@ def _read_tuple(line: Line) -> tuple[Arg, ...]:
     items: list[Arg] = []
     while not line.accept(")"):
         items.append(read_arg(line))
-        if not line.accept(","):
-            line.expect(")")
+        if line.accept(")"):
             break
+        if not line.accept(","):
+            line.miss("',' or ')'")
     return tuple(items)

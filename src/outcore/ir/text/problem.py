@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from outcore.ir.hardware import Hardware, Link, Tier
+from outcore.ir.problem import Problem
+from outcore.ir.profile import Profile, Source
+from outcore.ir.text.rows import Lines, only, read_rows, row
+from outcore.ir.text.scan import Line, bare
+from outcore.ir.text.trace import print_trace, read_trace
+
+
 def print_profile(profile: Profile) -> Iterator[str]:
     """The lines of a Profile."""
     yield f"profile {profile.source.value}"
@@ -67,9 +78,7 @@ def read_hardware(lines: Lines) -> Hardware:
     if not duplex:
         head.expect("simplex")
     head.end()
-    scalars = {"memory": _rate, "overhead": Line.seconds, "padding": Line.nbytes}
-    readers = {"capacity": _tier_bytes, "rounding": _tier_bytes, "link": _link, "compute": _flops}
-    rows = read_rows(rest, {**readers, **scalars}, once=scalars)
+    rows = read_rows(rest, {**_TABLES, **_SCALARS}, once=_SCALARS)
     return Hardware(
         name,
         rows["capacity"],
@@ -89,10 +98,6 @@ def _rate(line: Line) -> float:
     return rate
 
 
-def _tier_bytes(line: Line) -> tuple[Tier, int]:
-    return line.member(Tier), line.nbytes()
-
-
 def _link(line: Line) -> tuple[Tier, Tier, Link]:
     start, stop = line.member(Tier), line.member(Tier)
     return start, stop, Link(_rate(line), line.seconds())
@@ -102,6 +107,19 @@ def _flops(line: Line) -> tuple[str, float]:
     dtype, rate = line.name(), line.number()
     line.expect("flop/s")
     return dtype, rate
+
+
+_TABLES: dict[str, Callable[[Line], Any]] = {
+    "capacity": Line.tier_bytes,
+    "rounding": Line.tier_bytes,
+    "link": _link,
+    "compute": _flops,
+}
+_SCALARS: dict[str, Callable[[Line], Any]] = {
+    "memory": _rate,
+    "overhead": Line.seconds,
+    "padding": Line.nbytes,
+}
 
 
 def read_problem(lines: Lines) -> Problem:

@@ -1,26 +1,18 @@
-"""The text forms of a Plan, a Program and a Timeline."""
+"""The text form of a Program."""
 
 from __future__ import annotations
 
-def print_plan(plan: Plan) -> Iterator[str]:
-    """The lines of a Plan."""
-    yield row(
-        "plan", named("policy", plan.policy), named("problem", plan.problem_digest)
-    )
-    for gap, choice in plan.choices:
-        yield f"gap {gap.buffer} after {gap.after} before {gap.before} {_choice_text(choice)}"
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
+from outcore.ir.hardware import Tier
+from outcore.ir.program import Action, Alloc, Copy, Free, Instruction, Program, Run, Slot, Stream
+from outcore.ir.text.rows import Lines, named, only, read_rows, row
+from outcore.ir.text.scan import INTEGER, Line
 
-def _choice_text(choice: Choice) -> str:
-    if isinstance(choice, Keep):
-        return "keep"
-    if isinstance(choice, Offload):
-        return row(
-            f"offload {choice.tier.value}",
-            "" if choice.release is None else f"release {choice.release}",
-            "" if choice.prefetch is None else f"prefetch {choice.prefetch}",
-        )
-    return "recompute stay" if choice.stay else "recompute"
+_SLOT = re.compile(r"s\d+", re.ASCII)
+_DONATED = re.compile(r"s\d+:s\d+", re.ASCII)
 
 
 def print_program(program: Program) -> Iterator[str]:
@@ -31,9 +23,9 @@ def print_program(program: Program) -> Iterator[str]:
         named("plan", program.plan_digest),
     )
     yield from map(_slot_text, program.slots)
-    yield row("arguments", _slots(program.arguments))
-    yield row("tangents", _slots(program.tangents))
-    yield row("results", _slots(program.results))
+    yield row("arguments", _slot_names(program.arguments))
+    yield row("tangents", _slot_names(program.tangents))
+    yield row("results", _slot_names(program.results))
     for position, instruction in enumerate(program.body):
         yield instruction_text(position, instruction)
 
@@ -62,52 +54,18 @@ def _action_text(action: Action) -> str:
     donated = " ".join(f"s{source}:s{target}" for source, target in action.donate)
     return row(
         f"{'rerun' if action.again else 'run'} {action.op}",
-        _slots(action.reads),
-        f"-> {_slots(action.writes)}" if action.writes else "",
+        _slot_names(action.reads),
+        f"-> {_slot_names(action.writes)}" if action.writes else "",
         f"donate {donated}" if donated else "",
     )
 
 
-def print_timeline(timeline: Timeline) -> Iterator[str]:
-    """The lines of a Timeline."""
-    yield f"timeline {timeline.source.value}"
-    for tier, nbytes in timeline.peak_bytes:
-        yield f"peak {tier.value} {nbytes} B"
-    for span in timeline.spans:
-        start, stop = float(span.start_seconds), float(span.stop_seconds)
-        yield f"span {span.instruction} {span.stream.value} {start!r} s {stop!r} s"
-    for stall in timeline.stalls:
-        yield f"stall {stall.instruction} {stall.cause.value} {float(stall.seconds)!r} s"
+def _slot_names(slots: Iterable[int]) -> str:
+    return " ".join(f"s{slot}" for slot in slots)
 
 
-def read_plan(lines: Lines) -> Plan:
-    """A Plan from its lines. Raises ParseError."""
-    head, *rest = lines
-    head.expect("plan")
-    policy = head.name() if head.accept("policy") else ""
-    problem_digest = head.name() if head.accept("problem") else ""
-    head.end()
-    return Plan(read_rows(rest, {"gap": _gap})["gap"], policy, problem_digest)
-
-
-def _gap(line: Line) -> tuple[Gap, Choice]:
-    buffer = line.integer()
-    line.expect("after")
-    after = line.integer()
-    line.expect("before")
-    return Gap(buffer, after, line.integer()), _choice(line)
-
-
-def _choice(line: Line) -> Choice:
-    if line.accept("keep"):
-        return Keep()
-    if line.accept("recompute"):
-        return Recompute(stay=line.accept("stay"))
-    if not line.accept("offload"):
-        line.miss("keep or offload or recompute")
-    tier = line.member(Tier)
-    release = line.integer() if line.accept("release") else None
-    return Offload(tier, release, line.integer() if line.accept("prefetch") else None)
+def _positions(word: str, positions: tuple[int, ...]) -> str:
+    return f"{word} {' '.join(map(str, positions))}" if positions else ""
 
 
 def read_program(lines: Lines) -> Program:
@@ -118,15 +76,14 @@ def read_program(lines: Lines) -> Program:
     trace_digest = head.name() if head.accept("trace") else ""
     plan_digest = head.name() if head.accept("plan") else ""
     head.end()
-    body = [line for line in rest if line.text.lstrip()[0].isdigit()]
-    others = [line for line in rest if not line.text.lstrip()[0].isdigit()]
-    lists = {"arguments": _slots, "tangents": _slots, "results": _slots}
-    rows = read_rows(others, {"slot": _slot, **lists}, once=lists)
+    body = [line for line in rest if line.sees(INTEGER)]
+    others = [line for line in rest if not line.sees(INTEGER)]
+    rows = read_rows(others, {"slot": _slot, **_LISTS}, once=_LISTS)
     return Program(
         slots=rows["slot"],
         body=tuple(_instruction(position, line) for position, line in enumerate(body)),
         boundary=boundary,
-        **{word: only(rows, word, ()) for word in lists},
+        **{word: only(rows, word, ()) for word in _LISTS},
         trace_digest=trace_digest,
         plan_digest=plan_digest,
     )
@@ -181,19 +138,8 @@ def _donated(line: Line) -> tuple[tuple[int, int], ...]:
     return tuple(pairs)
 
 
-def read_timeline(lines: Lines) -> Timeline:
-    """A Timeline from its lines. Raises ParseError."""
-    head, *rest = lines
-    head.expect("timeline")
-    source = head.member(Source)
-    head.end()
-    rows = read_rows(rest, {"peak": _tier_bytes, "span": _span, "stall": _stall})
-    return Timeline(rows["span"], rows["stall"], rows["peak"], source)
-
-
-def _span(line: Line) -> Span:
-    return Span(line.integer(), line.member(Stream), line.seconds(), line.seconds())
-
-
-def _stall(line: Line) -> Stall:
-    return Stall(line.integer(), line.member(Cause), line.seconds())
+_LISTS: dict[str, Callable[[Line], Any]] = {
+    "arguments": _slots,
+    "tangents": _slots,
+    "results": _slots,
+}

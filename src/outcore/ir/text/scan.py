@@ -8,6 +8,7 @@ from enum import Enum
 from typing import NoReturn, TypeVar
 
 from outcore.errors import ParseError
+from outcore.ir.hardware import Tier
 
 E = TypeVar("E", bound=Enum)
 
@@ -20,7 +21,8 @@ SYMBOL = re.compile(r"\w[\w.:+-]*", re.ASCII)
 STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 NUMBER = re.compile(r"nan\b|-?(?:inf\b|\d+(?:\.\d+)?(?:e[+-]?\d+)?)", re.ASCII)
 INTEGER = re.compile(r"-?\d+", re.ASCII)
-_REST = re.compile(r"\s*(\S.{0,19})?")
+_SPACES = re.compile(" *")
+_WORD = re.compile(r"\w")
 
 
 def quoted(text: str) -> str:
@@ -37,7 +39,7 @@ class Line:
     """A cursor over one line. Every method skips spaces first and moves past what it reads."""
 
     def __init__(self, text: str, number: int) -> None:
-        self.text, self.number = text.rstrip(), number
+        self.text, self.line_number = text.rstrip(), number
         self.at = 0
         self.values: list[tuple[int, int]] = []
         """The Value ids read so far, each after its column from 0."""
@@ -45,12 +47,12 @@ class Line:
     def fail(self, reason: str, at: int | None = None) -> NoReturn:
         """Raise ParseError at the cursor, or at column `at` (from 0)."""
         column = 1 + (self.at if at is None else at)
-        raise ParseError(reason=reason, line=self.number, column=column, text=self.text)
+        raise ParseError(reason=reason, line=self.line_number, column=column, text=self.text)
 
     def miss(self, expected: str) -> NoReturn:
         """Raise ParseError: something else stands here than what is `expected`."""
-        rest = _REST.match(self.text, self.at)
-        found = rest[1] if rest else None
+        self.find(_SPACES)
+        found = self.text[self.at : self.at + 20]
         self.fail(f"expected {expected}, found {found!r}" if found else f"expected {expected}")
 
     def done(self) -> bool:
@@ -83,8 +85,14 @@ class Line:
 
     def accept(self, token: str) -> bool:
         """Whether `token` stands here; a word only where it ends there."""
-        end = r"(?!\w)" if token[-1].isalnum() else ""
-        return self.find(re.compile(re.escape(token) + end)) is not None
+        self.find(_SPACES)
+        stop = self.at + len(token)
+        if not self.text.startswith(token, self.at):
+            return False
+        if token[-1].isalnum() and _WORD.match(self.text, stop):
+            return False
+        self.at = stop
+        return True
 
     def expect(self, *tokens: str) -> None:
         """Move past `tokens`. Raises ParseError where one is missing."""
@@ -125,6 +133,10 @@ class Line:
         self.expect("s")
         return time
 
+    def tier_bytes(self) -> tuple[Tier, int]:
+        """A tier and a size: `host 4096 B`."""
+        return self.member(Tier), self.nbytes()
+
     def string(self) -> str | None:
         """A quoted string, or None where none stands here."""
         found = self.find(STRING)
@@ -143,10 +155,9 @@ class Line:
 
     def member(self, kind: type[E]) -> E:
         """A member of an Enum by its value."""
-        start = self.at
+        start, members = self.at, {member.value: member for member in kind}
         word = self.find(KIND)
-        for member in kind:
-            if member.value == word:
-                return member
-        self.at = start
-        self.miss(" or ".join(str(m.value) for m in kind))
+        if word not in members:
+            self.at = start
+            self.miss(" or ".join(members))
+        return members[word]

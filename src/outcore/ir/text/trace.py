@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from outcore.ir.text.args import arg_text, read_args, read_call, read_value, read_values, value_name
+from outcore.ir.text.rows import Lines, comma, only, read_rows, row
+from outcore.ir.text.scan import KIND, Line, bare, quoted
+from outcore.ir.trace import Buffer, Donation, Effect, Op, Phase, Role, Trace, Value
+
+_INTS = re.compile(r"\((?:-?\d+(?:, -?\d+)*,?)?\)", re.ASCII)
+
+
 def print_trace(trace: Trace) -> Iterator[str]:
     """The lines of a Trace."""
     yield f"trace boundary {trace.boundary}"
     yield from map(_buffer_text, trace.buffers)
     yield from map(_value_text, trace.values)
-    yield row("inputs", comma(map(_value_name, trace.inputs)))
-    yield from map(op_text, trace.ops)
-    yield row("outputs", comma(map(_arg_text, trace.outputs)))
-    yield row("tangents", comma(map(_value_name, trace.tangents)))
-    yield row("gradients", comma(map(_arg_text, trace.gradients)))
+    yield row("inputs", comma(map(value_name, trace.inputs)))
+    yield from map(op_text, trace.ops[: trace.boundary])
+    yield row("outputs", comma(map(arg_text, trace.outputs)))
+    yield row("tangents", comma(map(value_name, trace.tangents)))
+    yield from map(op_text, trace.ops[trace.boundary :])
+    yield row("gradients", comma(map(arg_text, trace.gradients)))
     for d in trace.donations:
         yield f"donate {d.op}: %{d.source} -> %{d.target}"
 
@@ -25,16 +38,16 @@ def _buffer_text(buffer: Buffer) -> str:
 
 
 def _value_text(value: Value) -> str:
-    shape, stride = _arg_text(value.shape), _arg_text(value.stride)
+    shape, stride = arg_text(value.shape), arg_text(value.stride)
     text = f"value %{value.id} on {value.buffer} {bare(value.dtype)} {shape} stride {stride}"
     return row(text, f"offset {value.offset}" if value.offset else "")
 
 
 def op_text(op: Op) -> str:
     """One op: `op 12 forward aten.relu.default(%3) -> %4 !random @ "layer1 (net.py:41)"`."""
-    kwargs = (f"{bare(name, KIND)}={_arg_text(arg)}" for name, arg in op.kwargs)
-    args = comma((*map(_arg_text, op.args), *kwargs))
-    outputs = comma("_" if v is None else _value_name(v) for v in op.outputs)
+    kwargs = (f"{bare(name, KIND)}={arg_text(arg)}" for name, arg in op.kwargs)
+    args = comma((*map(arg_text, op.args), *kwargs))
+    outputs = comma("_" if v is None else value_name(v) for v in op.outputs)
     return row(
         f"op {op.id} {op.phase.value} {bare(op.target)}({args})",
         f"-> {outputs}" if outputs else "",
@@ -43,37 +56,18 @@ def op_text(op: Op) -> str:
     )
 
 
-def _arg_text(arg: Arg) -> str:
-    if isinstance(arg, Ref):
-        return _value_name(arg.value)
-    if isinstance(arg, Symbol):
-        return f"{bare(arg.kind, KIND)}:{bare(arg.name, SYMBOL)}"
-    if isinstance(arg, tuple):
-        return f"({_arg_text(arg[0])},)" if len(arg) == 1 else f"({comma(map(_arg_text, arg))})"
-    if isinstance(arg, str):
-        return quoted(arg)
-    return repr(arg).lower()
-
-
-def _value_name(value: int) -> str:
-    return f"%{value}"
-
-
 def read_trace(lines: Lines) -> Trace:
     """A Trace from its lines. Raises ParseError."""
     head, *rest = lines
     head.expect("trace", "boundary")
     boundary = head.integer()
     head.end()
-    lists = {"inputs": read_values, "outputs": read_args}
-    lists |= {"tangents": read_values, "gradients": read_args}
-    readers = {"buffer": _buffer, "value": _value, "op": _op, "donate": _donation, **lists}
-    rows = read_rows(rest, readers, once=lists)
+    rows = read_rows(rest, {**_THINGS, **_LISTS}, once=_LISTS)
     for line in rest:
         for column, value in line.values:
             if value >= len(rows["value"]):
                 line.fail(f"%{value} is not a value of this trace", column)
-    returned = {word: only(rows, word, ()) for word in lists}
+    returned = {word: only(rows, word, ()) for word in _LISTS}
     return Trace(
         rows["buffer"],
         rows["value"],
@@ -116,9 +110,9 @@ def _op(line: Line) -> Op:
     effects = set()
     while line.accept("!"):
         effects.add(line.member(Effect))
-    site = ""
-    if line.accept("@"):
-        site = line.required_string()
+    site = line.string() if line.accept("@") else ""
+    if site is None:
+        line.miss("a quoted site")
     return Op(number, target, args, tuple(outputs), phase, kwargs, frozenset(effects), site)
 
 
@@ -132,3 +126,17 @@ def _donation(line: Line) -> Donation:
     source = read_value(line)
     line.expect("->")
     return Donation(op, source, read_value(line))
+
+
+_THINGS: dict[str, Callable[[Line], Any]] = {
+    "buffer": _buffer,
+    "value": _value,
+    "op": _op,
+    "donate": _donation,
+}
+_LISTS: dict[str, Callable[[Line], Any]] = {
+    "inputs": read_values,
+    "outputs": read_args,
+    "tangents": read_values,
+    "gradients": read_args,
+}

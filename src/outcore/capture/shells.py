@@ -1,0 +1,105 @@
+"""Shells: the forward and backward modules that AOTAutograd is shown in place of the real ones.
+
+AOTAutograd only needs their signatures. The forward shell returns the user's outputs, the inputs that
+plain PyTorch would save (so that autograd still checks that nobody overwrote them), and one stand-in:
+a number that names the store where everything else waits. The shells' bodies never run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+
+@dataclass(frozen=True, slots=True)
+class Shells:
+    """Two modules for AOTAutograd, and which forward inputs the forward call returns as saved."""
+
+    forward: GraphModule
+    backward: GraphModule
+    saved_inputs: tuple[int, ...]
+
+
+def shells(forward: GraphModule, backward: GraphModule, forward_outputs: int) -> Shells:
+    """Shells for the in-core modules `forward` and `backward` (which stay as they are)."""
+    primals = forward.graph.find_nodes(op="placeholder")
+    results = _results(forward)
+    saved = [n for n in results[forward_outputs:] if isinstance(n, Node) and n in set(primals)]
+    tangents = _tangents(backward, len(results) - forward_outputs)
+    stand_in = _stand_in(primals)
+    return Shells(
+        _forward(forward, primals, results[:forward_outputs], saved, stand_in),
+        _backward(backward, saved, tangents, stand_in),
+        tuple(primals.index(n) for n in saved),
+    )
+
+
+def _results(module: GraphModule) -> list[Any]:
+    output = next(iter(module.graph.find_nodes(op="output")))
+    results = output.args[0]
+    assert isinstance(results, list | tuple)  # noqa: S101 - an output node holds a sequence
+    return list(results)
+
+
+def _tangents(backward: GraphModule, saved: int) -> list[Node]:
+    return list(backward.graph.find_nodes(op="placeholder"))[saved:]
+
+
+def _stand_in(primals: list[Node]) -> torch.Tensor:
+    """A fake tensor like the stand-in, of the fake mode that the graph was traced in."""
+    modes = (getattr(n.meta.get("val"), "fake_mode", None) for n in primals)
+    mode = next(m for m in modes if m is not None)
+    with mode:
+        return torch.empty(1, dtype=torch.int64, device="cpu")
+
+
+def _copy(graph: Graph, node: Node) -> Node:
+    made = graph.placeholder(node.name)
+    made.meta = dict(node.meta)
+    return made
+
+
+def _forward(
+    module: GraphModule, primals: list[Node], outputs: list[Any], saved: list[Node], fake: Any
+) -> GraphModule:
+    graph = Graph()
+    new = {n: _copy(graph, n) for n in primals}
+    made = [_output(graph, new, result) for result in outputs]
+    stand_in = graph.call_function(torch.ops.aten.empty.memory_format, ([1],))
+    stand_in.meta["val"] = fake
+    _finish(graph, module, [*made, *(new[n] for n in saved), stand_in])
+    return GraphModule(module, graph)
+
+
+def _output(graph: Graph, new: dict[Node, Node], result: Any) -> Any:
+    """`result` itself where it is an input or a constant, else a node with its metadata."""
+    if not isinstance(result, Node) or result in new:
+        return new.get(result, result)
+    made = graph.call_function(torch.ops.aten.empty.memory_format, ([1],))
+    made.meta = dict(result.meta)
+    return made
+
+
+def _backward(
+    module: GraphModule, saved: list[Node], tangents: list[Node], fake: Any
+) -> GraphModule:
+    graph = Graph()
+    for node in saved:
+        _copy(graph, node)
+    stand_in = graph.placeholder("stand_in")
+    stand_in.meta["val"] = fake
+    for node in tangents:
+        _copy(graph, node)
+    made = [_output(graph, {}, result) for result in _results(module)]
+    _finish(graph, module, made)
+    return GraphModule(module, graph)
+
+
+def _finish(graph: Graph, module: GraphModule, results: list[Any]) -> None:
+    old = next(iter(module.graph.find_nodes(op="output")))
+    output = graph.output(tuple(results))
+    output.meta = {k: v for k, v in old.meta.items() if k != "desc"}
+    graph.lint()

@@ -1,0 +1,20 @@
+"""execute: Program -> results, on a driver."""
+
+from __future__ import annotations
+
+from outcore.execute.check import checker
+from outcore.execute.codegen import Instruments
+from outcore.execute.driver import Driver, Lane, Region
+from outcore.execute.executable import Executable, build
+from outcore.execute.in_core import in_core
+
+__all__ = [
+    "Driver",
+    "Executable",
+    "Instruments",
+    "Lane",
+    "Region",
+    "build",
+    "checker",
+    "in_core",
+]

@@ -1,0 +1,94 @@
+"""Executable: a generated program, ready to call."""
+
+from __future__ import annotations
+
+import linecache
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Protocol
+
+import torch
+
+from outcore.execute.codegen import Instruments, generate
+from outcore.execute.driver import Region
+from outcore.ir.hardware import Tier
+from outcore.ir.program import Program
+from outcore.ir.trace import Trace, Value
+
+_numbers = count()
+
+
+class Generator(Protocol):
+    """The random generator of the device."""
+
+    def get_state(self) -> torch.Tensor:
+        """The generator's state now."""
+        ...
+
+    def set_state(self, state: torch.Tensor) -> object:
+        """Put the generator back into `state`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Executable:
+    """`forward(arguments, lane) -> (results, crossing)`; `backward(crossing, tangents, lane)`.
+
+    Both empty the lists they are given. `regions` says what each outer slot holds, for the driver;
+    `program` is None for a graph that runs as torch captured it.
+    """
+
+    program: Program | None
+    forward: Callable[[list[Any], Any], tuple[tuple[Any, ...], list[Any]]]
+    backward: Callable[[list[Any], list[Any], Any], tuple[Any, ...]]
+    regions: dict[int, Region]
+    text: str
+
+
+def build(
+    trace: Trace,
+    program: Program,
+    generator: Generator,
+    instruments: Instruments = Instruments(),
+    note: Callable[[int, int, int], None] | None = None,
+    check: Callable[[int, tuple[Any, ...], tuple[Any, ...]], None] | None = None,
+) -> Executable:
+    """Generate and compile `program`.
+
+    `note(position, start, stop)` gets nanoseconds of the wall clock around each run, where the
+    instruments ask for it; `check(op, results, arguments)` gets what each run returned and read.
+    """
+    source = generate(trace, program, instruments)
+    names: dict[str, Any] = {
+        **source.names,
+        "clock": time.time_ns,
+        "note": note,
+        "check": check,
+        "generator_state": generator.get_state,
+        "restore_generator": generator.set_state,
+    }
+    # A file name of its own, known to linecache, gives tracebacks the generated line.
+    file = f"<outcore program {next(_numbers)}>"
+    linecache.cache[file] = (len(source.text), None, source.text.splitlines(keepends=True), file)
+    exec(compile(source.text, file, "exec"), names)  # noqa: S102 - our own generated text
+    return Executable(
+        program, names["forward"], names["backward"], _regions(trace, program), source.text
+    )
+
+
+def _regions(trace: Trace, program: Program) -> dict[int, Region]:
+    roots: dict[int, Value] = {}
+    for value in trace.values:
+        roots.setdefault(value.buffer, value)
+    return {
+        slot.id: _region(trace.buffers[slot.buffer].nbytes, slot.offset, roots[slot.buffer])
+        for slot in program.slots
+        if slot.tier is not Tier.DEVICE
+    }
+
+
+def _region(nbytes: int, offset: int, root: Value) -> Region:
+    dtype = getattr(torch, root.dtype)
+    return Region(offset, nbytes, dtype, root.shape, root.stride)

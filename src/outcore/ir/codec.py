@@ -1,0 +1,182 @@
+"""Codecs between values and JSON, strict both ways, put together from small ones.
+
+`decode` raises MismatchError with the path to what does not fit; `encode` never fails on a value of
+its type. JSON has no tuples, sets or infinities: they become lists, sorted lists and strings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Generic, TypeAlias, TypeVar
+
+T = TypeVar("T")
+U = TypeVar("U")
+E = TypeVar("E", bound=Enum)
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+_SHOWN_CHARACTERS = 40
+
+
+class MismatchError(ValueError):
+    """JSON that is not what its codec expects; `where` is the path to it from the outside in."""
+
+    def __init__(self, expected: str, found: object) -> None:
+        shown = repr(found)
+        if len(shown) > _SHOWN_CHARACTERS:
+            shown = shown[:_SHOWN_CHARACTERS] + "..."
+        super().__init__(f"expected {expected}, found {shown}")
+        self.where = ""
+
+    def inside(self, step: str) -> MismatchError:
+        """This error, seen from one container further out."""
+        self.where = step + self.where
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Codec(Generic[T]):
+    """Both directions for one type."""
+
+    encode: Callable[[T], Json]
+    decode: Callable[[Json], T]
+
+
+def _plain(expected: str, kind: type[T]) -> Codec[T]:
+    """Codec of a type that JSON has itself. A bool is no int here."""
+
+    def decode(json: Json) -> T:
+        if type(json) is not kind:
+            raise MismatchError(expected, json)
+        return json
+
+    return Codec(lambda value: value, decode)  # type: ignore[arg-type,return-value]
+
+
+BOOL = _plain("true or false", bool)
+INT = _plain("an integer", int)
+TEXT = _plain("a string", str)
+
+
+def _decode_float(json: Json) -> float:
+    if type(json) in (int, float) or json in ("inf", "-inf", "nan"):
+        return float(json)  # type: ignore[arg-type]
+    raise MismatchError("a number", json)
+
+
+def encode_float(value: float) -> Json:
+    """A number, or a string where JSON has none: inf, -inf, nan."""
+    return float(value) if math.isfinite(value) else repr(float(value))
+
+
+FLOAT = Codec(encode_float, _decode_float)
+
+
+def optional(item: Codec[T]) -> Codec[T | None]:
+    """`item` or null."""
+    return Codec(
+        lambda value: None if value is None else item.encode(value),
+        lambda json: None if json is None else item.decode(json),
+    )
+
+
+def member(kind: type[E]) -> Codec[E]:
+    """A member of an Enum by its value."""
+    members: dict[Json, E] = {m.value: m for m in kind}
+
+    def decode(json: Json) -> E:
+        if not isinstance(json, str) or json not in members:
+            raise MismatchError("one of " + ", ".join(map(str, members)), json)
+        return members[json]
+
+    return Codec(lambda value: str(value.value), decode)
+
+
+def _items(json: Json, expected: str = "a list") -> list[Json]:
+    if not isinstance(json, list):
+        raise MismatchError(expected, json)
+    return json
+
+
+def _inside(item: Codec[T], json: Json, step: str) -> T:
+    try:
+        return item.decode(json)
+    except MismatchError as error:
+        raise error.inside(step) from None
+
+
+def tuple_of(item: Codec[T]) -> Codec[tuple[T, ...]]:
+    """Any number of `item`s."""
+    return Codec(
+        lambda values: [item.encode(value) for value in values],
+        lambda json: tuple(_inside(item, j, f"[{i}]") for i, j in enumerate(_items(json))),
+    )
+
+
+def set_of(kind: type[E]) -> Codec[frozenset[E]]:
+    """Members of an Enum, sorted by their values."""
+    item = member(kind)
+    items = tuple_of(item)
+    return Codec(
+        lambda values: [m.value for m in sorted(values, key=lambda m: str(m.value))],
+        lambda json: frozenset(items.decode(json)),
+    )
+
+
+def fixed(*items: Codec[Any]) -> Codec[Any]:
+    """A tuple with one codec per place."""
+
+    def decode(json: Json) -> tuple[Any, ...]:
+        expected = f"a list of {len(items)}"
+        found = _items(json, expected)
+        if len(found) != len(items):
+            raise MismatchError(expected, json)
+        pairs = zip(items, found, strict=True)
+        return tuple(_inside(item, j, f"[{i}]") for i, (item, j) in enumerate(pairs))
+
+    return Codec(
+        lambda values: [item.encode(v) for item, v in zip(items, values, strict=True)], decode
+    )
+
+
+def record(make: Callable[..., T], **fields: Codec[Any]) -> Codec[T]:
+    """A dataclass from a JSON object with exactly these fields."""
+
+    def encode(value: T) -> Json:
+        return {name: field.encode(getattr(value, name)) for name, field in fields.items()}
+
+    def decode(json: Json) -> T:
+        if not isinstance(json, dict) or json.keys() != fields.keys():
+            raise MismatchError("an object with " + ", ".join(sorted(fields)), json)
+        found = {name: _inside(field, json[name], f".{name}") for name, field in fields.items()}
+        return make(**found)
+
+    return Codec(encode, decode)
+
+
+def tagged(key: str, kinds: Mapping[str, tuple[type[Any], Codec[Any]]]) -> Codec[Any]:
+    """One of several dataclasses, told apart by the word under `key`."""
+
+    def encode(value: Any) -> Json:
+        for word, (kind, codec) in kinds.items():
+            if isinstance(value, kind):
+                return {key: word, **_object(codec.encode(value))}
+        raise TypeError(f"{type(value).__name__} is not one of {', '.join(kinds)}")
+
+    def decode(json: Json) -> Any:
+        word = json.get(key) if isinstance(json, dict) else None
+        if not isinstance(json, dict) or not isinstance(word, str) or word not in kinds:
+            raise MismatchError(f"an object whose {key} is one of {', '.join(kinds)}", json)
+        _, codec = kinds[word]
+        return codec.decode({name: j for name, j in json.items() if name != key})
+
+    return Codec(encode, decode)
+
+
+def _object(json: Json) -> dict[str, Json]:
+    if not isinstance(json, dict):
+        raise TypeError("only records can be tagged")
+    return json

@@ -1,0 +1,161 @@
+"""Nouns in files: versioned JSON with digests, one buffer, op, gap or slot per line.
+
+A digest names what a noun means, not how it is labelled: that of a Trace leaves out names and
+sites, so that moving a source line keeps its plans valid.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from outcore.errors import DigestError, FormatError
+from outcore.ir.codec import Json, MismatchError
+from outcore.ir.nouns import N, Noun, kind_of
+from outcore.ir.plan import Keep, Plan
+from outcore.ir.problem import Problem
+from outcore.ir.program import Program
+from outcore.ir.schema import NOUNS, PROBLEM
+from outcore.ir.trace import Trace
+
+NAME = "outcore"
+VERSION = 1
+DIGEST_DIGITS = 16
+"""Hex digits of a digest: 64 bits of SHA-256, enough to tell the files of one user apart."""
+
+
+# ---- digests -------------------------------------------------------------------------------------
+
+
+def digest(noun: Noun) -> str:
+    """The first hex digits of the SHA-256 of what `noun` means, as canonical JSON.
+
+    Of a Trace: all but names and sites. Of a Problem: its trace's digest, and the rest. Of a Plan:
+    the choices that are not Keep. Of a Program: all but the digests in it. Of the others: all.
+    """
+    text = _line({kind_of(type(noun)): _meaning(noun)})
+    return hashlib.sha256(text.encode("ascii")).hexdigest()[:DIGEST_DIGITS]
+
+
+def _meaning(noun: Noun) -> Json:
+    if isinstance(noun, Trace):
+        return _encode(_unlabelled(noun))
+    if isinstance(noun, Problem):
+        rest = replace(noun, trace=_NO_TRACE)
+        return {"trace": digest(noun.trace), "problem": PROBLEM.encode(rest)}
+    if isinstance(noun, Plan):
+        moved = tuple(item for item in noun.choices if not isinstance(item[1], Keep))
+        return _encode(Plan(moved))
+    if isinstance(noun, Program):
+        return _encode(replace(noun, trace_digest="", plan_digest=""))
+    return _encode(noun)
+
+
+_NO_TRACE = Trace((), (), (), 0, (), ())
+
+
+def _unlabelled(trace: Trace) -> Trace:
+    buffers = tuple(replace(buffer, name="") for buffer in trace.buffers)
+    return replace(trace, buffers=buffers, ops=tuple(replace(op, site="") for op in trace.ops))
+
+
+def check_plan_for(plan: Plan, problem: Problem) -> None:
+    """Raise DigestError unless `plan` was made for `problem`."""
+    expected = digest(problem)
+    if plan.problem_digest != expected:
+        made_for = plan.problem_digest or "(not named)"
+        raise DigestError(noun="plan", made_for=made_for, expected=expected, of="problem")
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def save(noun: Noun, path: str | os.PathLike[str]) -> None:
+    """Write `noun` to `path`, whole or not at all: a temporary file beside it, then a rename."""
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.{uuid4().hex}.tmp")
+    try:
+        with draft.open("x", encoding="ascii") as file:
+            file.write(_file_text(noun))
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def load(path: str | os.PathLike[str], kind: type[N]) -> N:
+    """The noun of type `kind` that `save` wrote to `path`, names and sites included.
+
+    Raises FormatError where the file holds something else or is of another version, DigestError
+    where it has been changed since it was written. What is read is not verified.
+    """
+    try:
+        whole = json.loads(Path(path).read_bytes())
+    except ValueError as error:
+        raise FormatError(noun=kind_of(kind), reason=f"{path} is not JSON: {error}") from error
+    header, content = _open(whole, kind, path)
+    noun = _decode(content, kind, path)
+    found = digest(noun)
+    if header.get("digest") != found:
+        named = str(header.get("digest"))
+        raise DigestError(noun=kind_of(kind), made_for=named, expected=found, of="content")
+    return noun
+
+
+def _open(whole: Any, kind: type[N], path: str | os.PathLike[str]) -> tuple[dict[str, Json], Json]:
+    """The header and the content. Raises FormatError unless the header promises a `kind`."""
+    header = whole.get("format") if isinstance(whole, dict) else None
+    if not isinstance(header, dict) or header.get("name") != NAME or "noun" not in whole:
+        raise FormatError(noun=kind_of(kind), reason=f"{path} has no {NAME} header")
+    if header.get("version") != VERSION:
+        reason = f"{path} has version {header.get('version')}, this release reads {VERSION}"
+        raise FormatError(noun=kind_of(kind), reason=reason)
+    if header.get("kind") != kind_of(kind):
+        raise FormatError(noun=kind_of(kind), reason=f"{path} holds a {header.get('kind')}")
+    return header, whole["noun"]
+
+
+def _decode(content: Json, kind: type[N], path: str | os.PathLike[str]) -> N:
+    try:
+        noun: N = NOUNS[kind].decode(content)
+    except MismatchError as error:
+        reason = f"{path}: at {kind_of(kind)}{error.where}: {error}"
+        raise FormatError(noun=kind_of(kind), reason=reason) from error
+    except IndexError as error:
+        reason = f"{path}: it uses a value that it does not list"
+        raise FormatError(noun=kind_of(kind), reason=reason) from error
+    return noun
+
+
+def _encode(noun: Noun) -> Json:
+    return NOUNS[type(noun)].encode(noun)
+
+
+def _file_text(noun: Noun) -> str:
+    header: Json = {
+        "name": NAME,
+        "version": VERSION,
+        "kind": kind_of(type(noun)),
+        "digest": digest(noun),
+    }
+    return f'{{"format": {_line(header)},\n"noun": {_spread(_encode(noun))}}}\n'
+
+
+def _spread(content: Json) -> str:
+    """A noun's JSON, keys sorted: a line per field, and a line per item of a field's list."""
+    if isinstance(content, dict):
+        fields = (f'"{name}": {_spread(content[name])}' for name in sorted(content))
+        return "{\n" + ",\n".join(fields) + "\n}"
+    if isinstance(content, list) and content:
+        return "[\n" + ",\n".join(f" {_line(item)}" for item in content) + "\n]"
+    return _line(content)
+
+
+def _line(content: Json) -> str:
+    return json.dumps(content, sort_keys=True, allow_nan=False)

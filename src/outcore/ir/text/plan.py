@@ -1,0 +1,59 @@
+"""The text form of a Plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from outcore.ir.hardware import Tier
+from outcore.ir.plan import Choice, Gap, Keep, Offload, Plan, Recompute
+from outcore.ir.text.rows import Lines, named, read_rows, row
+from outcore.ir.text.scan import Line
+
+
+def print_plan(plan: Plan) -> Iterator[str]:
+    """The lines of a Plan."""
+    yield row("plan", named("policy", plan.policy), named("problem", plan.problem_digest))
+    for gap, choice in plan.choices:
+        yield f"gap {gap.buffer} after {gap.after} before {gap.before} {_choice_text(choice)}"
+
+
+def _choice_text(choice: Choice) -> str:
+    if isinstance(choice, Keep):
+        return "keep"
+    if isinstance(choice, Offload):
+        return row(
+            f"offload {choice.tier.value}",
+            "" if choice.release is None else f"release {choice.release}",
+            "" if choice.prefetch is None else f"prefetch {choice.prefetch}",
+        )
+    return "recompute stay" if choice.stay else "recompute"
+
+
+def read_plan(lines: Lines) -> Plan:
+    """A Plan from its lines. Raises ParseError."""
+    head, *rest = lines
+    head.expect("plan")
+    policy = head.name() if head.accept("policy") else ""
+    problem_digest = head.name() if head.accept("problem") else ""
+    head.end()
+    return Plan(read_rows(rest, {"gap": _gap})["gap"], policy, problem_digest)
+
+
+def _gap(line: Line) -> tuple[Gap, Choice]:
+    buffer = line.integer()
+    line.expect("after")
+    after = line.integer()
+    line.expect("before")
+    return Gap(buffer, after, line.integer()), _choice(line)
+
+
+def _choice(line: Line) -> Choice:
+    if line.accept("keep"):
+        return Keep()
+    if line.accept("recompute"):
+        return Recompute(stay=line.accept("stay"))
+    if not line.accept("offload"):
+        line.miss("keep or offload or recompute")
+    tier = line.member(Tier)
+    release = line.integer() if line.accept("release") else None
+    return Offload(tier, release, line.integer() if line.accept("prefetch") else None)

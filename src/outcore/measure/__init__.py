@@ -1,0 +1,9 @@
+"""measure: what a step really costs, taken while it trains."""
+
+from __future__ import annotations
+
+from outcore.measure.clock import Stopwatch
+from outcore.measure.meter import Meter, Reading
+from outcore.measure.resident import resident_bytes
+
+__all__ = ["Meter", "Reading", "Stopwatch", "resident_bytes"]

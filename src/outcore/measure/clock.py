@@ -1,0 +1,34 @@
+"""Stopwatch: seconds per op over the profiled steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+
+from outcore.ir.program import Program, Run
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Takes a note per run of a program; gives the median per op over the steps noted."""
+
+    program: Program
+    notes: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """Op -> (start, stop) in nanoseconds, one per noted step; reruns are left out."""
+
+    def note(self, position: int, start: int, stop: int) -> None:
+        """Record that the run at body position `position` took from `start` to `stop`."""
+        action = self.program.body[position].action
+        if isinstance(action, Run) and not action.again:
+            self.notes.setdefault(action.op, []).append((start, stop))
+
+    def seconds(self, ops: int) -> tuple[float, ...]:
+        """Median seconds per op; 0 for one that was never noted."""
+        return tuple(
+            median(stop - start for start, stop in self.notes[op]) * 1e-9 if op in self.notes else 0.0
+            for op in range(ops)
+        )
+
+    def last(self, op: int) -> tuple[int, int]:
+        """Start and stop of the latest run of `op`, in nanoseconds."""
+        return self.notes[op][-1]

@@ -1,0 +1,73 @@
+"""Meter: what torch's CPU allocator did, from the profiler's memory events.
+
+Independent of every book that outcore keeps: the events come from the allocator itself.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Allocator events in order of time: nanoseconds of the wall clock, and bytes (+ or -)."""
+
+    times: tuple[int, ...]
+    changes: tuple[int, ...]
+
+    def level_bytes(self, at: int) -> int:
+        """Bytes held at time `at` above those held when the meter started."""
+        return sum(self.changes[: bisect_right(self.times, at)])
+
+    def peak_bytes(self, start: int = 0, stop: int | None = None) -> int:
+        """The most bytes held between two times, above those held when the meter started."""
+        low, high = self._range(start, stop)
+        base = sum(self.changes[:low])
+        return max(accumulate(self.changes[low:high], initial=base))
+
+    def workspace_bytes(self, start: int, stop: int) -> int:
+        """Peak between two times less what was left at the end (or held before, if more)."""
+        low, high = self._range(start, stop)
+        levels = list(accumulate(self.changes[low:high], initial=0))
+        return max(0, max(levels) - max(levels[-1], 0))
+
+    def _range(self, start: int, stop: int | None) -> tuple[int, int]:
+        high = len(self.times) if stop is None else bisect_right(self.times, stop)
+        return bisect_left(self.times, start), high
+
+
+class Meter:
+    """Collects allocator events of this thread from `start` to `stop`.
+
+    Only one profiler can run in a process: `start` returns False, and meters nothing, where the user
+    runs one already.
+    """
+
+    def __init__(self) -> None:
+        self._profiler: profile | None = None
+
+    def start(self) -> bool:
+        """Begin; False where another profiler runs."""
+        if torch.autograd._profiler_enabled():
+            return False
+        self._profiler = profile(
+            activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+        )
+        self._profiler.__enter__()
+        return True
+
+    def stop(self) -> Reading:
+        """End, and give what was seen. Raises RuntimeError where the meter does not run."""
+        if self._profiler is None:
+            raise RuntimeError("the meter was not started")
+        profiler, self._profiler = self._profiler, None
+        profiler.__exit__(None, None, None)
+        results = profiler.profiler.kineto_results  # type: ignore[union-attr]  # set by __enter__
+        memory = (e for e in results.events() if e.name() == "[memory]")
+        events = sorted((e.start_ns(), e.nbytes()) for e in memory)
+        return Reading(tuple(t for t, _ in events), tuple(n for _, n in events))

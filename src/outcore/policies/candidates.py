@@ -1,0 +1,63 @@
+"""Candidates: the gaps that a PoocH-like policy decides on.
+
+They are PoocH's "feature maps": buffers made or passed in before the boundary and needed after it. One
+gap of each crosses the boundary; all its other uses are close together and the buffer stays for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from outcore.ir.liveness import Liveness, gaps, liveness
+from outcore.ir.plan import Gap
+from outcore.ir.problem import Problem
+from outcore.ir.trace import Effect, Trace
+
+
+def candidates(problem: Problem, min_bytes: int) -> tuple[Gap, ...]:
+    """Gaps across the boundary of buffers of at least `min_bytes`, in order of copy-out.
+
+    That order is the order of the last forward use, as in PoocH's code (a map is copied out when its
+    variable dies); buffers that one op uses last go in order of its arguments, then of its results.
+    """
+    trace, live = problem.trace, liveness(problem.trace)
+    crossing = (g for g in gaps(trace, live) if g.after < trace.boundary <= g.before)
+    wanted = (g for g in crossing if trace.buffers[g.buffer].nbytes >= max(1, min_bytes))
+    return tuple(sorted(wanted, key=lambda g: (g.after, _rank(trace, g))))
+
+
+def _rank(trace: Trace, gap: Gap) -> int:
+    return (*trace.reads[gap.after], *trace.writes[gap.after]).index(gap.buffer)
+
+
+def recomputable(problem: Problem, among: Iterable[Gap]) -> frozenset[Gap]:
+    """Those of `among` whose buffer can be made again at the gap's end, whatever the others get.
+
+    Every op that has to run again must be repeatable, must find in memory or make again what it reads,
+    and must find it unchanged: a later op that mutates it rules it out. Linear in the ops to run again.
+    """
+    trace, live = problem.trace, liveness(problem.trace)
+    mutated = _last_mutation(trace)
+    return frozenset(gap for gap in among if _recomputable(trace, live, mutated, gap))
+
+
+def _recomputable(trace: Trace, live: Liveness, mutated: dict[int, int], gap: Gap) -> bool:
+    seen = {gap.buffer}
+    stack = [gap.buffer]
+    while stack:
+        producer = live.producer[stack.pop()]
+        if producer is None or not trace.ops[producer].repeatable:
+            return False
+        reads = trace.reads[producer]
+        if any(mutated.get(b, -1) > producer for b in reads):
+            return False
+        gone = {b for b in reads if not live.held[b] and live.uses[b][-1] < gap.before}
+        stack += gone - seen
+        seen |= gone
+    return True
+
+
+def _last_mutation(trace: Trace) -> dict[int, int]:
+    """Buffer -> the last op that may have written it in place."""
+    mutating = (op.id for op in trace.ops if Effect.MUTATES in op.effects)
+    return {buffer: op for op in mutating for buffer in trace.reads[op]}

@@ -1,0 +1,155 @@
+"""Backend: the door from torch.compile to the engine."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from outcore.capture import (
+    aot_autograd,
+    capture,
+    default_partition,
+    no_donated_buffers,
+    shells,
+)
+from outcore.errors import CaptureError
+from outcore.execute import Executable, in_core
+from outcore.ir.verify import verify_trace
+from outcore.report import Report
+from outcore.runtime.engine import Engine
+from outcore.runtime.graph import PlannedGraph
+from outcore.runtime.options import Options, make_options, settle
+from outcore.runtime.summary import report_of
+
+log = logging.getLogger("outcore")
+
+DEFAULT_POLICY = "pooch"
+KEY = "outcore_graph"
+"""Where a shell module carries the number of its graph; AOTAutograd deep-copies modules."""
+
+Call = Callable[..., Any]
+
+
+class Backend:
+    """A `torch.compile` backend that keeps a training step inside a byte budget.
+
+    >>> ooc = Backend(budget="12GiB")                            # doctest: +SKIP
+    >>> model = torch.compile(model, backend=ooc)                # doctest: +SKIP
+
+    Options are those of `Options`; a name that does not exist raises OptionError, a value that
+    cannot be read raises BudgetError, OptionValueError or PolicyError, all before anything runs. A
+    budget that no plan can meet raises InfeasibleError from the first forward call that knows.
+    """
+
+    def __init__(self, budget: str | float | None = None, **options: Any) -> None:
+        self.options: Options = make_options({"budget": budget, **options})
+        self.engine: Engine | None = None
+        self.capture_seconds = 0.0
+        self.notes: list[str] = []
+        self._graphs: dict[int, tuple[PlannedGraph, GraphModule]] = {}
+        settle(self.options, torch.device("cpu"), DEFAULT_POLICY) if budget is not None else None
+
+    def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Call:
+        """Compile one graph for torch.compile."""
+        compiler = aot_autograd(
+            fw_compiler=self._forward_compiler,
+            bw_compiler=self._backward_compiler,
+            inference_compiler=_boxed,
+            partition_fn=self._partition,
+        )
+        with no_donated_buffers():
+            compiled: Call = compiler(module, example_inputs)
+        return compiled
+
+    def report(self) -> Report:
+        """What was planned and measured so far."""
+        return report_of(self)
+
+    # ---- AOTAutograd's three calls --------------------------------------------------------------
+
+    def _partition(
+        self,
+        joint: GraphModule,
+        joint_inputs: Any,
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        **_: Any,
+    ) -> tuple[GraphModule, GraphModule]:
+        start = time.perf_counter()
+        static = list(static_lifetime_input_indices or ())
+        try:
+            captured = capture(joint, num_fwd_outputs, static)
+            verify_trace(captured.trace)
+        except CaptureError as error:
+            self._refuse(error)
+            captured = None
+        forward, backward = default_partition(
+            joint,
+            joint_inputs,
+            num_fwd_outputs=num_fwd_outputs,
+            static_lifetime_input_indices=static,
+        )
+        if captured is None:
+            return forward, backward
+        outside = shells(forward, backward, num_fwd_outputs)
+        engine = self._engine(captured.device)
+        fallback: Executable = in_core(
+            forward.forward, backward.forward, num_fwd_outputs, len(captured.constants)
+        )
+        graph = PlannedGraph(engine, captured, outside.saved_inputs, fallback)
+        engine.graphs.append(graph)
+        number = len(self._graphs)
+        self._graphs[number] = (graph, forward)
+        outside.forward.meta[KEY] = outside.backward.meta[KEY] = number
+        self.capture_seconds += time.perf_counter() - start
+        return outside.forward, outside.backward
+
+    def _forward_compiler(self, module: GraphModule, _: Any) -> Call:
+        number = module.meta.get(KEY)
+        return _boxed(module, _) if number is None else _as_boxed(self._graphs[number][0].forward)
+
+    def _backward_compiler(self, module: GraphModule, _: Any) -> Call:
+        number = module.meta.get(KEY)
+        return _boxed(module, _) if number is None else _as_boxed(self._graphs[number][0].backward)
+
+    def _engine(self, device: torch.device) -> Engine:
+        if self.engine is None:
+            self.engine = Engine(settle(self.options, device, DEFAULT_POLICY), device)
+        elif self.engine.device != device:
+            reason = f"one budget covers one device: {self.engine.device}, not also {device}"
+            raise CaptureError(reason=reason)
+        return self.engine
+
+    def _refuse(self, error: CaptureError) -> None:
+        """A graph that cannot be planned runs in-core, and says so once."""
+        if self.options.strict:
+            raise error
+        self.notes.append(str(error))
+        warnings.warn(f"outcore runs a graph in-core: {error}", stacklevel=2)
+
+
+def _as_boxed(method: Callable[[list[Any]], Any]) -> Call:
+    def call(args: list[Any]) -> Any:
+        return method(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's mark for stolen arguments
+    return call
+
+
+def _boxed(module: GraphModule, _: Any) -> Call:
+    """The module itself, run as captured."""
+
+    def call(args: list[Any]) -> Any:
+        inputs = list(args)
+        args.clear()
+        return module.forward(*inputs)
+
+    call._boxed_call = True  # type: ignore[attr-defined]  # as above
+    return call

@@ -1,0 +1,163 @@
+"""Engine: one budget, the driver that moves the bytes, and the graphs that share both."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from outcore.execute import Driver, open_driver
+from outcore.ir.hardware import Hardware
+from outcore.ir.memory import crossing_bytes, fits
+from outcore.ir.plan import Keep, Plan, make_plan
+from outcore.ir.problem import Problem
+from outcore.ir.profile import Profile, Source
+from outcore.ir.program import Program
+from outcore.ir.timeline import Timeline
+from outcore.lower import lower
+from outcore.measure import resident_bytes
+from outcore.policies import floor_plan
+from outcore.runtime.graph import PlannedGraph
+from outcore.runtime.options import Settings
+from outcore.runtime.store import Stores
+from outcore.simulate import simulate
+
+log = logging.getLogger("outcore")
+
+MARGIN_DIVISOR = 200
+"""The safety margin is the budget over this: half a percent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A problem, its plan, the program, and what the simulator says of it."""
+
+    problem: Problem
+    plan: Plan
+    program: Program
+    predicted: Timeline
+    in_core: Timeline
+    planning_seconds: float
+
+    @property
+    def everything_kept(self) -> bool:
+        """Whether the plan moves nothing."""
+        return all(isinstance(choice, Keep) for _, choice in self.plan.choices)
+
+
+class Engine:
+    """What the graphs of one budget share."""
+
+    def __init__(self, settings: Settings, device: torch.device) -> None:
+        self.settings, self.device = settings, device
+        self.strict = settings.strict
+        self.driver: Driver = open_driver(
+            device, settings.spill_dir, settings.link_bytes_per_second
+        )
+        self.stores = Stores()
+        self.graphs: list[PlannedGraph] = []
+        self._hardware: Hardware | None = None
+
+    def outstanding(self, graph: PlannedGraph) -> tuple[PlannedGraph, ...]:
+        """Other graphs whose backward is still to come, oldest first, each once."""
+        owners = (o for o in self.stores.owners() if isinstance(o, PlannedGraph))
+        return tuple(dict.fromkeys(o for o in owners if o is not graph))
+
+    def resident_bytes(self, besides: Sequence[torch.Tensor] = ()) -> int:
+        """Bytes that live tensors hold on the device, those of `besides` left out."""
+        return resident_bytes(self.device, besides)
+
+    def hardware(self) -> Hardware:
+        """This machine, with its links as measured (once)."""
+        if self._hardware is None:
+            self._hardware = self.driver.hardware(
+                self.settings.budget_bytes, self.settings.disk_budget_bytes
+            )
+        return self._hardware
+
+    # ---- problems -------------------------------------------------------------------------------
+
+    def problem(
+        self, graph: PlannedGraph, profile: Profile, between_bytes: int, inputs: Sequence[Any]
+    ) -> Problem:
+        """The problem of `graph` as things stand: what else is on the device, and who comes after.
+
+        Graphs of one step nest: forwards in order, backwards in reverse. What the earlier ones hold is
+        outside; the later ones are left a share in proportion to what they would keep.
+        """
+        trace = graph.captured.trace
+        tensors = [t for t in (*inputs, *graph.captured.constants) if isinstance(t, torch.Tensor)]
+        budget = self.settings.budget_bytes
+        later = [g for g in self.graphs if graph in g.before]
+        gradients = sum(_gradient_bytes(g) for g in later)
+        outside = self.resident_bytes(tensors) + gradients + budget // MARGIN_DIVISOR
+        problem = Problem(
+            trace,
+            profile,
+            self.hardware(),
+            budget,
+            disk_budget_bytes=self.settings.disk_budget_bytes,
+            outside_bytes=outside,
+            between_bytes=between_bytes,
+        )
+        if not later:
+            return problem
+        mine, theirs = kept_bytes(graph), sum(kept_bytes(g) for g in later)
+        arguments = sum(b.nbytes for b in trace.buffers if b.pinned)
+        free = max(0, budget - outside - arguments)
+        share = free * theirs // max(1, mine + theirs)
+        return replace(problem, between_bytes=max(between_bytes, share))
+
+    def floor_program(self, graph: PlannedGraph, inputs: Sequence[Any]) -> Program:
+        """The program of the profiled steps: nothing overlaps, least memory.
+
+        Raises InfeasibleError where even that does not fit the budget.
+        """
+        ops = len(graph.captured.trace.ops)
+        profile = Profile((0.0,) * ops, (0,) * ops, Source.ESTIMATED)
+        problem = self.problem(graph, profile, 0, inputs)
+        plan = floor_plan(problem)
+        return lower(replace(problem, budget_bytes=1), plan)
+
+    def plan(
+        self, graph: PlannedGraph, profile: Profile, between_bytes: int, inputs: Sequence[Any]
+    ) -> Planned:
+        """Plan `graph` from what was measured. Everything is kept where that fits.
+
+        Raises InfeasibleError where no plan of the policy fits the budget.
+        """
+        start = time.perf_counter()
+        problem = self.problem(graph, profile, between_bytes, inputs)
+        keep = make_plan({}, "keep-all")
+        in_core = lower(problem, keep)
+        in_core_timeline = simulate(problem, in_core)
+        if fits(problem, in_core):
+            plan, program = keep, in_core
+        else:
+            plan = self.settings.policy.plan(problem)
+            program = lower(problem, plan)
+        timeline = simulate(problem, program)
+        planned = Planned(
+            problem, plan, program, timeline, in_core_timeline, time.perf_counter() - start
+        )
+        self.driver.reserve(timeline.peak(self.hardware().outer))
+        return planned
+
+
+def kept_bytes(graph: PlannedGraph) -> int:
+    """Device bytes that a graph holds between its calls: as planned, else with everything kept."""
+    if graph.planned is not None:
+        return crossing_bytes(graph.planned.program)
+    trace = graph.captured.trace
+    made = {b for op in range(trace.boundary) for b in trace.writes[op]}
+    used = {b for op in range(trace.boundary, len(trace.ops)) for b in trace.reads[op]}
+    return sum(trace.buffers[b].nbytes for b in made & used)
+
+
+def _gradient_bytes(graph: PlannedGraph) -> int:
+    trace = graph.captured.trace
+    return sum(trace.buffers[b].nbytes for b in trace.value_buffers(trace.gradients))

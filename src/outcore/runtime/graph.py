@@ -1,0 +1,243 @@
+"""PlannedGraph: one captured graph, from its first profiled step to its planned ones.
+
+The first steps run the floor program (the least memory that surely fits): one is checked against the
+trace and metered, the next are timed. Then the graph is planned once, and runs the plan.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from outcore.capture import Captured, hooks_active, keeps_graph
+from outcore.errors import CaptureError
+from outcore.execute import Executable, Instruments, build, checker
+from outcore.ir.program import Program, Run
+from outcore.ir.profile import Profile, Source
+from outcore.measure import Meter, Reading, Stopwatch
+from outcore.runtime.store import Store
+
+if TYPE_CHECKING:  # the engine holds graphs, and a graph calls its engine
+    from outcore.runtime.engine import Engine, Planned
+
+log = logging.getLogger("outcore")
+
+TIMED_STEPS = 3
+"""Steps that are timed, after the one that is checked and metered."""
+
+
+class State(Enum):
+    """What a graph is doing."""
+
+    PROFILING = "profiling"
+    PLANNED = "planned"
+    IN_CORE = "in-core"
+
+
+@dataclass(slots=True)
+class Profiling:
+    """The floor program's runs, and what they gave so far."""
+
+    checked: Executable
+    timed: Executable
+    first: Stopwatch
+    """Notes of the checked run, to place the meter's events."""
+    stopwatch: Stopwatch
+    workspace_bytes: tuple[int, ...] | None = None
+    between_bytes: int = 0
+    timed_steps: int = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether there is enough to plan from."""
+        return self.workspace_bytes is not None and self.timed_steps >= TIMED_STEPS
+
+
+@dataclass(slots=True)
+class Visit:
+    """One forward call on its way to its backward call."""
+
+    meter: Meter | None = None
+    resident_bytes: int = 0
+    forward_seconds: float = 0.0
+    forward_end: int = 0
+
+
+class PlannedGraph:
+    """The two calls that stand for a graph's forward and backward."""
+
+    def __init__(
+        self, engine: Engine, captured: Captured, saved_inputs: tuple[int, ...], fallback: Executable
+    ) -> None:
+        self.engine, self.captured, self.saved_inputs = engine, captured, saved_inputs
+        self.fallback = fallback
+        self.state = State.PROFILING
+        self.profiling: Profiling | None = None
+        self.planned: Planned | None = None
+        self.executable: Executable | None = None
+        self.reads_again: tuple[int, ...] = ()
+        """Positions of forward inputs that the planned program's reruns read."""
+        self.before: tuple[PlannedGraph, ...] = ()
+        """Graphs whose backward is outstanding when this one's forward begins."""
+        self.visits: dict[int, Visit] = {}
+        self.recent_seconds: deque[float] = deque(maxlen=64)
+        self.measured_peak_bytes: int | None = None
+        self.reason = ""
+
+    # ---- the two calls --------------------------------------------------------------------------
+
+    def forward(self, args: list[Any]) -> list[Any]:
+        """AOTAutograd's forward: the results, the saved inputs, and the stand-in."""
+        inputs = list(args)
+        args.clear()
+        executable = self._ready(inputs)
+        visit = self._visit(executable, inputs)
+        try:
+            results, store = self._run_forward(executable, inputs)
+        except CaptureError as error:
+            self._give_up(error, visit)
+            return self.forward(inputs)
+        except BaseException:
+            self._stop(visit)
+            raise
+        started = visit.forward_seconds
+        visit.forward_seconds = time.perf_counter() - started
+        visit.forward_end = time.time_ns()
+        stand_in = self.engine.stores.add(store, follow=not hooks_active())
+        self.visits = {n: v for n, v in self.visits.items() if n in self.engine.stores}
+        self.visits[store.number] = visit
+        return [*results, *(inputs[i] for i in self.saved_inputs), stand_in]
+
+    def backward(self, args: list[Any]) -> tuple[Any, ...]:
+        """AOTAutograd's backward: the gradients."""
+        saved = len(self.saved_inputs)
+        stand_in, tangents = args[saved], args[saved + 1 :]
+        args.clear()
+        store = self.engine.stores.find(stand_in)
+        visit = self.visits.get(store.number, Visit())
+        store.check_versions()
+        again = keeps_graph()
+        began, start = time.time_ns(), time.perf_counter()
+        try:
+            crossing = list(store.crossing) if again else store.crossing
+            gradients = store.executable.backward(crossing, tangents, store.lane)
+        except BaseException:
+            self._stop(visit)
+            raise
+        finally:
+            if not again:
+                self.engine.stores.drop(store.number)
+        visit.forward_seconds += time.perf_counter() - start
+        self._finish(store.executable, visit, began)
+        return gradients
+
+    # ---- before a step --------------------------------------------------------------------------
+
+    def _ready(self, inputs: list[Any]) -> Executable:
+        """The executable for this step; plans first where enough is known."""
+        self.before = self.engine.outstanding(self)
+        if self.executable is not None:
+            return self.executable
+        if self.profiling is None:
+            self.profiling = self._begin(inputs)
+        if not self.profiling.done:
+            unmetered = self.profiling.workspace_bytes is None
+            return self.profiling.checked if unmetered else self.profiling.timed
+        return self._plan(self.profiling, inputs)
+
+    def _begin(self, inputs: list[Any]) -> Profiling:
+        program = self.engine.floor_program(self, inputs)
+        first, stopwatch = Stopwatch(program), Stopwatch(program)
+        trace, generator = self.captured.trace, self.engine.driver.generator
+        instruments = Instruments(timed=True, checked=True)
+        checked = build(trace, program, generator, instruments, first.note, checker(trace))
+        timed = build(trace, program, generator, Instruments(timed=True), stopwatch.note)
+        return Profiling(checked, timed, first, stopwatch)
+
+    def _plan(self, profiling: Profiling, inputs: list[Any]) -> Executable:
+        trace = self.captured.trace
+        seconds = profiling.stopwatch.seconds(len(trace.ops))
+        assert profiling.workspace_bytes is not None  # noqa: S101 - `done` says so
+        profile = Profile(seconds, profiling.workspace_bytes, Source.MEASURED)
+        self.planned = self.engine.plan(self, profile, profiling.between_bytes, inputs)
+        self.state = State.IN_CORE if self.planned.everything_kept else State.PLANNED
+        self.executable = build(trace, self.planned.program, self.engine.driver.generator)
+        self.reads_again = _read_again(self.planned.program)
+        self.profiling = None
+        return self.executable
+
+    def _visit(self, executable: Executable, inputs: list[Any]) -> Visit:
+        visit = Visit()
+        wanted = self.profiling is not None and executable is self.profiling.checked
+        wanted |= self.planned is not None and self.measured_peak_bytes is None
+        if wanted:
+            meter = Meter()
+            visit.resident_bytes = self.engine.resident_bytes()
+            visit.meter = meter if meter.start() else None
+        visit.forward_seconds = time.perf_counter()
+        return visit
+
+    def _run_forward(
+        self, executable: Executable, inputs: list[Any]
+    ) -> tuple[tuple[Any, ...], Store]:
+        lane = self.engine.driver.open_lane(executable.regions)
+        arguments = [*inputs, *self.captured.constants]
+        try:
+            results, crossing = executable.forward(arguments, lane)
+        except BaseException:
+            lane.close()
+            raise
+        names = self.captured.trace.buffers
+        read = [(names[i].name, inputs[i]) for i in self.reads_again]
+        versions = [t._version for _, t in read]
+        return results, Store(self, executable, lane, crossing, read, versions)
+
+    # ---- after a step ---------------------------------------------------------------------------
+
+    def _finish(self, executable: Executable, visit: Visit, backward_start: int) -> None:
+        reading = self._stop(visit)
+        profiling = self.profiling
+        if profiling is not None and executable is profiling.checked and reading is not None:
+            self._metered(profiling, reading, visit, backward_start)
+        elif profiling is not None and executable is profiling.timed:
+            profiling.timed_steps += 1
+        elif executable is self.executable and reading is not None:
+            self.measured_peak_bytes = visit.resident_bytes + reading.peak_bytes()
+        elif executable is self.executable:
+            self.recent_seconds.append(visit.forward_seconds)
+
+    def _metered(
+        self, profiling: Profiling, reading: Reading, visit: Visit, backward_start: int
+    ) -> None:
+        ops = range(len(self.captured.trace.ops))
+        spans = (profiling.first.last(op) for op in ops)
+        profiling.workspace_bytes = tuple(reading.workspace_bytes(a, b) for a, b in spans)
+        peak = reading.peak_bytes(visit.forward_end, backward_start)
+        profiling.between_bytes = max(0, peak - reading.level_bytes(visit.forward_end))
+
+    def _stop(self, visit: Visit) -> Reading | None:
+        meter, visit.meter = visit.meter, None
+        return None if meter is None else meter.stop()
+
+    def _give_up(self, error: CaptureError, visit: Visit) -> None:
+        """Run in-core from now on: the graph does not behave as it was captured."""
+        self._stop(visit)
+        self.state, self.executable, self.profiling = State.IN_CORE, self.fallback, None
+        self.reason = str(error)
+        if self.engine.strict:
+            raise error
+        warnings.warn(f"outcore runs a graph in-core: {error}", stacklevel=2)
+
+
+def _read_again(program: Program) -> tuple[int, ...]:
+    """Positions of the arguments that a rerun reads."""
+    position = {slot: i for i, slot in enumerate(program.arguments)}
+    reruns = (x.action for x in program.body if isinstance(x.action, Run) and x.action.again)
+    return tuple(sorted({position[s] for run in reruns for s in run.reads if s in position}))

@@ -1,0 +1,34 @@
+"""How much memory this process may use: the machine's, or less where a cgroup says so."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def memory_limit_bytes() -> int:
+    """Bytes of RAM this process may hold (cgroup v2 `memory.max`, else the machine's total)."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = (_read(folder / "memory.max") for folder in _cgroups())
+    return min((total, *(limit for limit in limits if limit is not None)))
+
+
+def _cgroups() -> list[Path]:
+    """The process's cgroup and all above it."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    paths = [line.removeprefix("0::/") for line in lines if line.startswith("0::")]
+    folder = CGROUP / paths[0] if paths else CGROUP
+    return [folder, *(p for p in folder.parents if p.is_relative_to(CGROUP))]
+
+
+def _read(file: Path) -> int | None:
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,130 @@
+"""Options: what the user may say, checked once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outcore.errors import BudgetError, OptionError, OptionValueError
+from outcore.policies import Policy, resolve
+from outcore.runtime.host import memory_limit_bytes
+from outcore.units import parse_rate, parse_size
+
+ENVIRONMENT = {
+    "budget": "OUTCORE_BUDGET",
+    "policy": "OUTCORE_POLICY",
+    "spill_dir": "OUTCORE_SPILL_DIR",
+    "disk_budget": "OUTCORE_DISK_BUDGET",
+    "link_limit": "OUTCORE_LINK_LIMIT",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options as given, flat and JSON-able. None: from the environment, else the default.
+
+    `budget`: peak device bytes of the training step ("12GiB", bytes, "80%", a fraction; on a CPU it
+    must be given). `policy`: a spec such as "pooch" or "swap-all{min_bytes=4096}". `disk_budget`:
+    most bytes of the spill file. `spill_dir`: where it lies (default: the system's temporary folder).
+    `link_limit`: bytes per second per direction, to play a slower link. `strict`: raise where a graph
+    cannot be planned, instead of running it in-core with a warning.
+    """
+
+    budget: str | int | float | None = None
+    policy: str | Policy | None = None
+    host_budget: str | int | float | None = None
+    disk_budget: str | int | float | None = None
+    spill_dir: str | os.PathLike[str] | None = None
+    link_limit: str | float | None = None
+    strict: bool = False
+
+
+def make_options(given: Mapping[str, Any]) -> Options:
+    """Options from keyword arguments. Raises OptionError for a name that does not exist."""
+    known = tuple(f.name for f in fields(Options))
+    for name in given:
+        if name not in known:
+            raise OptionError(option=name, known=known)
+    from_environment = {
+        name: os.environ[variable]
+        for name, variable in ENVIRONMENT.items()
+        if os.environ.get(variable) and given.get(name) is None
+    }
+    return Options(**{**given, **from_environment})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options in bytes, seconds and objects, for one device."""
+
+    budget_bytes: int
+    policy: Policy
+    disk_budget_bytes: int
+    spill_dir: Path
+    link_bytes_per_second: float | None
+    strict: bool
+
+
+def settle(options: Options, device: torch.device, default_policy: str) -> Settings:
+    """Read every option for `device`.
+
+    Raises BudgetError, OptionValueError, PolicyError or SpillError, each naming the option.
+    """
+    spill_dir = Path(options.spill_dir or tempfile.gettempdir())
+    return Settings(
+        _budget(options.budget, device),
+        resolve(options.policy or default_policy),
+        _disk_budget(options.disk_budget, spill_dir),
+        spill_dir,
+        _link_limit(options.link_limit),
+        options.strict,
+    )
+
+
+def _budget(given: str | float | None, device: torch.device) -> int:
+    total = _device_bytes(device)
+    if given is None or given == "auto":
+        if device.type == "cpu":
+            reason = "on a CPU the budget must be given; write for example budget='8GiB'"
+            raise BudgetError(option="budget", value=given, reason=reason)
+        return int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_allocated(device))
+    return _size("budget", given, total)
+
+
+def _device_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return memory_limit_bytes()
+
+
+def _disk_budget(given: str | float | None, spill_dir: Path) -> int:
+    try:
+        usage = shutil.disk_usage(spill_dir)
+    except OSError:
+        return 0  # the driver says what is wrong with the folder when it first needs it
+    if given is None:
+        return int(usage.free * 0.9)
+    return _size("disk_budget", given, usage.total)
+
+
+def _size(option: str, given: str | float, total: int) -> int:
+    try:
+        return parse_size(given, total)
+    except ValueError as error:
+        raise BudgetError(option=option, value=given, reason=str(error)) from error
+
+
+def _link_limit(given: str | float | None) -> float | None:
+    if given is None:
+        return None
+    try:
+        return parse_rate(given)
+    except ValueError as error:
+        raise OptionValueError(option="link_limit", value=given, reason=str(error)) from error

@@ -1,0 +1,102 @@
+"""report_of: the Report of a Backend, summed over its graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from statistics import median
+from typing import TYPE_CHECKING
+
+from outcore.ir.hardware import Tier
+from outcore.ir.liveness import gaps, liveness
+from outcore.ir.plan import Offload, Recompute
+from outcore.ir.program import Copy, Run, Stream
+from outcore.policies import spec_text
+from outcore.report import Counts, Report
+from outcore.runtime.engine import Planned
+from outcore.runtime.graph import PlannedGraph, State
+
+if TYPE_CHECKING:  # the backend makes its report through here
+    from outcore.runtime.backend import Backend
+
+
+def report_of(backend: Backend) -> Report:
+    """Everything known now; figures of graphs that are not planned yet are left out."""
+    engine = backend.engine
+    if engine is None:
+        given = backend.options
+        return Report(str(given.policy), State.IN_CORE.value, 0, notes=tuple(backend.notes))
+    graphs = engine.graphs
+    planned = [g.planned for g in graphs if g.planned is not None]
+    reasons = tuple(g.reason for g in graphs if g.reason)
+    common = Report(
+        policy=spec_text(engine.settings.policy),
+        state=_state(graphs),
+        budget_bytes=engine.settings.budget_bytes,
+        graphs=len(graphs),
+        capture_seconds=backend.capture_seconds,
+        notes=(*backend.notes, *reasons),
+    )
+    return _with_plans(common, graphs, planned) if planned else common
+
+
+def _state(graphs: Iterable[PlannedGraph]) -> str:
+    states = {g.state for g in graphs}
+    for state in (State.PROFILING, State.PLANNED):
+        if state in states:
+            return state.value
+    return State.IN_CORE.value
+
+
+def _with_plans(common: Report, graphs: list[PlannedGraph], planned: list[Planned]) -> Report:
+    runs = [(p, x.action) for p in planned for x in p.program.body if isinstance(x.action, Run)]
+    copies = [
+        p.problem.trace.buffers[p.program.slots[x.action.source].buffer].nbytes
+        for p in planned
+        for x in p.program.body
+        if isinstance(x.action, Copy) and x.stream is Stream.OUT
+    ]
+    measured = [median(g.recent_seconds) for g in graphs if g.recent_seconds]
+    peaks = [g.measured_peak_bytes for g in graphs if g.measured_peak_bytes is not None]
+    return Report(
+        policy=common.policy,
+        state=common.state,
+        budget_bytes=common.budget_bytes,
+        graphs=common.graphs,
+        capture_seconds=common.capture_seconds,
+        notes=common.notes,
+        resident_bytes=max(map(_resident_bytes, planned)),
+        in_core_peak_bytes=max(p.in_core.peak(Tier.DEVICE) for p in planned),
+        predicted_peak_bytes=max(p.predicted.peak(Tier.DEVICE) for p in planned),
+        measured_peak_bytes=max(peaks, default=None),
+        predicted_seconds=_total(planned, lambda p: p.predicted.seconds),
+        measured_seconds=sum(measured) if measured else None,
+        in_core_seconds=_total(planned, lambda p: p.in_core.seconds),
+        planning_seconds=_total(planned, lambda p: p.planning_seconds),
+        counts=_counts(planned),
+        offloaded_bytes=sum(copies),
+        recompute_seconds=sum(p.problem.profile.seconds[r.op] for p, r in runs if r.again),
+        stall_seconds=_total(planned, lambda p: p.predicted.stall_seconds()),
+    )
+
+
+def _total(planned: list[Planned], figure: Callable[[Planned], float]) -> float:
+    return sum(map(figure, planned))
+
+
+def _resident_bytes(planned: Planned) -> int:
+    problem = planned.problem
+    return problem.outside_bytes + sum(b.nbytes for b in problem.trace.buffers if b.pinned)
+
+
+def _counts(planned: list[Planned]) -> Counts:
+    keep = offload = recompute = 0
+    for p in planned:
+        trace = p.problem.trace
+        for gap in gaps(trace, liveness(trace)):
+            if not gap.after < trace.boundary <= gap.before:
+                continue
+            choice = p.plan.choice(gap)
+            offload += isinstance(choice, Offload)
+            recompute += isinstance(choice, Recompute)
+            keep += not isinstance(choice, Offload | Recompute)
+    return Counts(keep, offload, recompute)

@@ -1,0 +1,28 @@
+"""The entry point `outcore` of `torch.compile(..., backend="outcore", options={...})`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from outcore.api import Backend
+
+_backends: dict[str, Backend] = {}
+
+
+def outcore(
+    module: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Compile one graph. Graphs compiled with the same options share one budget."""
+    return backend_for(options or {})(module, example_inputs)
+
+
+def backend_for(options: Mapping[str, Any]) -> Backend:
+    """The Backend behind `options`, for its report. Raises as `Backend` does."""
+    key = json.dumps(dict(options), sort_keys=True, default=str)
+    if key not in _backends:
+        _backends[key] = Backend(**options)
+    return _backends[key]

@@ -1,0 +1,36 @@
+"""A meaning for traces without torch: arrays are integers, ops mix them, so any slip shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outcore.interpret import Semantics
+from outcore.ir.program import Program
+from outcore.ir.trace import Effect, Op, Trace
+
+MODULUS = (1 << 61) - 1
+
+
+def semantics(trace: Trace) -> Semantics[int]:
+    """Integers; an op's results depend on the op, on each thing it reads and its place, and the draw."""
+
+    def evaluate(op: Op, reads: Sequence[int], seed: int) -> list[int]:
+        mixed = op.id + 1 + (7919 * (seed + 1) if Effect.RANDOM in op.effects else 0)
+        for place, array in enumerate(reads, 1):
+            mixed = (mixed * 1_000_003 + array * (2 * place + 1)) % MODULUS
+        return [(mixed + 31 * i) % MODULUS for i in range(len(trace.writes[op.id]))]
+
+    # Each read of poison must differ, so that two wrongs never agree by chance.
+    poisons = iter(range(-1, -(1 << 40), -1))
+    return Semantics(evaluate, lambda array: array, lambda buffer: next(poisons) * 1009 - buffer)
+
+
+def given(program: Program) -> dict[int, int]:
+    """An array for each argument and tangent."""
+    slots = (*program.arguments, *program.tangents)
+    return {program.slots[s].buffer: 100_003 * (program.slots[s].buffer + 1) for s in slots}
+
+
+def results_of(trace: Trace) -> set[int]:
+    """The buffers whose arrays the caller sees."""
+    return set(trace.value_buffers((trace.outputs, trace.gradients)))
