@@ -39,11 +39,13 @@ class Captured:
     """A Trace and what it needs of the graph it came from.
 
     `constants` are tensors that the graph holds itself; they are passed behind the forward inputs.
+    `overwritten` are positions of forward inputs that get new values after the forward call.
     `device` is the one device all tensors live on.
     """
 
     trace: Trace
     constants: tuple[torch.Tensor, ...]
+    overwritten: frozenset[int]
     device: torch.device
 
 
@@ -84,7 +86,8 @@ class _Capture:
         for index, node in enumerate(primals):
             role = self._role(node, index)
             self._input(node, role, node.name)
-        self.unstable = {self._buffer(primals[i]) for i in mutated_inputs(output)}
+        overwritten = frozenset(mutated_inputs(output))
+        self.unstable = {self._buffer(primals[i]) for i in overwritten}
         constants = self.joint.graph.find_nodes(op="get_attr")
         for node in constants:
             self._constant(node)
@@ -112,7 +115,7 @@ class _Capture:
             gradients=tuple(self._arg(r) for r in results[self.forward_outputs :]),
             donations=tuple(self.donations),
         )
-        return Captured(trace, tuple(self.constants), next(iter(self.devices)))
+        return Captured(trace, tuple(self.constants), overwritten, next(iter(self.devices)))
 
     # ---- inputs ---------------------------------------------------------------------------------
 

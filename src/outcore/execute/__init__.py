@@ -7,6 +7,7 @@ from outcore.execute.codegen import Instruments
 from outcore.execute.driver import Driver, Lane, Region
 from outcore.execute.executable import Executable, build
 from outcore.execute.in_core import in_core
+from outcore.execute.opening import open_driver
 
 __all__ = [
     "Driver",
@@ -17,4 +18,5 @@ __all__ = [
     "build",
     "checker",
     "in_core",
+    "open_driver",
 ]

@@ -187,7 +187,8 @@ class _Writer:
             yield f"del s{source}"
         if self.instruments.checked and not run.again:
             made = "".join(f"{self._made(v)}, " for v in op.outputs)
-            read = "".join(f"s{s}, " for s in run.reads)
+            given = {source for source, _ in run.donate}
+            read = "".join(f"s{s}, " for s in run.reads if s not in given)
             yield f"check({op.id}, ({made}), ({read}))"
 
     def _made(self, value: int | None) -> str:

@@ -6,13 +6,15 @@ gap of each crosses the boundary; all its other uses are close together and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from outcore.ir.liveness import Liveness, gaps, liveness
 from outcore.ir.plan import Gap
 from outcore.ir.problem import Problem
 from outcore.ir.trace import Effect, Trace
 
+NOTHING: Mapping[int, int] = MappingProxyType({})
 
 def candidates(problem: Problem, min_bytes: int) -> tuple[Gap, ...]:
     """Gaps across the boundary of buffers of at least `min_bytes`, in order of copy-out.
@@ -38,23 +40,36 @@ def recomputable(problem: Problem, among: Iterable[Gap]) -> frozenset[Gap]:
     """
     trace, live = problem.trace, liveness(problem.trace)
     mutated = _last_mutation(trace)
-    return frozenset(gap for gap in among if _recomputable(trace, live, mutated, gap))
+
+    def sound(op: int | None) -> bool:
+        if op is None or not trace.ops[op].repeatable:
+            return False
+        return all(mutated.get(b, -1) <= op for b in trace.reads[op])
+
+    return frozenset(gap for gap in among if all(map(sound, ops_again(trace, live, gap))))
 
 
-def _recomputable(trace: Trace, live: Liveness, mutated: dict[int, int], gap: Gap) -> bool:
+def ops_again(
+    trace: Trace, live: Liveness, gap: Gap, dropped: Mapping[int, int] = NOTHING
+) -> set[int | None]:
+    """The ops to run again to make the buffer of `gap` at its end; None where no op makes it.
+
+    Nothing is there that has no use left by then, nor what is in `dropped` (buffer -> the op that it
+    is made again for) until then. Linear in the ops returned.
+    """
+    ops: set[int | None] = set()
     seen = {gap.buffer}
     stack = [gap.buffer]
     while stack:
         producer = live.producer[stack.pop()]
-        if producer is None or not trace.ops[producer].repeatable:
-            return False
-        reads = trace.reads[producer]
-        if any(mutated.get(b, -1) > producer for b in reads):
-            return False
-        gone = {b for b in reads if not live.held[b] and live.uses[b][-1] < gap.before}
-        stack += gone - seen
-        seen |= gone
-    return True
+        ops.add(producer)
+        reads = () if producer is None else trace.reads[producer]
+        for buffer in reads:
+            gone = not live.held[buffer] and live.uses[buffer][-1] < gap.before
+            if (gone or dropped.get(buffer, -1) >= gap.before) and buffer not in seen:
+                seen.add(buffer)
+                stack.append(buffer)
+    return ops
 
 
 def _last_mutation(trace: Trace) -> dict[int, int]:

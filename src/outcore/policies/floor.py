@@ -8,18 +8,19 @@ fit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Tier
 from outcore.ir.liveness import gaps, liveness
-from outcore.ir.memory import extent_bytes, fits
+from outcore.ir.memory import fits
 from outcore.ir.plan import Choice, Gap, Offload, Plan, Recompute, make_plan
 from outcore.ir.problem import Problem
+from outcore.ir.store import digest
 from outcore.lower import lower
 from outcore.lower.donate import donate
-from outcore.lower.draft import Draft, assemble, occupancy
+from outcore.lower.draft import Draft, occupancy
 from outcore.lower.expand import expand
 from outcore.lower.place import place
 from outcore.policies.candidates import candidates, recomputable
@@ -55,7 +56,7 @@ def floor_plan(problem: Problem) -> Plan:
     """
     for plan in _lean_plans(problem):
         if fits(problem, lower(problem, plan, fast=True)):
-            return plan
+            return replace(plan, problem_digest=digest(problem))
     raise infeasible(problem, floor(problem))
 
 
@@ -93,8 +94,9 @@ def _at(problem: Problem, draft: Draft, step: int, peak: int) -> Floor:
 
 def _lean_plans(problem: Problem) -> Iterator[Plan]:
     """Plans of little memory that stay inside the outer tiers' limits; the last keeps everything."""
+    buffers = problem.trace.buffers
     crossing = candidates(problem, MIN_BYTES)
-    every = gaps(problem.trace, liveness(problem.trace))
+    every = [g for g in gaps(problem.trace, liveness(problem.trace)) if buffers[g.buffer].nbytes]
     offloads = map(partial(_offloading, problem), (crossing, every))
     within = [plan for plan in offloads if _outer_fits(problem, plan)]
     yield from within or filter(partial(_outer_fits, problem), _recomputing(problem))
@@ -117,6 +119,6 @@ def _recomputing(problem: Problem) -> Iterator[Plan]:
 
 
 def _outer_fits(problem: Problem, plan: Plan) -> bool:
-    program = assemble(place(donate(problem.trace, expand(problem, plan))))
-    outer = (tier for tier in Tier if tier is not Tier.DEVICE)
-    return all(extent_bytes(program, tier) <= problem.limit_bytes(tier) for tier in outer)
+    slots = place(donate(problem.trace, expand(problem, plan))).slots
+    outer = (slot for slot in slots if slot.tier is not Tier.DEVICE)
+    return all(slot.offset + slot.nbytes <= problem.limit_bytes(slot.tier) for slot in outer)

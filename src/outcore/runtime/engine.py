@@ -23,6 +23,7 @@ from outcore.measure import resident_bytes
 from outcore.policies import floor_plan
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.options import Settings
+from outcore.runtime.session import Session
 from outcore.runtime.store import Stores
 from outcore.simulate import simulate
 
@@ -60,12 +61,34 @@ class Engine:
         )
         self.stores = Stores()
         self.graphs: list[PlannedGraph] = []
+        self.session: Session | None = None
+        self.measured_peak_bytes: int | None = None
+        """The peak of the last metered step after all graphs were planned."""
         self._hardware: Hardware | None = None
 
     def outstanding(self, graph: PlannedGraph) -> tuple[PlannedGraph, ...]:
         """Other graphs whose backward is still to come, oldest first, each once."""
         owners = (o for o in self.stores.owners() if isinstance(o, PlannedGraph))
         return tuple(dict.fromkeys(o for o in owners if o is not graph))
+
+    # ---- the meter ------------------------------------------------------------------------------
+
+    def begin_session(self, leader: PlannedGraph, wanted: bool) -> None:
+        """Meter the step that begins with `leader`, where wanted and possible."""
+        if wanted and self.session is None:
+            session = Session(leader, self.resident_bytes())
+            self.session = session if session.start() else None
+
+    def end_session(self, leader: PlannedGraph | None) -> None:
+        """End the session that `leader` leads; None: end any."""
+        session = self.session
+        if session is None or (leader is not None and session.leader is not leader):
+            return
+        self.session = None
+        planned = all(g.executable is not None for g in self.graphs)
+        session.stop()
+        if planned:
+            self.measured_peak_bytes = session.peak_bytes
 
     def resident_bytes(self, besides: Sequence[torch.Tensor] = ()) -> int:
         """Bytes that live tensors hold on the device, those of `besides` left out."""

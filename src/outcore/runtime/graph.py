@@ -10,18 +10,17 @@ import logging
 import time
 import warnings
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from outcore.capture import Captured, hooks_active, keeps_graph
 from outcore.errors import CaptureError
 from outcore.execute import Executable, Instruments, build, checker
 from outcore.ir.program import Program, Run
 from outcore.ir.profile import Profile, Source
-from outcore.measure import Meter, Reading, Stopwatch
+from outcore.measure import Reading, Stopwatch
+from outcore.runtime.session import Visit
 from outcore.runtime.store import Store
 
 if TYPE_CHECKING:  # the engine holds graphs, and a graph calls its engine
@@ -60,16 +59,6 @@ class Profiling:
         return self.workspace_bytes is not None and self.timed_steps >= TIMED_STEPS
 
 
-@dataclass(slots=True)
-class Visit:
-    """One forward call on its way to its backward call."""
-
-    meter: Meter | None = None
-    resident_bytes: int = 0
-    forward_seconds: float = 0.0
-    forward_end: int = 0
-
-
 class PlannedGraph:
     """The two calls that stand for a graph's forward and backward."""
 
@@ -86,9 +75,7 @@ class PlannedGraph:
         """Positions of forward inputs that the planned program's reruns read."""
         self.before: tuple[PlannedGraph, ...] = ()
         """Graphs whose backward is outstanding when this one's forward begins."""
-        self.visits: dict[int, Visit] = {}
         self.recent_seconds: deque[float] = deque(maxlen=64)
-        self.measured_peak_bytes: int | None = None
         self.reason = ""
 
     # ---- the two calls --------------------------------------------------------------------------
@@ -97,22 +84,19 @@ class PlannedGraph:
         """AOTAutograd's forward: the results, the saved inputs, and the stand-in."""
         inputs = list(args)
         args.clear()
+        self.engine.end_session(self)
         executable = self._ready(inputs)
-        visit = self._visit(executable, inputs)
+        self.engine.begin_session(self, self._wants_meter(executable))
+        visit = Visit(self)
+        start = time.perf_counter()
         try:
-            results, store = self._run_forward(executable, inputs)
+            results, store = self._run_forward(executable, inputs, visit)
         except CaptureError as error:
-            self._give_up(error, visit)
+            self._give_up(error)
             return self.forward(inputs)
-        except BaseException:
-            self._stop(visit)
-            raise
-        started = visit.forward_seconds
-        visit.forward_seconds = time.perf_counter() - started
-        visit.forward_end = time.time_ns()
+        visit.seconds = time.perf_counter() - start
+        visit.forward_stop = time.time_ns()
         stand_in = self.engine.stores.add(store, follow=not hooks_active())
-        self.visits = {n: v for n, v in self.visits.items() if n in self.engine.stores}
-        self.visits[store.number] = visit
         return [*results, *(inputs[i] for i in self.saved_inputs), stand_in]
 
     def backward(self, args: list[Any]) -> tuple[Any, ...]:
@@ -121,21 +105,19 @@ class PlannedGraph:
         stand_in, tangents = args[saved], args[saved + 1 :]
         args.clear()
         store = self.engine.stores.find(stand_in)
-        visit = self.visits.get(store.number, Visit())
         store.check_versions()
+        visit = store.visit
         again = keeps_graph()
-        began, start = time.time_ns(), time.perf_counter()
+        visit.backward_start, start = time.time_ns(), time.perf_counter()
         try:
             crossing = list(store.crossing) if again else store.crossing
             gradients = store.executable.backward(crossing, tangents, store.lane)
-        except BaseException:
-            self._stop(visit)
-            raise
         finally:
             if not again:
                 self.engine.stores.drop(store.number)
-        visit.forward_seconds += time.perf_counter() - start
-        self._finish(store.executable, visit, began)
+        visit.seconds += time.perf_counter() - start
+        visit.backward_stop = time.time_ns()
+        self._finish(store.executable, visit)
         return gradients
 
     # ---- before a step --------------------------------------------------------------------------
@@ -169,23 +151,17 @@ class PlannedGraph:
         self.planned = self.engine.plan(self, profile, profiling.between_bytes, inputs)
         self.state = State.IN_CORE if self.planned.everything_kept else State.PLANNED
         self.executable = build(trace, self.planned.program, self.engine.driver.generator)
-        self.reads_again = _read_again(self.planned.program)
+        watched = set(_read_again(self.planned.program)) - self.captured.overwritten
+        self.reads_again = tuple(sorted(watched))
         self.profiling = None
         return self.executable
 
-    def _visit(self, executable: Executable, inputs: list[Any]) -> Visit:
-        visit = Visit()
-        wanted = self.profiling is not None and executable is self.profiling.checked
-        wanted |= self.planned is not None and self.measured_peak_bytes is None
-        if wanted:
-            meter = Meter()
-            visit.resident_bytes = self.engine.resident_bytes()
-            visit.meter = meter if meter.start() else None
-        visit.forward_seconds = time.perf_counter()
-        return visit
+    def _wants_meter(self, executable: Executable) -> bool:
+        checked = self.profiling is not None and executable is self.profiling.checked
+        return checked or (self.planned is not None and self.engine.measured_peak_bytes is None)
 
     def _run_forward(
-        self, executable: Executable, inputs: list[Any]
+        self, executable: Executable, inputs: list[Any], visit: Visit
     ) -> tuple[tuple[Any, ...], Store]:
         lane = self.engine.driver.open_lane(executable.regions)
         arguments = [*inputs, *self.captured.constants]
@@ -197,38 +173,30 @@ class PlannedGraph:
         names = self.captured.trace.buffers
         read = [(names[i].name, inputs[i]) for i in self.reads_again]
         versions = [t._version for _, t in read]
-        return results, Store(self, executable, lane, crossing, read, versions)
+        return results, Store(visit, executable, lane, crossing, read, versions)
 
     # ---- after a step ---------------------------------------------------------------------------
 
-    def _finish(self, executable: Executable, visit: Visit, backward_start: int) -> None:
-        reading = self._stop(visit)
-        profiling = self.profiling
-        if profiling is not None and executable is profiling.checked and reading is not None:
-            self._metered(profiling, reading, visit, backward_start)
-        elif profiling is not None and executable is profiling.timed:
-            profiling.timed_steps += 1
-        elif executable is self.executable and reading is not None:
-            self.measured_peak_bytes = visit.resident_bytes + reading.peak_bytes()
+    def _finish(self, executable: Executable, visit: Visit) -> None:
+        if self.engine.session is not None:
+            self.engine.session.visits.append(visit)
         elif executable is self.executable:
-            self.recent_seconds.append(visit.forward_seconds)
+            self.recent_seconds.append(visit.seconds)
+        elif self.profiling is not None and executable is self.profiling.timed:
+            self.profiling.timed_steps += 1
 
-    def _metered(
-        self, profiling: Profiling, reading: Reading, visit: Visit, backward_start: int
-    ) -> None:
-        ops = range(len(self.captured.trace.ops))
-        spans = (profiling.first.last(op) for op in ops)
+    def metered(self, reading: Reading, visit: Visit) -> None:
+        """Take the workspaces, and what the rest of the step needs between the two calls."""
+        profiling = self.profiling
+        if profiling is None or profiling.workspace_bytes is not None:
+            return
+        spans = (profiling.first.last(op) for op in range(len(self.captured.trace.ops)))
         profiling.workspace_bytes = tuple(reading.workspace_bytes(a, b) for a, b in spans)
-        peak = reading.peak_bytes(visit.forward_end, backward_start)
-        profiling.between_bytes = max(0, peak - reading.level_bytes(visit.forward_end))
+        peak = reading.peak_bytes(visit.forward_stop, visit.backward_start)
+        profiling.between_bytes = max(0, peak - reading.level_bytes(visit.forward_stop))
 
-    def _stop(self, visit: Visit) -> Reading | None:
-        meter, visit.meter = visit.meter, None
-        return None if meter is None else meter.stop()
-
-    def _give_up(self, error: CaptureError, visit: Visit) -> None:
+    def _give_up(self, error: CaptureError) -> None:
         """Run in-core from now on: the graph does not behave as it was captured."""
-        self._stop(visit)
         self.state, self.executable, self.profiling = State.IN_CORE, self.fallback, None
         self.reason = str(error)
         if self.engine.strict:
@@ -236,8 +204,8 @@ class PlannedGraph:
         warnings.warn(f"outcore runs a graph in-core: {error}", stacklevel=2)
 
 
-def _read_again(program: Program) -> tuple[int, ...]:
+def _read_again(program: Program) -> set[int]:
     """Positions of the arguments that a rerun reads."""
     position = {slot: i for i, slot in enumerate(program.arguments)}
     reruns = (x.action for x in program.body if isinstance(x.action, Run) and x.action.again)
-    return tuple(sorted({position[s] for run in reruns for s in run.reads if s in position}))
+    return {position[s] for run in reruns for s in run.reads if s in position}

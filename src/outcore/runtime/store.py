@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from outcore.execute import Executable, Lane
+from outcore.runtime.session import Visit
 
 _numbers = count()
 
@@ -23,10 +24,10 @@ _numbers = count()
 class Store:
     """The crossing of one forward call, the lane its copies went through, and the way back.
 
-    `owner`: the graph. `arguments` and `versions`: inputs that a rerun will read, and how often each had been written.
+    `visit`: the step it belongs to. `arguments` and `versions`: inputs that a rerun will read, and how often each had been written.
     """
 
-    owner: object
+    visit: Visit
     executable: Executable
     lane: Lane
     crossing: list[Any]
@@ -68,7 +69,7 @@ class Stores:
 
     def owners(self) -> tuple[object, ...]:
         """The graphs of the outstanding forward calls, oldest first."""
-        return tuple(store.owner for store in self._live.values())
+        return tuple(store.visit.owner for store in self._live.values())
 
     def add(self, store: Store, *, follow: bool) -> torch.Tensor:
         """Keep `store`; returns the stand-in that names it.

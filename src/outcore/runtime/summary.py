@@ -12,7 +12,7 @@ from outcore.ir.plan import Offload, Recompute
 from outcore.ir.program import Copy, Run, Stream
 from outcore.policies import spec_text
 from outcore.report import Counts, Report
-from outcore.runtime.engine import Planned
+from outcore.runtime.engine import Engine, Planned
 from outcore.runtime.graph import PlannedGraph, State
 
 if TYPE_CHECKING:  # the backend makes its report through here
@@ -25,6 +25,7 @@ def report_of(backend: Backend) -> Report:
     if engine is None:
         given = backend.options
         return Report(str(given.policy), State.IN_CORE.value, 0, notes=tuple(backend.notes))
+    engine.end_session(None)
     graphs = engine.graphs
     planned = [g.planned for g in graphs if g.planned is not None]
     reasons = tuple(g.reason for g in graphs if g.reason)
@@ -36,7 +37,7 @@ def report_of(backend: Backend) -> Report:
         capture_seconds=backend.capture_seconds,
         notes=(*backend.notes, *reasons),
     )
-    return _with_plans(common, graphs, planned) if planned else common
+    return _with_plans(common, engine, graphs, planned) if planned else common
 
 
 def _state(graphs: Iterable[PlannedGraph]) -> str:
@@ -47,7 +48,9 @@ def _state(graphs: Iterable[PlannedGraph]) -> str:
     return State.IN_CORE.value
 
 
-def _with_plans(common: Report, graphs: list[PlannedGraph], planned: list[Planned]) -> Report:
+def _with_plans(
+    common: Report, engine: Engine, graphs: list[PlannedGraph], planned: list[Planned]
+) -> Report:
     runs = [(p, x.action) for p in planned for x in p.program.body if isinstance(x.action, Run)]
     copies = [
         p.problem.trace.buffers[p.program.slots[x.action.source].buffer].nbytes
@@ -56,7 +59,6 @@ def _with_plans(common: Report, graphs: list[PlannedGraph], planned: list[Planne
         if isinstance(x.action, Copy) and x.stream is Stream.OUT
     ]
     measured = [median(g.recent_seconds) for g in graphs if g.recent_seconds]
-    peaks = [g.measured_peak_bytes for g in graphs if g.measured_peak_bytes is not None]
     return Report(
         policy=common.policy,
         state=common.state,
@@ -67,7 +69,7 @@ def _with_plans(common: Report, graphs: list[PlannedGraph], planned: list[Planne
         resident_bytes=max(map(_resident_bytes, planned)),
         in_core_peak_bytes=max(p.in_core.peak(Tier.DEVICE) for p in planned),
         predicted_peak_bytes=max(p.predicted.peak(Tier.DEVICE) for p in planned),
-        measured_peak_bytes=max(peaks, default=None),
+        measured_peak_bytes=engine.measured_peak_bytes,
         predicted_seconds=_total(planned, lambda p: p.predicted.seconds),
         measured_seconds=sum(measured) if measured else None,
         in_core_seconds=_total(planned, lambda p: p.in_core.seconds),

@@ -1,0 +1,61 @@
+"""recompute-all: drop what crosses the boundary and run its ops again; offload what cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from outcore.errors import PolicyError
+from outcore.ir.liveness import liveness
+from outcore.ir.plan import Choice, Gap, Offload, Plan, Recompute
+from outcore.ir.problem import Problem
+from outcore.policies.candidates import candidates, ops_again, recomputable
+from outcore.policies.policy import MIN_BYTES, check_min_bytes
+from outcore.policies.settle import settle
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputeAll:
+    """Recompute every candidate that can be made again, offload the others.
+
+    Memory-centric: intermediates of a recomputation are dropped. With everything recomputed each
+    chain starts at what the caller holds, so n candidates in a row run n * n / 2 ops again.
+    `max_ops` trades that for copies: a candidate that would take more ops is offloaded and serves
+    those after it as a start.
+    """
+
+    name: ClassVar[str] = "recompute-all"
+    summary: ClassVar[str] = "recompute all that can be made again, offload the rest"
+
+    min_bytes: int = MIN_BYTES
+    max_ops: int = 0
+    """The most ops that one recomputation may run; 0: any number."""
+
+    def __post_init__(self) -> None:
+        check_min_bytes(self, self.min_bytes)
+        if self.max_ops < 0:
+            reason = f"max_ops={self.max_ops}: it is a number of ops, or 0 for no limit"
+            raise PolicyError(policy=self.name, reason=reason)
+
+    def plan(self, problem: Problem) -> Plan:
+        """Recompute and offload. Raises InfeasibleError where the working sets do not fit."""
+        gaps = candidates(problem, self.min_bytes)
+        again = recomputable(problem, gaps)
+        choices: dict[Gap, Choice] = dict.fromkeys(gaps, Offload(problem.hardware.outer))
+        cheap = self._cheap(problem, (gap for gap in gaps if gap in again))
+        choices |= dict.fromkeys(cheap, Recompute())
+        return settle(problem, choices, self)
+
+    def _cheap(self, problem: Problem, gaps: Iterable[Gap]) -> list[Gap]:
+        """Those of `gaps`, in forward order, that take at most `max_ops` ops to make again."""
+        if not self.max_ops:
+            return list(gaps)
+        trace, live = problem.trace, liveness(problem.trace)
+        dropped: dict[int, int] = {}
+        cheap = []
+        for gap in gaps:
+            if len(ops_again(trace, live, gap, dropped)) <= self.max_ops:
+                cheap.append(gap)
+                dropped[gap.buffer] = gap.before
+        return cheap

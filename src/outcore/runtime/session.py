@@ -1,0 +1,68 @@
+"""Session: one training step under the allocator's meter.
+
+The meter begins with the first forward call that wants it and ends with the next forward call of the
+same graph, so that it sees the whole step: what is computed between and beside the graphs too. It
+cannot end inside backward: autograd runs backward in a copy of the thread's state, and a profiler
+stopped there would go on in the original.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from outcore.measure import Meter, Reading
+
+
+class Metered(Protocol):
+    """Who gets the reading of a visit."""
+
+    def metered(self, reading: Reading, visit: Visit) -> None:
+        """Take what the meter saw of the step that `visit` belongs to."""
+        ...
+
+
+@dataclass(slots=True)
+class Visit:
+    """One forward call on its way through its backward call: wall clock in ns, seconds at work."""
+
+    owner: Metered
+    forward_stop: int = 0
+    backward_start: int = 0
+    backward_stop: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Session:
+    """A running meter, the graph that leads it, and the visits seen so far."""
+
+    leader: object
+    resident_bytes: int
+    meter: Meter = field(default_factory=Meter)
+    thread: int = field(default_factory=threading.get_ident)
+    started: int = field(default_factory=time.time_ns)
+    visits: list[Visit] = field(default_factory=list)
+    peak_bytes: int | None = None
+    """The step's peak, everything counted; known once the session has ended."""
+
+    def start(self) -> bool:
+        """Begin; False where another profiler runs."""
+        return self.meter.start()
+
+    def stop(self) -> None:
+        """End, and hand the reading to the visits that came through their backward call.
+
+        From another thread than began it nothing can be read, and nothing is handed out.
+        """
+        if threading.get_ident() != self.thread:
+            return
+        reading = self.meter.stop()
+        done = [v for v in self.visits if v.backward_stop]
+        if done:
+            last = max(v.backward_stop for v in done)
+            self.peak_bytes = self.resident_bytes + reading.peak_bytes(self.started, last)
+        for visit in done:
+            visit.owner.metered(reading, visit)
