@@ -1,3 +1,133 @@
-"""Train PyTorch networks that do not fit in device memory."""
+"""Train PyTorch networks that do not fit in device memory.
+
+Public names are loaded when they are first used, so that `import outcore` costs nothing and
+planning needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from outcore.api import Backend
+    from outcore.errors import (
+        BudgetError,
+        CaptureError,
+        DigestError,
+        FormatError,
+        InfeasibleError,
+        OptionError,
+        OptionValueError,
+        OutcoreError,
+        ParseError,
+        PolicyError,
+        SpillError,
+        VerifyError,
+    )
+    from outcore.ir.hardware import Hardware, Tier
+    from outcore.ir.plan import Plan
+    from outcore.ir.problem import Problem
+    from outcore.ir.profile import Profile
+    from outcore.ir.program import Program
+    from outcore.ir.timeline import Timeline
+    from outcore.ir.trace import Trace
+    from outcore.lower import lower
+    from outcore.policies import Policy
+    from outcore.report import Report
+    from outcore.simulate import simulate
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Backend",
+    "BudgetError",
+    "CaptureError",
+    "DigestError",
+    "FormatError",
+    "Hardware",
+    "InfeasibleError",
+    "OptionError",
+    "OptionValueError",
+    "OutcoreError",
+    "ParseError",
+    "Plan",
+    "Policy",
+    "PolicyError",
+    "Problem",
+    "Profile",
+    "Program",
+    "Report",
+    "SpillError",
+    "Tier",
+    "Timeline",
+    "Trace",
+    "VerifyError",
+    "lower",
+    "plan",
+    "simulate",
+]
+
+_HOMES = {
+    "Backend": "outcore.api",
+    "BudgetError": "outcore.errors",
+    "CaptureError": "outcore.errors",
+    "DigestError": "outcore.errors",
+    "FormatError": "outcore.errors",
+    "Hardware": "outcore.ir.hardware",
+    "InfeasibleError": "outcore.errors",
+    "OptionError": "outcore.errors",
+    "OptionValueError": "outcore.errors",
+    "OutcoreError": "outcore.errors",
+    "ParseError": "outcore.errors",
+    "Plan": "outcore.ir.plan",
+    "Policy": "outcore.policies",
+    "PolicyError": "outcore.errors",
+    "Problem": "outcore.ir.problem",
+    "Profile": "outcore.ir.profile",
+    "Program": "outcore.ir.program",
+    "Report": "outcore.report",
+    "SpillError": "outcore.errors",
+    "Tier": "outcore.ir.hardware",
+    "Timeline": "outcore.ir.timeline",
+    "Trace": "outcore.ir.trace",
+    "VerifyError": "outcore.errors",
+    "lower": "outcore.lower",
+    "simulate": "outcore.simulate",
+}
+"""Where each public name lives that is not defined here."""
+
+
+def plan(problem: Problem, policy: str | Policy = "pooch") -> Plan:
+    """The plan that `policy` (a spec such as `"pooch{early=true}"`, or an instance) makes.
+
+    Raises PolicyError for a spec that is wrong, InfeasibleError where no plan of the policy fits.
+    """
+    from outcore.policies import resolve  # noqa: PLC0415 - planning loads numpy, this module nothing
+
+    return resolve(policy).plan(problem)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """Keeps `outcore.lower` the function: importing the module of that name would replace it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -9,7 +9,7 @@
     +-- VerifyError                      a noun broke one of its rules
     +-- ParseError         (ValueError)  a text form that cannot be read
     +-- FormatError        (ValueError)  a file that is none of ours, or of another version
-    +-- DigestError        (ValueError)  a file made for another trace or problem
+    +-- DigestError        (ValueError)  made for another trace, or a file edited since it was saved
     +-- SpillError         (OSError)     the spill directory: full, unwritable, or an I/O error
     +-- CaptureError                     a graph that cannot be planned (it then runs in-core)
 
@@ -192,22 +192,29 @@ class FormatError(OutcoreError, ValueError):
 
 @dataclass(kw_only=True, eq=False)
 class DigestError(OutcoreError, ValueError):
-    """A saved file made for another trace or problem than the one at hand."""
+    """A value made for another trace than the one at hand, or a file edited after it was saved."""
 
     noun: str
-    """What the file holds: plan, program, ..."""
+    """What it is: plan, program, ..."""
     made_for: str
-    """Digest that the file names."""
+    """Digest that it names; empty where it names none."""
     expected: str
-    """Digest of the trace or problem at hand."""
+    """Digest of what is at hand."""
     of: str = "trace"
-    """What the digests are digests of."""
+    """What the digests are digests of; "content": of the file's own content."""
 
     @property
     def message(self) -> str:
-        """Give both digests and say how to get a file that fits."""
+        """Give both digests and say how to get a value that fits."""
+        named = self.made_for or "(not named)"
+        if self.of == "content":
+            return (
+                f"this {self.noun} file was changed after it was saved: "
+                f"its header names content {named}, but what it holds has digest {self.expected}; "
+                f"restore the file or make a new {self.noun}"
+            )
         return (
-            f"this {self.noun} was made for {self.of} {self.made_for}, not for {self.expected}: "
+            f"this {self.noun} was made for {self.of} {named}, not for {self.expected}: "
             f"the model, its input shapes or the settings differ; make a new {self.noun}"
         )
 

@@ -1,8 +1,8 @@
 """interpret: the reference meaning of a Program, on any kind of array.
 
-Instructions run one at a time in an order that respects the streams and `after`, and nothing else. An
-order chosen by an adversary must give the same results; where a hazard is not covered, some order
-reads poison.
+Instructions run one at a time in an order that respects the streams and `after`, and nothing else.
+An order chosen by an adversary must give the same results; where a hazard is not covered, some
+order reads poison.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ Chooser = Callable[[Sequence[int]], int]
 class Semantics(Generic[A]):
     """What an array is.
 
-    `evaluate(op, reads, seed)` returns the buffers the op makes, in order of `Trace.writes`; `seed`
-    numbers the draw of a random op. `copy` makes an array of its own; `poison` makes an array of the
-    given buffer that no right result can be computed from.
+    `evaluate(op, reads, seed)` returns the buffers the op makes, in order of `Trace.writes`; one
+    that mutates returns after these what it leaves in each buffer it reads, in order of
+    `Trace.reads`. `seed` numbers the draw of a random op. `copy` makes an array of its own;
+    `poison` makes an array of the given buffer that no right result can be computed from.
     """
 
     evaluate: Callable[[Op, Sequence[A], int], Sequence[A]]
@@ -103,5 +104,6 @@ class _Machine(Generic[A]):
         made = self.semantics.evaluate(op, reads, self.seeds.get(run.op, 0))
         for source, _ in run.donate:
             self.memory[source] = self.semantics.poison(self.program.slots[source].buffer)
-        for slot, array in zip(run.writes, made, strict=True):
+        changed = run.reads if Effect.MUTATES in op.effects else ()
+        for slot, array in zip((*run.writes, *changed), made, strict=True):
             self.memory[slot] = array

@@ -1,8 +1,8 @@
 """simulate: a Program on a machine that is only described.
 
-Three serial resources (compute, copies out, copies back), each in issue order; an instruction starts
-when its stream is free and all it waits for (`after` and `pace`) is done. Allocs and frees take no
-time; memory is static (`ir/memory.py`).
+Three serial resources (compute, copies out, copies back), each in issue order; an instruction
+starts when its stream is free and all it waits for (`after` and `pace`) is done. Allocs and frees
+take no time; memory is static (`ir/memory.py`).
 """
 
 from __future__ import annotations

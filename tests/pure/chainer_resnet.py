@@ -1,11 +1,11 @@
 """ResNet-50 as Chainer 3 runs it: the network of the PoocH paper's Table 3, as a Trace.
 
 What Chainer's functions retain for their backward decides what a planner sees. A convolution and a
-batch normalisation retain their input, a ReLU its output only, a max-pool input and output, a linear
-layer its input, the loss its logits, an addition nothing. The stride of a bottleneck is in its first
-1x1 convolution. The Python variable `x` of a block lives until the block returns, so the block's last
-ReLU reads it here too: that is where its copy out would be issued. Backward functions run by rank, a
-longer path first; an addition passes the same array on to both sides.
+batch normalisation retain their input, a ReLU its output only, a max-pool input and output, a
+linear layer its input, the loss its logits, an addition nothing. The stride of a bottleneck is in
+its first 1x1 convolution. The Python variable `x` of a block lives until the block returns, so the
+block's last ReLU reads it here too: that is where its copy out is issued. Backward functions run by
+rank, a longer path first; an addition passes the same array on to both sides.
 
 Weights' gradients and momentum exist before the step, so they are the problem's `outside_bytes` and
 no op makes them. Times are analytic: a convolution by its FLOPs, everything else by the bytes it
@@ -104,7 +104,9 @@ class ChainerTape:
 
     def linear(self, x: Map, channels: int) -> Map:
         weight = self._parameter(x.channels * channels)
-        once = 2 * x.channels * channels * self.batch / FLOPS_PER_SECOND
+        flops = 2 * x.channels * channels * self.batch
+        self.flops += flops
+        once = flops / FLOPS_PER_SECOND
         return self._call("linear", (x,), (channels, 1), once, 2 * once, (weight,), retain="x")
 
     # ---- tape -----------------------------------------------------------------------------------
@@ -241,11 +243,10 @@ def chainer_resnet50(batch: int) -> ChainerResNet50:
 def v100(link_bytes_per_second: float) -> Hardware:
     """A device and a host with one full-duplex link."""
     link = Link(link_bytes_per_second)
-    pair = (Tier.DEVICE, Tier.HOST)
     return Hardware(
         name="v100",
         capacity_bytes=((Tier.DEVICE, 16 * 10**9), (Tier.HOST, 192 * 10**9)),
-        links=((*pair, link), (*reversed(pair), link)),
+        links=((Tier.DEVICE, Tier.HOST, link), (Tier.HOST, Tier.DEVICE, link)),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outcore.interpret import Semantics
+from outcore.ir.liveness import liveness
 from outcore.ir.program import Program
 from outcore.ir.trace import Effect, Op, Trace
 
@@ -12,13 +13,17 @@ MODULUS = (1 << 61) - 1
 
 
 def semantics(trace: Trace) -> Semantics[int]:
-    """Integers; an op's results depend on the op, on each thing it reads and its place, and the draw."""
+    """Integers; a result depends on the op, on each thing it reads and its place, and the draw.
+
+    An op that mutates changes everything it reads.
+    """
 
     def evaluate(op: Op, reads: Sequence[int], seed: int) -> list[int]:
         mixed = op.id + 1 + (7919 * (seed + 1) if Effect.RANDOM in op.effects else 0)
         for place, array in enumerate(reads, 1):
             mixed = (mixed * 1_000_003 + array * (2 * place + 1)) % MODULUS
-        return [(mixed + 31 * i) % MODULUS for i in range(len(trace.writes[op.id]))]
+        changed = len(reads) if Effect.MUTATES in op.effects else 0
+        return [(mixed + 31 * i) % MODULUS for i in range(len(trace.writes[op.id]) + changed)]
 
     # Each read of poison must differ, so that two wrongs never agree by chance.
     poisons = iter(range(-1, -(1 << 40), -1))
@@ -32,5 +37,5 @@ def given(program: Program) -> dict[int, int]:
 
 
 def results_of(trace: Trace) -> set[int]:
-    """The buffers whose arrays the caller sees."""
-    return set(trace.value_buffers((trace.outputs, trace.gradients)))
+    """The buffers whose arrays the caller sees: what the calls return, and what it held before."""
+    return {buffer for buffer, held in enumerate(liveness(trace).held) if held}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from outcore.errors import VerifyError
-from outcore.interpret import in_order, interpret
+from outcore.interpret import Chooser, in_order, interpret
 from outcore.ir.problem import Problem
 from outcore.ir.program import Instruction, Program
 from outcore.ir.trace import Trace
@@ -57,14 +57,12 @@ def changes_results(trace: Trace, good: Program, bad: Program, tries: int = 30) 
     """Whether some order that the bad program allows gives other results than the good one."""
     dice = random.Random(0)
     right = _results(trace, good, in_order)
-    choosers = [max, min, *([lambda ready: dice.choice(list(ready))] * tries)]
+    choosers: list[Chooser] = [max, min, *([lambda ready: dice.choice(list(ready))] * tries)]
     return any(_results(trace, bad, choose) != right for choose in choosers)
 
 
-def _results(trace: Trace, program: Program, choose: object) -> dict[int, int]:
-    arrays = interpret(
-        trace, program, meaning.given(program), meaning.semantics(trace), choose  # type: ignore[arg-type]  # chooser
-    )
+def _results(trace: Trace, program: Program, choose: Chooser) -> dict[int, int]:
+    arrays = interpret(trace, program, meaning.given(program), meaning.semantics(trace), choose)
     return {b: arrays[b] for b in meaning.results_of(trace)}
 
 

@@ -144,3 +144,13 @@ def test_a_spill_error_keeps_the_cause_from_the_system():
 )
 def test_did_you_mean(word, answer):
     assert did_you_mean(word, ["strict", "policy", "budget"]) == answer
+
+
+def test_a_digest_error_tells_an_edited_file_from_one_for_another_trace():
+    edited = DigestError(noun="trace", made_for="aa11", expected="bb22", of="content")
+    assert str(edited) == (
+        "this trace file was changed after it was saved: its header names content aa11, "
+        "but what it holds has digest bb22; restore the file or make a new trace"
+    )
+    unnamed = DigestError(noun="plan", made_for="", expected="bb22")
+    assert str(unnamed).startswith("this plan was made for trace (not named), not for bb22")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,23 +10,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outcore.errors import VerifyError
-from outcore.interpret import in_order, interpret
+from outcore.interpret import Chooser, in_order, interpret
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import fits, peak
-from outcore.ir.plan import Plan, make_plan
+from outcore.ir.plan import Gap, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
-from outcore.ir.program import Copy, Program
+from outcore.ir.program import Copy, Free, Instruction, Program, Run
+from outcore.ir.text import parse, to_text
 from outcore.lower import lower
 from outcore.simulate import simulate
 from tests.pure import meaning
-from tests.pure.strategies import plans, problems
+from tests.pure.strategies import plans, problems, small_problem, traces
+
+Golden = Callable[[str, str], None]
 
 
-def run(problem: Problem, program: Program, choose: object = in_order) -> dict[int, int]:
+def run(problem: Problem, program: Program, choose: Chooser = in_order) -> dict[int, int]:
+    """The arrays of all that the caller sees, by buffer."""
     trace = problem.trace
-    arrays = interpret(
-        trace, program, meaning.given(program), meaning.semantics(trace), choose  # type: ignore[arg-type]  # chooser
-    )
+    arrays = interpret(trace, program, meaning.given(program), meaning.semantics(trace), choose)
     return {b: arrays[b] for b in meaning.results_of(trace)}
 
 
@@ -41,7 +43,7 @@ def lowered(problem: Problem, plan: Plan) -> Program | None:
 
 @st.composite
 def planned(draw: st.DrawFn) -> tuple[Problem, Plan]:
-    problem = draw(problems())
+    problem = draw(problems(draw(traces(mutates=True))))
     return problem, draw(plans(problem))
 
 
@@ -56,7 +58,8 @@ class TestMeaning:
         assert run(problem, program) == plain
 
         def adversary(ready: Sequence[int]) -> int:
-            return random.choice(list(ready))
+            chosen: int = random.choice(list(ready))
+            return chosen
 
         for choose in (max, adversary, adversary):
             assert run(problem, program, choose) == plain
@@ -87,6 +90,158 @@ class TestMemory:
         timeline = simulate(problem, program)
         assert timeline.stalls == ()
         assert timeline.seconds == pytest.approx(sum(problem.profile.seconds))
+
+
+def ample(problem: Problem) -> Problem:
+    """The same with more memory than any plan can use."""
+    return replace(problem, budget_bytes=1 << 40)
+
+
+def starts(program: Program) -> dict[int, int]:
+    """Op -> the body position of its original run."""
+    body = enumerate(program.body)
+    runs = ((i, x.action) for i, x in body if isinstance(x.action, Run))
+    return {run.op: i for i, run in runs if not run.again}
+
+
+def slot_at(program: Program, op: int, buffer: int) -> int:
+    """The slot of `buffer` that the original run of `op` touches."""
+    run = program.body[starts(program)[op]].action
+    assert isinstance(run, Run)
+    return next(s for s in (*run.reads, *run.writes) if program.slots[s].buffer == buffer)
+
+
+def offloads(plan: Plan) -> list[tuple[Gap, Offload]]:
+    return [(gap, choice) for gap, choice in plan.choices if isinstance(choice, Offload)]
+
+
+class TestHints:
+    @given(planned())
+    def test_memory_is_free_where_the_plan_says_and_no_earlier(self, case) -> None:
+        problem, plan = case
+        program = lowered(ample(problem), plan)
+        if program is None:
+            return
+        run_at = starts(program)
+        copied = {x.action.source: i for i, x in enumerate(program.body) if is_copy(x)}
+        freed = {x.action.slot: i for i, x in enumerate(program.body) if is_free(x)}
+        for gap, choice in offloads(plan):
+            slot = slot_at(program, gap.after, gap.buffer)
+            if choice.release is not None and slot in copied:
+                assert run_at[choice.release - 1] < freed[slot] < run_at[choice.release]
+
+    @given(st.data())
+    def test_a_copy_comes_back_where_the_plan_says(self, data) -> None:
+        """One gap is offloaded; among several, copies back keep to the order of first use."""
+        problem = data.draw(problems())
+        for gap, choice in offloads(data.draw(plans(problem))):
+            program = lower(ample(problem), make_plan({gap: choice}))
+            (issued,) = (i for i, x in enumerate(program.body) if is_copy_back(program, x))
+            run_at = starts(program)
+            hint = gap.after + 1 if choice.prefetch is None else choice.prefetch
+            assert run_at[hint - 1] < issued < run_at[hint]
+
+    def test_each_gap_keeps_to_its_own_hint(self) -> None:
+        """The second gap's hint says nothing of the first one's copy back."""
+        gaps = (
+            "gap 3 after 1 before 3 offload host",
+            "gap 3 after 3 before 8 offload host prefetch 7",
+        )
+        alone, both = (
+            lower(small_problem(1 << 20), parse("\n".join(("plan", *some)), Plan))
+            for some in (gaps[:1], gaps)
+        )
+        backs = [
+            next(i for i, x in enumerate(program.body) if is_copy_back(program, x))
+            for program in (alone, both)
+        ]
+        assert backs[1] < starts(both)[2]
+        assert backs[0] == backs[1]
+
+    def test_an_early_deadline_does_not_wait_for_a_later_one(self) -> None:
+        """`conv` leaves first and may linger; `curved` has to be gone before it."""
+        plan = parse(
+            "plan\n"
+            "gap 3 after 3 before 8 offload host release 7\n"
+            "gap 5 after 3 before 6 offload host release 4",
+            Plan,
+        )
+        program = lower(small_problem(1 << 20), plan)
+        freed = {x.action.slot: i for i, x in enumerate(program.body) if is_free(x)}
+        conv, curved = slot_at(program, 3, 3), slot_at(program, 3, 5)
+        assert freed[curved] < starts(program)[4] < starts(program)[6] < freed[conv]
+
+    def test_memory_comes_before_hints(self) -> None:
+        """With no room to linger, the same plan frees at once and fetches at the last moment."""
+        plan = parse("plan\ngap 3 after 3 before 8 offload host release 7 prefetch 4", Plan)
+        program = lower(small_problem(1), plan)
+        freed = {x.action.slot: i for i, x in enumerate(program.body) if is_free(x)}
+        (back,) = (i for i, x in enumerate(program.body) if is_copy_back(program, x))
+        assert freed[slot_at(program, 3, 3)] < starts(program)[4]
+        assert starts(program)[7] < back
+
+
+def is_copy(instruction: Instruction) -> bool:
+    return isinstance(instruction.action, Copy)
+
+
+def is_free(instruction: Instruction) -> bool:
+    return isinstance(instruction.action, Free)
+
+
+def is_copy_back(program: Program, instruction: Instruction) -> bool:
+    action = instruction.action
+    return isinstance(action, Copy) and program.slots[action.target].tier is Tier.DEVICE
+
+
+class TestText:
+    @pytest.mark.parametrize(
+        ("name", "budget_bytes", "gaps"),
+        [
+            ("keep", 10_000, ()),
+            ("offload", 7_000, ("3 after 3 before 8 offload host",)),
+            ("offload_without_room", 1, ("3 after 3 before 8 offload host",)),
+            (
+                "offload_with_hints",
+                10_000,
+                ("3 after 3 before 8 offload disk release 5 prefetch 7",),
+            ),
+            (
+                "offload_two_gaps",
+                7_000,
+                ("3 after 1 before 3 offload host", "3 after 3 before 8 offload host"),
+            ),
+            ("recompute", 7_000, ("4 after 2 before 7 recompute", "5 after 3 before 6 recompute")),
+            (
+                "recompute_stay",
+                7_000,
+                ("4 after 2 before 7 recompute stay", "5 after 3 before 6 recompute"),
+            ),
+            (
+                "recompute_from_offloaded",
+                7_000,
+                ("3 after 3 before 8 offload host", "4 after 2 before 7 recompute"),
+            ),
+        ],
+    )
+    def test_a_small_problem_under_one_plan(
+        self, name: str, budget_bytes: int, gaps: tuple[str, ...], golden: Golden
+    ) -> None:
+        problem = small_problem(budget_bytes)
+        plan = parse("\n".join(("plan", *(f"gap {gap}" for gap in gaps))), Plan)
+        program = lower(problem, plan)
+        timeline = simulate(problem, program)
+        summary = (
+            f"# budget {budget_bytes} B, peak {timeline.peak(Tier.DEVICE)} B, "
+            f"{timeline.seconds:.6f} s, stalls {timeline.stall_seconds():.6f} s"
+        )
+        golden(f"{to_text(plan)}\n{summary}\n{to_text(program)}", f"lower/{name}")
+
+    def test_the_result_of_op_6_takes_the_memory_of_its_argument(self) -> None:
+        program = lower(small_problem(), make_plan({}))
+        run = program.body[starts(program)[6]].action
+        assert isinstance(run, Run)
+        assert run.donate == ((run.reads[0], run.writes[0]),)
 
 
 class TestTime:

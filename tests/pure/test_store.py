@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outcore.errors import DigestError, FormatError
+from outcore.ir import store
 from outcore.ir.hardware import Tier
 from outcore.ir.nouns import Noun
 from outcore.ir.plan import KEEP, Gap, Offload, Plan, Recompute, make_plan
@@ -25,7 +26,9 @@ from tests.pure.strategies import plans, problems, small_problem, small_trace
 Golden = Callable[[str, str], None]
 
 GAP = Gap(3, 3, 8)
-PLAN = make_plan({GAP: Offload(Tier.HOST, release=5), Gap(4, 2, 7): Recompute()}, "p{x=1}", "abc")
+PLAN = make_plan(
+    {GAP: Offload(Tier.HOST, release=5), Gap(4, 2, 7): Recompute()}, "p{x=1}", "abc", "def"
+)
 PROGRAM = Program(
     slots=(Slot(0, 0, Tier.DEVICE, 64), Slot(1, 0, Tier.DISK, 64, offset=512)),
     body=(
@@ -134,7 +137,7 @@ def test_digest_of_a_trace_leaves_out_names_and_sites() -> None:
 
 
 def test_digest_of_a_plan_is_that_of_its_choices() -> None:
-    relabelled = dataclasses.replace(PLAN, policy="other", problem_digest="other")
+    relabelled = dataclasses.replace(PLAN, policy="other", problem_digest="x", trace_digest="y")
     kept = dataclasses.replace(PLAN, choices=((Gap(0, 1, 5), KEEP), *PLAN.choices))
     assert digest(relabelled) == digest(kept) == digest(PLAN)
 
@@ -277,7 +280,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         (["ops", 0, "args", 3], [{}], r"at trace.ops\[0\].args\[3\]\[0\]: expected an object"),
         (["ops", 0, "args", 0], {"value": "3"}, r"args\[0\].value: expected an integer"),
         (["ops", 0, "args", 0], {"float": "x"}, r"args\[0\]: expected a number, found 'x'"),
-        (["ops", 0, "args", 0], {"value": 99}, "uses a value that it does not list"),
+        (["ops", 0, "args", 0], {"value": 99}, "it names %99, and there are 16 values"),
         (["ops", 3, "kwargs", 0], ["alpha"], r"kwargs\[0\]: expected a list of 2"),
         (["ops"], None, "at trace.ops: expected a list, found None"),
     ],
@@ -311,14 +314,40 @@ def test_changed_content_is_noticed_but_changed_names_are_not(trace_file: Path) 
         load(trace_file, Trace)
     assert caught.value.made_for == digest(small_trace())
     assert (caught.value.noun, caught.value.of) == ("trace", "content")
+    assert "this trace file was changed after it was saved" in str(caught.value)
 
 
-def test_a_plan_is_refused_for_another_problem() -> None:
+def test_a_plan_is_refused_for_another_trace() -> None:
     problem = small_problem()
-    plan = dataclasses.replace(PLAN, problem_digest=digest(problem))
+    plan = dataclasses.replace(PLAN, trace_digest=digest(problem.trace))
     check_plan_for(plan, problem)
-    for other in (small_problem(budget_bytes=9000), dataclasses.replace(problem, outside_bytes=1)):
-        with pytest.raises(DigestError, match="this plan was made for problem"):
-            check_plan_for(plan, other)
-    with pytest.raises(DigestError, match="not named"):
+    longer = parse(to_text(problem.trace).replace("0.5", "0.25"), Trace)
+    with pytest.raises(DigestError, match="this plan was made for trace"):
+        check_plan_for(plan, dataclasses.replace(problem, trace=longer))
+    with pytest.raises(DigestError, match=r"made for trace \(not named\)"):
         check_plan_for(Plan(()), problem)
+
+
+def test_a_plan_may_meet_other_measurements_and_budgets() -> None:
+    problem = small_problem()
+    plan = dataclasses.replace(PLAN, problem_digest="1", trace_digest=digest(problem.trace))
+    slower = Profile((2e-3,) * 9, (0,) * 9, Source.MEASURED)
+    for other in (small_problem(9000), dataclasses.replace(problem, profile=slower)):
+        check_plan_for(plan, other)
+
+
+def test_the_digest_of_a_trace_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Policies lower hundreds of plans for one trace."""
+    trace = small_trace()
+    worked_out = []
+
+    def count(noun: Noun) -> str:
+        worked_out.append(type(noun))
+        return "d"
+
+    monkeypatch.setattr(store, "_digest", count)
+    assert [digest(trace), digest(trace), digest(small_trace())] == ["d"] * 3
+    assert worked_out == [Trace, Trace]
+    known = len(store._TRACES)
+    del trace
+    assert len(store._TRACES) < known  # forgotten with the trace

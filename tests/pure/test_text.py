@@ -29,7 +29,8 @@ from outcore.ir.program import (
 from outcore.ir.text import instruction_text, op_text, parse, to_text
 from outcore.ir.timeline import Cause, Span, Stall, Timeline
 from outcore.ir.trace import Arg, Effect, Op, Phase, Ref, Symbol, Trace
-from outcore.ir.verify import verify_plan, verify_trace
+from outcore.ir.verify import verify_trace
+from outcore.ir.verify_plan import verify_plan
 from outcore.ir.verify_program import verify_program
 from tests.pure.strategies import (
     hardwares,
@@ -130,15 +131,17 @@ def test_hardware_round_trips(hardware: Hardware, name: str, rate: float) -> Non
     assert undoes(Hardware(name, (), (link,), duplex=False, flops_per_second=((name, rate),)))
 
 
-@given(words, words)
-def test_plan_with_any_policy_text_round_trips(policy: str, problem_digest: str) -> None:
+@given(words, words, words)
+def test_plan_with_any_policy_text_round_trips(
+    policy: str, problem_digest: str, trace_digest: str
+) -> None:
     choices = (
         (Gap(0, 1, 2), Keep()),
         (Gap(3, 4, 9), Offload(Tier.DISK, None, 8)),
         (Gap(3, 9, 11), Offload(Tier.HOST, 10, None)),
         (Gap(5, 1, 9), Recompute(stay=True)),
     )
-    assert undoes(Plan(choices, policy, problem_digest))
+    assert undoes(Plan(choices, policy, problem_digest, trace_digest))
 
 
 @given(programs)

@@ -7,7 +7,6 @@ from outcore.capture.compat import (
     default_partition,
     hooks_active,
     keeps_graph,
-    no_donated_buffers,
 )
 from outcore.capture.graph import Captured, capture
 from outcore.capture.shells import Shells, shells
@@ -20,6 +19,5 @@ __all__ = [
     "default_partition",
     "hooks_active",
     "keeps_graph",
-    "no_donated_buffers",
     "shells",
 ]

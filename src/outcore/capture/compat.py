@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import default_partition
 
 __all__ = [
@@ -17,7 +15,6 @@ __all__ = [
     "hooks_active",
     "keeps_graph",
     "mutated_inputs",
-    "no_donated_buffers",
     "runs_in_backward",
 ]
 
@@ -30,12 +27,6 @@ def keeps_graph() -> bool:
 def hooks_active() -> bool:
     """Whether saved-tensor hooks of the user are in force; they may replace what is saved."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-
-
-def no_donated_buffers() -> AbstractContextManager[None]:
-    """Keep AOTAutograd from refusing `retain_graph` on behalf of buffers that are ours."""
-    patched: AbstractContextManager[None] = functorch_config.patch(donated_buffer=False)
-    return patched
 
 
 def runs_in_backward(node: torch.fx.Node) -> bool:

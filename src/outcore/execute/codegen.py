@@ -199,10 +199,9 @@ class _Writer:
         args = [self._arg(a) for a in op.args]
         args += [f"{name}={self._arg(a)}" for name, a in op.kwargs]
         if run.donate:
-            source, target = run.donate[0]
-            out = aten.DONATIONS[op.target][1]
-            overload = aten.in_place(op.target)
-            return f"s{target} = {self._name(overload)}({', '.join(args)}, {out}=s{source})"
+            (_, target), out = run.donate[0], aten.DONATIONS[op.target]
+            given, overload = args[out[0]], aten.in_place(op.target)
+            return f"s{target} = {self._name(overload)}({', '.join(args)}, {out[1]}={given})"
         call = f"{self._name(overload)}({', '.join(args)})"
         if aten.returns_one(overload):
             return f"{self._made(op.outputs[0])} = {call}"

@@ -32,8 +32,8 @@ class Hardware:
 
     `capacity_bytes` has one entry per tier that exists; `links` one per ordered pair of tiers that
     can exchange data. `duplex` says whether both directions run at full rate together.
-    A slot takes its buffer's bytes rounded up to the tier's entry in `rounding_bytes`; one filled by
-    a copy takes `fetch_padding_bytes` more on either side (direct I/O needs room to align).
+    A slot takes its buffer's bytes rounded up to the tier's entry in `rounding_bytes`; one that a
+    copy fills takes `fetch_padding_bytes` more on either side (direct I/O needs room to align).
     `flops_per_second` has one entry per dtype (`"float32"`); `memory_bytes_per_second` is the
     device's own bandwidth; both serve `estimate` only.
     """

@@ -41,8 +41,8 @@ class Recompute:
     """Drop, and run the producing op again when needed.
 
     `stay`: where the buffer comes to life inside the gap as an input of another recomputation, it
-    stays for the next use (speed-centric, SuperNeurons section 3.4); otherwise it is freed at its last
-    reader inside that recomputation and made again (memory-centric).
+    stays for the next use (speed-centric, SuperNeurons section 3.4); otherwise it is freed at its
+    last reader inside that recomputation and made again (memory-centric).
     """
 
     stay: bool = False
@@ -55,12 +55,15 @@ Choice: TypeAlias = Keep | Offload | Recompute
 class Plan:
     """One choice per gap, sorted by gap; a gap that is absent is kept.
 
-    `policy` is the spec text of the policy that made the plan, `problem_digest` names the problem.
+    `policy` is the spec text of the policy that made the plan. `trace_digest` names the trace, the
+    only one the plan may be used for; `problem_digest` names the problem it was made for, whose
+    measurements and budgets may have changed since. Both may be empty while a policy searches.
     """
 
     choices: tuple[tuple[Gap, Choice], ...]
     policy: str = ""
     problem_digest: str = ""
+    trace_digest: str = ""
     by_gap: dict[Gap, Choice] = field(init=False, repr=False, compare=False)
     """Derived: `choices` as a mapping."""
 
@@ -75,7 +78,11 @@ class Plan:
 KEEP = Keep()
 
 
-def make_plan(choices: dict[Gap, Choice], policy: str = "", problem_digest: str = "") -> Plan:
+def make_plan(
+    choices: dict[Gap, Choice], policy: str = "", problem_digest: str = "", trace_digest: str = ""
+) -> Plan:
     """A Plan of `choices`, sorted, with the kept gaps left out."""
     moved = ((gap, choice) for gap, choice in choices.items() if not isinstance(choice, Keep))
-    return Plan(tuple(sorted(moved, key=lambda item: item[0])), policy, problem_digest)
+    return Plan(
+        tuple(sorted(moved, key=lambda item: item[0])), policy, problem_digest, trace_digest
+    )

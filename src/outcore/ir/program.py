@@ -2,9 +2,9 @@
 
 Position in `body` is the order in which the host issues. Instructions of one stream run in that
 order. `after` holds the body positions that must be done first for the result to be right (hazards,
-derived by `lower/sync.py` and proved by `ir/verify.py`); `pace` holds those that the plan wants done
-first. Device memory is allocated and freed at positions of the compute stream, so that the peak of a
-tier is a function of the Program alone (`ir/memory.py`).
+derived by `lower/sync.py` and proved by `ir/verify_program.py`); `pace` holds those that the plan
+wants done first. Device memory is allocated and freed at positions of the compute stream, so that
+the peak of a tier is a function of the Program alone (`ir/memory.py`).
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class Program:
     """What runs. `body[:boundary]` is the forward call, `body[boundary:]` the backward call.
 
     `arguments` and `tangents` are the slots the caller fills before each call; `results` are the
-    slots that outlive the body: what the two calls return, and the arguments that stay the caller's.
+    slots that outlive the body, one of each buffer that is held (`ir/liveness.py`): what the two
+    calls return, and the arguments that stay the caller's.
     """
 
     slots: tuple[Slot, ...]

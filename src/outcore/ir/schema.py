@@ -152,7 +152,13 @@ CHOICE = tagged(
         "recompute": (Recompute, record(Recompute, stay=BOOL)),
     },
 )
-PLAN = record(Plan, choices=tuple_of(fixed(GAP, CHOICE)), policy=TEXT, problem_digest=TEXT)
+PLAN = record(
+    Plan,
+    choices=tuple_of(fixed(GAP, CHOICE)),
+    policy=TEXT,
+    problem_digest=TEXT,
+    trace_digest=TEXT,
+)
 
 # ---- program, timeline ---------------------------------------------------------------------------
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from outcore.errors import DigestError, FormatError
+from outcore.errors import DigestError, FormatError, VerifyError
 from outcore.ir.codec import Json, MismatchError
 from outcore.ir.nouns import N, Noun, kind_of
 from outcore.ir.plan import Keep, Plan
@@ -37,7 +38,23 @@ def digest(noun: Noun) -> str:
 
     Of a Trace: all but names and sites. Of a Problem: its trace's digest, and the rest. Of a Plan:
     the choices that are not Keep. Of a Program: all but the digests in it. Of the others: all.
+
+    That of a Trace is worked out once, in time linear in its ops, and found again by identity.
     """
+    if not isinstance(noun, Trace):
+        return _digest(noun)
+    known = _TRACES.get(id(noun))
+    if known is None:
+        known = _TRACES[id(noun)] = _digest(noun)
+        weakref.finalize(noun, _TRACES.pop, id(noun)).atexit = False
+    return known
+
+
+_TRACES: dict[int, str] = {}
+"""The digest of each live Trace that was asked for, by `id`. A policy lowers hundreds of plans."""
+
+
+def _digest(noun: Noun) -> str:
     text = _line({kind_of(type(noun)): _meaning(noun)})
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:DIGEST_DIGITS]
 
@@ -65,11 +82,13 @@ def _unlabelled(trace: Trace) -> Trace:
 
 
 def check_plan_for(plan: Plan, problem: Problem) -> None:
-    """Raise DigestError unless `plan` was made for `problem`."""
-    expected = digest(problem)
-    if plan.problem_digest != expected:
-        made_for = plan.problem_digest or "(not named)"
-        raise DigestError(noun="plan", made_for=made_for, expected=expected, of="problem")
+    """Raise DigestError unless `plan` was made for the trace of `problem`.
+
+    Measurements, the machine and the budgets may differ: `fits` judges those.
+    """
+    expected = digest(problem.trace)
+    if plan.trace_digest != expected:
+        raise DigestError(noun="plan", made_for=plan.trace_digest, expected=expected, of="trace")
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -103,7 +122,7 @@ def load(path: str | os.PathLike[str], kind: type[N]) -> N:
     noun = _decode(content, kind, path)
     found = digest(noun)
     if header.get("digest") != found:
-        named = str(header.get("digest"))
+        named = str(header.get("digest", ""))
         raise DigestError(noun=kind_of(kind), made_for=named, expected=found, of="content")
     return noun
 
@@ -127,9 +146,8 @@ def _decode(content: Json, kind: type[N], path: str | os.PathLike[str]) -> N:
     except MismatchError as error:
         reason = f"{path}: at {kind_of(kind)}{error.where}: {error}"
         raise FormatError(noun=kind_of(kind), reason=reason) from error
-    except IndexError as error:
-        reason = f"{path}: it uses a value that it does not list"
-        raise FormatError(noun=kind_of(kind), reason=reason) from error
+    except VerifyError as error:  # a Trace that names a Value it does not list
+        raise FormatError(noun=kind_of(kind), reason=f"{path}: {error}") from error
     return noun
 
 

@@ -51,8 +51,9 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """From the first start to the last stop."""
-        return max((s.stop_seconds for s in self.spans), default=0.0)
+        """From the first start to the last stop; 0 where there are no spans."""
+        start = min((s.start_seconds for s in self.spans), default=0.0)
+        return max((s.stop_seconds for s in self.spans), default=0.0) - start
 
     def peak(self, tier: Tier) -> int:
         """Peak bytes held in `tier`."""

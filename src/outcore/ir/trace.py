@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
+from outcore.errors import VerifyError
+
 
 class Role(Enum):
     """What a buffer is to the training step."""
@@ -82,7 +84,7 @@ class Symbol:
     name: str
 
 
-Arg: TypeAlias = "None | bool | int | float | str | Ref | Symbol | tuple[Arg, ...]"
+Arg: TypeAlias = "bool | int | float | str | Ref | Symbol | tuple[Arg, ...] | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,11 @@ class Op:
     site: str = ""
 
     @property
+    def arguments(self) -> tuple[Arg, ...]:
+        """All arguments: the positional ones, then the values of the keyword ones."""
+        return (*self.args, *(arg for _, arg in self.kwargs))
+
+    @property
     def repeatable(self) -> bool:
         """Whether running it again gives the first run's results."""
         return not self.effects - {Effect.RANDOM}
@@ -113,12 +120,15 @@ class Donation:
     target: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Trace:
     """The captured step.
 
     `inputs` and `tangents` are Value ids that the caller passes to the forward and the backward
     call; `outputs` and `gradients` are what each call returns: a Ref, or a plain constant.
+
+    Raises VerifyError where it names a Value that it does not list: the derived fields need them.
+    All other rules are those of `verify_trace`.
     """
 
     buffers: tuple[Buffer, ...]
@@ -137,15 +147,33 @@ class Trace:
     """Derived: per op the buffers it makes, each once, in order of its outputs."""
 
     def __post_init__(self) -> None:
-        reads = tuple(
-            self._buffers(refs((op.args, tuple(a for _, a in op.kwargs)))) for op in self.ops
-        )
+        self._verify_named()
+        reads = tuple(self._buffers(refs(op.arguments)) for op in self.ops)
         made = (self._buffers(Ref(v) for v in op.outputs if v is not None) for op in self.ops)
         writes = tuple(
             tuple(b for b in out if b not in read) for read, out in zip(reads, made, strict=True)
         )
         object.__setattr__(self, "reads", reads)
         object.__setattr__(self, "writes", writes)
+
+    def _verify_named(self) -> None:
+        """Raise VerifyError where a Value is named that is not listed."""
+        for op in self.ops:
+            self._verify_listed(f"op {op.id}", (ref.value for ref in refs(op.arguments)))
+            self._verify_listed(f"op {op.id}", (v for v in op.outputs if v is not None))
+        self._verify_listed("inputs", self.inputs)
+        self._verify_listed("tangents", self.tangents)
+        self._verify_listed("outputs", (ref.value for ref in refs(self.outputs)))
+        self._verify_listed("gradients", (ref.value for ref in refs(self.gradients)))
+        for donation in self.donations:
+            self._verify_listed("donations", (donation.source, donation.target))
+
+    def _verify_listed(self, where: str, named: Iterable[int]) -> None:
+        for value in named:
+            if not 0 <= value < len(self.values):
+                rule = "every value that is named is listed"
+                detail = f"it names %{value}, and there are {len(self.values)} values"
+                raise VerifyError(noun="trace", rule=rule, where=where, detail=detail)
 
     def _buffers(self, used: Iterable[Ref]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(self.values[ref.value].buffer for ref in used))

@@ -1,21 +1,16 @@
-"""Verifiers: the rules of each noun. Run after every stage, by default, always.
+"""verify_trace: the rules of a Trace, in the order of docs/ir.md. Run on whatever makes one.
 
-verify_trace     ids index; a value is inside its buffer; an op reads what exists; a buffer is made
-                 once; outputs are made by the forward part; no op takes what the caller passes late.
-verify_plan      every gap is a gap of the trace; a recomputed buffer can be made again.
-
-`verify_program` has a file of its own.
+The other nouns have files of their own: `verify_problem`, `verify_plan`, `verify_program`. That
+every Value a Trace names is listed is checked where a Trace is made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NoReturn
 
 from outcore.errors import VerifyError
-from outcore.ir.liveness import gaps, liveness
-from outcore.ir.plan import Plan, Recompute
-from outcore.ir.problem import Problem
-from outcore.ir.trace import Buffer, Op, Phase, Ref, Trace, Value
+from outcore.ir.trace import Buffer, Donation, Op, Phase, Ref, Trace, Value, refs
 
 ITEM_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -27,73 +22,137 @@ ITEM_BYTES = {
 
 
 def verify_trace(trace: Trace) -> None:
-    """Raise VerifyError where `trace` breaks a rule."""
-    items: list[tuple[int, Buffer | Value | Op]] = [
-        *enumerate(trace.buffers),
-        *enumerate(trace.values),
-        *enumerate(trace.ops),
-    ]
-    for index, item in items:
-        _check(item.id == index, "trace", "ids index", f"index {index}: {item}")
+    """Raise VerifyError where `trace` breaks a rule. Linear in ops and values."""
+    _verify_ids("buffer", trace.buffers)
+    _verify_ids("value", trace.values)
+    _verify_ids("op", trace.ops)
+    if not 0 <= trace.boundary <= len(trace.ops):
+        rule = "the boundary is the first op of the backward call, or the end"
+        _fail("the boundary", rule, f"it is {trace.boundary}, and there are {len(trace.ops)} ops")
+    for buffer in trace.buffers:
+        if buffer.nbytes < 0:
+            _fail(f"buffer {buffer.id}", "no size is negative", f"it has {buffer.nbytes} B")
     for value in trace.values:
-        _verify_value(trace, value.id)
-    made = set(trace.value_buffers(_refs(trace.inputs)))
+        _verify_value(trace, value)
+    _verify_order(trace)
+    for donation in trace.donations:
+        _verify_donation(trace, donation)
+
+
+def _fail(where: str, rule: str, detail: str) -> NoReturn:
+    raise VerifyError(noun="trace", rule=rule, where=where, detail=detail)
+
+
+def _verify_ids(kind: str, items: Iterable[Buffer | Value | Op]) -> None:
+    for index, item in enumerate(items):
+        if item.id != index:
+            _fail(f"{kind} {index}", "ids index", f"it has the id {item.id}")
+
+
+# ---- values --------------------------------------------------------------------------------------
+
+
+def _verify_value(trace: Trace, value: Value) -> None:
+    where = f"value %{value.id}"
+    if not 0 <= value.buffer < len(trace.buffers):
+        _fail(where, "a value lies on a listed buffer", f"it lies on buffer {value.buffer}")
+    if value.dtype not in ITEM_BYTES:
+        _fail(where, "the dtype is a known one", f"unknown dtype {value.dtype}")
+    if len(value.shape) != len(value.stride):
+        detail = f"shape {value.shape}, stride {value.stride}"
+        _fail(where, "there is a stride per dimension", detail)
+    if min((*value.shape, *value.stride, value.offset), default=0) < 0:
+        detail = f"shape {value.shape}, stride {value.stride}, offset {value.offset}"
+        _fail(where, "no size, stride or offset is negative", detail)
+    needed, size = _end_bytes(value), trace.buffers[value.buffer].nbytes
+    if needed > size:
+        detail = f"it ends at byte {needed} of buffer {value.buffer}, which has {size} B"
+        _fail(where, "a value is inside its buffer", detail)
+
+
+def _end_bytes(value: Value) -> int:
+    """Bytes from the start of the buffer to the end of the last element; 0 without elements."""
+    if not all(value.shape):
+        return 0
+    last = sum((n - 1) * step for n, step in zip(value.shape, value.stride, strict=True))
+    return (value.offset + last + 1) * ITEM_BYTES[value.dtype]
+
+
+# ---- order ---------------------------------------------------------------------------------------
+
+
+def _verify_order(trace: Trace) -> None:
+    """What is read is there, what is made is new, what is returned exists by then."""
+    made = set(_buffers(trace, trace.inputs))
     for op in trace.ops:
-        where = f"op {op.id} {op.target} {op.site}".rstrip()
         if op.id == trace.boundary:
-            _verify_results(trace, made, "outputs")
-            made |= set(trace.value_buffers(_refs(trace.tangents)))
-        forward = op.phase is Phase.FORWARD
-        _check(forward == (op.id < trace.boundary), "trace", "phases split at the boundary", where)
-        for buffer in trace.reads[op.id]:
-            _check(buffer in made, "trace", f"buffer {buffer} read before it is made", where)
-        for buffer in trace.writes[op.id]:
-            _check(buffer not in made, "trace", f"buffer {buffer} made twice", where)
-            made.add(buffer)
-    if trace.boundary >= len(trace.ops):
-        _verify_results(trace, made, "outputs")
-    _verify_results(trace, made | set(trace.value_buffers(_refs(trace.tangents))), "gradients")
+            _cross_boundary(trace, made)
+        _verify_op(trace, op, made)
+        made |= set(trace.writes[op.id])
+    if trace.boundary == len(trace.ops):
+        _cross_boundary(trace, made)
+    _verify_results(trace, made, "gradients")
 
 
-def _refs(values: Iterable[int]) -> tuple[Ref, ...]:
-    return tuple(Ref(v) for v in values)
+def _buffers(trace: Trace, values: Iterable[int]) -> tuple[int, ...]:
+    return trace.value_buffers(tuple(map(Ref, values)))
 
 
-def _verify_value(trace: Trace, index: int) -> None:
-    value = trace.values[index]
-    where = f"value {index}"
-    _check(0 <= value.buffer < len(trace.buffers), "trace", "value of an unknown buffer", where)
-    _check(value.dtype in ITEM_BYTES, "trace", f"unknown dtype {value.dtype}", where)
-    _check(len(value.shape) == len(value.stride), "trace", "a stride per dimension", where)
-    last = value.offset + sum((n - 1) * s for n, s in zip(value.shape, value.stride, strict=True))
-    needed = (last + 1) * ITEM_BYTES[value.dtype] if all(value.shape) else 0
-    size = trace.buffers[value.buffer].nbytes
-    rule = f"value ends at byte {needed} of a buffer of {size} B"
-    _check(needed <= size and value.offset >= 0, "trace", rule, where)
+def _cross_boundary(trace: Trace, made: set[int]) -> None:
+    """The forward call returns, and the backward call gets its tangents."""
+    _verify_results(trace, made, "outputs")
+    for buffer in _buffers(trace, trace.tangents):
+        if buffer in made:
+            _fail("tangents", "what is passed in is new", f"buffer {buffer} is there already")
+        made.add(buffer)
+
+
+def _verify_op(trace: Trace, op: Op, made: set[int]) -> None:
+    where = f"op {op.id} {op.target} {op.site}".rstrip()
+    if (op.phase is Phase.FORWARD) != (op.id < trace.boundary):
+        detail = f"phase {op.phase.value}, and the boundary is {trace.boundary}"
+        _fail(where, "the forward ops are those before the boundary", detail)
+    for buffer in trace.reads[op.id]:
+        if buffer not in made:
+            rule = "what is read was passed in or made before"
+            _fail(where, rule, f"buffer {buffer} is not there")
+    for buffer in trace.writes[op.id]:
+        if buffer in made:
+            _fail(where, "a buffer is made once", f"buffer {buffer} is there already")
 
 
 def _verify_results(trace: Trace, made: set[int], name: str) -> None:
     for buffer in trace.value_buffers(getattr(trace, name)):
-        _check(buffer in made, "trace", f"{name} name buffer {buffer}, not made by then", name)
+        if buffer not in made:
+            _fail(name, "what a call returns was made by its end", f"buffer {buffer} was not")
 
 
-def verify_plan(problem: Problem, plan: Plan) -> None:
-    """Raise VerifyError where `plan` names no gap of the trace, or asks for the impossible."""
-    trace = problem.trace
-    live = liveness(trace)
-    known = set(gaps(trace, live))
-    for gap, choice in plan.choices:
-        where = f"{gap} {trace.buffers[gap.buffer].name}".rstrip()
-        _check(gap in known, "plan", "not a gap of this trace", where)
-        if isinstance(choice, Recompute):
-            producer = live.producer[gap.buffer]
-            _check(producer is not None, "plan", "recompute of what no op makes", where)
-            if producer is not None:
-                op = trace.ops[producer]
-                effects = ", ".join(sorted(e.value for e in op.effects))
-                _check(op.repeatable, "plan", f"recompute of an op that is {effects}", where)
+# ---- donations -----------------------------------------------------------------------------------
 
 
-def _check(holds: bool, noun: str, rule: str, where: str) -> None:
-    if not holds:
-        raise VerifyError(noun=noun, rule=rule, where=where)
+def _verify_donation(trace: Trace, donation: Donation) -> None:
+    """The result may lie exactly where the argument lies, and nothing else looks there."""
+    where = f"donation of %{donation.source} to %{donation.target} by op {donation.op}"
+    if not 0 <= donation.op < len(trace.ops):
+        _fail(where, "a donation names an op", f"there are {len(trace.ops)} ops")
+    op = trace.ops[donation.op]
+    source, target = trace.values[donation.source], trace.values[donation.target]
+    read = {r.value for r in refs(op.arguments) if trace.values[r.value].buffer == source.buffer}
+    if source.id not in read:
+        _fail(where, "the op reads what is donated", f"it does not read %{source.id}")
+    if read != {source.id}:
+        others = ", ".join(f"%{v}" for v in sorted(read - {source.id}))
+        detail = f"it reads {others} too, on buffer {source.buffer}"
+        _fail(where, "the op reads what is donated through one value", detail)
+    if target.id not in op.outputs or target.buffer not in trace.writes[op.id]:
+        _fail(where, "the op makes what takes the memory over", f"it does not make %{target.id}")
+    sizes = trace.buffers[source.buffer].nbytes, trace.buffers[target.buffer].nbytes
+    if sizes[0] != sizes[1]:
+        _fail(where, "both buffers have one size", f"they have {sizes[0]} B and {sizes[1]} B")
+    if _layout(source) != _layout(target):
+        detail = f"%{source.id} is {_layout(source)}, %{target.id} is {_layout(target)}"
+        _fail(where, "both values have one dtype and layout", detail)
+
+
+def _layout(value: Value) -> tuple[object, ...]:
+    return value.dtype, value.shape, value.stride, value.offset

@@ -1,8 +1,8 @@
 """verify_program: live when touched; written before read; hazards covered; no leak.
 
 Each op of the trace runs exactly once as the original, in order (design section 3). The hazards are
-derived here from the slots that instructions touch, never taken from lowering; an edge of `pace` does
-not count as cover. Happens-before is a vector clock of three components, one per stream.
+derived here from the slots that instructions touch, never taken from lowering; an edge of `pace`
+does not count as cover. The rules stand in docs/ir.md, in the order of this file.
 """
 
 from __future__ import annotations
@@ -11,13 +11,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from outcore.errors import VerifyError
+from outcore.ir.clocks import Clocks
 from outcore.ir.hardware import Tier
-from outcore.ir.liveness import liveness
 from outcore.ir.problem import Problem
 from outcore.ir.program import Alloc, Copy, Free, Program, Run, Stream
 from outcore.ir.rooms import Rooms
-from outcore.ir.trace import Effect
+from outcore.ir.trace import Effect, Trace
+from outcore.ir.verify_shape import excerpt, fail, numbers, verify_interface, verify_shape
+
+
+def verify_program(problem: Problem, program: Program) -> None:
+    """Raise VerifyError where `program` breaks a rule. Linear in instructions times streams."""
+    verify_shape(problem.trace, program)
+    verify_interface(problem.trace, program)
+    _Walk(problem.trace, program).run()
 
 
 @dataclass(slots=True)
@@ -27,37 +34,39 @@ class _SlotState:
     live: bool = False
     written: bool = False
     ended: bool = False
+    version: int = 0
+    """How often its buffer had been mutated when its bytes were made."""
     last_write: int = -1
     reads: list[int] = field(default_factory=list)
 
 
-def verify_program(problem: Problem, program: Program) -> None:
-    """Raise VerifyError where `program` breaks a rule. Linear in instructions times streams."""
-    _Walk(problem, program).run()
-
-
 class _Walk:
-    """One pass over the body with a vector clock per stream."""
+    """One pass over the body."""
 
-    def __init__(self, problem: Problem, program: Program) -> None:
-        self.trace, self.program = problem.trace, program
+    def __init__(self, trace: Trace, program: Program) -> None:
+        self.trace, self.program = trace, program
         self.states = [_SlotState() for _ in program.slots]
-        self.clocks: dict[Stream, dict[Stream, int]] = {
-            s: dict.fromkeys(Stream, -1) for s in Stream
-        }
-        self.done: list[dict[Stream, int]] = []
+        self.clocks = Clocks(program.body)
         self.next_op = 0
-        self.ran: set[int] = set()
+        self.versions = [0] * len(trace.buffers)
+        """Per buffer: how often an op has mutated it."""
+        self.read_versions: list[tuple[int, ...]] = []
+        """Per op that ran: the versions of what it read."""
         self.rooms = {tier: Rooms() for tier in Tier}
+        self.crossing: frozenset[int] = frozenset()
+        """Slots that hold what the forward call leaves to the backward call."""
+        self.donations = {
+            (d.op, trace.values[d.source].buffer, trace.values[d.target].buffer)
+            for d in trace.donations
+        }
 
     def run(self) -> None:
         program = self.program
-        self._verify_slots()
         self._arrive(program.arguments)
         for position, instruction in enumerate(program.body):
             if position == program.boundary:
                 self._cross_boundary()
-            self._clock(position)
+            self.clocks.issue(instruction.after)
             action = instruction.action
             if isinstance(action, Alloc):
                 self._alloc(position, action.slot)
@@ -67,174 +76,219 @@ class _Walk:
                 self._copy(position, action)
             else:
                 self._run(position, action)
-        if program.boundary >= len(program.body):
+        if program.boundary == len(program.body):
             self._cross_boundary()
         self._finish()
 
-    def _fail(self, position: int, rule: str) -> NoReturn:
-        low, high = max(0, position - 3), position + 4
-        lines = (
-            f"{'>' if index == position else ' '} {index}: {instruction}"
-            for index, instruction in enumerate(self.program.body[low:high], low)
-        )
-        where = f"instruction {position}"
-        raise VerifyError(noun="program", rule=rule, where=where, excerpt="\n".join(lines))
-
-    def _check(self, holds: bool, position: int, rule: str) -> None:
-        if not holds:
-            self._fail(position, rule)
-
-    def _verify_slots(self) -> None:
-        for index, slot in enumerate(self.program.slots):
-            size = self.trace.buffers[slot.buffer].nbytes
-            self._check(slot.id == index, 0, f"slot {slot.id} at index {index}")
-            self._check(slot.nbytes >= size, 0, f"slot {index} is smaller than its buffer")
+    def _fail(self, position: int, rule: str, detail: str) -> NoReturn:
+        fail(f"instruction {position}", rule, detail, excerpt(self.program, position))
 
     def _arrive(self, slots: Iterable[int]) -> None:
         for slot in slots:
             state = self.states[slot]
             state.live = state.written = True
 
-    def _cross_boundary(self) -> None:
-        at = self.program.boundary
-        self._check(self.next_op == self.trace.boundary, at, "boundary is not the trace's")
-        self._verify_ready(self.trace.value_buffers(self.trace.outputs), at)
-        self._arrive(self.program.tangents)
-
-    # ---- happens-before -------------------------------------------------------------------------
-
-    def _clock(self, position: int) -> None:
-        instruction = self.program.body[position]
-        clock = dict(self.clocks[instruction.stream])
-        for earlier in instruction.after:
-            self._check(0 <= earlier < position, position, f"waits for {earlier}, not before it")
-            for stream, reached in self.done[earlier].items():
-                clock[stream] = max(clock[stream], reached)
-        clock[instruction.stream] = position
-        self.clocks[instruction.stream] = clock
-        self.done.append(clock)
-
-    def _ordered(self, earlier: int, position: int, hazard: str) -> None:
-        if earlier < 0:
-            return
-        stream = self.program.body[earlier].stream
-        covered = self.done[position][stream] >= earlier
-        self._check(covered, position, f"{hazard}: {earlier} need not be done before {position}")
-
     # ---- one rule per action --------------------------------------------------------------------
 
     def _stream(self, position: int, expected: Stream) -> None:
         found = self.program.body[position].stream
-        self._check(found is expected, position, f"on stream {found.value}, not {expected.value}")
+        if found is not expected:
+            rule = "an instruction is on the stream of its kind and tier"
+            self._fail(position, rule, f"it is on {found.value}, not on {expected.value}")
+
+    def _ordered(self, earlier: int, position: int, rule: str, slot: int) -> None:
+        if earlier >= 0 and not self.clocks.ordered(earlier, position):
+            self._fail(position, rule, f"of slot s{slot}, {earlier} need not be done by then")
 
     def _alloc(self, position: int, slot: int) -> None:
-        state, tier = self.states[slot], self.program.slots[slot].tier
-        self._stream(position, Stream.COMPUTE if tier is Tier.DEVICE else Stream.OUT)
-        self._check(not state.live and not state.ended, position, f"slot {slot} allocated twice")
+        state, mine = self.states[slot], self.program.slots[slot]
+        on_device = mine.tier is Tier.DEVICE
+        self._stream(position, Stream.COMPUTE if on_device else Stream.OUT)
+        if state.live or state.ended:
+            self._fail(position, "a slot is allocated once", f"slot s{slot} was before")
         state.live, state.last_write = True, position
-        if tier is not Tier.DEVICE:
-            mine = self.program.slots[slot]
-            for other in self.rooms[tier].take(mine.offset, mine.offset + mine.nbytes, slot):
-                self._check(not self.states[other].live, position, f"overlaps live slot {other}")
-                self._ordered(
-                    self.states[other].last_write, position, "room used before it is free"
-                )
+        if on_device:
+            return
+        for other in self.rooms[mine.tier].take(mine.offset, mine.offset + mine.nbytes, slot):
+            if self.states[other].live:
+                rule = "live slots of a tier share no bytes"
+                self._fail(position, rule, f"s{slot} and s{other} do")
+            if other in self.crossing:
+                rule = "what crosses to the backward call keeps its room"
+                self._fail(position, rule, f"s{slot} takes bytes of s{other}")
+            rule = "a room is used again after its last owner is freed"
+            self._ordered(self.states[other].last_write, position, rule, other)
 
     def _touch(self, position: int, slot: int, *, writes: bool) -> None:
         state = self.states[slot]
-        self._check(state.live, position, f"slot {slot} is not live")
-        self._check(writes or state.written, position, f"slot {slot} read before it is written")
-        self._ordered(state.last_write, position, f"slot {slot} touched before it is ready")
+        if not state.live:
+            self._fail(position, "a slot is live when it is touched", f"slot s{slot} is not")
+        if not (writes or state.written):
+            self._fail(position, "a slot is written before it is read", f"slot s{slot} is not")
+        rule = "a slot is touched after its last write is done"
+        self._ordered(state.last_write, position, rule, slot)
         if not writes:
             state.reads.append(position)
             return
-        for read in state.reads:
-            self._ordered(read, position, f"slot {slot} overwritten before it is read")
+        self._after_reads(position, slot)
         state.last_write, state.written, state.reads = position, True, []
 
+    def _after_reads(self, position: int, slot: int) -> None:
+        rule = "a slot is written, freed or donated after its reads are done"
+        for read in self.states[slot].reads:
+            self._ordered(read, position, rule, slot)
+
+    def _write_once(self, position: int, slot: int) -> None:
+        if self.states[slot].written:
+            self._fail(position, "a slot is written once", f"slot s{slot} was before")
+        self._touch(position, slot, writes=True)
+
     def _free(self, position: int, slot: int) -> None:
-        state, tier = self.states[slot], self.program.slots[slot].tier
-        self._stream(position, Stream.COMPUTE if tier is Tier.DEVICE else Stream.IN)
-        self._check(slot not in self.program.results, position, f"slot {slot} is a result")
-        self._check(state.written, position, f"slot {slot} freed before it is written")
+        state, on_device = self.states[slot], self.program.slots[slot].tier is Tier.DEVICE
+        self._stream(position, Stream.COMPUTE if on_device else Stream.IN)
+        if not state.written:
+            self._fail(position, "a slot is written before it is freed", f"slot s{slot} is not")
         self._touch(position, slot, writes=True)
         state.live, state.ended = False, True
 
     def _copy(self, position: int, copy: Copy) -> None:
         source, target = (self.program.slots[s] for s in (copy.source, copy.target))
-        away = source.tier is Tier.DEVICE
-        self._stream(position, Stream.OUT if away else Stream.IN)
-        self._check(source.buffer == target.buffer, position, "copy between two buffers")
-        self._check(source.tier is not target.tier, position, "copy inside one tier")
+        self._stream(position, Stream.OUT if source.tier is Tier.DEVICE else Stream.IN)
+        if source.buffer != target.buffer:
+            detail = f"from buffer {source.buffer} to buffer {target.buffer}"
+            self._fail(position, "a copy is between two slots of one buffer", detail)
+        if source.tier is target.tier:
+            detail = f"both slots are in {source.tier.value}"
+            self._fail(position, "a copy is between two tiers", detail)
         self._touch(position, copy.source, writes=False)
-        self._touch(position, copy.target, writes=True)
+        self._write_once(position, copy.target)
+        self.states[copy.target].version = self.states[copy.source].version
+
+    # ---- runs -----------------------------------------------------------------------------------
 
     def _run(self, position: int, run: Run) -> None:
         self._stream(position, Stream.COMPUTE)
-        self._check(0 <= run.op < len(self.trace.ops), position, f"unknown op {run.op}")
         self._verify_order(position, run)
-        slots = self.program.slots
-        reads = tuple(slots[s].buffer for s in run.reads)
-        writes = tuple(slots[s].buffer for s in run.writes)
-        self._check(reads == self.trace.reads[run.op], position, f"reads buffers {reads}")
-        self._check(writes == self.trace.writes[run.op], position, f"writes buffers {writes}")
-        on_device = all(slots[s].tier is Tier.DEVICE for s in (*run.reads, *run.writes))
-        self._check(on_device, position, "runs on a slot that is not on the device")
-        mutates = Effect.MUTATES in self.trace.ops[run.op].effects
+        self._verify_slots(position, run)
         for slot in run.reads:
             self._touch(position, slot, writes=False)
-            if mutates:
-                self._touch(position, slot, writes=True)
+        self._verify_versions(position, run)
+        if Effect.MUTATES in self.trace.ops[run.op].effects:
+            self._mutate(position, run)
         for source, target in run.donate:
             self._donate(position, run, source, target)
         for slot in run.writes:
-            self._check(not self.states[slot].written, position, f"slot {slot} written twice")
-            self._touch(position, slot, writes=True)
+            self._write_once(position, slot)
 
     def _verify_order(self, position: int, run: Run) -> None:
+        """Originals come once and in order, forward ones in the forward call; reruns after them."""
         if run.again:
-            self._check(run.op in self.ran, position, f"op {run.op} runs again before it ran")
-            self._check(self.trace.ops[run.op].repeatable, position, f"op {run.op} cannot repeat")
+            if run.op >= self.next_op:
+                rule = "an op runs again after it ran"
+                self._fail(position, rule, f"op {run.op} has not run")
+            if not self.trace.ops[run.op].repeatable:
+                rule = "only an op that may run again does"
+                self._fail(position, rule, f"op {run.op} is not repeatable")
             return
-        self._check(run.op == self.next_op, position, f"op {run.op} where {self.next_op} is next")
-        late = self.trace.boundary > run.op and position >= self.program.boundary
-        self._check(not late, position, f"forward op {run.op} in the backward call")
-        self.ran.add(run.op)
+        if run.op != self.next_op:
+            rule = "each op runs once as the original, in order"
+            self._fail(position, rule, f"op {run.op} where op {self.next_op} is next")
         self.next_op += 1
 
-    def _donate(self, position: int, run: Run, source: int, target: int) -> None:
-        old, new = self.states[source], self.states[target]
+    def _verify_slots(self, position: int, run: Run) -> None:
         slots = self.program.slots
-        self._check(
-            source in run.reads and target in run.writes, position, "donates what it has not"
-        )
-        self._check(slots[source].nbytes == slots[target].nbytes, position, "donates another size")
-        self._check(source not in self.program.results, position, f"donates result {source}")
-        self._check(not new.live and not new.ended, position, f"slot {target} is live already")
-        old.reads = [r for r in old.reads if r != position]
-        for read in old.reads:
-            self._ordered(read, position, f"slot {source} donated before it is read")
+        for word, found, expected in (
+            ("reads", run.reads, self.trace.reads[run.op]),
+            ("makes", run.writes, self.trace.writes[run.op]),
+        ):
+            buffers = tuple(slots[s].buffer for s in found)
+            if buffers != expected:
+                rule = "a run reads and writes slots of the op's buffers, in order"
+                detail = f"op {run.op} {word} {numbers(expected)}, not {numbers(buffers)}"
+                self._fail(position, rule, detail)
+        away = [s for s in (*run.reads, *run.writes) if slots[s].tier is not Tier.DEVICE]
+        if away:
+            self._fail(position, "a run finds its slots on the device", f"s{away[0]} is not there")
+
+    def _verify_versions(self, position: int, run: Run) -> None:
+        """What a run reads was mutated as often as what the original run reads."""
+        found = tuple(self.states[s].version for s in run.reads)
+        if run.again:
+            expected = self.read_versions[run.op]
+        else:
+            expected = tuple(self.versions[b] for b in self.trace.reads[run.op])
+            self.read_versions.append(expected)
+        for slot, have, want in zip(run.reads, found, expected, strict=True):
+            if have != want:
+                rule = "a run reads what the original run reads, mutations included"
+                buffer = self.program.slots[slot].buffer
+                detail = f"slot s{slot} holds buffer {buffer} after {have} mutations, not {want}"
+                self._fail(position, rule, detail)
+
+    def _mutate(self, position: int, run: Run) -> None:
+        for slot in run.reads:
+            self._touch(position, slot, writes=True)
+            buffer = self.program.slots[slot].buffer
+            self.versions[buffer] += 1
+            self.states[slot].version = self.versions[buffer]
+
+    def _donate(self, position: int, run: Run, source: int, target: int) -> None:
+        old, new, slots = self.states[source], self.states[target], self.program.slots
+        if source not in run.reads or target not in run.writes:
+            self._fail(position, "a run donates what it reads to what it makes", f"s{source}")
+        if (run.op, slots[source].buffer, slots[target].buffer) not in self.donations:
+            detail = f"buffer {slots[source].buffer} to buffer {slots[target].buffer}"
+            self._fail(position, "the trace allows the donation", detail)
+        if slots[source].nbytes != slots[target].nbytes:
+            detail = f"{slots[source].nbytes} B to {slots[target].nbytes} B"
+            self._fail(position, "a slot is donated to one of its size", detail)
+        if source in self.crossing:
+            rule = "what crosses to the backward call is not overwritten"
+            self._fail(position, rule, f"s{source} is donated")
+        if not old.live:
+            self._fail(position, "a slot is donated once", f"s{source} is gone already")
+        if new.live or new.ended:
+            self._fail(position, "a slot is allocated once", f"slot s{target} was before")
+        old.reads = [read for read in old.reads if read != position]
+        self._after_reads(position, source)
         old.live, old.ended, old.last_write = False, True, position
         new.live, new.last_write = True, -1
 
+    # ---- the ends of the two calls --------------------------------------------------------------
+
+    def _cross_boundary(self) -> None:
+        if self.next_op != self.trace.boundary:
+            rule = "the forward call runs the forward ops"
+            detail = f"it ends before op {self.next_op}, not before op {self.trace.boundary}"
+            fail("the boundary", rule, detail)
+        self._verify_ready("the boundary", self.trace.value_buffers(self.trace.outputs))
+        alive = (slot for slot, state in enumerate(self.states) if state.live)
+        self.crossing = frozenset(alive).difference(self.program.arguments)
+        self._arrive(self.program.tangents)
+
     def _finish(self) -> None:
-        end = len(self.program.body) - 1
-        self._check(self.next_op == len(self.trace.ops), end, f"op {self.next_op} never runs")
+        if self.next_op != len(self.trace.ops):
+            rule = "each op runs once as the original, in order"
+            fail("the end", rule, f"op {self.next_op} never runs")
         results = set(self.program.results)
         for slot, state in enumerate(self.states):
-            leaks = state.live and slot not in results
-            self._check(not leaks, end, f"slot {slot} of {self.program.slots[slot]} leaks")
-        live = liveness(self.trace)
-        self._verify_ready((b for b, held in enumerate(live.held) if held), end)
+            if state.live and slot not in results:
+                detail = f"slot s{slot} of buffer {self.program.slots[slot].buffer} is"
+                fail("the end", "nothing but the results is left", detail)
+        self._verify_ready("the end", (self.program.slots[s].buffer for s in results))
 
-    def _verify_ready(self, buffers: Iterable[int], position: int) -> None:
+    def _verify_ready(self, where: str, buffers: Iterable[int]) -> None:
         """What the caller gets or keeps is on the device, written, as far as compute knows."""
         slots = {self.program.slots[s].buffer: s for s in self.program.results}
         for buffer in buffers:
-            slot = slots.get(buffer, -1)
-            there = slot >= 0 and self.states[slot].live and self.states[slot].written
-            self._check(there, position, f"result buffer {buffer} is not there")
-            write = self.states[slot].last_write
-            reached = self.clocks[Stream.COMPUTE]
-            ready = write < 0 or reached[self.program.body[write].stream] >= write
-            self._check(ready, position, f"result buffer {buffer} may not be written yet")
+            state = self.states[slots[buffer]]
+            if not (state.live and state.written):
+                rule = "what a call returns is there at its end"
+                fail(where, rule, f"slot s{slots[buffer]} of buffer {buffer} is not")
+            if state.version != self.versions[buffer]:
+                rule = "what a call returns has seen every mutation"
+                fail(where, rule, f"slot s{slots[buffer]} of buffer {buffer} has not")
+            if state.last_write >= 0 and not self.clocks.known(state.last_write, Stream.COMPUTE):
+                rule = "what a call returns is written by its end"
+                detail = f"{state.last_write} need not be done by then"
+                fail(where, rule, f"slot s{slots[buffer]} of buffer {buffer}: {detail}")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
-from outcore.ir.verify import verify_plan
+from outcore.ir.store import check_plan_for, digest
+from outcore.ir.verify_plan import verify_plan
+from outcore.ir.verify_problem import verify_problem
 from outcore.ir.verify_program import verify_program
 from outcore.lower.donate import donate
 from outcore.lower.draft import Draft, assemble
@@ -18,13 +22,17 @@ __all__ = ["lower"]
 
 
 def lower(problem: Problem, plan: Plan, *, fast: bool = False) -> Program:
-    """The Program that carries out `plan`.
+    """The Program that carries out `plan`, named after the trace and the plan.
 
-    `fast` leaves out the verification between passes (the last one always runs). A program that does
-    not fit the budget is returned all the same: `fits` is the judge of that.
+    `fast` leaves out the verification between passes (the last one always runs). A program that
+    does not fit the budget is returned all the same: `fits` is the judge of that.
 
-    Raises VerifyError where the plan is not one for this problem.
+    Raises DigestError where the plan names another trace, VerifyError where the problem breaks a
+    rule or the plan is not one for it.
     """
+    verify_problem(problem)
+    if plan.trace_digest:
+        check_plan_for(plan, problem)
     verify_plan(problem, plan)
 
     def checked(draft: Draft) -> Draft:
@@ -38,4 +46,4 @@ def lower(problem: Problem, plan: Plan, *, fast: bool = False) -> Program:
     draft = checked(prefetch(problem, plan, draft))
     program = assemble(place(draft))
     verify_program(problem, program)
-    return program
+    return replace(program, trace_digest=digest(problem.trace), plan_digest=digest(plan))

@@ -1,8 +1,8 @@
 """Pass `donate`: let a result be written into the memory of an argument that dies there.
 
 Regains what functionalisation takes from in-place ReLU and gradient accumulation. Which pairs are
-allowed is a fact of the trace (`Trace.donations`). What crosses from the forward to the backward call
-is never overwritten: a second backward (`retain_graph`) reads it again.
+allowed is a fact of the trace (`Trace.donations`). What crosses from the forward to the backward
+call is never overwritten: a second backward (`retain_graph`) reads it again.
 """
 
 from __future__ import annotations
@@ -20,16 +20,20 @@ def donate(trace: Trace, draft: Draft) -> Draft:
     for d in trace.donations:
         pair = (trace.values[d.source].buffer, trace.values[d.target].buffer)
         allowed.setdefault(d.op, []).append(pair)
+    crossing = crossing_slots(draft)
     steps = [
-        _donate(draft, step, allowed[step.run.op]) if step.run.op in allowed else step
+        _donate(draft, step, allowed[step.run.op], crossing) if step.run.op in allowed else step
         for step in draft.steps
     ]
     return replace(draft, steps=steps)
 
 
-def _donate(draft: Draft, step: Step, allowed: list[tuple[int, int]]) -> Step:
+def _donate(
+    draft: Draft, step: Step, allowed: list[tuple[int, int]], crossing: frozenset[int]
+) -> Step:
     copied = {a.source for a in step.after if isinstance(a, Copy)}  # still read after the run
-    frees = (a for a in step.after if isinstance(a, Free) and a.slot not in copied)
+    stays = copied | crossing
+    frees = (a for a in step.after if isinstance(a, Free) and a.slot not in stays)
     dying = {draft.slots[a.slot].buffer: a for a in frees}
     made = {draft.slots[a.slot].buffer: a for a in step.before if isinstance(a, Alloc)}
     pairs: list[tuple[int, int]] = []

@@ -58,7 +58,7 @@ def assemble(draft: Draft) -> Program:
 
 @dataclass(slots=True)
 class Occupancy:
-    """Device bytes held during each step (outputs and workspace included), and between the calls."""
+    """Device bytes held during each step (outputs and workspace counted), and between the calls."""
 
     steps: list[int]
     between: int

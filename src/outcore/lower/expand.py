@@ -7,6 +7,8 @@ overlap that the plan allows. Later passes move copies and frees apart.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
+from typing import NoReturn
 
 from outcore.errors import VerifyError
 from outcore.ir.hardware import Tier
@@ -14,7 +16,7 @@ from outcore.ir.liveness import Liveness, liveness
 from outcore.ir.plan import Choice, Gap, Keep, Offload, Plan, Recompute
 from outcore.ir.problem import Problem
 from outcore.ir.program import Action, Alloc, Copy, Free, Run, Slot
-from outcore.ir.trace import Ref
+from outcore.ir.trace import Effect, Ref
 from outcore.lower.draft import Draft, Step
 
 
@@ -38,6 +40,8 @@ class _Expansion:
         """Buffer -> the choice for the gap it is in, while it is in one."""
         self.passed = [0] * len(problem.trace.buffers)
         """Per buffer: how many of its uses are over."""
+        self.mutated: dict[int, int] = {}
+        """Buffer -> the last op so far that may have mutated it."""
         self.slots: list[Slot] = []
         self.steps: list[Step] = []
         self.pending: list[Action] = []
@@ -93,6 +97,8 @@ class _Expansion:
             self.passed[buffer] += 1
             if not self.live.held[buffer]:
                 after += self._leave(buffer, op)
+        if Effect.MUTATES in self.trace.ops[op].effects:
+            self.mutated.update(dict.fromkeys(reads, op))
         self._emit(run, after)
 
     def _devices(self, buffers: Iterable[int]) -> tuple[int, ...]:
@@ -159,11 +165,26 @@ class _Expansion:
 
     def _producer(self, buffer: int) -> int:
         producer = self.live.producer[buffer]
-        name = self.trace.buffers[buffer].name
-        if producer is None or not self.trace.ops[producer].repeatable:
-            rule = "what is recomputed can be made again from what is left"
-            raise VerifyError(noun="plan", rule=rule, where=f"buffer {buffer} {name}".rstrip())
+        if producer is None:
+            self._refuse(buffer, "the caller passed it in, and it is gone")
+        op = self.trace.ops[producer]
+        if not op.repeatable:
+            self._refuse(buffer, f"op {op.id} {op.target} may not run again")
+        for read in self.trace.reads[producer]:
+            # Its bytes of then are gone: what is mutated is held, so no copy of it was made.
+            by = self.mutated.get(read, -1)
+            if by > producer:
+                self._refuse(buffer, f"op {producer} read buffer {read}, which op {by} mutated")
         return producer
+
+    def _refuse(self, buffer: int, detail: str) -> NoReturn:
+        name = self.trace.buffers[buffer].name
+        raise VerifyError(
+            noun="plan",
+            rule="what is recomputed can be made again from what is left",
+            where=f"buffer {buffer}" + (f" ({name})" if name else ""),
+            detail=detail,
+        )
 
     def _fetch(self, buffer: int) -> None:
         source = self.outer[buffer]
@@ -171,14 +192,14 @@ class _Expansion:
         self.pending += [Alloc(target), Copy(source, target), *self._drop_copy(buffer)]
 
     def _drop_copy(self, buffer: int) -> list[Action]:
-        """Give up the outer copy of `buffer`, which is on the device, unless a later gap needs it."""
+        """Give up the outer copy of `buffer`, now on the device, unless a later gap needs it."""
         if buffer not in self.outer or self._offloaded_later(buffer):
             return []
         return [Free(self.outer.pop(buffer))]
 
     def _offloaded_later(self, buffer: int) -> bool:
         uses = self.live.uses[buffer][self.passed[buffer] :]
-        later = (Gap(buffer, a, b) for a, b in zip(uses, uses[1:], strict=False))
+        later = (Gap(buffer, a, b) for a, b in pairwise(uses))
         return any(isinstance(self.plan.choice(gap), Offload) for gap in later)
 
     def _again(

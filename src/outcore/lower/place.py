@@ -1,12 +1,12 @@
 """Pass `place`: pack the slots of the outer tiers into as few bytes as their lifetimes allow.
 
-First fit in order of allocation. What crosses from the forward to the backward call keeps its room to
-the end of the step, so that a second backward over the same forward (`retain_graph`) finds it.
+First fit in order of allocation. What crosses from the forward to the backward call keeps its room
+to the end of the step, so that a second backward over the same forward (`retain_graph`) finds it.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left
 from dataclasses import replace
 
 from outcore.ir.hardware import Tier
@@ -29,9 +29,7 @@ def place(draft: Draft) -> Draft:
                 slots[slot.id] = replace(slot, offset=offset)
             elif slot.id not in crossing:
                 rooms[slot.tier].give(slot.offset, slot.nbytes)
-    return Draft(
-        slots, draft.steps, draft.boundary, draft.arguments, draft.tangents, draft.results
-    )
+    return replace(draft, slots=slots)
 
 
 class _FreeList:
@@ -49,11 +47,11 @@ class _FreeList:
     def give(self, start: int, nbytes: int) -> None:
         if not nbytes:
             return
-        insort(self.ranges, (start, start + nbytes))
-        merged: list[tuple[int, float]] = []
-        for low, high in self.ranges:
-            if merged and merged[-1][1] == low:
-                merged[-1] = (merged[-1][0], high)
-            else:
-                merged.append((low, high))
-        self.ranges = merged
+        stop: float = start + nbytes
+        at = bisect_left(self.ranges, (start, stop))
+        low, high = at, at
+        if at and self.ranges[at - 1][1] == start:
+            low, start = at - 1, self.ranges[at - 1][0]
+        if at < len(self.ranges) and self.ranges[at][0] == stop:
+            high, stop = at + 1, self.ranges[at][1]
+        self.ranges[low:high] = [(start, stop)]

@@ -1,20 +1,21 @@
 """Pass `prefetch`: issue copies back early enough to hide them.
 
-Copies back stay in order of first use. Each is issued before the earliest step from which on memory
-is free for it until its use (PoocH section 4: as early as free memory allows), or where the plan's
-hint says; where memory does not allow the hint, as soon after it as memory does.
+Copies back stay in order of first use, hints or not. Each is issued before the earliest step from
+which on memory is free for it until its use (PoocH section 4: as early as free memory allows), or
+where the plan's hint says; where memory does not allow the hint, as soon after it as memory does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from outcore.ir.hardware import Tier
 from outcore.ir.plan import Offload, Plan
 from outcore.ir.problem import Problem
-from outcore.ir.program import Action, Copy, Free
+from outcore.ir.program import Action, Alloc, Copy, Free
 from outcore.lower.draft import Draft, Step, occupancy
 
 
@@ -29,7 +30,7 @@ def prefetch(problem: Problem, plan: Plan, draft: Draft) -> Draft:
     earliest = 0
     ready: dict[int, int] = {}
     for index, step in enumerate(draft.steps):
-        stay, groups = _split(draft, step.before)
+        stay, groups = _split(step.before)
         left.append(stay)
         for group, source, target in groups:
             nbytes = draft.slots[target].nbytes
@@ -51,21 +52,29 @@ def prefetch(problem: Problem, plan: Plan, draft: Draft) -> Draft:
         Step(_order(draft, stay, copies), step.run, step.after)
         for stay, copies, step in zip(left, moved, draft.steps, strict=True)
     ]
-    return Draft(draft.slots, new, draft.boundary, draft.arguments, draft.tangents, draft.results)
+    return replace(draft, steps=new)
 
 
 def _split(
-    draft: Draft, before: list[Action]
+    before: list[Action],
 ) -> tuple[list[Action], list[tuple[list[Action], int, int]]]:
     """Part the copies back (alloc, copy, free of the outer slot) from the other actions."""
     copies = {a.target: a for a in before if isinstance(a, Copy)}
     groups: dict[int, list[Action]] = {target: [] for target in copies}
-    owner = {c.source: c.target for c in copies.values()} | {target: target for target in copies}
+    owner: dict[int | None, int] = {copy.source: copy.target for copy in copies.values()}
+    owner.update((target, target) for target in copies)
     stay: list[Action] = []
     for action in before:
-        slot = action.target if isinstance(action, Copy) else action.slot  # type: ignore[union-attr]
-        (groups[owner[slot]] if slot in owner else stay).append(action)
+        target = owner.get(_slot_of(action))
+        (stay if target is None else groups[target]).append(action)
     return stay, [(group, copies[t].source, t) for t, group in groups.items()]
+
+
+def _slot_of(action: Action) -> int | None:
+    """The slot that a move is about; a run is about none."""
+    if isinstance(action, Copy):
+        return action.target
+    return action.slot if isinstance(action, Alloc | Free) else None
 
 
 def _order(draft: Draft, stay: list[Action], copies: list[Action]) -> list[Action]:
@@ -76,17 +85,17 @@ def _order(draft: Draft, stay: list[Action], copies: list[Action]) -> list[Actio
     return [*device_free, *copies, *(a for a in stay if a not in device_free)]
 
 
-def _hints(draft: Draft, plan: Plan) -> dict[int, list[tuple[int, int]]]:
-    """Buffer -> (step of the use that ends a gap, step to issue the copy at), ascending."""
+def _hints(draft: Draft, plan: Plan) -> dict[int, list[tuple[int, int, int]]]:
+    """Buffer -> (step before a gap, step after it, step to issue the copy at), ascending."""
     first = draft.first_step()
-    hints: dict[int, list[tuple[int, int]]] = {}
+    hints: dict[int, list[tuple[int, int, int]]] = {}
     for gap, choice in plan.choices:
         if isinstance(choice, Offload) and choice.prefetch is not None:
-            hint = (first[gap.before], first[choice.prefetch])
+            hint = (first[gap.after], first[gap.before], first[choice.prefetch])
             hints.setdefault(gap.buffer, []).append(hint)
     return hints
 
 
-def _hint(hints: Sequence[tuple[int, int]], step: int) -> int:
+def _hint(hints: Sequence[tuple[int, int, int]], step: int) -> int:
     """The hint of the gap that `step` lies in; 0 where there is none."""
-    return next((issue for use, issue in hints if use >= step), 0)
+    return next((issue for low, high, issue in hints if low < step <= high), 0)

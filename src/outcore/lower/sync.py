@@ -30,26 +30,25 @@ def sync(slots: Sequence[Slot], actions: Iterable[Action]) -> tuple[Instruction,
     accesses = [_Access() for _ in slots]
     rooms = {tier: Rooms() for tier in Tier}
     body: list[Instruction] = []
-    clocks: list[tuple[int, int, int]] = []
-    latest = dict.fromkeys(STREAMS, (-1, -1, -1))
+    streams: list[int] = []
+    clocks: list[tuple[int, ...]] = []
+    latest = [(-1,) * len(STREAMS)] * len(STREAMS)
     for position, action in enumerate(actions):
         stream = stream_of(slots, action)
-        clock = latest[stream]
+        index = STREAMS.index(stream)
+        clock = latest[index]
         after = []
         for earlier in sorted(_hazards(slots, accesses, rooms, action), reverse=True):
-            if clock[STREAMS.index(body[earlier].stream)] < earlier:
+            if clock[streams[earlier]] < earlier:
                 after.append(earlier)
-                clock = _join(clock, clocks[earlier])
-        clock = _join(clock, tuple(position if s is stream else -1 for s in STREAMS))
+                clock = tuple(map(max, clock, clocks[earlier]))
+        clock = (*clock[:index], position, *clock[index + 1 :])
         body.append(Instruction(action, stream, tuple(sorted(after))))
+        streams.append(index)
         clocks.append(clock)
-        latest[stream] = clock
+        latest[index] = clock
         _record(accesses, action, position)
     return tuple(body)
-
-
-def _join(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int, int]:
-    return max(a[0], b[0]), max(a[1], b[1]), max(a[2], b[2])
 
 
 def stream_of(slots: Sequence[Slot], action: Action) -> Stream:
@@ -73,7 +72,7 @@ def _hazards(
     if isinstance(action, Copy):
         found = _write_hazards(accesses[action.target])
         return (found | {accesses[action.source].write}) - {-1}
-    given = dict((target, source) for source, target in action.donate)
+    given = {target: source for source, target in action.donate}
     found = {accesses[slot].write for slot in action.reads}
     for slot in action.writes:
         found |= _write_hazards(accesses[given.get(slot, slot)])

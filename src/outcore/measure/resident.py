@@ -34,8 +34,9 @@ def _tensors(device: torch.device) -> Iterator[torch.Tensor]:
             continue
         if _has_storage(thing):
             yield thing
-        if thing.is_leaf and thing.grad is not None and _has_storage(thing.grad):
-            yield thing.grad
+        gradient = thing.grad if thing.is_leaf else None
+        if gradient is not None and _has_storage(gradient):
+            yield gradient
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:

@@ -1,7 +1,7 @@
 """Candidates: the gaps that a PoocH-like policy decides on.
 
-They are PoocH's "feature maps": buffers made or passed in before the boundary and needed after it. One
-gap of each crosses the boundary; all its other uses are close together and the buffer stays for them.
+They are PoocH's "feature maps": buffers made or passed in before the boundary and needed after it.
+One gap of each crosses the boundary; its other uses are close together, and it stays for them.
 """
 
 from __future__ import annotations
@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+from outcore.ir.hardware import Tier
 from outcore.ir.liveness import Liveness, gaps, liveness
-from outcore.ir.plan import Gap
+from outcore.ir.plan import KEEP, Gap, Keep, Offload
 from outcore.ir.problem import Problem
 from outcore.ir.trace import Effect, Trace
 
 NOTHING: Mapping[int, int] = MappingProxyType({})
 
+
 def candidates(problem: Problem, min_bytes: int) -> tuple[Gap, ...]:
     """Gaps across the boundary of buffers of at least `min_bytes`, in order of copy-out.
 
-    That order is the order of the last forward use, as in PoocH's code (a map is copied out when its
-    variable dies); buffers that one op uses last go in order of its arguments, then of its results.
+    That order is the order of the last forward use, as in PoocH's code (a map is copied out when
+    its variable dies); buffers that one op uses last go in order of its arguments, then results.
     """
     trace, live = problem.trace, liveness(problem.trace)
     crossing = (g for g in gaps(trace, live) if g.after < trace.boundary <= g.before)
@@ -32,11 +34,21 @@ def _rank(trace: Trace, gap: Gap) -> int:
     return (*trace.reads[gap.after], *trace.writes[gap.after]).index(gap.buffer)
 
 
+def away(problem: Problem) -> Offload | Keep:
+    """The choice for what is to leave: the nearest outer tier; Keep where there is none."""
+    hardware = problem.hardware
+    for tier in (Tier.HOST, Tier.DISK):
+        if min(hardware.capacity(tier), problem.limit_bytes(tier)) > 0:
+            return Offload(tier)
+    return KEEP
+
+
 def recomputable(problem: Problem, among: Iterable[Gap]) -> frozenset[Gap]:
     """Those of `among` whose buffer can be made again at the gap's end, whatever the others get.
 
-    Every op that has to run again must be repeatable, must find in memory or make again what it reads,
-    and must find it unchanged: a later op that mutates it rules it out. Linear in the ops to run again.
+    Every op that has to run again must be repeatable, must find in memory or make again what it
+    reads, and must find it unchanged: a later op that mutates it rules it out. Linear in the ops to
+    run again.
     """
     trace, live = problem.trace, liveness(problem.trace)
     mutated = _last_mutation(trace)
@@ -54,8 +66,8 @@ def ops_again(
 ) -> set[int | None]:
     """The ops to run again to make the buffer of `gap` at its end; None where no op makes it.
 
-    Nothing is there that has no use left by then, nor what is in `dropped` (buffer -> the op that it
-    is made again for) until then. Linear in the ops returned.
+    Nothing is there that has no use left by then, nor what is in `dropped` (buffer -> the op that
+    it is made again for) until then. Linear in the ops returned.
     """
     ops: set[int | None] = set()
     seen = {gap.buffer}

@@ -1,13 +1,13 @@
 """floor: the smallest device budget that some plan meets, and the plan that meets it.
 
-A plan needs least memory when nothing overlaps: each copy is waited for on the spot. Lowering falls
-back to that where the budget leaves no room, so the peak without overlap is what a plan can be made to
-fit.
+A plan needs least memory when nothing overlaps: each copy is waited for on the spot. Lowering
+falls back to that where the budget leaves no room, so the peak without overlap is what a plan can
+be made to fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,10 +20,10 @@ from outcore.ir.problem import Problem
 from outcore.ir.store import digest
 from outcore.lower import lower
 from outcore.lower.donate import donate
-from outcore.lower.draft import Draft, occupancy
+from outcore.lower.draft import occupancy
 from outcore.lower.expand import expand
 from outcore.lower.place import place
-from outcore.policies.candidates import candidates, recomputable
+from outcore.policies.candidates import away, candidates, recomputable
 from outcore.policies.policy import MIN_BYTES
 
 
@@ -31,7 +31,7 @@ from outcore.policies.policy import MIN_BYTES
 class Floor:
     """The smallest budget (`nbytes`, everything counted), and the op that sets it.
 
-    `needed_bytes` is what that op alone needs: what it reads and writes, and its workspace.
+    `needed_bytes` is what the step holds while that op runs: `nbytes` less the `outside_bytes`.
     """
 
     nbytes: int
@@ -42,8 +42,8 @@ class Floor:
 def floor(problem: Problem) -> Floor:
     """The smallest device budget that some plan meets within the outer tiers' limits.
 
-    The least over: every gap offloaded, the gaps across the boundary offloaded, everything kept; and,
-    where the outer tiers have no room for the first two, what can be recomputed recomputed.
+    The least over: every gap offloaded, the gaps across the boundary offloaded, everything kept;
+    and, where the outer tiers have no room for the first two, what can be recomputed recomputed.
     """
     return min((plan_floor(problem, plan) for plan in _lean_plans(problem)), key=lambda f: f.nbytes)
 
@@ -56,12 +56,13 @@ def floor_plan(problem: Problem) -> Plan:
     """
     for plan in _lean_plans(problem):
         if fits(problem, lower(problem, plan, fast=True)):
-            return replace(plan, problem_digest=digest(problem))
+            digests = digest(problem), digest(problem.trace)
+            return replace(plan, problem_digest=digests[0], trace_digest=digests[1])
     raise infeasible(problem, floor(problem))
 
 
 def infeasible(problem: Problem, lowest: Floor, policy: str = "") -> InfeasibleError:
-    """The error for a device budget below `lowest`, which is that of `policy` where one is named."""
+    """The error for a device budget below `lowest`, that of `policy` where one is named."""
     return InfeasibleError(
         budget_bytes=problem.budget_bytes,
         floor_bytes=lowest.nbytes,
@@ -74,48 +75,41 @@ def plan_floor(problem: Problem, plan: Plan) -> Floor:
     """The peak of `plan` without any overlap: the smallest budget its lowered program can fit."""
     draft = donate(problem.trace, expand(problem, plan))
     held = occupancy(problem, draft)
-    peak = max(held.steps, default=0)
+    given = problem.outside_bytes + sum(draft.slots[s].nbytes for s in draft.arguments)
+    where, peak = "what the caller passes in", given if held.steps else 0
     if held.between > peak:
-        pause = "the pause between the forward and the backward call"
-        return Floor(held.between, pause, problem.between_bytes)
-    if not held.steps:
-        return Floor(0, "an empty trace", 0)
-    return _at(problem, draft, held.steps.index(peak), peak)
-
-
-def _at(problem: Problem, draft: Draft, step: int, peak: int) -> Floor:
-    run = draft.steps[step].run
-    op = problem.trace.ops[run.op]
-    given = {target for _, target in run.donate}
-    touched = sum(draft.slots[s].nbytes for s in (*run.reads, *run.writes) if s not in given)
-    where = f"op {op.id} {op.target}" + (f" at {op.site}" if op.site else "")
-    return Floor(peak, where, touched + problem.profile.workspace_bytes[run.op])
+        where, peak = "the pause between the forward and the backward call", held.between
+    if held.steps and max(held.steps) >= peak:
+        peak = max(held.steps)
+        op = problem.trace.ops[draft.steps[held.steps.index(peak)].run.op]
+        where = f"op {op.id} {op.target}" + (f" at {op.site}" if op.site else "")
+    return Floor(peak, where, max(0, peak - problem.outside_bytes))
 
 
 def _lean_plans(problem: Problem) -> Iterator[Plan]:
-    """Plans of little memory that stay inside the outer tiers' limits; the last keeps everything."""
-    buffers = problem.trace.buffers
-    crossing = candidates(problem, MIN_BYTES)
-    every = [g for g in gaps(problem.trace, liveness(problem.trace)) if buffers[g.buffer].nbytes]
-    offloads = map(partial(_offloading, problem), (crossing, every))
-    within = [plan for plan in offloads if _outer_fits(problem, plan)]
-    yield from within or filter(partial(_outer_fits, problem), _recomputing(problem))
+    """Plans of little memory inside the outer tiers' limits; the last keeps everything."""
+    offloading = [plan for plan in _offloading(problem) if _outer_fits(problem, plan)]
+    yield from offloading or filter(partial(_outer_fits, problem), _recomputing(problem))
     yield make_plan({}, "floor")
 
 
-def _offloading(problem: Problem, among: Iterable[Gap]) -> Plan:
-    leave = Offload(problem.hardware.outer)
-    return make_plan(dict.fromkeys(among, leave), "floor")
+def _offloading(problem: Problem) -> Iterator[Plan]:
+    """Offload the gaps across the boundary; offload every gap. Nothing without an outer tier."""
+    leave = away(problem)
+    if isinstance(leave, Offload):
+        trace = problem.trace
+        every = gaps(trace, liveness(trace))
+        yield make_plan(dict.fromkeys(candidates(problem, MIN_BYTES), leave), "floor")
+        yield make_plan({g: leave for g in every if trace.buffers[g.buffer].nbytes}, "floor")
 
 
 def _recomputing(problem: Problem) -> Iterator[Plan]:
     """Recompute what crosses the boundary and can be made again; offload the rest, or keep it."""
     crossing = candidates(problem, 1)
-    again = recomputable(problem, crossing)
-    recompute: dict[Gap, Choice] = {gap: Recompute() for gap in crossing if gap in again}
-    rest = dict.fromkeys(set(crossing) - again, Offload(problem.hardware.outer))
-    yield make_plan(recompute | rest, "floor")
-    yield make_plan(recompute, "floor")
+    again: dict[Gap, Choice] = dict.fromkeys(recomputable(problem, crossing), Recompute())
+    rest: dict[Gap, Choice] = dict.fromkeys(crossing, away(problem))
+    yield make_plan(rest | again, "floor")
+    yield make_plan(again, "floor")
 
 
 def _outer_fits(problem: Problem, plan: Plan) -> bool:

@@ -44,7 +44,9 @@ def spec_text(policy: Policy) -> str:
     Options that have their default value are left out.
     """
     given = ((f.name, getattr(policy, f.name), f.default) for f in options(policy))
-    written = [f"{name}={_value_text(name, value)}" for name, value, usual in given if value != usual]
+    written = [
+        f"{name}={_value_text(name, value)}" for name, value, usual in given if value != usual
+    ]
     return f"{policy.name}{{{','.join(written)}}}" if written else policy.name
 
 
@@ -67,5 +69,7 @@ def _size_text(nbytes: int) -> str:
 def check_min_bytes(policy: Policy, min_bytes: int) -> None:
     """Raise PolicyError unless `min_bytes` is at least one byte."""
     if min_bytes < 1:
-        reason = f"min_bytes={format_count(min_bytes)} B: it is at least 1B, which takes every buffer"
+        reason = (
+            f"min_bytes={format_count(min_bytes)} B: it is at least 1B, which takes every buffer"
+        )
         raise PolicyError(policy=policy.name, reason=reason)

@@ -5,8 +5,10 @@ The log is that of the step with everything kept. What a plan moves is subtracte
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import pairwise
 
 from outcore.ir.hardware import Tier
@@ -18,6 +20,17 @@ from outcore.lower.donate import donate
 from outcore.lower.draft import Draft, Step
 from outcore.lower.expand import expand
 from outcore.policies.candidates import recomputable
+
+
+class Kind(Enum):
+    """What happens to a target."""
+
+    KEEP = "keep"
+    OFFLOAD = "offload"
+    RECOMPUTE = "recompute"
+
+
+KEEP, OFFLOAD, RECOMPUTE = Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +75,8 @@ class Segment:
 class Log:
     """A step with everything kept: bytes at its start, forward ops, backward segments.
 
-    `boundary_bytes` is what must be there between the two calls, `lead_in` the backward ops before the
-    first break point, `leaving` the targets that forward op i uses last.
+    `boundary_bytes` is what must be there between the two calls, `lead_in` the backward ops before
+    the first break point, `leaving` the targets that forward op i uses last.
     """
 
     targets: tuple[Target, ...]
@@ -74,21 +87,24 @@ class Log:
     lead_in: Segment
     segments: tuple[Segment, ...]
 
+    @property
+    def boundary(self) -> int:
+        """The first backward op."""
+        return len(self.forward)
 
-def record(problem: Problem, gaps: Sequence[Gap]) -> Log:
-    """The log of `problem` for the candidates `gaps`, in order of copy-out. Linear in ops."""
+
+def record(problem: Problem, gaps: Sequence[Gap], tier: Tier) -> Log:
+    """The log of `problem` for candidates `gaps`, in order of copy-out to `tier`. Linear in ops."""
     draft = donate(problem.trace, expand(problem, Plan(())))
     boundary = problem.trace.boundary
     breaks = sorted({gap.before for gap in gaps})
-    targets = _targets(problem, gaps, breaks)
-    padded = {t.gap.buffer for t in targets if t.fetched_bytes != t.nbytes}
-    ops = [_logged(problem, draft, step, padded) for step in draft.steps]
+    targets = _targets(problem, gaps, breaks, tier)
+    ops = [_logged(problem, draft, step) for step in draft.steps]
     start = problem.outside_bytes + sum(draft.slots[s].nbytes for s in draft.arguments)
     given = sum(draft.slots[s].nbytes for s in draft.tangents)
     levels = _levels(ops, start, boundary, given)
     segments = [
-        _segment(problem, ops, levels, span, gaps)
-        for span in pairwise([boundary, *breaks, len(ops)])
+        _segment(ops, levels, span, gaps) for span in pairwise([boundary, *breaks, len(ops)])
     ]
     leaving = tuple(tuple(i for i, g in enumerate(gaps) if g.after == op) for op in range(boundary))
     between = levels[boundary] + problem.between_bytes
@@ -97,17 +113,20 @@ def record(problem: Problem, gaps: Sequence[Gap]) -> Log:
     )
 
 
-def _targets(problem: Problem, gaps: Sequence[Gap], breaks: Sequence[int]) -> tuple[Target, ...]:
+def _targets(
+    problem: Problem, gaps: Sequence[Gap], breaks: Sequence[int], tier: Tier
+) -> tuple[Target, ...]:
     again = recomputable(problem, gaps)
     uses = liveness(problem.trace).uses
+    last_use = {gap: uses[gap.buffer][-1] for gap in gaps}
     return tuple(
-        _target(problem, gap, gap in again, sum(b <= uses[gap.buffer][-1] for b in breaks) - 1)
+        _target(problem, gap, tier, bisect_right(breaks, last_use[gap]) - 1, again=gap in again)
         for gap in gaps
     )
 
 
-def _target(problem: Problem, gap: Gap, again: bool, last_segment: int) -> Target:
-    hardware, outer = problem.hardware, problem.hardware.outer
+def _target(problem: Problem, gap: Gap, tier: Tier, last_segment: int, *, again: bool) -> Target:
+    hardware, outer = problem.hardware, tier
     nbytes = problem.trace.buffers[gap.buffer].nbytes
     return Target(
         gap,
@@ -120,16 +139,13 @@ def _target(problem: Problem, gap: Gap, again: bool, last_segment: int) -> Targe
     )
 
 
-def _logged(problem: Problem, draft: Draft, step: Step, padded: set[int]) -> LoggedOp:
-    """A padded buffer cannot give its memory to a result: count both, as if it gave none."""
+def _logged(problem: Problem, draft: Draft, step: Step) -> LoggedOp:
     op = step.run.op
-    sources = (draft.slots[source] for source, _ in step.run.donate)
-    both = sum(slot.nbytes for slot in sources if slot.buffer in padded)
     return LoggedOp(
         problem.profile.seconds[op],
-        _change(draft, step.before) + both,
+        _change(draft, step.before),
         problem.profile.workspace_bytes[op],
-        both - _change(draft, step.after),
+        -_change(draft, step.after),
     )
 
 
@@ -150,7 +166,6 @@ def _levels(ops: Sequence[LoggedOp], start: int, boundary: int, tangents: int) -
 
 
 def _segment(
-    problem: Problem,
     ops: Sequence[LoggedOp],
     levels: Sequence[int],
     span: tuple[int, int],

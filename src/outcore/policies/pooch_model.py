@@ -1,44 +1,30 @@
-"""PoocH's model of a step: `Trainer.optimize_swap_targets` of its published code.
+"""PoocH's model of a step: memory (`pooch_clock.py` has the time).
 
-Four parts, named as there. `forward` ("sync_swapout") walks the forward pass and waits for copies out
-where memory is needed, and for all of them at the boundary. `rebuild` finds what each break point of
-the backward pass must fetch and run again. `compact` hoists the fetches, in order, as early as memory
-allows. `backward_seconds` plays the fetches against the compute.
-
-Lifetimes are those of the trace; no offsets, so no fragmentation. An evaluation takes a few hundred
-microseconds for ResNet-50.
+From `Trainer.optimize_swap_targets` of PoocH's published code, with its names. `sync_swapout` walks
+the forward pass and waits for copies out where memory is needed. `rebuild` finds what each break
+point of the backward pass must fetch and run again. `compact` hoists the fetches, in order, as
+early as memory allows. Lifetimes are those of the trace; no offsets, so no fragmentation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from outcore.ir.hardware import Tier
-from outcore.ir.liveness import liveness
 from outcore.ir.plan import Gap
 from outcore.ir.problem import Problem
-from outcore.policies.pooch_log import Segment, record
-
-
-class Kind(Enum):
-    """What happens to a target."""
-
-    KEEP = "keep"
-    OFFLOAD = "offload"
-    RECOMPUTE = "recompute"
-
-
-KEEP, OFFLOAD, RECOMPUTE = Kind
+from outcore.policies.pooch_chain import Chains
+from outcore.policies.pooch_log import KEEP, OFFLOAD, RECOMPUTE, Kind, record
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """The forward pass with its wait at the boundary; `waited` are the targets it had to wait for."""
+    """The forward pass: targets copied out, in order; per op, how many of them it waits for."""
 
-    seconds: float
-    waited: tuple[int, ...]
+    leaving: tuple[int, ...]
+    due: tuple[int, ...]
+    peak_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,58 +40,56 @@ class Backward:
 
 
 class PoochModel:
-    """The model of one problem: candidates, in order of copy-out, under `capacity_bytes`."""
+    """The model of one problem: candidates, in order of copy-out to `tier`, in `capacity_bytes`.
 
-    def __init__(self, problem: Problem, gaps: Sequence[Gap], capacity_bytes: int) -> None:
-        self.problem, self.trace, self.live = problem, problem.trace, liveness(problem.trace)
-        self.capacity_bytes = capacity_bytes
-        self.log = record(problem, gaps)
+    `early` hoists fetches as early as memory allows; PoocH's code does so in batches (`compact`).
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        gaps: Sequence[Gap],
+        tier: Tier,
+        capacity_bytes: int,
+        *,
+        early: bool = False,
+    ) -> None:
+        self.capacity_bytes, self.early = capacity_bytes, early
+        self.log = record(problem, gaps, tier)
         self.targets = self.log.targets
-        self.target_of = {target.gap.buffer: i for i, target in enumerate(self.targets)}
-        self.makes = [
-            tuple((b, self._device_bytes(b)) for b in writes) for writes in self.trace.writes
-        ]
-
-    def _device_bytes(self, buffer: int) -> int:
-        nbytes = self.trace.buffers[buffer].nbytes
-        return self.problem.hardware.slot_bytes(Tier.DEVICE, nbytes, copied=False)
+        self.chains = Chains(problem, self.log)
 
     # ---- forward --------------------------------------------------------------------------------
 
-    def forward(self, kinds: Sequence[Kind], free: int = -1) -> Forward | None:
-        """Play the forward pass; None where it does not fit. The copy of target `free` takes no time."""
-        clock = channel = 0.0
-        held = self.log.start_bytes
-        queue: list[tuple[int, float]] = []
-        head = 0
-        waited: list[int] = []
+    def sync_swapout(self, kinds: Sequence[Kind]) -> Forward:
+        """How many copies out, oldest first, each forward op must wait for to find its memory."""
+        held = peak = self.log.start_bytes
+        queue: list[int] = []
+        freed = 0
+        due = []
         for op, leaving in zip(self.log.forward, self.log.leaving, strict=True):
-            while head < len(queue) and queue[head][1] < clock:
-                held -= self.targets[queue[head][0]].nbytes
-                head += 1
             held += op.alloc_bytes + op.workspace_bytes
-            while held > self.capacity_bytes and head < len(queue):
-                target, done = queue[head]
-                clock = max(clock, done)
-                held -= self.targets[target].nbytes
-                waited.append(target)
-                head += 1
-            if held > self.capacity_bytes:
-                return None
-            clock += op.seconds
+            while held > self.capacity_bytes and freed < len(queue):
+                held -= self.targets[queue[freed]].nbytes
+                freed += 1
+            due.append(freed)
+            peak = max(peak, held)
             held -= op.workspace_bytes + op.free_bytes
             for target in leaving:
                 if kinds[target] is OFFLOAD:
-                    copy = 0.0 if target == free else self.targets[target].out_seconds
-                    channel = max(clock, channel) + copy
-                    queue.append((target, channel))
+                    queue.append(target)
                 elif kinds[target] is RECOMPUTE:
                     held -= self.targets[target].nbytes
-        waited += [target for target, _ in queue[head:]]
-        return Forward(max(clock, channel), tuple(waited))
+        return Forward(tuple(queue), tuple(due), peak)
 
-    def fits(self, kinds: Sequence[Kind], backward: Backward) -> bool:
-        """Whether the pause between the calls and the backward pass fit; `forward` sees to the rest."""
+    def fits(self, kinds: Sequence[Kind]) -> bool:
+        """Whether there is room at every moment: in both passes, and between the calls."""
+        return self.sync_swapout(kinds).peak_bytes <= self.capacity_bytes and self.fits_backward(
+            kinds, self.rebuild(kinds)
+        )
+
+    def fits_backward(self, kinds: Sequence[Kind], backward: Backward) -> bool:
+        """Whether there is room from the boundary on."""
         gone = sum(t.nbytes for t, k in zip(self.targets, kinds, strict=True) if k is not KEEP)
         pause = max(self.log.boundary_bytes, self.log.lead_in.peak_bytes) - gone
         return max((pause, *backward.peak_bytes)) <= self.capacity_bytes
@@ -114,106 +98,42 @@ class PoochModel:
 
     def rebuild(self, kinds: Sequence[Kind]) -> Backward:
         """What each segment has to fetch and to run again before its first op."""
-        present = [kind is KEEP for kind in kinds]
-        missing = sum(t.nbytes for t, here in zip(self.targets, present, strict=True) if not here)
-        expiring = [0] * (len(self.log.segments) + 1)
-        padding = 0
-        fetched, seconds, peaks = [], [], []
-        for index, segment in enumerate(self.log.segments):
-            wanted = [i for i in segment.wanted if not present[i]]
-            chain, coming = self._chain(segment.op, wanted, kinds, present)
-            for i in coming:
-                target = self.targets[i]
-                present[i] = True
-                missing -= target.nbytes
-                padding += target.fetched_bytes - target.nbytes
-                expiring[target.last_segment + 1] += target.fetched_bytes - target.nbytes
-            padding -= expiring[index]
-            again, peak = 0.0, 0
-            if chain:
-                level = segment.start_bytes - missing + padding
-                again, peak = self._replay(chain, wanted, present, segment, level)
-                for i in wanted:
-                    missing -= 0 if present[i] else self.targets[i].nbytes
-                    present[i] = True
-            fetched.append(tuple(coming))
-            seconds.append(segment.seconds + again)
-            peaks.append(max(peak, segment.peak_bytes - missing + padding))
+        segments, targets = self.log.segments, self.targets
+        left = list(kinds)
+        missing = sum(t.nbytes for t, kind in zip(targets, kinds, strict=True) if kind is not KEEP)
+        expiring = [0] * (len(segments) + 1)
+        fetched: list[tuple[int, ...]] = [()] * len(segments)
+        seconds = [segment.seconds for segment in segments]
+        peaks = []
+        for index, segment in enumerate(segments):
+            missing += expiring[index]
+            chain_peak = 0
+            if any(left[i] is not KEEP for i in segment.wanted):
+                need = self.chains.need(segment, left)
+                for i in need.fetched:
+                    left[i] = KEEP
+                    missing -= targets[i].fetched_bytes
+                    expiring[targets[i].last_segment + 1] += (
+                        targets[i].fetched_bytes - targets[i].nbytes
+                    )
+                chain_peak = segment.start_bytes - missing + need.growth_bytes
+                for i in need.again:
+                    left[i] = KEEP
+                    missing -= targets[i].nbytes
+                fetched[index] = need.fetched
+                seconds[index] += need.seconds
+            peaks.append(max(chain_peak, segment.peak_bytes - missing))
         return Backward(tuple(fetched), tuple(seconds), tuple(peaks))
-
-    def _chain(
-        self, op: int, wanted: Sequence[int], kinds: Sequence[Kind], present: Sequence[bool]
-    ) -> tuple[list[int], list[int]]:
-        """Ops to run again before `op` to have the `wanted` targets, and targets to fetch."""
-        ops: set[int] = set()
-        coming: list[int] = []
-        stack = [self.targets[i].gap.buffer for i in wanted]
-        seen = set(stack)
-        while stack:
-            buffer = stack.pop()
-            target = self.target_of.get(buffer, -1)
-            if target >= 0 and kinds[target] is OFFLOAD and not present[target]:
-                coming.append(target)
-                continue
-            producer = self.live.producer[buffer]
-            assert producer is not None, "recomputable() lets no such target through"
-            ops.add(producer)
-            for read in self.trace.reads[producer]:
-                if read not in seen and not self._there(read, op, present):
-                    seen.add(read)
-                    stack.append(read)
-        return sorted(ops), coming
-
-    def _there(self, buffer: int, op: int, present: Sequence[bool]) -> bool:
-        """Whether `buffer` is on the device before the recomputations for `op`."""
-        if not self.live.held[buffer] and self.live.uses[buffer][-1] < op:
-            return False
-        target = self.target_of.get(buffer, -1)
-        return target < 0 or present[target]
-
-    def _replay(
-        self,
-        chain: Sequence[int],
-        wanted: Iterable[int],
-        present: Sequence[bool],
-        segment: Segment,
-        level: int,
-    ) -> tuple[float, int]:
-        """Seconds and peak bytes of running `chain` again; temporaries go at their last reader."""
-        profile = self.problem.profile
-        staying = {self.targets[i].gap.buffer for i in wanted}
-        last_reader = {b: op for op in chain for b in self.trace.reads[op]}
-        temporary: dict[int, int] = {}
-        peak = 0
-        for op in chain:
-            made = self.makes[op]
-            inside = level + sum(nbytes for _, nbytes in made) + profile.workspace_bytes[op]
-            peak = max(peak, inside)
-            for buffer, nbytes in made:
-                if self._there(buffer, segment.op, present):
-                    continue
-                if buffer in staying:
-                    level += nbytes
-                elif buffer in last_reader:
-                    temporary[buffer] = nbytes
-                    level += nbytes
-            for buffer in self.trace.reads[op]:
-                if last_reader[buffer] == op:
-                    level -= temporary.pop(buffer, 0)
-        return sum(profile.seconds[op] for op in chain), peak
 
     # ---- schedule -------------------------------------------------------------------------------
 
-    def fetch_seconds(self, backward: Backward, free: int = -1) -> list[float]:
-        """Per segment, the time its fetches hold the link; that of target `free` takes none."""
-        targets = self.targets
-        return [sum(targets[i].in_seconds for i in g if i != free) for g in backward.fetched]
-
     def compact(self, backward: Backward) -> list[int]:
-        """Per segment, the break point at which its fetches are issued: the earliest that fits.
+        """Per segment, the break point at which its fetches (its group) are issued.
 
-        In order, without overtaking. With group j issued at break point i, segments i to j - 1 hold
-        its bytes beside their own peaks.
+        Groups stay in order. With group j issued at break point i, segments i to j - 1 hold its
+        bytes beside their own peaks. As in PoocH's code a break point hoists the groups that follow
+        it up to the first that does not fit, and hoists none while the next was hoisted already:
+        fetches come in batches. With `early`, each group goes to the earliest point with room.
         """
         count = len(backward.fetched)
         sums = [0]
@@ -222,6 +142,8 @@ class PoochModel:
         room = [peak - sums[i + 1] for i, peak in enumerate(backward.peak_bytes)]
         slots: list[int] = []
         for point in range(count):
+            if len(slots) > point + 1 and not self.early:
+                continue
             if len(slots) <= point:
                 slots.append(point)
             while len(slots) < count:
@@ -230,20 +152,3 @@ class PoochModel:
                     break
                 slots.append(point)
         return slots
-
-    def backward_seconds(
-        self, seconds: Sequence[float], fetch_seconds: Sequence[float], slots: Sequence[int]
-    ) -> float:
-        """Time of the backward pass: segment i waits for group i, and groups follow one another."""
-        clock = self.log.lead_in.seconds
-        channel = 0.0
-        issued = 0
-        done = [0.0] * len(slots)
-        for index, compute in enumerate(seconds):
-            while issued < len(slots) and slots[issued] <= index:
-                if fetch_seconds[issued]:
-                    channel = max(channel, clock) + fetch_seconds[issued]
-                    done[issued] = channel
-                issued += 1
-            clock = max(clock, done[index]) + compute
-        return clock

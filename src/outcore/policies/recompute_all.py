@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from outcore.errors import PolicyError
 from outcore.ir.liveness import liveness
-from outcore.ir.plan import Choice, Gap, Offload, Plan, Recompute
+from outcore.ir.plan import Choice, Gap, Plan, Recompute
 from outcore.ir.problem import Problem
-from outcore.policies.candidates import candidates, ops_again, recomputable
+from outcore.policies.candidates import away, candidates, ops_again, recomputable
 from outcore.policies.policy import MIN_BYTES, check_min_bytes
 from outcore.policies.settle import settle
 
@@ -19,10 +19,12 @@ from outcore.policies.settle import settle
 class RecomputeAll:
     """Recompute every candidate that can be made again, offload the others.
 
-    Memory-centric: intermediates of a recomputation are dropped. With everything recomputed each
-    chain starts at what the caller holds, so n candidates in a row run n * n / 2 ops again.
-    `max_ops` trades that for copies: a candidate that would take more ops is offloaded and serves
-    those after it as a start.
+    Each recomputation drops what it passes through: with everything recomputed a chain starts at
+    what the caller holds, so n candidates in a row run n * n / 2 ops again (memory-centric). Two
+    options trade memory and copies for time. `max_ops`: a candidate that would take more ops is
+    offloaded and serves those after it as a start. `stay`: what a recomputation passes through
+    stays for its own next use, so that every op runs again about once (speed-centric); without
+    `max_ops` that brings nearly everything back to life at once.
     """
 
     name: ClassVar[str] = "recompute-all"
@@ -31,6 +33,7 @@ class RecomputeAll:
     min_bytes: int = MIN_BYTES
     max_ops: int = 0
     """The most ops that one recomputation may run; 0: any number."""
+    stay: bool = False
 
     def __post_init__(self) -> None:
         check_min_bytes(self, self.min_bytes)
@@ -42,9 +45,9 @@ class RecomputeAll:
         """Recompute and offload. Raises InfeasibleError where the working sets do not fit."""
         gaps = candidates(problem, self.min_bytes)
         again = recomputable(problem, gaps)
-        choices: dict[Gap, Choice] = dict.fromkeys(gaps, Offload(problem.hardware.outer))
+        choices: dict[Gap, Choice] = dict.fromkeys(gaps, away(problem))
         cheap = self._cheap(problem, (gap for gap in gaps if gap in again))
-        choices |= dict.fromkeys(cheap, Recompute())
+        choices |= dict.fromkeys(cheap, Recompute(self.stay))
         return settle(problem, choices, self)
 
     def _cheap(self, problem: Problem, gaps: Iterable[Gap]) -> list[Gap]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import tier_bytes
-from outcore.ir.plan import Choice, Gap, Offload, Plan, make_plan
+from outcore.ir.plan import Choice, Gap, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.store import digest
 from outcore.lower import lower
@@ -20,9 +20,9 @@ def settle(problem: Problem, choices: Mapping[Gap, Choice], policy: Policy) -> P
 
     Raises InfeasibleError with the smallest budget that these choices can meet.
     """
-    plan = make_plan(dict(choices), spec_text(policy), digest(problem))
+    plan = make_plan(dict(choices), spec_text(policy), digest(problem), digest(problem.trace))
     over = excess_bytes(problem, plan)
-    for tier in (tier for tier in Tier if over.get(tier, 0) > 0):
+    for tier in (tier for tier in Tier if over[tier] > 0):
         if tier is Tier.DEVICE:
             raise infeasible(problem, plan_floor(problem, plan), plan.policy)
         raise _outer_too_small(problem, tier, over[tier], plan.policy)
@@ -30,19 +30,9 @@ def settle(problem: Problem, choices: Mapping[Gap, Choice], policy: Policy) -> P
 
 
 def excess_bytes(problem: Problem, plan: Plan) -> dict[Tier, int]:
-    """What the lowered `plan` takes of each tier beyond the problem's limit; negative where less."""
-    used = {choice.tier for _, choice in plan.choices if isinstance(choice, Offload)}
-    missing = [tier for tier in used if not problem.limit_bytes(tier)]
-    if missing:
-        return {tier: _offloaded_bytes(problem, plan, tier) for tier in missing}
+    """What the lowered `plan` takes of each tier beyond its limit; negative where less."""
     program = lower(problem, plan, fast=True)
     return {tier: tier_bytes(problem, program, tier) - problem.limit_bytes(tier) for tier in Tier}
-
-
-def _offloaded_bytes(problem: Problem, plan: Plan, tier: Tier) -> int:
-    """What `plan` moves to a tier that this machine does not have."""
-    moved = (g for g, c in plan.choices if isinstance(c, Offload) and c.tier is tier)
-    return sum(problem.trace.buffers[gap.buffer].nbytes for gap in moved)
 
 
 def _outer_too_small(problem: Problem, tier: Tier, over: int, policy: str) -> InfeasibleError:

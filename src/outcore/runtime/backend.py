@@ -12,10 +12,10 @@ import torch
 from torch.fx import GraphModule
 
 from outcore.capture import (
+    Captured,
     aot_autograd,
     capture,
     default_partition,
-    no_donated_buffers,
     shells,
 )
 from outcore.errors import CaptureError
@@ -53,7 +53,8 @@ class Backend:
         self.capture_seconds = 0.0
         self.notes: list[str] = []
         self._graphs: dict[int, tuple[PlannedGraph, GraphModule]] = {}
-        settle(self.options, torch.device("cpu"), DEFAULT_POLICY) if budget is not None else None
+        if budget is not None:
+            settle(self.options, torch.device("cpu"), DEFAULT_POLICY)
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Call:
         """Compile one graph for torch.compile."""
@@ -63,8 +64,7 @@ class Backend:
             inference_compiler=_boxed,
             partition_fn=self._partition,
         )
-        with no_donated_buffers():
-            compiled: Call = compiler(module, example_inputs)
+        compiled: Call = compiler(module, example_inputs)
         return compiled
 
     def report(self) -> Report:
@@ -84,12 +84,7 @@ class Backend:
     ) -> tuple[GraphModule, GraphModule]:
         start = time.perf_counter()
         static = list(static_lifetime_input_indices or ())
-        try:
-            captured = capture(joint, num_fwd_outputs, static)
-            verify_trace(captured.trace)
-        except CaptureError as error:
-            self._refuse(error)
-            captured = None
+        captured = self._capture(joint, num_fwd_outputs, static)
         forward, backward = default_partition(
             joint,
             joint_inputs,
@@ -104,12 +99,23 @@ class Backend:
             forward.forward, backward.forward, num_fwd_outputs, len(captured.constants)
         )
         graph = PlannedGraph(engine, captured, outside.saved_inputs, fallback)
-        engine.graphs.append(graph)
+        engine.add(graph)
         number = len(self._graphs)
         self._graphs[number] = (graph, forward)
         outside.forward.meta[KEY] = outside.backward.meta[KEY] = number
         self.capture_seconds += time.perf_counter() - start
         return outside.forward, outside.backward
+
+    def _capture(self, joint: GraphModule, outputs: int, static: list[int]) -> Captured | None:
+        """The graph's trace, and an engine for its device; None where it cannot be planned."""
+        try:
+            captured = capture(joint, outputs, static)
+            verify_trace(captured.trace)
+            self._engine(captured.device)
+        except CaptureError as error:
+            self._refuse(error)
+            return None
+        return captured
 
     def _forward_compiler(self, module: GraphModule, _: Any) -> Call:
         number = module.meta.get(KEY)

@@ -61,10 +61,25 @@ class Engine:
         )
         self.stores = Stores()
         self.graphs: list[PlannedGraph] = []
+        self.calls = 0
+        """Forward calls so far, of all graphs."""
         self.session: Session | None = None
         self.measured_peak_bytes: int | None = None
         """The peak of the last metered step after all graphs were planned."""
         self._hardware: Hardware | None = None
+
+    def active(self) -> list[PlannedGraph]:
+        """Graphs that still run; one that a recompile replaced is not among them."""
+        return [g for g in self.graphs if self.calls - g.last_call <= 2 * len(self.graphs)]
+
+    def add(self, graph: PlannedGraph) -> None:
+        """Take in a captured graph. One that was planned before (a recompile) keeps its plan."""
+        twins = (g for g in self.graphs if g.digest == graph.digest and g.planned is not None)
+        twin = next(twins, None)
+        if twin is not None:
+            graph.adopt(twin)
+        graph.last_call = self.calls
+        self.graphs.append(graph)
 
     def outstanding(self, graph: PlannedGraph) -> tuple[PlannedGraph, ...]:
         """Other graphs whose backward is still to come, oldest first, each once."""
@@ -85,7 +100,7 @@ class Engine:
         if session is None or (leader is not None and session.leader is not leader):
             return
         self.session = None
-        planned = all(g.executable is not None for g in self.graphs)
+        planned = all(g.executable is not None for g in self.active())
         session.stop()
         if planned:
             self.measured_peak_bytes = session.peak_bytes
@@ -115,7 +130,7 @@ class Engine:
         trace = graph.captured.trace
         tensors = [t for t in (*inputs, *graph.captured.constants) if isinstance(t, torch.Tensor)]
         budget = self.settings.budget_bytes
-        later = [g for g in self.graphs if graph in g.before]
+        later = [g for g in self.active() if graph in g.before]
         gradients = sum(_gradient_bytes(g) for g in later)
         outside = self.resident_bytes(tensors) + gradients + budget // MARGIN_DIVISOR
         problem = Problem(

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from outcore.capture import Captured, hooks_active, keeps_graph
 from outcore.errors import CaptureError
 from outcore.execute import Executable, Instruments, build, checker
-from outcore.ir.program import Program, Run
 from outcore.ir.profile import Profile, Source
+from outcore.ir.program import Program, Run
+from outcore.ir.store import digest
 from outcore.measure import Reading, Stopwatch
 from outcore.runtime.session import Visit
 from outcore.runtime.store import Store
@@ -67,6 +68,8 @@ class PlannedGraph:
     ) -> None:
         self.engine, self.captured, self.saved_inputs = engine, captured, saved_inputs
         self.fallback = fallback
+        self.digest = digest(captured.trace)
+        self.last_call = 0
         self.state = State.PROFILING
         self.profiling: Profiling | None = None
         self.planned: Planned | None = None
@@ -78,12 +81,21 @@ class PlannedGraph:
         self.recent_seconds: deque[float] = deque(maxlen=64)
         self.reason = ""
 
+    def adopt(self, twin: PlannedGraph) -> None:
+        """Take over the plan of a graph with the same trace."""
+        if twin.planned is None:
+            return
+        self.planned, self.before = twin.planned, twin.before
+        self._settle(twin.planned)
+
     # ---- the two calls --------------------------------------------------------------------------
 
     def forward(self, args: list[Any]) -> list[Any]:
         """AOTAutograd's forward: the results, the saved inputs, and the stand-in."""
         inputs = list(args)
         args.clear()
+        self.engine.calls += 1
+        self.last_call = self.engine.calls
         self.engine.end_session(self)
         executable = self._ready(inputs)
         self.engine.begin_session(self, self._wants_meter(executable))
@@ -149,10 +161,15 @@ class PlannedGraph:
         assert profiling.workspace_bytes is not None  # noqa: S101 - `done` says so
         profile = Profile(seconds, profiling.workspace_bytes, Source.MEASURED)
         self.planned = self.engine.plan(self, profile, profiling.between_bytes, inputs)
-        self.state = State.IN_CORE if self.planned.everything_kept else State.PLANNED
-        self.executable = build(trace, self.planned.program, self.engine.driver.generator)
-        watched = set(_read_again(self.planned.program)) - self.captured.overwritten
-        self.reads_again = tuple(sorted(watched))
+        return self._settle(self.planned)
+
+    def _settle(self, planned: Planned) -> Executable:
+        trace = self.captured.trace
+        self.state = State.IN_CORE if planned.everything_kept else State.PLANNED
+        self.executable = build(trace, planned.program, self.engine.driver.generator)
+        watched = _read_again(planned.program) - self.captured.overwritten
+        inputs = len(trace.inputs) - len(self.captured.constants)
+        self.reads_again = tuple(sorted(i for i in watched if i < inputs))
         self.profiling = None
         return self.executable
 

@@ -35,6 +35,10 @@ class Visit:
     seconds: float = 0.0
 
 
+_running: dict[int, Session] = {}
+"""Per thread the session under way, if any: a process can run one profiler at a time."""
+
+
 @dataclass(slots=True)
 class Session:
     """A running meter, the graph that leads it, and the visits seen so far."""
@@ -49,16 +53,23 @@ class Session:
     """The step's peak, everything counted; known once the session has ended."""
 
     def start(self) -> bool:
-        """Begin; False where another profiler runs."""
-        return self.meter.start()
+        """Begin; False where another profiler runs. A session left over elsewhere is ended first."""
+        left_over = _running.pop(self.thread, None)
+        if left_over is not None:
+            left_over.stop()
+        begun = self.meter.start()
+        if begun:
+            _running[self.thread] = self
+        return begun
 
     def stop(self) -> None:
         """End, and hand the reading to the visits that came through their backward call.
 
         From another thread than began it nothing can be read, and nothing is handed out.
         """
-        if threading.get_ident() != self.thread:
+        if threading.get_ident() != self.thread or not self.meter.running:
             return
+        _running.pop(self.thread, None)
         reading = self.meter.stop()
         done = [v for v in self.visits if v.backward_stop]
         if done:

@@ -1,11 +1,12 @@
 """Store: what one forward call leaves for its backward call.
 
-A store is named by a number in the stand-in tensor that autograd saves. It dies with that tensor,
-that is with its autograd graph, whether or not backward ran.
+A store is named by a number in the stand-in tensor that autograd saves. It dies with that tensor's
+storage, that is with its autograd graph, whether or not backward ran.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -53,6 +54,14 @@ class Store:
         self.lane.close()
 
 
+class _Name(bytearray):
+    """The memory of a stand-in: a number that can be watched.
+
+    The tensor's storage owns it. A weak reference to the tensor itself would not do: autograd revives
+    tensors, and a finaliser of one that runs in the garbage collector crashes the interpreter.
+    """
+
+
 class Stores:
     """The stores of forward calls whose backward is still to come."""
 
@@ -77,11 +86,11 @@ class Stores:
         `follow`: the store dies with the stand-in. Otherwise (saved-tensor hooks of the user may
         replace the stand-in) it lives until its backward ran.
         """
-        stand_in = torch.tensor([store.number], dtype=torch.int64)
+        name = _Name(store.number.to_bytes(8, sys.byteorder))
         self._live[store.number] = store
         if follow:
-            weakref.finalize(stand_in, self.drop, store.number).atexit = False
-        return stand_in
+            weakref.finalize(name, self.drop, store.number).atexit = False
+        return torch.frombuffer(name, dtype=torch.int64)
 
     def find(self, stand_in: torch.Tensor) -> Store:
         """The store that `stand_in` names. Raises RuntimeError where it is gone."""

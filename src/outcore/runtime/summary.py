@@ -26,7 +26,7 @@ def report_of(backend: Backend) -> Report:
         given = backend.options
         return Report(str(given.policy), State.IN_CORE.value, 0, notes=tuple(backend.notes))
     engine.end_session(None)
-    graphs = engine.graphs
+    graphs = engine.active()
     planned = [g.planned for g in graphs if g.planned is not None]
     reasons = tuple(g.reason for g in graphs if g.reason)
     common = Report(

@@ -12,7 +12,12 @@ from outcore.ir.text.scan import Line
 
 def print_plan(plan: Plan) -> Iterator[str]:
     """The lines of a Plan."""
-    yield row("plan", named("policy", plan.policy), named("problem", plan.problem_digest))
+    yield row(
+        "plan",
+        named("policy", plan.policy),
+        named("trace", plan.trace_digest),
+        named("problem", plan.problem_digest),
+    )
     for gap, choice in plan.choices:
         yield f"gap {gap.buffer} after {gap.after} before {gap.before} {_choice_text(choice)}"
 
@@ -34,9 +39,10 @@ def read_plan(lines: Lines) -> Plan:
     head, *rest = lines
     head.expect("plan")
     policy = head.name() if head.accept("policy") else ""
+    trace_digest = head.name() if head.accept("trace") else ""
     problem_digest = head.name() if head.accept("problem") else ""
     head.end()
-    return Plan(read_rows(rest, {"gap": _gap})["gap"], policy, problem_digest)
+    return Plan(read_rows(rest, {"gap": _gap})["gap"], policy, problem_digest, trace_digest)
 
 
 def _gap(line: Line) -> tuple[Gap, Choice]:

@@ -1,0 +1,1 @@
+"""Benchmarks on a CPU: `python -m benchmarks.cpu [NAME...]`, see docs/benchmarks.md."""

@@ -1,0 +1,95 @@
+"""Benchmark: what it is to be one, how large it is run, and how long it may take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from benchmarks.cpu.rows import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is run."""
+
+    workload: str
+    """The network of `worth`, `honest` and `quick` (see `workloads`)."""
+    idle_workloads: tuple[str, ...]
+    cases: tuple[str, ...]
+    """Models of tests/cpu/models.py; all of them where this is empty."""
+    shares: tuple[float, ...]
+    """Budgets of `exact`, as parts of the way from the floor to the in-core peak."""
+    budget_share: float
+    """The budget of `worth`, `honest` and `quick`, as a part of the in-core peak."""
+    rounds: int
+    """Turns of each worker in an interleaved run."""
+    turn_seconds: float
+    """A turn repeats short steps until it takes about this long."""
+    throttled: bool
+    """Whether to repeat `worth` and `honest` with a slower link."""
+    repeats: int
+    steps: int
+    """Training steps of `leak`."""
+    drops: int
+    """Forward calls of `leak` whose results are dropped."""
+    examples: int
+    """Generated plans of `verifier`."""
+
+
+FULL = Scale(
+    workload="resnet50-b16-224",
+    idle_workloads=("resnet50-b16-224",),
+    cases=(),
+    shares=(0.8, 0.5, 0.3),
+    budget_share=0.4,
+    rounds=15,
+    turn_seconds=0.5,
+    throttled=True,
+    repeats=3,
+    steps=100,
+    drops=50,
+    examples=200,
+)
+
+SMALL = Scale(
+    workload="small-resnet-b16-64",
+    idle_workloads=(),
+    cases=("two-heads",),
+    shares=(0.5,),
+    budget_share=0.7,
+    rounds=3,
+    turn_seconds=0.1,
+    throttled=False,
+    repeats=1,
+    steps=20,
+    drops=10,
+    examples=20,
+)
+
+
+class Patience:
+    """Time that a benchmark may take: what has not begun when it is over is left out."""
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self._end = None if seconds is None else time.monotonic() + seconds
+        self.cut = False
+        """Whether something was left out."""
+
+    def over(self) -> bool:
+        """Whether to begin nothing more. Asked only before something that would else begin."""
+        over = self._end is not None and time.monotonic() > self._end
+        self.cut |= over
+        return over
+
+
+Run = Callable[[Scale, Patience], Iterator[Row]]
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A question, and the function that answers it row by row."""
+
+    name: str
+    summary: str
+    run: Run

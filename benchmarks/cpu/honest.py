@@ -1,0 +1,89 @@
+"""honest: what the simulator says of a plan, and what its steps take."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.cpu.benchmark import Patience, Scale
+from benchmarks.cpu.in_core import in_core_peak_bytes
+from benchmarks.cpu.modes import Outcore
+from benchmarks.cpu.rows import Check, Row, at_most, ratio
+from benchmarks.cpu.trainer import Trainer, alone
+from benchmarks.cpu.worker import Worker, WorkerError
+from benchmarks.cpu.worth import SLOW_LINK
+from outcore.errors import InfeasibleError
+from outcore.units import format_bytes
+
+TIME_LIMIT = 0.15
+PEAK_LIMIT = 1.05
+MOST_SECONDS = 120.0
+"""One policy's steps; slow ones get fewer."""
+ROOMY_SHARE = 1.25
+"""The budget of `keep-all`, as a part of the in-core peak."""
+POLICIES = ("keep-all", "swap-all", "recompute-all", "pooch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Honesty(Row):
+    """One policy. `of_measured_ratio` is the predicted time over the measured one."""
+
+    policy: str
+    link: str
+    steps: int | None = None
+    predicted_seconds: float | None = None
+    measured_seconds: float | None = None
+    of_measured_ratio: float | None = None
+    predicted_peak_bytes: int | None = None
+    measured_peak_bytes: int | None = None
+    peak_ratio: float | None = None
+    stall_seconds: float | None = None
+
+
+def honest(scale: Scale, patience: Patience) -> Iterator[Row]:
+    """Each policy by itself in a fresh process: at full speed, then with the link slowed down."""
+    peak = in_core_peak_bytes(scale.workload)
+    for link in (None, SLOW_LINK) if scale.throttled else (None,):
+        for policy in POLICIES:
+            if patience.over():
+                return
+            share = ROOMY_SHARE if policy == "keep-all" else scale.budget_share
+            yield _row(scale, Outcore(policy, int(peak * share), link))
+
+
+def _row(scale: Scale, mode: Outcore) -> Honesty:
+    link = mode.link_limit or "disk"
+    try:
+        with Worker(alone, scale.workload, mode) as worker:
+            worker.ask(Trainer.warm_up)
+            measured, steps = worker.ask(Trainer.seconds, MOST_SECONDS, scale.rounds)
+            peak = worker.ask(Trainer.peak_bytes)
+            report = worker.ask(Trainer.report)
+    except InfeasibleError as error:
+        least = format_bytes(error.floor_bytes)
+        return Honesty(policy=mode.policy, link=link, note=f"infeasible: needs {least}")
+    except WorkerError as error:
+        print(error, file=sys.stderr)
+        return Honesty(policy=mode.policy, link=link, note=f"failed: {error.kind}")
+    of_measured = ratio(report["predicted_seconds"], measured)
+    tight = ratio(report["predicted_peak_bytes"], peak)
+    return Honesty(
+        policy=mode.policy,
+        link=link,
+        steps=steps,
+        predicted_seconds=report["predicted_seconds"],
+        measured_seconds=measured,
+        of_measured_ratio=of_measured,
+        predicted_peak_bytes=report["predicted_peak_bytes"],
+        measured_peak_bytes=peak,
+        peak_ratio=tight,
+        stall_seconds=report["stall_seconds"],
+        checks=(
+            Check(
+                f"predicted time within {TIME_LIMIT:.0%} of measured",
+                of_measured is not None and abs(of_measured - 1) <= TIME_LIMIT,
+            ),
+            *at_most("peak", tight, PEAK_LIMIT),
+        ),
+    )

@@ -1,0 +1,68 @@
+"""idle: what outcore costs where everything fits and nothing moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from benchmarks.cpu.benchmark import Patience, Scale
+from benchmarks.cpu.modes import AotEager, Eager, Outcore
+from benchmarks.cpu.rounds import (
+    median_of_ratios,
+    seconds,
+    spread,
+    steps_per_turn,
+    take_turns,
+)
+from benchmarks.cpu.rows import Row, at_most
+from benchmarks.cpu.trainer import Trainer, alone
+from benchmarks.cpu.worker import Worker
+from benchmarks.cpu.workloads import case_names
+
+LIMIT = 1.02
+"""The most that a step may take of `aot_eager`'s."""
+MODES = (AotEager(), Eager(), Outcore("keep-all"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idleness(Row):
+    """One model; ratios are medians over the rounds, quartiles beside the one that counts."""
+
+    workload: str
+    rounds: int
+    eager_seconds: float
+    aot_eager_seconds: float
+    outcore_seconds: float
+    of_aot_eager_ratio: float
+    quartiles: str
+    of_eager_ratio: float
+
+
+def idle(scale: Scale, patience: Patience) -> Iterator[Row]:
+    """The networks of the benchmarks and the models of the tests, three workers each."""
+    for workload in (*scale.idle_workloads, *(scale.cases or case_names())):
+        if patience.over():
+            return
+        yield _row(workload, scale, patience)
+
+
+def _row(workload: str, scale: Scale, patience: Patience) -> Idleness:
+    with ExitStack() as stack:
+        workers = {m.name: stack.enter_context(Worker(alone, workload, m)) for m in MODES}
+        warm = [worker.ask(Trainer.warm_up)[-1] for worker in workers.values()]
+        steps = steps_per_turn(warm[0], scale.turn_seconds)
+        turns = take_turns(workers, scale.rounds, steps, patience)
+    aot_eager, eager, outcore = turns.values()
+    ratio = median_of_ratios(outcore, aot_eager)
+    return Idleness(
+        workload=workload,
+        rounds=len(outcore),
+        eager_seconds=seconds(eager),
+        aot_eager_seconds=seconds(aot_eager),
+        outcore_seconds=seconds(outcore),
+        of_aot_eager_ratio=ratio,
+        quartiles=spread(outcore, aot_eager),
+        of_eager_ratio=median_of_ratios(outcore, eager),
+        checks=at_most("of aot_eager", ratio, LIMIT),
+    )

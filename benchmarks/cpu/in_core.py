@@ -1,0 +1,17 @@
+"""What a workload takes when nothing is done about it: the measure of its budgets."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from benchmarks.cpu.modes import Eager
+from benchmarks.cpu.trainer import Trainer, alone
+from benchmarks.cpu.worker import Worker
+
+
+@cache
+def in_core_peak_bytes(workload: str) -> int:
+    """Peak tensor bytes of an eager step, measured once in a fresh process."""
+    with Worker(alone, workload, Eager()) as worker:
+        worker.ask(Trainer.warm_up)
+        return worker.ask(Trainer.peak_bytes)

@@ -1,0 +1,139 @@
+"""Mode: a way to train a model. outcore's, and those of its peers."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from benchmarks.cpu.spill import SpillHooks
+from outcore import Backend
+from outcore.networks.resnet import Bottleneck
+from outcore.units import parse_rate
+
+Call: TypeAlias = Callable[..., Any]
+
+
+class Mode(Protocol):
+    """A way to train a model; its instances are data, and can be sent to a worker."""
+
+    @property
+    def name(self) -> str:
+        """What to call it."""
+        ...
+
+    def apply(self, module: nn.Module) -> tuple[Call, Backend | None]:
+        """The module as it is called, and outcore's handle where there is one."""
+        ...
+
+
+def spill_folder() -> Path:
+    """Where spilled bytes go, whoever spills: OUTCORE_SPILL_DIR, or the temporary folder."""
+    return Path(os.environ.get("OUTCORE_SPILL_DIR") or tempfile.gettempdir())
+
+
+@dataclass(frozen=True, slots=True)
+class Eager:
+    """Plain PyTorch."""
+
+    name: str = "eager"
+
+    def apply(self, module: nn.Module) -> tuple[Call, None]:
+        """The module itself."""
+        return module, None
+
+
+@dataclass(frozen=True, slots=True)
+class AotEager:
+    """The graph that outcore gets, run by torch without a plan: the same kernels."""
+
+    name: str = "aot_eager"
+
+    def apply(self, module: nn.Module) -> tuple[Call, None]:
+        """The module, compiled by torch's `aot_eager`."""
+        return torch.compile(module, backend="aot_eager"), None
+
+
+@dataclass(frozen=True, slots=True)
+class Inductor:
+    """torch's own compiler; `memory_budget` is the part of the saved activations that it keeps."""
+
+    memory_budget: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """With the budget, where there is one."""
+        limited = f", activation_memory_budget {self.memory_budget:g}"
+        return "inductor" + limited * (self.memory_budget < 1)
+
+    def apply(self, module: nn.Module) -> tuple[Call, None]:
+        """The module, compiled. Sets the budget for the whole process."""
+        torch._functorch.config.activation_memory_budget = self.memory_budget  # noqa: SLF001 - where torch documents it
+        return torch.compile(module), None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """torch.utils.checkpoint around every bottleneck of a ResNet."""
+
+    name: str = "checkpoint per bottleneck"
+
+    def apply(self, module: nn.Module) -> tuple[Call, None]:
+        """The module, its blocks changed in place. ValueError where there are none."""
+        blocks = [block for block in module.modules() if isinstance(block, Bottleneck)]
+        if not blocks:
+            raise ValueError("there are no bottlenecks in this model")
+        for block in blocks:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+        return module, None
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """Saved-tensor hooks that write each tensor to a file."""
+
+    link_limit: str | None = None
+    name: str = "saved_tensors_hooks to disk"
+
+    def apply(self, module: nn.Module) -> tuple[Call, None]:
+        """The module under the hooks."""
+        rate = None if self.link_limit is None else parse_rate(self.link_limit)
+        spill = SpillHooks(module.parameters(), spill_folder(), rate)
+
+        def call(*args: Any) -> Any:
+            with spill.hooks():
+                return module(*args)
+
+        return call, None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcore:
+    """outcore under a policy."""
+
+    policy: str
+    budget: int | str = "100%"
+    link_limit: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The policy's."""
+        return f"outcore {self.policy}"
+
+    def apply(self, module: nn.Module) -> tuple[Call, Backend]:
+        """The module, compiled by a Backend."""
+        backend = Backend(
+            budget=self.budget,
+            policy=self.policy,
+            link_limit=self.link_limit,
+            spill_dir=spill_folder(),
+        )
+        return torch.compile(module, backend=backend), backend

@@ -1,0 +1,57 @@
+"""Results: one JSON file; each benchmark that runs replaces its own part of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cpu.benchmark import Benchmark, Scale
+from benchmarks.cpu.rows import Row, values
+
+FORMAT = 1
+FOLDER = Path(__file__).parent.parent / "results"
+
+
+def default_file(*, small: bool) -> Path:
+    """Where results go if nobody says: named by the date, those of `--small` apart."""
+    name = "small" if small else time.strftime("%Y-%m-%d", time.gmtime())
+    return FOLDER / f"cpu-{name}.json"
+
+
+def save(file: Path, name: str, part: dict[str, Any]) -> None:
+    """Put `part` in `file` under `name`; other parts stay. The file is never half-written."""
+    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"benchmarks": {}}
+    found["format"] = FORMAT
+    found["benchmarks"][name] = part
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    unfinished.replace(file)
+
+
+def part(
+    benchmark: Benchmark,
+    scale: Scale,
+    machine: dict[str, Any],
+    rows: Sequence[Row],
+    *,
+    complete: bool,
+) -> dict[str, Any]:
+    """What is saved of one benchmark. `complete`: no row was left out for want of time."""
+    return {
+        "summary": benchmark.summary,
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "machine": machine,
+        "scale": asdict(scale),
+        "complete": complete,
+        "rows": [_row(row) for row in rows],
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    found = {name: value for name, value in values(row).items() if value is not None}
+    return found | {"checks": [asdict(check) for check in row.checks]}

@@ -1,0 +1,69 @@
+"""Rows as a table of text: units by the names of the columns, empty columns left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from benchmarks.cpu.rows import Check, Row, values
+from outcore.units import format_bytes, format_seconds
+
+NOTHING = "-"
+_UNITS = ("_bytes", "_seconds", "_ratio", "_share")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows of one benchmark, one line each, under the names of their columns."""
+    columns = [name for name in values(rows[0]) if name != "checks" and _used(name, rows)]
+    lines = [[_heading(name) for name in columns] + ["goals"]]
+    for row in rows:
+        found = values(row)
+        lines.append([_cell(name, found[name]) for name in columns] + [_verdict(row.checks)])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(_line(line, widths) for line in lines)
+
+
+def verdict(rows: Iterable[Row]) -> str:
+    """How many goals were reached, in all rows."""
+    checks = [check for row in rows for check in row.checks]
+    return f"{sum(c.met for c in checks)} of {len(checks)} goals reached"
+
+
+def _used(name: str, rows: Sequence[Row]) -> bool:
+    return any(values(row)[name] not in (None, "") for row in rows)
+
+
+def _heading(name: str) -> str:
+    for unit in _UNITS:
+        name = name.removesuffix(unit) or name
+    return name.replace("_", " ")
+
+
+def _cell(name: str, value: object) -> str:
+    if value is None or value == "":
+        return NOTHING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return _number(name, value)
+    return str(value)
+
+
+def _number(name: str, value: float) -> str:
+    if name.endswith("_bytes"):
+        return format_bytes(value)
+    if name.endswith("_seconds"):
+        return format_seconds(value)
+    if name.endswith("_share"):
+        return f"{value:.0%}"
+    return str(value) if isinstance(value, int) else f"{value:.3f}"
+
+
+def _verdict(checks: Sequence[Check]) -> str:
+    missed = [check.goal for check in checks if not check.met]
+    if missed:
+        return "MISSED: " + "; ".join(missed)
+    return "reached" if checks else ""
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(map(str.ljust, cells, widths)).rstrip()

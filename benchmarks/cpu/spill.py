@@ -1,0 +1,83 @@
+"""The baseline that anybody can write: saved-tensor hooks that put each tensor in a file."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+MIN_BYTES = 64 * 2**10
+"""Smaller tensors stay where they are, as with outcore's policies."""
+
+
+class SpilledTensor:
+    """A tensor in a file of its own, which goes when this goes."""
+
+    def __init__(self, tensor: Tensor, path: Path, bytes_per_second: float | None) -> None:
+        self.path, self.bytes_per_second = path, bytes_per_second
+        self.dtype, self.shape = tensor.dtype, tensor.shape
+        with self._at_most_at_the_rate(tensor.nbytes), path.open("wb", buffering=0) as file:
+            _move(file.write, tensor.contiguous())
+
+    def load(self) -> Tensor:
+        """The tensor again, in torch's memory."""
+        tensor = torch.empty(self.shape, dtype=self.dtype)
+        with self._at_most_at_the_rate(tensor.nbytes), self.path.open("rb", buffering=0) as file:
+            _move(file.readinto, tensor)
+        return tensor
+
+    def __del__(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _at_most_at_the_rate(self, nbytes: int) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        if self.bytes_per_second is not None:
+            rest = nbytes / self.bytes_per_second - (time.perf_counter() - start)
+            time.sleep(max(0.0, rest))
+
+
+class SpillHooks:
+    """Saved-tensor hooks that keep parameters and small tensors, and spill all others.
+
+    `bytes_per_second` slows each copy down to that rate, as the throttle of outcore's driver does.
+    """
+
+    def __init__(
+        self, parameters: Iterable[Tensor], folder: Path, bytes_per_second: float | None = None
+    ) -> None:
+        self._kept = {p.untyped_storage().data_ptr() for p in parameters}
+        self._folder = tempfile.TemporaryDirectory(prefix="spill-", dir=folder)
+        self._bytes_per_second = bytes_per_second
+        self._count = 0
+
+    def hooks(self) -> saved_tensors_hooks:
+        """The context under which the forward pass is to run."""
+        return saved_tensors_hooks(self._pack, self._unpack)
+
+    def _pack(self, tensor: Tensor) -> Tensor | SpilledTensor:
+        if tensor.nbytes < MIN_BYTES or tensor.untyped_storage().data_ptr() in self._kept:
+            return tensor
+        self._count += 1
+        path = Path(self._folder.name) / str(self._count)
+        return SpilledTensor(tensor, path, self._bytes_per_second)
+
+    def _unpack(self, packed: Tensor | SpilledTensor) -> Tensor:
+        return packed.load() if isinstance(packed, SpilledTensor) else packed
+
+
+def _move(call: Callable[[memoryview], int | None], tensor: Tensor) -> None:
+    """Write or read all bytes of a contiguous tensor; the kernel may stop early."""
+    rest = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+    while rest:
+        moved = call(rest)
+        if not moved:
+            raise OSError("no progress")
+        rest = rest[moved:]

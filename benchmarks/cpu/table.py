@@ -1,0 +1,24 @@
+"""BENCHMARKS: every benchmark by name, in the order in which they run."""
+
+from __future__ import annotations
+
+from benchmarks.cpu.benchmark import Benchmark
+from benchmarks.cpu.exact import exact
+from benchmarks.cpu.honest import honest
+from benchmarks.cpu.idle import idle
+from benchmarks.cpu.leak import leak
+from benchmarks.cpu.quick import quick
+from benchmarks.cpu.verifier import verifier
+from benchmarks.cpu.worth import worth
+
+_ROWS = (
+    Benchmark("verifier", "faults in programs that are caught before they run", verifier),
+    Benchmark("quick", "seconds from the first call to a plan", quick),
+    Benchmark("honest", "predicted against measured time and memory", honest),
+    Benchmark("worth", "time and memory under a budget, beside the peers", worth),
+    Benchmark("idle", "what it costs where everything fits", idle),
+    Benchmark("leak", "memory over many steps, and without backward", leak),
+    Benchmark("exact", "bitwise equal results, inside the budget", exact),
+)
+
+BENCHMARKS: dict[str, Benchmark] = {row.name: row for row in _ROWS}

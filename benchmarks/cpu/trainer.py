@@ -1,0 +1,149 @@
+"""Trainer: one model trained one way, step by step, with the instruments to watch it."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.cpu import memory
+from benchmarks.cpu.modes import AotEager, Eager, Inductor, Mode
+from benchmarks.cpu.workloads import make_step
+from outcore.execute.malloc import own_malloc
+from outcore.measure import Meter, resident_bytes
+
+FEWEST_WARM_UPS, MOST_WARM_UPS = 3, 12
+LEARNING_RATE, MOMENTUM = 1e-3, 0.9
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What some steps in a row took: mean seconds of forward, loss and backward."""
+
+    seconds: float
+    resident_bytes: int
+    """High-water mark of resident memory, above what was resident before the model was made."""
+
+
+class Trainer:
+    """A workload under a mode. The optimizer runs between the steps, outside of all figures."""
+
+    def __init__(self, workload: str, mode: Mode, start_bytes: int = 0) -> None:
+        self.module, self.args, self.loss = make_step(workload)
+        self.call, self.backend = mode.apply(self.module)
+        self.optimizer = torch.optim.SGD(self.module.parameters(), LEARNING_RATE, MOMENTUM)
+        self.start_bytes = start_bytes
+        self.steps = 0
+
+    def step(self) -> tuple[Tensor, float]:
+        """The loss, and the seconds of forward, loss and backward. Seeded by the step's number."""
+        torch.manual_seed(self.steps)
+        self.optimizer.zero_grad()
+        start = time.perf_counter()
+        loss = self.loss(self.call(*self.args))
+        torch.autograd.backward(loss)
+        seconds = time.perf_counter() - start
+        self.steps += 1
+        return loss, seconds
+
+    def train(self) -> float:
+        """One step with the optimizer; its seconds."""
+        _, seconds = self.step()
+        self.optimizer.step()
+        return seconds
+
+    def warm_up(self) -> tuple[float, ...]:
+        """Train until nothing changes any more: outcore has planned and metered its plan.
+
+        Raises InfeasibleError where no plan fits.
+        """
+        seconds = [self.train() for _ in range(FEWEST_WARM_UPS)]
+        while not self._steady() and len(seconds) < MOST_WARM_UPS:
+            seconds.append(self.train())
+        return tuple(seconds)
+
+    def turn(self, steps: int = 1) -> Turn:
+        """`steps` steps under the clock."""
+        memory.reset_high_water()
+        seconds = [self.train() for _ in range(steps)]
+        return Turn(sum(seconds) / steps, memory.high_water_bytes() - self.start_bytes)
+
+    def seconds(self, at_most: float, most_steps: int) -> tuple[float, int]:
+        """Median seconds of steps in a row, and how many: at least 3, then while time is left."""
+        end = time.perf_counter() + at_most
+        seconds = [self.train() for _ in range(3)]
+        while len(seconds) < most_steps and time.perf_counter() < end:
+            seconds.append(self.train())
+        return median(seconds), len(seconds)
+
+    def peak_bytes(self) -> int:
+        """The most tensor bytes during a step, by torch's allocator events; all tensors counted."""
+        gc.collect()
+        held = resident_bytes(_CPU)
+        meter = Meter()
+        meter.start()
+        self.step()
+        peak = held + meter.stop().peak_bytes()
+        self.optimizer.step()
+        return peak
+
+    def digests(self) -> tuple[str, ...]:
+        """One step's loss, gradients and buffers, each as a digest of its bytes."""
+        loss, _ = self.step()
+        found = results(self.module, loss)
+        self.optimizer.step()
+        return found
+
+    def report(self) -> dict[str, Any]:
+        """The report of outcore as plain values; empty for other modes."""
+        return {} if self.backend is None else self.backend.report().to_dict()
+
+    def _steady(self) -> bool:
+        return self.backend is None or self.backend.report().measured_peak_bytes is not None
+
+
+def alone(workload: str, mode: Mode) -> Trainer:
+    """A Trainer for a process of its own: malloc tuned, the machinery of `mode` loaded before."""
+    own_malloc()
+    _rehearse(mode)
+    return Trainer(workload, mode, memory.resident_bytes())
+
+
+def results(module: nn.Module, loss: Tensor) -> tuple[str, ...]:
+    """Digests of the loss, the gradients and the buffers of a step that just ran."""
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    return tuple(map(_digest, (loss, *gradients, *module.buffers())))
+
+
+def _digest(tensor: Tensor) -> str:
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(raw.numpy().data, digest_size=16).hexdigest()
+
+
+def _rehearse(mode: Mode) -> None:
+    """Train a model of a few bytes: what a mode loads is not the memory of the next model."""
+    tiny = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    stand_in = mode if isinstance(mode, Eager | Inductor) else AotEager()
+    call, _ = stand_in.apply(tiny)
+    torch.autograd.backward(call(torch.ones(4, 8)).sum())
+    torch.compiler.reset()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def differing(first: Sequence[Sequence[str]], second: Sequence[Sequence[str]]) -> int:
+    """Tensors that are not bitwise equal, over all steps; missing ones differ."""
+    count = abs(len(first) - len(second))
+    for mine, theirs in zip(first, second, strict=False):
+        count += abs(len(mine) - len(theirs))
+        count += sum(a != b for a, b in zip(mine, theirs, strict=False))
+    return count

@@ -1,0 +1,80 @@
+"""The commands together, and what is common to them: the version, and errors as one line."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from typer.core import TyperGroup
+
+from outcore import __version__
+from outcore.cli.demo import demo
+from outcore.cli.doctor import doctor
+from outcore.cli.networks import networks
+from outcore.cli.policies import policies
+from outcore.errors import OutcoreError
+
+EXIT_ERROR = 2
+QUIET = {
+    "KINETO_LOG_LEVEL": "6",  # torch's profiler, which the meter reads, announces itself
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # ... and says that memory was taken before it started
+}
+"""Set before torch is loaded, where the user did not: what torch writes into the progress bars."""
+
+
+class Commands(TyperGroup):
+    """Ends an error that was raised on purpose as one line on stderr, and exit code 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; `--debug` lets the traceback through."""
+        try:
+            return super().invoke(ctx)
+        except OutcoreError as error:
+            if ctx.params["debug"]:
+                raise
+            text = Text(f"error: {error}", style="red")
+            Console(stderr=True).print(text, soft_wrap=True, highlight=False)
+            raise typer.Exit(EXIT_ERROR) from error
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    help="Train PyTorch networks that do not fit in device memory.",
+)
+
+
+def _show_version(wanted: bool | None) -> None:  # noqa: FBT001 - typer calls it with the value
+    if wanted:
+        typer.echo(f"outcore {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    *,
+    version: Annotated[  # noqa: ARG001 - read by its callback
+        bool | None,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = None,
+    debug: Annotated[  # noqa: ARG001 - read by Commands
+        bool, typer.Option("--debug", help="Show the traceback of an error.")
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
+    for variable, value in QUIET.items():
+        os.environ.setdefault(variable, value)
+
+
+for command in (demo, doctor, policies, networks):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,152 @@
+"""outcore demo: one network trained in-core and inside a budget, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from enum import StrEnum
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from outcore.cli.comparison import Comparison, table, to_dict
+from outcore.cli.progress import progress
+from outcore.cli.training import Budgeted, InCore, Mode, Run, Task, train
+from outcore.errors import BudgetError, OptionValueError
+from outcore.units import format_bytes, parse_size
+
+if TYPE_CHECKING:
+    from outcore.networks import NetworkSpec
+
+EXIT_BROKEN_PROMISE = 1
+FEWEST_ITERATIONS = 7
+"""Five until the plan runs and is metered, one to time it, one to meter it from outside."""
+
+
+class DeviceName(StrEnum):
+    """Where to train."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def demo(  # noqa: PLR0913 - an argument per option of the command
+    *,
+    network: Annotated[str, typer.Option(help="See `outcore networks`.")] = "resnet50",
+    budget: Annotated[
+        str, typer.Option(help='A size ("600MiB") or a part of the in-core peak.')
+    ] = "40%",
+    batch: Annotated[int, typer.Option(min=1, help="Samples per iteration.")] = 16,
+    policy: Annotated[
+        str | None, typer.Option(help="See `outcore policies`; else the library's default.")
+    ] = None,
+    iterations: Annotated[
+        int, typer.Option(min=FEWEST_ITERATIONS, help="Of each run; the first five find the plan.")
+    ] = 10,
+    device: Annotated[DeviceName, typer.Option(help="Where to train.")] = DeviceName.AUTO,
+    link_limit: Annotated[
+        str | None, typer.Option(help='Play a slower link to the disk: "300MiB/s".')
+    ] = None,
+    spill_dir: Annotated[
+        Path | None, typer.Option(help="Where offloaded bytes go; else the temporary folder.")
+    ] = None,
+    small: Annotated[
+        bool, typer.Option("--small", help="A small variant of the network, done in seconds.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of weights and batches.")] = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write all figures to this file too.")
+    ] = None,
+) -> None:
+    """Train a network in-core, then inside a budget, and compare memory, time and gradients.
+
+    Ends with exit code 1 if gradients differ or the measured peak is above the budget.
+    """
+    options = {"policy": policy, "link_limit": link_limit, "spill_dir": spill_dir}
+    _check(device, budget, options)
+    task = _task(network, batch, iterations, seed, small=small)
+    console = Console()
+    title = "a small variant of " * small + task.spec.summary
+    console.print(f"{task.spec.name}, batch {batch}: {title}", highlight=False)
+    compared = _compare(task, budget, options, console)
+    console.print(table(compared))
+    for note in compared.report.notes:
+        console.print(f"note: {note}", highlight=False)
+    if json_file is not None:
+        json_file.write_text(json.dumps(to_dict(compared), indent=1) + "\n", encoding="utf-8")
+    if not compared.kept:
+        raise typer.Exit(EXIT_BROKEN_PROMISE)
+
+
+def _check(device: DeviceName, budget: str, options: dict[str, Any]) -> None:
+    """Refuse, before minutes of training, what cannot be done after them."""
+    from outcore.api import Backend  # noqa: PLC0415 - loads torch, which takes seconds
+    from outcore.execute.disk import SpillFile  # noqa: PLC0415 - as above
+
+    if device is DeviceName.CUDA:
+        reason = "there is no driver for CUDA yet; write --device cpu"
+        raise OptionValueError(option="device", value=device.value, reason=reason)
+    _budget_bytes(budget, 2**50)
+    backend = Backend(budget="100%", **options)
+    SpillFile(backend.options.spill_dir).close()
+
+
+def _budget_bytes(budget: str, in_core_peak_bytes: int) -> int:
+    try:
+        return parse_size(budget, in_core_peak_bytes)
+    except ValueError as error:
+        raise BudgetError(option="budget", value=budget, reason=str(error)) from error
+
+
+def _task(name: str, batch: int, iterations: int, seed: int, *, small: bool) -> Task:
+    """Photographs of two classes where the network takes images, else random batches."""
+    # They load torch, which takes seconds and which `outcore --help` does not need.
+    from outcore.networks import network, photograph_batches  # noqa: PLC0415 - see above
+    from outcore.networks.photographs import CLASSES  # noqa: PLC0415 - see above
+
+    spec = network(name)
+    spec = spec.small if small else spec
+    size = _image_size(spec)
+    if size is None:
+        return Task(
+            spec, {}, lambda: map(partial(spec.batch, batch), count(seed)), iterations, seed
+        )
+    photographs = partial(photograph_batches, batch, seed, size=size)
+    return Task(spec, {"classes": CLASSES}, photographs, iterations, seed)
+
+
+def _image_size(spec: NetworkSpec) -> int | None:
+    """Pixels on a side of the images that the network classifies; None where it does not."""
+    sample = spec.batch(1)
+    shapes = [tuple(each.shape) for each in (*sample.inputs, *sample.targets)]
+    if [len(shape) for shape in shapes] != [4, 1] or shapes[0][1] != 3:  # noqa: PLR2004 - n, RGB, h, w
+        return None
+    return int(shapes[0][-1])
+
+
+def _compare(task: Task, budget: str, options: dict[str, Any], console: Console) -> Comparison:
+    from outcore.api import Backend  # noqa: PLC0415 - loads torch, as above
+    from outcore.execute.malloc import own_malloc  # noqa: PLC0415 - as above
+
+    own_malloc()  # as the driver does later, so that both runs have the same
+    in_core = _train(task, InCore(), console)
+    budget_bytes = _budget_bytes(budget, in_core.peak_bytes)
+    console.print(f"budget: {format_bytes(budget_bytes)} ({budget})", highlight=False)
+    backend = Backend(budget=budget_bytes, **options)
+    budgeted = _train(task, Budgeted(backend), console)
+    compared = Comparison(budget_bytes, in_core, budgeted, backend.report())
+    if compared.differing:
+        # The compiler's own tracing changes the last bits of some networks, whatever the plan.
+        traced = _train(task, InCore("aot_eager", "aot_eager"), console)
+        compared = replace(compared, traced=traced)
+    return compared
+
+
+def _train(task: Task, mode: Mode, console: Console) -> Run:
+    with progress(console, mode.title, task.iterations) as watch:
+        return train(task, mode, watch)

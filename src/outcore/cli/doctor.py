@@ -1,0 +1,92 @@
+"""outcore doctor: what this machine offers."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from outcore import __version__
+from outcore.units import format_bytes, format_rate, format_seconds
+
+WIDTH = 16
+
+
+def doctor(
+    *,
+    spill_dir: Annotated[
+        Path | None,
+        typer.Option(envvar="OUTCORE_SPILL_DIR", help="The folder to try; else the temporary one."),
+    ] = None,
+) -> None:
+    """Show versions, devices, memory, and the spill disk with its measured link."""
+    console = Console()
+    folder = spill_dir or Path(tempfile.gettempdir())
+    for finding in (_versions(), _devices(), _memory(), _disk(folder)):
+        for name, text in finding:
+            console.print(f"{name:<{WIDTH}}{text}", highlight=False, soft_wrap=True)
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    import torch  # noqa: PLC0415 - takes seconds to load; only where it is used
+
+    cuda = torch.version.cuda
+    yield "outcore", __version__
+    yield "Python", f"{platform.python_version()}, {platform.system()} {platform.release()}"
+    yield "torch", f"{torch.__version__}, {f'built for CUDA {cuda}' if cuda else 'CPU build'}"
+
+
+def _devices() -> Iterator[tuple[str, str]]:
+    import torch  # noqa: PLC0415 - as above
+
+    yield "cpu", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads in torch"
+    if not torch.cuda.is_available():
+        yield "cuda", "none"
+    for number in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(number)
+        size = format_bytes(device.total_memory)
+        yield f"cuda:{number}", f"{device.name}, {size}; there is no driver for CUDA yet"
+
+
+def _memory() -> Iterator[tuple[str, str]]:
+    from outcore.execute.malloc import own_malloc  # noqa: PLC0415 - loads torch
+    from outcore.runtime.host import memory_limit_bytes  # noqa: PLC0415 - loads torch
+
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    usable = memory_limit_bytes()
+    limit = "" if usable == machine else f", of which a cgroup allows {format_bytes(usable)}"
+    yield "memory", f"{format_bytes(machine)}{limit}"
+    malloc = own_malloc()
+    settings = ", ".join(f"{name}={value}" for name, value in malloc.settings)
+    yield "malloc", f"tuned ({settings})" if malloc.owned else f"left alone: {malloc.reason}"
+
+
+def _disk(folder: Path) -> Iterator[tuple[str, str]]:
+    """Raises SpillError where no spill file can be made in `folder`."""
+    import torch  # noqa: PLC0415 - as above
+
+    from outcore.execute import open_driver  # noqa: PLC0415 - loads torch
+    from outcore.execute.disk import SpillFile  # noqa: PLC0415 - loads torch
+    from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
+
+    file = SpillFile(folder)
+    yield "spill directory", f"{folder}, {format_bytes(file.free_bytes())} free"
+    yield "direct I/O", "yes" if file.direct else "no: copies pass through the page cache"
+    file.close()
+    driver = open_driver(torch.device("cpu"), folder, None)
+    hardware = driver.hardware(0, 0)
+    driver.close()
+    for name, source, target in (
+        ("link to disk", Tier.DEVICE, Tier.DISK),
+        ("link from disk", Tier.DISK, Tier.DEVICE),
+    ):
+        link = hardware.link(source, target)
+        rate, latency = format_rate(link.bytes_per_second), format_seconds(link.latency_seconds)
+        yield name, f"{rate}, {latency} latency"
+    yield "both directions", "at full rate together" if hardware.duplex else "share one rate"

@@ -1,0 +1,38 @@
+"""Progress of a run: a bar on a terminal, else a line per iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from outcore.cli.training import Step
+from outcore.units import format_seconds
+
+
+@contextmanager
+def progress(console: Console, title: str, total: int) -> Iterator[Callable[[Step], None]]:
+    """Give the function that shows an iteration."""
+    if not console.is_terminal:
+        numbers = count(1)
+        yield lambda step: console.print(
+            f"{title} {next(numbers)}/{total}: {_text(step)}", highlight=False
+        )
+        return
+    columns = (
+        TextColumn("{task.description:<10}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[text]}"),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(title, total=total, text="starting")
+        yield lambda step: bar.update(task, advance=1, text=_text(step))
+
+
+def _text(step: Step) -> str:
+    return f"{step.phase}, loss {step.loss:.4f}, {format_seconds(step.seconds)}"

@@ -1,0 +1,186 @@
+"""Training a network for a few iterations, in-core or inside a budget, so as to compare.
+
+torch is imported inside functions: it takes seconds to load, and `outcore --help` does not need it.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from statistics import median
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from outcore.api import Backend
+    from outcore.networks import Batch, NetworkSpec
+
+LEARNING_RATE = 0.01
+MOMENTUM = 0.9
+WARM_UP = 2
+"""Iterations of plain training that are not timed: the first ones still find their memory."""
+STEADY = "training"
+"""The phase whose iterations are timed."""
+METERING = "metering"
+"""The last iteration, which a profiler slows down."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is trained, the same for every run: same seeds, same batches."""
+
+    spec: NetworkSpec
+    options: dict[str, Any]
+    """For `spec.build`."""
+    batches: Callable[[], Iterator[Batch]]
+    """Begins the stream of batches anew."""
+    iterations: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One iteration."""
+
+    phase: str
+    loss: float
+    seconds: float
+    """Forward, loss and backward."""
+    gradients: str
+    """Digest of the bytes of all gradients."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All iterations of one run, and the peak of the last one: everything held, in bytes."""
+
+    title: str
+    steps: tuple[Step, ...]
+    peak_bytes: int
+
+    @property
+    def seconds(self) -> float | None:
+        """Median of the steady iterations; None where there was none."""
+        steady = [step.seconds for step in self.steps if step.phase == STEADY]
+        return median(steady) if steady else None
+
+
+class Mode(Protocol):
+    """A way to run the model."""
+
+    @property
+    def title(self) -> str:
+        """What to call it."""
+        ...
+
+    def compile(self, model: nn.Module) -> Callable[..., Any]:
+        """The model as it is called."""
+        ...
+
+    def phase(self, iteration: int) -> str:
+        """What the iteration about to begin is for."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InCore:
+    """Plain PyTorch: eager, or compiled by one of torch's own backends."""
+
+    title: str = "in-core"
+    backend: str | None = None
+
+    def compile(self, model: nn.Module) -> Callable[..., Any]:
+        """The model itself, or as torch compiles it."""
+        import torch  # noqa: PLC0415 - see the top
+
+        return model if self.backend is None else torch.compile(model, backend=self.backend)
+
+    def phase(self, iteration: int) -> str:
+        """Warm-up first."""
+        return "warm-up" if iteration < WARM_UP else STEADY
+
+
+@dataclass(frozen=True, slots=True)
+class Budgeted:
+    """Under an outcore Backend."""
+
+    backend: Backend
+    title: str = "budgeted"
+
+    def compile(self, model: nn.Module) -> Callable[..., Any]:
+        """The model, compiled by outcore."""
+        import torch  # noqa: PLC0415 - see the top
+
+        return torch.compile(model, backend=self.backend)
+
+    def phase(self, iteration: int) -> str:
+        """Profiling, up to and with the first planned iteration, which the backend meters."""
+        report = self.backend.report()
+        waiting = report.measured_peak_bytes is None and (report.graphs or not iteration)
+        return "profiling" if waiting else STEADY
+
+
+def train(task: Task, mode: Mode, watch: Callable[[Step], None]) -> Run:
+    """Train from the task's seed; `watch` is called after each iteration. The last is metered."""
+    import torch  # noqa: PLC0415 - see the top
+
+    torch.compiler.reset()
+    gc.collect()  # what an earlier run left behind would count as held
+    torch.manual_seed(task.seed)
+    model = task.spec.build(**task.options)
+    called = mode.compile(model)
+    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, MOMENTUM)
+    steps: list[Step] = []
+    peak_bytes = 0
+    for iteration, batch in enumerate(islice(task.batches(), task.iterations), 1):
+        optimizer.zero_grad()
+        phase = mode.phase(len(steps))
+        step = partial(_step, task, called, batch)
+        if iteration == task.iterations:
+            phase, ((loss, seconds), peak_bytes) = METERING, _metered(step)
+        else:
+            loss, seconds = step()
+        steps.append(Step(phase, loss, seconds, digest(model)))
+        optimizer.step()
+        watch(steps[-1])
+    return Run(mode.title, tuple(steps), peak_bytes)
+
+
+def _step(task: Task, called: Callable[..., Any], batch: Batch) -> tuple[float, float]:
+    """Loss and seconds of one forward and backward pass."""
+    from torch import autograd  # noqa: PLC0415 - see the top
+
+    start = time.perf_counter()
+    loss = task.spec.loss(called, batch)
+    autograd.backward(loss)
+    return loss.item(), time.perf_counter() - start
+
+
+def _metered(step: Callable[[], T]) -> tuple[T, int]:
+    """Peak bytes too, by a meter that reads torch's allocator and knows nothing of outcore."""
+    import torch  # noqa: PLC0415 - see the top
+
+    from outcore.measure import Meter, resident_bytes  # noqa: PLC0415 - loads torch
+
+    resident = resident_bytes(torch.device("cpu"))
+    meter = Meter()
+    meter.start()
+    result = step()
+    return result, resident + meter.stop().peak_bytes()
+
+
+def digest(model: nn.Module) -> str:
+    """A digest of the bytes of the model's gradients, parameter by parameter."""
+    found = hashlib.blake2b(digest_size=16)
+    for name, parameter in model.named_parameters():
+        found.update(name.encode())
+        if parameter.grad is not None:
+            found.update(parameter.grad.contiguous().numpy().data)
+    return found.hexdigest()

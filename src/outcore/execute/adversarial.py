@@ -1,0 +1,155 @@
+"""A driver for tests: legal, and as unhelpful as the rules allow.
+
+A copy happens only once it is waited for, directly or by way of `after`, or by a later copy of its
+direction; so as late as can be, and in an order between the directions that no real device has.
+Memory that holds nothing yet, or nothing any more, holds poison: all bits set, which is NaN in
+every float and -1 in every signed integer. A program that misses a wait computes wrong numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from outcore.execute.driver import CopySpan, Direction, Lane, Recorder, Region, lane_nbytes
+from outcore.ir.hardware import Hardware, Link, Tier
+
+POISON = 0xFF
+"""What every byte of memory without a value holds."""
+
+
+class LateCopy:
+    """A copy issued: what has to happen before it, and whether it has happened itself."""
+
+    __slots__ = ("after", "direction", "pending", "region", "storage")
+
+    def __init__(
+        self, direction: Direction, region: int, storage: torch.Tensor, after: tuple[LateCopy, ...]
+    ) -> None:
+        self.direction, self.region, self.storage, self.after = direction, region, storage, after
+        self.pending = True
+
+
+class AdversarialLane:
+    """A lane in memory (`driver.Lane`), with what it takes to go wrong."""
+
+    def __init__(self, driver: AdversarialDriver, regions: Mapping[int, Region]) -> None:
+        self.driver, self.regions = driver, regions
+        self.memory = torch.full((lane_nbytes(regions, int),), POISON, dtype=torch.uint8)
+        self.issued: list[LateCopy] = []
+        """Copies not done yet, in order of issue."""
+
+    def copy_out(self, tensor: torch.Tensor, region: int, *after: LateCopy) -> LateCopy:
+        """Promise to copy the storage of `tensor` to `region`."""
+        return self._issue(LateCopy("out", region, _bytes_of(tensor), after))
+
+    def copy_in(self, region: int, *after: LateCopy) -> tuple[torch.Tensor, LateCopy]:
+        """The root tensor of `region`, poisoned, and a promise to fill it."""
+        place = self.regions[region]
+        storage = torch.full((place.nbytes,), POISON, dtype=torch.uint8)
+        tensor = torch.empty(0, dtype=place.dtype)
+        tensor.set_(storage.untyped_storage(), 0, place.shape, place.stride)
+        return tensor, self._issue(LateCopy("in", region, storage, after))
+
+    def wait(self, handle: LateCopy) -> None:
+        """Do the copy now, and before it only what must come before it."""
+        while handle.pending:
+            self._do(self._first(handle))
+
+    def discard(self, tensor: torch.Tensor) -> None:
+        """Poison the whole storage of `tensor`."""
+        _bytes_of(tensor).fill_(POISON)
+
+    def release(self, region: int) -> None:
+        """Poison `region`: nobody will copy it in again, and whoever did has waited for that."""
+        self._place(region).fill_(POISON)
+
+    def close(self) -> None:
+        """Do what is left, the latest first as far as the order allows."""
+        while self.issued:
+            self.wait(self.issued[-1])
+        if self in self.driver.lanes:
+            self.driver.lanes.remove(self)
+
+    def _issue(self, copy: LateCopy) -> LateCopy:
+        self.issued.append(copy)
+        return copy
+
+    def _first(self, copy: LateCopy) -> LateCopy:
+        """What has to be done first for `copy` to be done, perhaps itself."""
+        while True:
+            before = [c for c in copy.after if c.pending]
+            if self.driver.stream_order:
+                queue = [c for c in self.issued if c.direction == copy.direction]
+                before += queue[: queue.index(copy)]
+            if not before:
+                return copy
+            copy = before[-1]
+
+    def _do(self, copy: LateCopy) -> None:
+        self.issued.remove(copy)
+        copy.pending = False
+        place = self._place(copy.region)
+        memory = copy.storage[: len(place)]
+        source, target = (memory, place) if copy.direction == "out" else (place, memory)
+        target.copy_(source)
+        if self.driver.recorder is not None:
+            self.driver.recorder(CopySpan(copy.direction, copy.region, 0.0, 0.0, len(place)))
+
+    def _place(self, region: int) -> torch.Tensor:
+        place = self.regions[region]
+        return self.memory[place.offset : place.offset + place.nbytes]
+
+
+class AdversarialDriver:
+    """A driver whose outer tier is memory, and whose copies come late (`driver.Driver`).
+
+    `stream_order`: copies of one direction are done in the order they were issued, as real drivers
+    promise. Without it, nothing but `after` and `wait` orders copies.
+    """
+
+    def __init__(self, *, stream_order: bool = True) -> None:
+        self.stream_order = stream_order
+        self.generator = torch.default_generator
+        self.recorder: Recorder | None = None
+        self.lanes: list[AdversarialLane] = []
+        """Those open."""
+
+    def hardware(self, budget_bytes: int, disk_budget_bytes: int) -> Hardware:
+        """A machine with made-up links, the same ones every time."""
+        link = Link(bytes_per_second=float(1 << 30), latency_seconds=1e-4)
+        return Hardware(
+            name="adversarial",
+            capacity_bytes=((Tier.DEVICE, budget_bytes), (Tier.DISK, disk_budget_bytes)),
+            links=((Tier.DEVICE, Tier.DISK, link), (Tier.DISK, Tier.DEVICE, link)),
+        )
+
+    def reserve(self, nbytes: int) -> None:
+        """Nothing to do."""
+
+    def open_lane(self, regions: Mapping[int, Region]) -> Lane:
+        """A lane of poison."""
+        self.lanes.append(AdversarialLane(self, regions))
+        return self.lanes[-1]
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Report every copy done from now on; without times."""
+        self.recorder = recorder
+
+    def drain(self) -> None:
+        """Do what was promised in every lane, the latest lane first."""
+        for lane in reversed(self.lanes):
+            while lane.issued:
+                lane.wait(lane.issued[-1])
+
+    def close(self) -> None:
+        """Close every lane."""
+        while self.lanes:
+            self.lanes[-1].close()
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The storage of `tensor` as bytes."""
+    view = torch.empty(0, dtype=torch.uint8)
+    return view.set_(tensor.untyped_storage())

@@ -1,0 +1,80 @@
+"""verify_plan: every choice is for a gap of the trace, and asks for what can be done."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from outcore.errors import VerifyError
+from outcore.ir.hardware import Hardware, Tier
+from outcore.ir.liveness import Liveness, gaps, liveness
+from outcore.ir.plan import Gap, Offload, Plan, Recompute
+from outcore.ir.problem import Problem
+from outcore.ir.trace import Trace
+
+
+def verify_plan(problem: Problem, plan: Plan) -> None:
+    """Raise VerifyError where `plan` breaks a rule. Linear in ops and choices.
+
+    Whether all that has to run again for a recomputation can depends on the other choices: `lower`
+    refuses what cannot.
+    """
+    live = liveness(problem.trace)
+    known = set(gaps(problem.trace, live))
+    last = Gap(-1, -1, -1)
+    for gap, choice in plan.choices:
+        if gap not in known:
+            rule = "a choice is for a gap of the trace"
+            _fail(problem.trace, gap, rule, "no idle stretch of a buffer that may leave")
+        if gap <= last:
+            rule = "gaps are sorted, each listed once"
+            _fail(problem.trace, gap, rule, f"it comes after {_text(last)}")
+        last = gap
+        if isinstance(choice, Offload):
+            _verify_offload(problem, gap, choice)
+        elif isinstance(choice, Recompute):
+            _verify_recompute(problem.trace, live, gap)
+
+
+def _verify_offload(problem: Problem, gap: Gap, choice: Offload) -> None:
+    trace, hardware, tier = problem.trace, problem.hardware, choice.tier
+    if tier is Tier.DEVICE:
+        _fail(trace, gap, "what is offloaded leaves the device", "its tier is the device")
+    if not hardware.capacity(tier):
+        rule = "what is offloaded goes where the machine has room"
+        _fail(trace, gap, rule, f"{hardware.name} has no {tier.value} tier")
+    for start, stop in ((Tier.DEVICE, tier), (tier, Tier.DEVICE)):
+        if not _linked(hardware, start, stop):
+            rule = "what is offloaded can be copied there and back"
+            detail = f"{hardware.name} has no link from {start.value} to {stop.value}"
+            _fail(trace, gap, rule, detail)
+    for word, op in (("release", choice.release), ("prefetch", choice.prefetch)):
+        if op is not None and not gap.after < op <= gap.before:
+            _fail(trace, gap, "hints name ops inside the gap, its end included", f"{word} {op}")
+
+
+def _linked(hardware: Hardware, start: Tier, stop: Tier) -> bool:
+    return any((a, b) == (start, stop) for a, b, _ in hardware.links)
+
+
+def _verify_recompute(trace: Trace, live: Liveness, gap: Gap) -> None:
+    producer = live.producer[gap.buffer]
+    if producer is None:
+        rule = "what is recomputed was made by an op"
+        _fail(trace, gap, rule, "the caller passes it in")
+    op = trace.ops[producer]
+    if not op.repeatable:
+        effects = ", ".join(sorted(e.value for e in op.effects))
+        detail = f"op {op.id} {op.target} is {effects}"
+        _fail(trace, gap, "what is recomputed was made by an op that may run again", detail)
+
+
+def _fail(trace: Trace, gap: Gap, rule: str, detail: str) -> NoReturn:
+    known = 0 <= gap.buffer < len(trace.buffers)
+    name = trace.buffers[gap.buffer].name if known else ""
+    where = _text(gap) + (f" ({name})" if name else "")
+    raise VerifyError(noun="plan", rule=rule, where=where, detail=detail)
+
+
+def _text(gap: Gap) -> str:
+    """The gap as it stands in the text form of a plan."""
+    return f"gap {gap.buffer} after {gap.after} before {gap.before}"

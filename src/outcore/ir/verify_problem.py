@@ -1,0 +1,92 @@
+"""verify_problem: every op has its figures, the machine can be planned for, budgets make sense."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NoReturn
+
+from outcore.errors import VerifyError
+from outcore.ir.hardware import Hardware, Tier
+from outcore.ir.problem import Problem
+from outcore.ir.profile import Profile
+
+
+def verify_problem(problem: Problem) -> None:
+    """Raise VerifyError where `problem` breaks a rule. Linear in ops.
+
+    The trace has a verifier of its own, `verify_trace`, to be run once where a trace is made.
+    """
+    verify_profile(problem.profile, len(problem.trace.ops))
+    verify_hardware(problem.hardware)
+    if problem.budget_bytes <= 0:
+        detail = f"it is {problem.budget_bytes} B"
+        _fail("problem", "the device budget", "the device budget is positive", detail)
+    amounts = {
+        "the host budget": problem.host_budget_bytes or 0,
+        "the disk budget": problem.disk_budget_bytes or 0,
+        "the bytes outside": problem.outside_bytes,
+        "the bytes between": problem.between_bytes,
+    }
+    for where, nbytes in amounts.items():
+        if nbytes < 0:
+            _fail("problem", where, "no size is negative", f"{nbytes} B")
+
+
+def verify_profile(profile: Profile, ops: int) -> None:
+    """Raise VerifyError unless `profile` has sound figures for each of `ops` ops."""
+    for name, figures in (
+        ("seconds", profile.seconds),
+        ("workspace bytes", profile.workspace_bytes),
+    ):
+        if len(figures) != ops:
+            detail = f"{len(figures)} figures for {ops} ops"
+            _fail("profile", name, "there is one figure per op", detail)
+    op = _first_bad(profile.seconds)
+    if op is not None:
+        detail = f"{profile.seconds[op]} s"
+        _fail("profile", f"op {op}", "seconds are finite and not negative", detail)
+    op = _first_bad(profile.workspace_bytes)
+    if op is not None:
+        detail = f"a workspace of {profile.workspace_bytes[op]} B"
+        _fail("profile", f"op {op}", "no size is negative", detail)
+
+
+def verify_hardware(hardware: Hardware) -> None:
+    """Raise VerifyError unless data can go to every outer tier of `hardware` and back."""
+    sizes = {f"capacity {tier.value}": nbytes for tier, nbytes in hardware.capacity_bytes}
+    for where, nbytes in (sizes | {"padding": hardware.fetch_padding_bytes}).items():
+        if nbytes < 0:
+            _fail("hardware", where, "no size is negative", f"{nbytes} B")
+    for tier, nbytes in hardware.rounding_bytes:
+        if nbytes <= 0:
+            where = f"rounding {tier.value}"
+            _fail("hardware", where, "slots are rounded to a positive size", f"{nbytes} B")
+    for start, stop, link in hardware.links:
+        sound = link.bytes_per_second > 0 and 0 <= link.latency_seconds < math.inf
+        if not sound:
+            rule = "a link has a positive rate and a finite latency"
+            detail = f"{link.bytes_per_second} B/s, {link.latency_seconds} s"
+            _fail("hardware", f"link {start.value} {stop.value}", rule, detail)
+    _verify_routes(hardware)
+
+
+def _verify_routes(hardware: Hardware) -> None:
+    linked = {(start, stop) for start, stop, _ in hardware.links}
+    for tier, nbytes in hardware.capacity_bytes:
+        if tier is Tier.DEVICE or not nbytes:
+            continue
+        for route in ((Tier.DEVICE, tier), (tier, Tier.DEVICE)):
+            if route not in linked:
+                rule = "a tier with room is linked to the device, both ways"
+                detail = f"no link from {route[0].value} to {route[1].value}"
+                _fail("hardware", f"capacity {tier.value}", rule, detail)
+
+
+def _first_bad(figures: Iterable[float]) -> int | None:
+    """The first op whose figure is negative or not finite."""
+    return next((op for op, figure in enumerate(figures) if not 0 <= figure < math.inf), None)
+
+
+def _fail(noun: str, where: str, rule: str, detail: str) -> NoReturn:
+    raise VerifyError(noun=noun, rule=rule, where=where, detail=detail)

@@ -1,0 +1,17 @@
+"""Policies: Problem -> Plan. Every system of the papers is one of these."""
+
+from outcore.policies.floor import Floor, floor, floor_plan
+from outcore.policies.policy import Policy
+from outcore.policies.spec import parse_policy, resolve, spec_text
+from outcore.policies.table import POLICIES
+
+__all__ = [
+    "POLICIES",
+    "Floor",
+    "Policy",
+    "floor",
+    "floor_plan",
+    "parse_policy",
+    "resolve",
+    "spec_text",
+]

@@ -1,0 +1,127 @@
+"""The time of a step in PoocH's model: compute and one link each way, copies in order.
+
+Times are floats, or arrays with one entry per variant of the step: planning compares, for every
+target, the step as it is with the step where that target's copies take no time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outcore.policies.pooch_log import Log
+from outcore.policies.pooch_model import Backward, Forward, PoochModel
+
+Times = NDArray[np.float64]
+T = TypeVar("T", float, Times)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardTimes(Generic[T]):
+    """When each op is reached, when each copy out is done, and when the boundary is passed."""
+
+    reached: list[T]
+    done: list[T]
+    end: T
+
+
+def play_forward(
+    log: Log, forward: Forward, copies: Sequence[T], zero: T, larger: Callable[[T, T], T]
+) -> ForwardTimes[T]:
+    """The forward pass; `copies` are the times of the copies out, in order of `forward.leaving`.
+
+    All copies are awaited at the boundary.
+    """
+    clock, channel = zero, zero
+    reached: list[T] = []
+    done: list[T] = []
+    for index, (op, due) in enumerate(zip(log.forward, forward.due, strict=True)):
+        reached.append(clock)
+        if due:
+            clock = larger(clock, done[due - 1])
+        clock = clock + op.seconds
+        while _leaves(log, forward, len(done), index):
+            channel = larger(clock, channel) + copies[len(done)]
+            done.append(channel)
+    return ForwardTimes(reached, done, larger(clock, channel))
+
+
+def _leaves(log: Log, forward: Forward, copy: int, op: int) -> bool:
+    """Whether copy out number `copy` follows op `op`."""
+    return copy < len(forward.leaving) and log.targets[forward.leaving[copy]].gap.after == op
+
+
+def play_backward(
+    log: Log,
+    seconds: Sequence[float],
+    fetches: dict[int, T],
+    slots: Sequence[int],
+    zero: T,
+    larger: Callable[[T, T], T],
+) -> T:
+    """The backward pass: segment i waits for its fetches, which follow those before them.
+
+    `fetches` are the times of the copies back per segment that has any; `slots[i]` is the break
+    point at which those of segment i are issued.
+    """
+    clock, channel = zero + log.lead_in.seconds, zero
+    waiting = sorted(fetches, reverse=True)
+    done: dict[int, T] = {}
+    for index, compute in enumerate(seconds):
+        while waiting and slots[waiting[-1]] <= index:
+            group = waiting.pop()
+            done[group] = channel = larger(channel, clock) + fetches[group]
+        if index in done:
+            clock = larger(clock, done[index])
+        clock = clock + compute
+    return clock
+
+
+def waited(model: PoochModel, forward: Forward) -> list[int]:
+    """Targets whose copies out were not done when they had to be, at the latest at the boundary."""
+    out = [model.targets[i].out_seconds for i in forward.leaving]
+    times = play_forward(model.log, forward, out, 0.0, max)
+    last = len(forward.due) - 1
+    needed_by = [min(bisect_right(forward.due, copy), last) for copy in range(len(times.done))]
+    return [
+        target
+        for target, done, op in zip(forward.leaving, times.done, needed_by, strict=True)
+        if done >= times.reached[op]
+    ]
+
+
+def backward_seconds(model: PoochModel, backward: Backward, slots: Sequence[int]) -> float:
+    """Time of the backward pass with fetches issued at `slots`."""
+    fetches = {
+        segment: sum(model.targets[i].in_seconds for i in group)
+        for segment, group in enumerate(backward.fetched)
+        if group
+    }
+    return play_backward(model.log, backward.seconds, fetches, slots, 0.0, max)
+
+
+def step_seconds(
+    model: PoochModel,
+    forward: Forward,
+    backward: Backward,
+    slots: Sequence[int],
+    free: Sequence[int],
+) -> Times:
+    """The step's time as it is, followed by its times when target free[i]'s copies take none."""
+    charged = 1.0 - (np.array([-1, *free]) == np.arange(len(model.targets))[:, np.newaxis])
+    zero = np.zeros(len(free) + 1)
+    out = [model.targets[i].out_seconds * charged[i] for i in forward.leaving]
+    there = play_forward(model.log, forward, out, zero, np.maximum)
+    fetches = {
+        segment: sum((model.targets[i].in_seconds * charged[i] for i in group), zero)
+        for segment, group in enumerate(backward.fetched)
+        if group
+    }
+    back: Times = play_backward(model.log, backward.seconds, fetches, slots, zero, np.maximum)
+    times: Times = there.end + back
+    return times

@@ -1,0 +1,94 @@
+"""From PoocH's model to a Plan: choices, and when their copies are issued and awaited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from outcore.errors import InfeasibleError
+from outcore.ir.hardware import Tier
+from outcore.ir.plan import KEEP as STAY
+from outcore.ir.plan import Choice, Gap, Offload, Plan, Recompute
+from outcore.ir.problem import Problem
+from outcore.policies.candidates import away, candidates
+from outcore.policies.policy import Policy
+from outcore.policies.pooch_log import OFFLOAD, RECOMPUTE, Kind
+from outcore.policies.pooch_model import Backward, PoochModel
+from outcore.policies.pooch_search import delay
+from outcore.policies.settle import settle
+
+TRIES = 4
+"""How often the model is asked, each time with less capacity, before everything is offloaded."""
+
+Decide = Callable[[PoochModel], Sequence[Kind]]
+"""One kind per target, in the targets' order."""
+
+Schedule = Callable[[PoochModel, Backward], Sequence[int]]
+"""Per segment, the break point at which its fetches are issued."""
+
+
+def published(model: PoochModel, backward: Backward) -> list[int]:
+    """PoocH's schedule: hoisted while memory allows, then delayed while time allows."""
+    return delay(model, backward, model.compact(backward))
+
+
+def one_ahead(_model: PoochModel, backward: Backward) -> list[int]:
+    """No scheduling: each segment's fetches are issued one break point before it."""
+    return [max(0, segment - 1) for segment in range(len(backward.fetched))]
+
+
+def pooch_plan(
+    problem: Problem,
+    policy: Policy,
+    min_bytes: int,
+    decide: Decide,
+    schedule: Schedule | None = published,
+) -> Plan:
+    """The plan of `decide`'s kinds. Copies follow `schedule`; None leaves their times to lowering.
+
+    Where the lowered program does not fit although the model says so, the model is asked again with
+    its capacity less the excess. Raises InfeasibleError where offloading every candidate, each copy
+    waited for on the spot, does not fit.
+    """
+    gaps = candidates(problem, min_bytes)
+    leave = away(problem)
+    if not gaps or not isinstance(leave, Offload):
+        return settle(problem, {}, policy)
+    capacity_bytes = problem.budget_bytes
+    for _ in range(TRIES):
+        model = PoochModel(problem, gaps, leave.tier, capacity_bytes, early=schedule is None)
+        kinds = decide(model)
+        if not model.fits(kinds):
+            break
+        try:
+            return settle(problem, _choices(model, kinds, leave.tier, schedule), policy)
+        except InfeasibleError as error:
+            if error.tier != Tier.DEVICE.value:
+                raise
+            capacity_bytes -= error.floor_bytes - problem.budget_bytes
+    return settle(problem, dict.fromkeys(gaps, leave), policy)
+
+
+def _choices(
+    model: PoochModel, kinds: Sequence[Kind], tier: Tier, schedule: Schedule | None
+) -> dict[Gap, Choice]:
+    issue = _issue_ops(model, kinds, schedule) if schedule else {}
+    release = model.log.boundary if schedule else None
+
+    def choice(target: int) -> Choice:
+        if kinds[target] is OFFLOAD:
+            return Offload(tier, release, issue.get(target))
+        return Recompute() if kinds[target] is RECOMPUTE else STAY
+
+    return {target.gap: choice(i) for i, target in enumerate(model.targets)}
+
+
+def _issue_ops(model: PoochModel, kinds: Sequence[Kind], schedule: Schedule) -> dict[int, int]:
+    """Target -> the op before which its copy back is issued."""
+    backward = model.rebuild(kinds)
+    points = schedule(model, backward)
+    segments = model.log.segments
+    return {
+        target: segments[points[index]].op
+        for index, group in enumerate(backward.fetched)
+        for target in group
+    }

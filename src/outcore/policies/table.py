@@ -1,0 +1,20 @@
+"""POLICIES: every policy by name. A new one adds a file, a row here and a page in docs/policies."""
+
+from __future__ import annotations
+
+from outcore.policies.keep_all import KeepAll
+from outcore.policies.policy import Policy
+from outcore.policies.pooch import Pooch
+from outcore.policies.recompute_all import RecomputeAll
+from outcore.policies.swap_all import SwapAll
+from outcore.policies.swap_all_naive import SwapAllNaive
+from outcore.policies.swap_opt import SwapOpt
+
+POLICIES: dict[str, type[Policy]] = {
+    "keep-all": KeepAll,
+    "swap-all-naive": SwapAllNaive,
+    "swap-all": SwapAll,
+    "recompute-all": RecomputeAll,
+    "swap-opt": SwapOpt,
+    "pooch": Pooch,
+}

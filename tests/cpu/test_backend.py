@@ -1,0 +1,380 @@
+"""A Backend gives plain PyTorch's results in every way a graph can be used."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from outcore import Backend
+from tests.cpu.training import (
+    PROFILED_STEPS,
+    Small,
+    batch,
+    mean_square,
+    same,
+    small_planned,
+    small_reference,
+    snapshot,
+    train,
+)
+
+STEPS = PROFILED_STEPS + 2
+TIGHT = "2MiB"
+"""A budget that `Small` at batch 4 does not fit in with everything kept."""
+MOVING = ("swap-all", "swap-all-naive", "recompute-all", "swap-opt", "pooch")
+
+
+def compiled(module: nn.Module, **options: Any) -> tuple[Any, Backend]:
+    torch._dynamo.reset()
+    backend = Backend(**{"budget": TIGHT, "policy": "swap-all", **options})
+    return torch.compile(module, backend=backend), backend
+
+
+def outstanding(backend: Backend) -> int:
+    gc.collect()
+    assert backend.engine is not None
+    return len(backend.engine.stores)
+
+
+class TestResults:
+    @pytest.mark.parametrize("policy", MOVING)
+    def test_every_policy_is_bitwise_equal(self, policy: str) -> None:
+        seen, backend = small_planned(STEPS, budget=TIGHT, policy=policy)
+        report = backend.report()
+        assert report.state == "planned"
+        assert report.counts.offload + report.counts.recompute > 0
+        assert same(seen, small_reference(STEPS))
+        assert same(seen, small_reference(STEPS, eager=True))
+
+    def test_what_fits_is_left_alone(self) -> None:
+        seen, backend = small_planned(STEPS, budget="1GiB", policy="swap-all")
+        report = backend.report()
+        assert report.state == "in-core"
+        assert report.offloaded_bytes == 0
+        assert same(seen, small_reference(STEPS))
+
+    def test_measured_peak_is_inside_the_promise(self) -> None:
+        _, backend = small_planned(STEPS, budget=TIGHT, policy="pooch")
+        report = backend.report()
+        assert report.measured_peak_bytes is not None
+        assert report.predicted_peak_bytes is not None
+        assert report.measured_peak_bytes <= report.predicted_peak_bytes <= report.budget_bytes
+
+    def test_by_name_with_options(self) -> None:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module = Small()
+        options = {"budget": TIGHT, "policy": "swap-all"}
+        call = torch.compile(module, backend="outcore", options=options)
+        seen = train(module, call, [batch(0)], mean_square, STEPS)
+        assert same(seen, small_reference(STEPS))
+
+
+class TestLives:
+    """The store dies with its autograd graph, and with nothing else."""
+
+    def test_after_backward_nothing_is_left(self) -> None:
+        _, backend = small_planned(STEPS, budget=TIGHT, policy="swap-all")
+        assert outstanding(backend) == 0
+
+    def test_an_output_dropped_without_backward(self) -> None:
+        module = Small()
+        call, backend = compiled(module)
+        for _ in range(STEPS):
+            call(batch(0)).sum().backward()
+        output = call(batch(0))
+        assert outstanding(backend) == 1
+        del output
+        assert outstanding(backend) == 0
+
+    def test_dropped_while_profiling(self) -> None:
+        call, backend = compiled(Small())
+        for _ in range(4):
+            call(batch(0))
+        assert outstanding(backend) == 0
+        call(batch(0)).sum().backward()
+        assert outstanding(backend) == 0
+
+    @pytest.mark.parametrize("policy", ["swap-all", "recompute-all"])
+    def test_retain_graph_gives_the_same_gradients_again(self, policy: str) -> None:
+        module = Small()
+        call, backend = compiled(module, policy=policy)
+        for step in range(STEPS):
+            torch.manual_seed(step)
+            loss = call(batch(step)).sum()
+            grads = []
+            for retain in (True, True, False):
+                module.zero_grad()
+                loss.backward(retain_graph=retain)
+                grads.append(snapshot(module, loss))
+            assert same(grads[:1], grads[1:2])
+            assert same(grads[:1], grads[2:])
+            with pytest.raises(RuntimeError):
+                loss.backward()
+        del loss
+        assert outstanding(backend) == 0
+
+    @pytest.mark.parametrize("policy", ["swap-all", "recompute-all"])
+    def test_two_outstanding_forwards(self, policy: str) -> None:
+        def both(call: Any, module: nn.Module, steps: int) -> list[list[Tensor]]:
+            seen = []
+            for step in range(steps):
+                torch.manual_seed(step)
+                module.zero_grad()
+                first, second = call(batch(1)).sum(), call(batch(2)).sum()
+                first.backward()
+                second.backward()
+                seen.append(snapshot(module, first + second))
+            return seen
+
+        torch.manual_seed(0)
+        module = Small()
+        call, backend = compiled(module, policy=policy)
+        seen = both(call, module, STEPS + 2)
+        assert outstanding(backend) == 0
+        torch.manual_seed(0)
+        plain = Small()
+        assert same(seen, both(plain, plain, STEPS + 2))
+
+    def test_gradient_accumulation(self) -> None:
+        def accumulate(call: Any, module: nn.Module) -> list[list[Tensor]]:
+            seen = []
+            for step in range(STEPS):
+                torch.manual_seed(step)
+                loss = call(batch(step)).square().sum()
+                loss.backward()
+                seen.append(snapshot(module, loss))
+            return seen
+
+        torch.manual_seed(0)
+        module = Small()
+        call, _ = compiled(module)
+        torch.manual_seed(0)
+        plain = Small()
+        assert same(accumulate(call, module), accumulate(plain, plain))
+
+
+class TestUses:
+    def test_eval_and_no_grad_between_steps(self) -> None:
+        torch.manual_seed(0)
+        module = Small()
+        call, backend = compiled(module)
+        torch.manual_seed(0)
+        plain = Small()
+        for step in range(STEPS):
+            torch.manual_seed(step)
+            call(batch(0)).sum().backward()
+            torch.manual_seed(step)
+            plain(batch(0)).sum().backward()
+            with torch.no_grad():
+                assert torch.equal(call.eval()(batch(3)), plain.eval()(batch(3)))
+            module.train()
+            plain.train()
+            assert same([snapshot(module, torch.zeros(()))], [snapshot(plain, torch.zeros(()))])
+        assert outstanding(backend) == 0
+
+    def test_frozen_parameters(self) -> None:
+        def frozen() -> nn.Module:
+            torch.manual_seed(0)
+            module = Small()
+            for p in (*module.first.parameters(), *module.norm.parameters()):
+                p.requires_grad_(False)
+            return module
+
+        module, plain = frozen(), frozen()
+        call, _ = compiled(module)
+        seen = train(module, call, [batch(0)], mean_square, STEPS)
+        assert same(seen, train(plain, plain, [batch(0)], mean_square, STEPS))
+
+    def test_tied_weights_and_a_parameter_used_twice(self) -> None:
+        class Tied(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.table = nn.Embedding(50, 16)
+                self.middle = nn.Linear(16, 16)
+                self.out = nn.Linear(16, 50, bias=False)
+                self.out.weight = self.table.weight
+
+            def forward(self, tokens: Tensor) -> Tensor:
+                h = self.table(tokens)
+                for _ in range(3):
+                    h = torch.nn.functional.dropout(torch.tanh(self.middle(h)), 0.1)
+                return self.out(h)
+
+        tokens = torch.randint(50, (8, 64), generator=torch.Generator().manual_seed(0))
+        torch.manual_seed(0)
+        module = Tied()
+        call, backend = compiled(module, budget="450KiB")
+        seen = train(module, call, [tokens], lambda y: y.square().mean(), STEPS)
+        torch.manual_seed(0)
+        plain = Tied()
+        assert same(seen, train(plain, plain, [tokens], lambda y: y.square().mean(), STEPS))
+        assert backend.report().counts.offload > 0
+
+    def test_autocast_bfloat16(self) -> None:
+        def run(call: Any, module: nn.Module) -> list[list[Tensor]]:
+            def autocast(x: Tensor) -> Tensor:
+                with torch.autocast("cpu", torch.bfloat16):
+                    y: Tensor = call(x)
+                return y.float()
+
+            return train(module, autocast, [batch(0)], mean_square, STEPS)
+
+        torch.manual_seed(0)
+        module = Small()
+        call, _ = compiled(module)
+        seen = run(call, module)
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        plain = Small()
+        assert same(seen, run(torch.compile(plain, backend="aot_eager"), plain))
+
+    @pytest.mark.parametrize("policy", ["swap-all", "recompute-all", "pooch"])
+    def test_graph_breaks_share_one_budget(self, policy: str) -> None:
+        class Broken(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.parts = nn.ModuleList([nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3)])
+
+            def forward(self, x: Tensor) -> Tensor:
+                x = torch.relu(self.parts[0](x))
+                torch._dynamo.graph_break()
+                return torch.dropout(torch.relu(self.parts[1](x)), 0.2, train=True).mean()
+
+        torch.manual_seed(0)
+        module = Broken()
+        call, backend = compiled(module, policy=policy, budget="800KiB")
+        seen = train(module, call, [batch(0)], mean_square, STEPS + 2)
+        torch.manual_seed(0)
+        plain = Broken()
+        assert same(seen, train(plain, plain, [batch(0)], mean_square, STEPS + 2))
+        report = backend.report()
+        assert report.graphs == 2
+        assert report.measured_peak_bytes is not None
+        assert report.measured_peak_bytes <= report.budget_bytes
+
+    def test_a_second_instance_of_the_same_class(self) -> None:
+        torch.manual_seed(0)
+        first, second = Small(), Small()
+        call, backend = compiled(first)
+        other = torch.compile(second, backend=backend)
+        train(first, call, [batch(0)], mean_square, STEPS)
+        seen = train(second, other, [batch(1)], mean_square, STEPS)
+        torch.manual_seed(0)
+        _, plain = Small(), Small()
+        assert same(seen, train(plain, plain, [batch(1)], mean_square, STEPS))
+
+    def test_a_recompile_keeps_the_plan(self) -> None:
+        module = Small()
+        call, backend = compiled(module)
+        train(module, call, [batch(0)], mean_square, STEPS)
+        torch._dynamo.reset()
+        again = torch.compile(module, backend=backend)
+        again(batch(0)).sum().backward()
+        assert backend.report().state == "planned"
+
+    def test_another_batch_size_is_never_wrong(self) -> None:
+        torch.manual_seed(0)
+        module = Small()
+        call, _ = compiled(module)
+        torch.manual_seed(0)
+        plain = Small()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the symbolic graph runs in-core, and says so
+            for step in range(STEPS):
+                for n in (4, 3):
+                    torch.manual_seed(step)
+                    loss = call(batch(step, n)).sum()
+                    loss.backward()
+                    torch.manual_seed(step)
+                    expected = plain(batch(step, n)).sum()
+                    expected.backward()
+                    assert same([snapshot(module, loss)], [snapshot(plain, expected)])
+
+    def test_a_graph_that_cannot_be_planned_says_so_once(self) -> None:
+        class Host(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return torch.nonzero(x > 0).sum() * x.sum()
+
+        torch._dynamo.reset()
+        backend = Backend(budget="1GiB")
+        call = torch.compile(Host(), backend=backend)
+        x = torch.ones(3, requires_grad=True)
+        with (
+            torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True),
+            pytest.warns(UserWarning, match="in-core"),
+        ):
+            call(x).backward()
+        assert x.grad is not None
+        assert backend.report().notes
+
+
+class TestTrouble:
+    def test_nan_is_plain_behaviour(self) -> None:
+        module = Small()
+        call, _ = compiled(module)
+        x = batch(0)
+        x[0, 0, 0, 0] = float("nan")
+        for _ in range(STEPS):
+            loss = call(x).sum()
+            loss.backward()
+            assert loss.isnan()
+
+    def test_an_exception_in_the_model_leaves_it_usable(self) -> None:
+        class Moody(Small):
+            fail = False
+
+            def forward(self, x: Tensor) -> Tensor:
+                y = super().forward(x)
+                torch._dynamo.graph_break()
+                if self.fail:
+                    raise ArithmeticError("a bad mood")
+                return y * 2
+
+        torch.manual_seed(0)
+        module = Moody()
+        call, backend = compiled(module, budget="1MiB")
+        for step in range(STEPS):
+            module.fail = step == STEPS - 1
+            if module.fail:
+                with pytest.raises(ArithmeticError):
+                    call(batch(0))
+            else:
+                call(batch(0)).sum().backward()
+        module.fail = False
+        module.zero_grad()
+        call(batch(0)).sum().backward()
+        assert outstanding(backend) == 0
+
+    def test_an_input_changed_before_a_rerun_is_refused(self) -> None:
+        module = Small()
+        call, _ = compiled(module, policy="recompute-all")
+        for _ in range(STEPS):
+            call(batch(0)).sum().backward()
+        loss = call(batch(0)).sum()
+        with torch.no_grad():
+            module.middle[0].bias.add_(1)
+        with pytest.raises(RuntimeError, match="changed in place"):
+            loss.backward()
+
+    def test_saved_tensor_hooks_of_the_user(self) -> None:
+        torch.manual_seed(0)
+        module = Small()
+        call, backend = compiled(module)
+        torch.manual_seed(0)
+        plain = Small()
+        for step in range(STEPS):
+            torch.manual_seed(step)
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+                loss = call(batch(0)).sum()
+            loss.backward()
+            torch.manual_seed(step)
+            expected = plain(batch(0)).sum()
+            expected.backward()
+            assert same([snapshot(module, loss)], [snapshot(plain, expected)])
+        assert outstanding(backend) == 0

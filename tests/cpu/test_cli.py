@@ -1,0 +1,156 @@
+"""The command line with torch behind it."""
+
+import json
+import runpy
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from outcore.cli import app
+from outcore.cli.training import InCore, Step, Task, digest, train
+from outcore.networks import NETWORKS
+from outcore.policies import POLICIES
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_resnet.py"
+
+
+@pytest.fixture
+def outcore(monkeypatch):
+    """Run a command; gives exit code, stdout and stderr."""
+    for variable in ("KINETO_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL"):
+        monkeypatch.setenv(variable, "")  # the command sets them: put back what was there
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("COLUMNS", "150")
+
+    def run(*arguments):
+        return CliRunner().invoke(app, arguments, prog_name="outcore")
+
+    return run
+
+
+def test_policies_and_networks_are_listed(outcore):
+    policies = outcore("policies").stdout
+    assert all(name in policies for name in POLICIES)
+    assert "min_bytes=64.00KiB" in policies
+    networks = outcore("networks").stdout
+    assert all(name in networks for name in NETWORKS)
+    assert "25,557,032" in networks
+
+
+def test_doctor_finds_what_it_looks_for(outcore, tmp_path):
+    found = outcore("doctor", "--spill-dir", str(tmp_path))
+    assert found.exit_code == 0, found.output
+    for name in (
+        "outcore",
+        "torch",
+        "cpu",
+        "cuda",
+        "memory",
+        "malloc",
+        "direct I/O",
+        "link to disk",
+    ):
+        assert f"\n{name}" in f"\n{found.stdout}"
+    assert "iB/s" in found.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_doctor_without_a_spill_directory_ends_with_the_error(outcore, tmp_path):
+    found = outcore("doctor", "--spill-dir", str(tmp_path / "none"))
+    assert found.exit_code == 2
+    assert "memory" in found.stdout
+    assert found.stderr.startswith("error: spill directory")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--budget", "10G"], "option budget='10G': cannot read '10G' as a size"),
+        (["--budget", "120%"], "option budget='120%'"),
+        (["--policy", "poch"], "did you mean 'pooch'?"),
+        (["--network", "resnet5"], "option network='resnet5': did you mean 'resnet50'?"),
+        (["--link-limit", "3"], "option link_limit='3': cannot read '3' as a rate"),
+        (["--device", "cuda"], "there is no driver for CUDA yet"),
+        (["--spill-dir", "/none/such"], "spill directory '/none/such': cannot create"),
+    ],
+)
+def test_a_wrong_option_is_one_line_before_anything_is_trained(outcore, arguments, message):
+    ended = outcore("demo", *arguments)
+    assert ended.exit_code == 2
+    assert message in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert "iteration" not in ended.stdout
+
+
+def test_debug_lets_the_error_through(outcore):
+    ended = outcore("--debug", "demo", "--budget", "10G")
+    assert ended.exit_code == 1
+    assert type(ended.exception).__name__ == "BudgetError"
+
+
+def test_too_few_iterations_are_refused(outcore):
+    assert outcore("demo", "--iterations", "6").exit_code == 2
+
+
+def test_the_demo_keeps_its_promises(outcore, tmp_path):
+    figures = tmp_path / "figures.json"
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    files = ["--json", str(figures), "--spill-dir", str(spill)]
+    ended = outcore("demo", "--small", "--budget", "75%", *files)
+    assert ended.exit_code == 0, ended.output
+    assert "gradients bitwise equal" in ended.stdout
+    found = json.loads(figures.read_text(encoding="utf-8"))
+    assert (found["differing_iterations"], found["inside_budget"]) == (0, True)
+    assert found["reference"] == "in-core"
+    assert found["report"]["counts"]["offload"] + found["report"]["counts"]["recompute"] > 0
+    assert found["budgeted"]["peak_bytes"] <= found["report"]["predicted_peak_bytes"]
+    assert found["budgeted"]["seconds"] is not None
+    assert [s["loss"] for s in found["budgeted"]["steps"]] == [
+        s["loss"] for s in found["in_core"]["steps"]
+    ]
+    assert not list(spill.iterdir())
+
+
+def test_a_budget_that_no_plan_meets_is_one_line(outcore):
+    ended = outcore("demo", "--small", "--budget", "64KiB")
+    assert ended.exit_code == 2
+    assert ended.stderr.startswith("error: no plan fits a device budget of 64.0 KiB")
+
+
+def test_a_network_without_photographs_trains_on_random_batches(outcore):
+    ended = outcore("demo", "--small", "--network", "lstm", "--batch", "4", "--budget", "8MiB")
+    assert ended.exit_code == 0, ended.output
+    assert "gradients bitwise equal" in ended.stdout
+
+
+def test_the_digest_is_of_every_bit_of_every_gradient():
+    model = torch.nn.Linear(3, 2)
+    without = digest(model)
+    model(torch.ones(1, 3)).sum().backward()
+    first = digest(model)
+    model.bias.grad[1] = torch.nextafter(model.bias.grad[1], torch.tensor(2.0))
+    assert len({without, first, digest(model)}) == 3
+
+
+def test_training_again_gives_the_same_numbers():
+    spec = NETWORKS["two-heads"].small
+    task = Task(spec, {}, lambda: (spec.batch(2, seed) for seed in range(9)), 4, seed=3)
+    seen: list[Step] = []
+    runs = [train(task, InCore(), seen.append) for _ in range(2)]
+    once, again = ([(s.loss, s.gradients) for s in run.steps] for run in runs)
+    assert once == again
+    assert seen == [step for run in runs for step in run.steps]
+    assert runs[0].peak_bytes > sum(4 * p.numel() for p in spec.build().parameters())
+    assert [s.phase for s in runs[0].steps] == ["warm-up", "warm-up", "training", "metering"]
+
+
+def test_the_example_trains(capsys):
+    main = runpy.run_path(str(EXAMPLE))["main"]
+    main("700MiB", batch=2, size=64, iterations=2)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in islice(lines, 2)] == ["iteration 1", "iteration 2"]
+    assert any(line.startswith("policy") for line in lines)

@@ -1,0 +1,766 @@
+"""The CPU driver and the adversarial one: all bytes back, waits that matter, nothing left over."""
+
+import contextlib
+import errno
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+import weakref
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outcore.errors import SpillError, VerifyError
+from outcore.execute import driver as interface
+from outcore.execute.adversarial import AdversarialDriver
+from outcore.execute.cpu import COPY_IN_OVERHEAD_BYTES, CpuDriver, Throttle
+from outcore.execute.disk import FILE_BLOCK_BYTES, MEMORY_ALIGNMENT_BYTES, region_nbytes
+from outcore.execute.driver import CopySpan, Region
+from outcore.ir.hardware import Tier
+
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+)
+SHAPES = st.lists(st.integers(0, 40), max_size=3).map(tuple)
+
+
+@pytest.fixture
+def driver(tmp_path):
+    driver = CpuDriver(tmp_path)
+    yield driver
+    driver.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    driver = CpuDriver(tmp_path_factory.mktemp("shared"))
+    yield driver
+    driver.close()
+
+
+@pytest.fixture
+def adversary():
+    return AdversarialDriver()
+
+
+def region_of(tensor: torch.Tensor, offset: int = 0) -> Region:
+    nbytes = tensor.untyped_storage().nbytes()
+    return Region(offset, nbytes, tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def regions_of(*tensors: torch.Tensor) -> dict[int, Region]:
+    regions, offset = {}, 0
+    for key, tensor in enumerate(tensors):
+        regions[key] = region_of(tensor, offset)
+        offset += region_nbytes(regions[key].nbytes)
+    return regions
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return (
+        torch.equal(bytes_of(a), bytes_of(b))
+        and (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+        and b.storage_offset() == 0
+    )
+
+
+def random_storage(nbytes: int, residue: int) -> torch.Tensor:
+    """Random bytes in a storage of their own that begins `residue` from an aligned address."""
+    memory = torch.randint(0, 256, (nbytes + MEMORY_ALIGNMENT_BYTES,), dtype=torch.uint8)
+    start = (residue - memory.data_ptr()) % MEMORY_ALIGNMENT_BYTES
+    return torch.from_numpy(memory.numpy()[start : start + nbytes])
+
+
+def open_files(directory: Path) -> list[Path]:
+    files = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one that lists the others
+            files.append(descriptor.readlink())
+    return [file for file in files if directory in file.parents]
+
+
+# ---- every byte comes back -----------------------------------------------------------------------
+
+
+@given(
+    dtype=st.sampled_from(DTYPES),
+    shape=SHAPES,
+    padding=st.integers(0, 3),
+    residue=st.integers(0, MEMORY_ALIGNMENT_BYTES // 16 - 1).map(lambda n: 16 * n),
+    twice=st.booleans(),
+)
+def test_a_storage_comes_back_with_all_its_bytes(shared, dtype, shape, padding, residue, twice):
+    strides = [1]
+    for extent in reversed(shape[1:]):
+        strides.insert(0, strides[0] * max(1, extent) + padding)
+    strides = strides[-len(shape) :] if shape else []
+    last = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
+    elements = 0 if 0 in shape else last + 1 + padding
+    nbytes = elements * dtype.itemsize
+    tensor = random_storage(nbytes, residue).view(dtype).as_strided(shape, strides)
+    assert tensor.untyped_storage().nbytes() == nbytes
+    lane = shared.open_lane(regions_of(tensor))
+    out = lane.copy_out(tensor, 0)
+    back, handle = lane.copy_in(0, out)
+    lane.wait(handle)
+    assert same(tensor, back)
+    assert nbytes == 0 or (back.data_ptr() - tensor.data_ptr()) % MEMORY_ALIGNMENT_BYTES == 0
+    if twice:  # as by a second backward over the same forward
+        again, handle = lane.copy_in(0)
+        lane.wait(handle)
+        assert same(tensor, again)
+        assert nbytes == 0 or again.data_ptr() != back.data_ptr()
+    lane.close()
+
+
+def test_many_copies_in_flight(driver):
+    tensors = [torch.randn(n) for n in (1, 100_003, 5, 4_000_000, 77_777, 1024)]
+    lane = driver.open_lane(regions_of(*tensors))
+    outs = [lane.copy_out(t, k) for k, t in enumerate(tensors)]
+    backs = [lane.copy_in(k, outs[k]) for k in reversed(range(len(tensors)))]
+    for (back, handle), tensor in zip(backs, reversed(tensors), strict=True):
+        lane.wait(handle)
+        assert same(tensor, back)
+    lane.close()
+
+
+def test_the_tensor_copied_in_costs_a_stated_overhead(driver):
+    lane = driver.open_lane(regions_of(torch.ones(1000)))
+    lane.copy_out(torch.ones(1000), 0)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        lane.copy_in(0)
+    events = profile.events()
+    assert events is not None
+    assert sum(max(0, event.cpu_memory_usage) for event in events) <= 4000 + COPY_IN_OVERHEAD_BYTES
+    lane.close()
+
+
+def test_memory_is_free_once_waited_for_and_deleted(driver):
+    tensor = torch.ones(1 << 20)
+    alive = weakref.ref(tensor)
+    lane = driver.open_lane(regions_of(tensor))
+    handle = lane.copy_out(tensor, 0)
+    lane.wait(handle)
+    del tensor
+    assert alive() is None
+    back, handle = lane.copy_in(0)
+    alive = weakref.ref(back)
+    lane.wait(handle)
+    del back
+    assert alive() is None
+    lane.close()
+
+
+def test_a_deleted_tensor_lives_until_it_is_copied(driver):
+    content = torch.randn(1 << 20)
+    lane = driver.open_lane(regions_of(content))
+    out = lane.copy_out(content.clone(), 0)
+    torch.full((1 << 20,), 7.0)  # would take over the memory, were it free
+    back, handle = lane.copy_in(0, out)
+    lane.wait(handle)
+    assert same(content, back)
+    lane.close()
+
+
+def test_a_resident_limit_is_checked_at_every_copy(driver, monkeypatch):
+    tensor = torch.randn(1000)
+    lane = driver.open_lane(regions_of(tensor))
+    trims = []
+    monkeypatch.setattr("outcore.execute.malloc.trim", lambda: trims.append(1))
+    lane.copy_out(tensor, 0)
+    driver.limit_resident(1)
+    lane.copy_out(tensor, 0)
+    lane.copy_in(0)
+    assert len(trims) == 2
+    driver.limit_resident(1 << 50)
+    lane.copy_in(0)
+    driver.limit_resident(None)
+    lane.copy_in(0)
+    assert len(trims) == 2
+    lane.close()
+
+
+# ---- faults --------------------------------------------------------------------------------------
+
+
+def failing(monkeypatch, name: str, after_calls: int) -> None:
+    real, calls = getattr(os, name), iter(range(1 << 30))
+
+    def call(fd, views, offset):
+        if next(calls) == after_calls:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(fd, views, offset)
+
+    monkeypatch.setattr(os, name, call)
+
+
+@pytest.mark.parametrize("name", ["pwritev", "preadv"])
+def test_an_io_error_surfaces_at_the_wait(driver, tmp_path, monkeypatch, name):
+    tensor = torch.randn(6 << 20)  # three chunks
+    driver.reserve(1)
+    lane = driver.open_lane(regions_of(tensor))
+    failing(monkeypatch, name, after_calls=1)
+    out = lane.copy_out(tensor, 0)
+    _, back = lane.copy_in(0, out)
+    for handle in [out, back] if name == "pwritev" else [back]:
+        for _ in range(2):  # whoever waits is told, each time
+            with pytest.raises(SpillError, match="Input/output error") as caught:
+                lane.wait(handle)
+            assert isinstance(caught.value.__cause__, OSError)
+            assert caught.value.directory == str(tmp_path)
+            assert "region 0 (24.0 MiB at file offset 0)" in str(caught.value)
+    lane.close()
+    lane = driver.open_lane(regions_of(tensor))  # the next step goes well
+    copy, handle = lane.copy_in(0, lane.copy_out(tensor, 0))
+    lane.wait(handle)
+    assert same(tensor, copy)
+    lane.close()
+
+
+def test_a_full_disk_is_told_before_anything_is_copied(driver, monkeypatch):
+    def full(fd, offset, nbytes):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(SpillError, match="No space left") as caught:
+        driver.reserve(1 << 20)
+    assert caught.value.needed_bytes == 1 << 20
+    with pytest.raises(SpillError, match="No space left"):
+        driver.open_lane(regions_of(torch.ones(10)))
+    monkeypatch.undo()
+    driver.reserve(1 << 20)
+
+
+def test_no_room_for_a_second_step_leaves_the_first_one_alone(driver, monkeypatch):
+    tensor = torch.randn(1000)
+    first = driver.open_lane(regions_of(tensor))
+    monkeypatch.setattr("outcore.execute.disk.SpillFile.free_bytes", lambda self: 0)
+    with pytest.raises(SpillError, match="too little disk space"):
+        driver.open_lane(regions_of(tensor))
+    back, handle = first.copy_in(0, first.copy_out(tensor, 0))
+    first.wait(handle)
+    assert same(tensor, back)
+    first.close()
+    driver.open_lane(regions_of(tensor)).close()
+
+
+def test_a_missing_directory_is_told_when_it_is_needed(tmp_path):
+    driver = CpuDriver(tmp_path / "absent")
+    driver.open_lane({}).close()
+    for _ in range(2):
+        with pytest.raises(SpillError, match="No such file or directory"):
+            driver.reserve(1)
+    driver.close()
+
+
+def test_what_was_not_copied_out_cannot_be_copied_in(driver):
+    lane = driver.open_lane(regions_of(torch.ones(3)))
+    with pytest.raises(VerifyError, match="written before read"):
+        lane.copy_in(0)
+    lane.close()
+
+
+def test_a_storage_smaller_than_its_region_is_refused(driver):
+    lane = driver.open_lane(regions_of(torch.ones(30)))
+    with pytest.raises(VerifyError, match="8 bytes for a region of 120"):
+        lane.copy_out(torch.ones(2), 0)
+    lane.close()
+
+
+# ---- lanes ---------------------------------------------------------------------------------------
+
+
+def test_a_lane_is_used_again_and_the_file_does_not_grow(driver):
+    tensor = torch.randn(50_000)
+    for _ in range(5):
+        lane = driver.open_lane(regions_of(tensor))
+        lane.wait(lane.copy_out(tensor, 0))
+        lane.close()
+    assert lane.file.nbytes == region_nbytes(200_000)
+
+
+def test_room_is_reserved_for_one_lane_and_grows_for_a_second(driver):
+    tensor = torch.randn(50_000)
+    room = region_nbytes(200_000)
+    driver.reserve(200_000)
+    first = driver.open_lane(regions_of(tensor))
+    assert first.file.nbytes == room
+    second = driver.open_lane(regions_of(-tensor))
+    assert first.file.nbytes == 2 * room
+    for lane, content in ((first, tensor), (second, -tensor)):
+        lane.copy_out(content, 0)
+    for lane, content in ((first, tensor), (second, -tensor)):
+        driver.drain()
+        back, handle = lane.copy_in(0)
+        lane.wait(handle)
+        assert same(content, back)
+    first.close()
+    second.close()
+    lane = driver.open_lane({0: Region(0, 2 * room, torch.uint8, (2 * room,), (1,))})
+    assert lane.file.nbytes == 2 * room
+    lane.close()
+
+
+def test_a_lane_is_closed_from_any_thread_and_more_than_once(driver):
+    tensor = torch.randn(50_000)
+    lane = driver.open_lane(regions_of(tensor))
+    lane.copy_out(tensor, 0)
+    threads = [threading.Thread(target=lane.close) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    other = driver.open_lane(regions_of(tensor))
+    lane.close()  # has nothing to do with the lane that now has the room
+    back, handle = other.copy_in(0, other.copy_out(tensor, 0))
+    other.wait(handle)
+    assert same(tensor, back)
+    assert lane.file.nbytes == region_nbytes(200_000)
+    other.close()
+
+
+def test_a_finaliser_may_close_a_lane_on_the_worker_itself(driver):
+    tensor = torch.randn(1000)
+    lane = driver.open_lane(regions_of(tensor))
+    driver.record(lambda span: lane.close())
+    lane.wait(lane.copy_out(tensor, 0))
+    driver.record(None)
+    driver.open_lane(regions_of(tensor)).close()
+    driver.drain()
+    assert lane.file.nbytes == region_nbytes(4000)
+
+
+def test_copies_of_a_closed_lane_are_dropped(tmp_path):
+    driver = CpuDriver(tmp_path, link_bytes_per_second=float(1 << 20))
+    tensors = [torch.randn(1 << 20) for _ in range(3)]
+    lane = driver.open_lane(regions_of(*tensors))
+    handles = [lane.copy_out(t, k) for k, t in enumerate(tensors)]
+    lane.close()
+    start = time.perf_counter()
+    driver.drain()
+    assert time.perf_counter() - start < 2  # of the twelve seconds that the copies would take
+    with pytest.raises(SpillError, match="dropped when its lane was closed"):
+        lane.wait(handles[-1])
+    driver.close()
+
+
+def test_the_tensors_of_dropped_copies_are_free(driver):
+    tensor = torch.randn(1 << 20)
+    alive = weakref.ref(tensor)
+    lane = driver.open_lane(regions_of(tensor))
+    lane.copy_out(tensor, 0)
+    lane.close()
+    del tensor
+    driver.drain()
+    assert alive() is None
+
+
+# ---- order ---------------------------------------------------------------------------------------
+
+
+def test_a_copy_waits_for_what_it_comes_after(tmp_path):
+    driver = CpuDriver(tmp_path, link_bytes_per_second=float(32 << 20))
+    old, new = torch.randn(1 << 20), torch.randn(1 << 20)
+    place = region_of(old)
+    lane = driver.open_lane({0: place, 1: place})  # one place, used twice
+    first = lane.copy_out(old, 0)
+    back, came = lane.copy_in(0, first)
+    second = lane.copy_out(new, 1, came)
+    back_again, came_again = lane.copy_in(1, came, second)
+    lane.wait(came_again)
+    assert same(old, back)
+    assert same(new, back_again)
+    lane.close()
+    driver.close()
+
+
+def test_copies_are_recorded_in_order_and_not_otherwise(driver):
+    spans: list[CopySpan] = []
+    tensors = [torch.randn(n) for n in (1000, 200_000, 3)]
+    lane = driver.open_lane(regions_of(*tensors))
+    lane.wait(lane.copy_out(tensors[0], 0))
+    driver.record(spans.append)
+    outs = [lane.copy_out(t, k) for k, t in enumerate(tensors)]
+    _, handle = lane.copy_in(1, outs[2])
+    lane.wait(handle)
+    driver.record(None)
+    lane.wait(lane.copy_out(tensors[0], 0))
+    assert [span[:2] for span in spans] == [("out", 0), ("out", 1), ("out", 2), ("in", 1)]
+    assert [span.nbytes for span in spans] == [4000, 800_000, 12, 800_000]
+    assert all(a.stop_seconds <= b.start_seconds for a, b in pairwise(spans))
+    assert all(span.start_seconds < span.stop_seconds for span in spans)
+    lane.close()
+
+
+# ---- the end -------------------------------------------------------------------------------------
+
+
+def workers() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("outcore-")]
+
+
+def test_closing_leaves_nothing_behind(tmp_path):
+    before = workers()
+    driver = CpuDriver(tmp_path)
+    lane = driver.open_lane(regions_of(torch.ones(10)))
+    lane.copy_out(torch.ones(10), 0)
+    assert len(workers()) == len(before) + 2
+    assert len(open_files(tmp_path)) == 1
+    driver.close()
+    driver.close()
+    assert workers() == before
+    assert open_files(tmp_path) == []
+    lane.close()
+    driver.drain()
+    with pytest.raises(SpillError, match="the driver is closed"):
+        lane.copy_out(torch.ones(10), 0)
+    with pytest.raises(SpillError, match="the driver is closed"):
+        driver.open_lane(regions_of(torch.ones(10)))
+
+
+def test_a_driver_that_nobody_holds_is_closed(tmp_path):
+    before = workers()
+    driver = CpuDriver(tmp_path)
+    driver.reserve(1)
+    alive = weakref.ref(driver)
+    del driver
+    gc.collect()
+    assert alive() is None
+    assert workers() == before
+    assert open_files(tmp_path) == []
+
+
+def test_a_copy_that_failed_does_not_hold_the_driver(tmp_path, monkeypatch):
+    driver = CpuDriver(tmp_path)
+    lane = driver.open_lane(regions_of(torch.ones(10)))
+    failing(monkeypatch, "pwritev", after_calls=0)
+    with pytest.raises(SpillError):
+        lane.wait(lane.copy_out(torch.ones(10), 0))
+    alive = weakref.ref(driver)
+    del driver, lane
+    gc.collect()
+    assert alive() is None
+    assert open_files(tmp_path) == []
+
+
+def test_a_finaliser_may_close_the_driver_on_a_worker(tmp_path):
+    driver = CpuDriver(tmp_path)
+    lane = driver.open_lane(regions_of(torch.ones(10)))
+    threads = workers()
+    driver.record(lambda span: driver.close())
+    lane.wait(lane.copy_out(torch.ones(10), 0))
+    for thread in threads:
+        thread.join()
+    assert open_files(tmp_path) == []
+
+
+def test_a_driver_without_copies_has_no_file_and_no_threads(tmp_path):
+    before = workers()
+    driver = CpuDriver(tmp_path)
+    lane = driver.open_lane({})
+    driver.reserve(0)
+    driver.drain()
+    lane.close()
+    assert workers() == before
+    assert open_files(tmp_path) == []
+    driver.close()
+    with pytest.raises(SpillError, match="the driver is closed"):
+        driver.reserve(1)
+
+
+def test_a_program_ends_with_copies_under_way(tmp_path):
+    program = f"""
+        import torch
+        from outcore.execute.cpu import CpuDriver
+        from outcore.execute.driver import Region
+        driver = CpuDriver({str(tmp_path)!r}, 1e6)
+        n = 40_000_000
+        lane = driver.open_lane({{0: Region(0, n, torch.uint8, (n,), (1,))}})
+        handle = lane.copy_out(torch.ones(n, dtype=torch.uint8), 0)
+    """
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-X", "dev", "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert time.perf_counter() - start < 30  # of the forty seconds that the copy would take
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_forked_process_is_told(driver):
+    driver.reserve(1)
+    regions = regions_of(torch.ones(10))
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of forking with threads, which is what this is about.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        try:
+            driver.open_lane(regions)
+        except SpillError as error:
+            os.write(write, str(error).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    assert b"belongs to the process" in os.read(read, 1000)
+    os.close(read)
+
+
+# ---- the link ------------------------------------------------------------------------------------
+
+
+class FakeTime:
+    """A clock that only sleeping and work move; sleeps may take too long."""
+
+    def __init__(self, oversleep_seconds: float = 0.0) -> None:
+        self.now, self.oversleep_seconds = 100.0, oversleep_seconds
+
+    def sleep(self, seconds: float) -> None:
+        assert 0 < seconds <= 0.0201
+        self.now += seconds + self.oversleep_seconds
+
+
+@pytest.mark.parametrize("oversleep_seconds", [0.0, 0.003])
+@pytest.mark.parametrize("work_seconds", [0.0, 0.005])
+@given(rate=st.floats(1e6, 1e9), sizes=st.lists(st.integers(1, 30_000_000), min_size=1, max_size=5))
+def test_a_throttled_link_takes_its_time(oversleep_seconds, work_seconds, rate, sizes):
+    fake = FakeTime(oversleep_seconds)
+    throttle = Throttle(rate, lambda: fake.now, fake.sleep)
+    issued = fake.now
+    for nbytes in sizes:
+        throttle.begin(issued)
+        for left in range(nbytes, 0, -throttle.chunk_bytes):
+            share = min(left, throttle.chunk_bytes)
+            fake.now += work_seconds * share / throttle.chunk_bytes * min(1, rate / 4e8)
+            throttle.moved(share)
+    ideal = sum(sizes) / rate
+    taken = fake.now - issued
+    assert taken >= ideal * 0.999
+    assert taken <= max(ideal, 0.1) * 1.05 + oversleep_seconds
+
+
+def test_an_idle_link_saves_nothing_up():
+    fake = FakeTime()
+    throttle = Throttle(1e6, lambda: fake.now, fake.sleep)
+    for _ in range(3):
+        fake.now += 50
+        start = fake.now
+        throttle.begin(start)
+        throttle.moved(16_000)
+        assert fake.now - start == pytest.approx(0.016)
+
+
+def test_a_stalled_disk_earns_a_small_credit_only():
+    fake = FakeTime()
+    throttle = Throttle(1e6, lambda: fake.now, fake.sleep)
+    throttle.begin(fake.now)
+    fake.now += 10
+    start = fake.now
+    for _ in range(100):
+        throttle.moved(10_000)
+    assert fake.now - start >= 0.94
+
+
+def test_a_link_without_limit_never_sleeps():
+    def never(seconds: float) -> None:
+        raise AssertionError(seconds)
+
+    Throttle(None, lambda: 0.0, never).moved(1 << 40)
+
+
+def test_chunks_are_whole_blocks_and_short_in_time():
+    for rate in (1.0, 1e5, 150 * 2**20, 1e12):
+        chunk_bytes = Throttle(rate).chunk_bytes
+        assert chunk_bytes % FILE_BLOCK_BYTES == 0
+        assert chunk_bytes == FILE_BLOCK_BYTES or chunk_bytes / rate <= 0.02
+
+
+def test_the_driver_throttles_each_direction(tmp_path):
+    driver = CpuDriver(tmp_path, link_bytes_per_second=float(40 << 20))
+    spans: list[CopySpan] = []
+    tensor = torch.randn(1 << 20)
+    lane = driver.open_lane(regions_of(tensor, tensor))
+    lane.wait(lane.copy_out(tensor, 0))
+    driver.record(spans.append)
+    issued = time.perf_counter()
+    out = lane.copy_out(tensor, 1)
+    _, back = lane.copy_in(0)
+    lane.wait(out)
+    lane.wait(back)
+    for span in spans:  # a busy machine takes longer; none may be faster
+        assert span.stop_seconds - issued >= 0.1
+    lane.close()
+    driver.close()
+
+
+def test_a_throttled_link_measures_as_one(tmp_path):
+    rate = float(64 << 20)
+    driver = CpuDriver(tmp_path, link_bytes_per_second=rate)
+    tables = interface.measure_link(driver)
+    for table in (tables.copy_out, tables.copy_in):
+        assert table[-1][0] < 64 << 20  # which would take a second
+        assert all(seconds >= nbytes / rate for nbytes, seconds in table)
+    driver.close()
+
+
+def test_the_hardware_is_ram_and_disk(driver):
+    hardware = driver.hardware(1 << 20, 2 << 30)
+    for link in (
+        hardware.link(Tier.DEVICE, Tier.DISK),
+        hardware.link(Tier.DISK, Tier.DEVICE),
+    ):
+        assert link.bytes_per_second > 0
+    assert (hardware.capacity(Tier.DEVICE), hardware.capacity(Tier.DISK)) == (1 << 20, 2 << 30)
+    assert hardware.slot_bytes(Tier.DEVICE, 100, copied=True) == 100 + COPY_IN_OVERHEAD_BYTES
+    assert hardware.slot_bytes(Tier.DISK, 5000, copied=False) == region_nbytes(5000)
+
+
+def test_measuring_covers_the_sizes_asked_for(driver):
+    tables = interface.measure_link(driver, largest_nbytes=1 << 20)
+    for table in (tables.copy_out, tables.copy_in):
+        assert [nbytes for nbytes, _ in table] == [1 << 16, 1 << 18, 1 << 20]
+        assert all(seconds > 0 for _, seconds in table)
+
+
+@given(
+    rate=st.floats(1e6, 1e11),
+    latency=st.floats(0, 1e-2),
+    sizes=st.lists(st.integers(1, 26), min_size=2, unique=True),
+)
+def test_a_linear_link_is_fitted_exactly(rate, latency, sizes):
+    table = tuple((1 << s, latency + (1 << s) / rate) for s in sorted(sizes))
+    link = interface.fit_link(table)
+    for nbytes, seconds in table:
+        assert link.seconds(nbytes) == pytest.approx(seconds, rel=0.02)
+
+
+def test_a_table_without_a_trend_still_gives_a_link():
+    assert interface.fit_link(((1000, 1.0),)).bytes_per_second == 1000
+    link = interface.fit_link(((1000, 2.0), (4000, 1.0)))
+    assert link.bytes_per_second > 0
+    assert link.latency_seconds == 0
+
+
+# ---- the adversarial driver ----------------------------------------------------------------------
+
+
+def test_the_adversary_is_right_when_the_program_is(adversary):
+    tensor = torch.randn(4, 5)
+    lane = adversary.open_lane(regions_of(tensor))
+    source = tensor.clone()
+    out = lane.copy_out(source, 0)
+    lane.wait(out)
+    lane.discard(source)
+    back, handle = lane.copy_in(0, out)
+    lane.wait(handle)
+    assert same(tensor, back)
+    lane.release(0)
+    assert same(tensor, back)
+    adversary.close()
+    assert adversary.lanes == []
+
+
+def test_reading_before_the_copy_in_is_waited_for_reads_poison(adversary):
+    floats, integers = torch.ones(3), torch.ones(3, dtype=torch.int64)
+    lane = adversary.open_lane(regions_of(floats, integers))
+    for key, tensor in enumerate((floats, integers)):
+        lane.wait(lane.copy_out(tensor, key))
+    (back, _), (numbers, _) = lane.copy_in(0), lane.copy_in(1)
+    assert back.isnan().all()
+    assert (numbers == -1).all()
+
+
+def test_freeing_before_the_copy_out_is_waited_for_copies_poison(adversary):
+    lane = adversary.open_lane(regions_of(torch.ones(3)))
+    source = torch.ones(3)
+    out = lane.copy_out(source, 0)
+    lane.discard(source)
+    back, handle = lane.copy_in(0, out)
+    lane.wait(handle)
+    assert back.isnan().all()
+
+
+def test_overwriting_before_the_copy_out_is_waited_for_copies_the_new_value(adversary):
+    lane = adversary.open_lane(regions_of(torch.ones(3)))
+    source = torch.ones(3)
+    out = lane.copy_out(source, 0)
+    source.mul_(2)
+    back, handle = lane.copy_in(0, out)
+    lane.wait(handle)
+    assert (back == 2).all()
+
+
+def test_copying_in_without_waiting_for_the_copy_out_reads_poison(adversary):
+    lane = adversary.open_lane(regions_of(torch.ones(3)))
+    out = lane.copy_out(torch.ones(3), 0)
+    back, handle = lane.copy_in(0)
+    lane.wait(handle)
+    lane.wait(out)
+    assert back.isnan().all()
+
+
+def test_reusing_a_place_without_waiting_for_the_copy_in_reads_the_new_value(adversary):
+    place = region_of(torch.ones(3))
+    lane = adversary.open_lane({0: place, 1: place})
+    lane.wait(lane.copy_out(torch.ones(3), 0))
+    back, came = lane.copy_in(0)
+    lane.wait(lane.copy_out(torch.full((3,), 2.0), 1))
+    lane.wait(came)
+    assert (back == 2).all()
+    lane.wait(lane.copy_out(torch.ones(3), 0))
+    back, came = lane.copy_in(0)
+    lane.wait(lane.copy_out(torch.full((3,), 2.0), 1, came))  # and with the edge:
+    lane.wait(came)
+    assert (back == 1).all()
+
+
+def test_releasing_a_region_before_the_copy_in_is_waited_for_reads_poison(adversary):
+    lane = adversary.open_lane(regions_of(torch.ones(3)))
+    lane.wait(lane.copy_out(torch.ones(3), 0))
+    back, came = lane.copy_in(0)
+    lane.release(0)
+    lane.wait(came)
+    assert back.isnan().all()
+
+
+@pytest.mark.parametrize("stream_order", [True, False])
+def test_copies_of_one_direction_keep_their_order_where_that_is_promised(stream_order):
+    driver = AdversarialDriver(stream_order=stream_order)
+    spans: list[CopySpan] = []
+    driver.record(spans.append)
+    tensors = [torch.full((3,), float(k)) for k in range(4)]
+    lane = driver.open_lane(regions_of(*tensors))
+    outs = [lane.copy_out(t, k) for k, t in enumerate(tensors[:3])]
+    outs.append(lane.copy_out(tensors[3], 3, outs[0]))
+    lane.wait(outs[2])
+    assert [s.region for s in spans] == ([0, 1, 2] if stream_order else [2])
+    driver.drain()
+    assert [s.region for s in spans] == ([0, 1, 2, 3] if stream_order else [2, 0, 3, 1])
+    driver.close()

@@ -1,0 +1,96 @@
+"""Training the same thing twice: what every comparison of results is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outcore import Backend
+
+Loss = Callable[[Any], Tensor]
+
+
+class Small(nn.Module):
+    """Convolutions, batch norm, in-place ReLU, dropout in two places, a skip: all there is to trip on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.middle = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(8))
+        self.drop = nn.Dropout(0.3)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu_(self.norm(self.first(x)))
+        for layer in self.middle:
+            y = self.drop(torch.relu(layer(y))) + y
+        return self.head(self.drop(y.mean((2, 3))))
+
+
+def batch(seed: int, n: int = 4, size: int = 32) -> Tensor:
+    """Images from a seed."""
+    return torch.randn(n, 3, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+def mean_square(output: Tensor) -> Tensor:
+    """A loss that does not run away."""
+    return output.square().mean()
+
+
+def snapshot(module: nn.Module, loss: Tensor) -> list[Tensor]:
+    """Loss, gradients and buffers, copied."""
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    return [t.detach().clone() for t in (loss, *gradients, *module.buffers())]
+
+
+def train(
+    module: nn.Module,
+    call: Callable[..., Any],
+    args: Sequence[Any],
+    loss_of: Loss,
+    steps: int,
+) -> list[list[Tensor]]:
+    """`steps` steps of plain SGD through `call`; the seed is set before each forward."""
+    seen = []
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
+    for step in range(steps):
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        loss = loss_of(call(*args))
+        loss.backward()
+        seen.append(snapshot(module, loss))
+        optimizer.step()
+    return seen
+
+
+def same(first: Sequence[Sequence[Tensor]], second: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether all tensors of all steps are bitwise equal."""
+    return len(first) == len(second) and all(
+        len(a) == len(b) and all(map(torch.equal, a, b)) for a, b in zip(first, second, strict=True)
+    )
+
+
+PROFILED_STEPS = 5
+"""Steps until a graph of its own is planned: one metered, three timed, and the next one plans."""
+
+
+def small_reference(steps: int, *, eager: bool = False) -> list[list[Tensor]]:
+    """What `Small` gives without outcore."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = Small()
+    call = module if eager else torch.compile(module, backend="aot_eager")
+    return train(module, call, [batch(0)], mean_square, steps)
+
+
+def small_planned(steps: int, **options: Any) -> tuple[list[list[Tensor]], Backend]:
+    """The same through a Backend, and the Backend."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module, backend = Small(), Backend(**options)
+    call = torch.compile(module, backend=backend)
+    return train(module, call, [batch(0)], mean_square, steps), backend

@@ -1,0 +1,142 @@
+"""The command line's face, and how quickly it shows."""
+
+import resource
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from outcore.cli.comparison import Comparison, table, to_dict
+from outcore.cli.progress import progress
+from outcore.cli.training import METERING, STEADY, Run, Step
+from outcore.report import Counts, Report
+
+COMMANDS = ("demo", "doctor", "networks", "policies")
+HELP_SECONDS = 0.3
+
+RUN = """
+import sys
+from outcore.cli import main
+try:
+    main()
+finally:
+    assert "torch" not in sys.modules, "this imported torch"
+"""
+
+
+def run(*arguments):
+    command = [sys.executable, "-c", RUN, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def cpu_seconds():
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def test_help_lists_the_commands_at_once():
+    times = []
+    for _ in range(3):
+        start = cpu_seconds()  # of this process: a busy machine does not count
+        finished = run("--help")
+        times.append(cpu_seconds() - start)
+    assert finished.returncode == 0, finished.stderr
+    assert all(command in finished.stdout for command in COMMANDS)
+    assert min(times) < HELP_SECONDS
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, ""])
+def test_help_and_version_need_no_torch(command):
+    finished = run(*command.split(), "--help") if command else run("--version")
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.strip()
+
+
+def test_policies_need_no_torch():
+    finished = run("policies")
+    assert finished.returncode == 0, finished.stderr
+    assert "pooch" in finished.stdout
+
+
+def a_run(title, peak_bytes, seconds, gradients="same"):
+    phases = ("warm-up", STEADY, STEADY, METERING)
+    steps = (Step(p, 0.7 - i / 10, i * seconds, gradients) for i, p in enumerate(phases, 1))
+    return Run(title, tuple(steps), peak_bytes)
+
+
+def compared(**changes):
+    report = Report(
+        policy="pooch",
+        state="planned",
+        budget_bytes=400 << 20,
+        graphs=1,
+        in_core_peak_bytes=1010 << 20,
+        predicted_peak_bytes=399 << 20,
+        predicted_seconds=1.25,
+        in_core_seconds=1.0,
+        planning_seconds=0.5,
+        counts=Counts(10, 80, 16),
+        offloaded_bytes=600 << 20,
+        recompute_seconds=0.125,
+    )
+    runs = {
+        "in_core": a_run("in-core", 1000 << 20, 0.4),
+        "budgeted": a_run("budgeted", 390 << 20, 0.5),
+    }
+    return Comparison(**{"budget_bytes": 400 << 20, **runs, "report": report, **changes})
+
+
+def text(shown):
+    console = Console(width=100, color_system=None)
+    with console.capture() as capture:
+        console.print(shown)
+    return capture.get()
+
+
+def test_the_table(golden):
+    golden(text(table(compared())), "cli/demo_table")
+
+
+def test_promises_kept_and_broken():
+    assert compared().kept
+    over = compared(budgeted=a_run("budgeted", 401 << 20, 0.5))
+    assert (over.inside, over.differing, over.kept) == (False, 0, False)
+    wrong = compared(budgeted=a_run("budgeted", 390 << 20, 0.5, gradients="other"))
+    assert (wrong.inside, wrong.differing, wrong.kept) == (True, 4, False)
+    assert "no: 4 of 4 iterations differ" in text(table(wrong))
+    traced = compared(
+        budgeted=a_run("budgeted", 390 << 20, 0.5, gradients="other"),
+        traced=a_run("aot_eager", 1000 << 20, 0.4, gradients="other"),
+    )
+    assert traced.kept
+    assert "yes to aot_eager, which is not equal to eager" in text(table(traced))
+
+
+def test_figures_that_are_not_known_are_dashes():
+    unknown = compared(report=Report("pooch", "in-core", 400 << 20))
+    assert "│ -" in text(table(unknown))
+    assert to_dict(unknown)["report"]["predicted_seconds"] is None
+
+
+def test_figures_for_programs():
+    figures = to_dict(compared())
+    assert figures["in_core"]["seconds"] == pytest.approx(1.0)  # of the two steady iterations
+    assert figures["budgeted"]["peak_bytes"] == 390 << 20
+    assert len(figures["budgeted"]["steps"]) == 4
+    assert figures["report"]["counts"] == {"keep": 10, "offload": 80, "recompute": 16}
+    assert (figures["reference"], figures["differing_iterations"]) == ("in-core", 0)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(terminal, capsys):
+    step = Step("profiling", 0.5, 1.5, "")
+    console = Console(force_terminal=terminal, width=100)
+    with progress(console, "budgeted", 2) as watch:
+        watch(step)
+        watch(step)
+    shown = capsys.readouterr().out
+    assert "profiling, loss 0.5000, 1.50 s" in shown
+    assert "2/2" in shown
+    assert ("\x1b" in shown) is terminal
+    assert terminal or shown.count("\n") == 2

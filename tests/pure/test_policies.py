@@ -1,0 +1,422 @@
+"""The registry, specs as text, what each policy's plan promises, floors."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from outcore.errors import InfeasibleError, PolicyError
+from outcore.ir.hardware import Hardware, Link, Tier
+from outcore.ir.liveness import gaps, liveness
+from outcore.ir.memory import fits
+from outcore.ir.plan import Offload, Recompute
+from outcore.ir.problem import Problem
+from outcore.ir.profile import Profile, Source
+from outcore.ir.store import digest
+from outcore.ir.trace import Effect, Phase, Ref, Role
+from outcore.lower import lower
+from outcore.policies import (
+    POLICIES,
+    Floor,
+    floor,
+    floor_plan,
+    parse_policy,
+    resolve,
+    spec_text,
+)
+from outcore.policies.candidates import candidates, ops_again, recomputable
+from outcore.policies.floor import plan_floor
+from outcore.policies.keep_all import KeepAll
+from outcore.policies.pooch import Pooch
+from outcore.policies.pooch_log import KEEP, OFFLOAD, RECOMPUTE
+from outcore.policies.pooch_model import PoochModel
+from outcore.policies.pooch_plan import _choices, one_ahead, published
+from outcore.policies.recompute_all import RecomputeAll
+from outcore.policies.settle import settle
+from outcore.simulate import simulate
+from tests.pure.building import TraceBuilder
+from tests.pure.strategies import problems
+
+DOCS = Path(__file__).parents[2] / "docs" / "policies"
+
+SPECS = (
+    "keep-all",
+    "swap-all-naive{min_bytes=1B}",
+    "swap-all{min_bytes=1B}",
+    "swap-all{min_bytes=1B,early=true}",
+    "recompute-all{min_bytes=1B}",
+    "recompute-all{min_bytes=1B,max_ops=3,stay=true}",
+    "swap-opt{min_bytes=1B}",
+    "swap-opt{min_bytes=1B,early=true}",
+    "pooch{min_bytes=1B}",
+    "pooch{min_bytes=1B,early=true}",
+)
+"""Every policy, deciding on buffers as small as those of the drawn traces."""
+
+drawn = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+
+
+# ---- the registry -------------------------------------------------------------------------------
+
+
+def test_the_table_names_each_policy_by_its_name():
+    assert {name: kind.name for name, kind in POLICIES.items()} == {n: n for n in POLICIES}
+
+
+def test_every_policy_is_tested_here():
+    assert {parse_policy(spec).name for spec in SPECS} == set(POLICIES)
+
+
+@pytest.mark.parametrize("kind", POLICIES.values(), ids=POLICIES)
+def test_a_policy_is_a_frozen_slotted_dataclass_with_a_summary_and_a_page(kind):
+    policy = kind()
+    assert not hasattr(policy, "__dict__")
+    with pytest.raises((AttributeError, TypeError)):
+        policy.min_bytes = 1
+    assert kind.summary
+    assert "\n" not in kind.summary
+    assert not kind.summary.endswith(".")
+    assert (DOCS / f"{kind.name}.md").read_text(encoding="utf-8").startswith(f"# {kind.name}\n")
+
+
+@pytest.mark.parametrize("kind", POLICIES.values(), ids=POLICIES)
+def test_the_page_of_a_policy_names_its_options(kind):
+    page = (DOCS / f"{kind.name}.md").read_text(encoding="utf-8")
+    assert all(f"`{field.name}`" in page for field in fields(kind))
+
+
+# ---- specs --------------------------------------------------------------------------------------
+
+_VALUES = {"int": st.integers(1, 2**40), "bool": st.booleans()}
+
+
+@st.composite
+def policies(draw):
+    kind = draw(st.sampled_from(list(POLICIES.values())))
+    return kind(**{field.name: draw(_VALUES[field.type]) for field in fields(kind)})
+
+
+@given(policies())
+def test_parsing_a_spec_undoes_printing_it(policy):
+    assert parse_policy(spec_text(policy)) == policy
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_without_options_prints_as_its_name(name):
+    assert spec_text(parse_policy(name)) == name
+
+
+def test_options_are_printed_in_the_largest_unit_that_is_exact():
+    assert spec_text(Pooch(min_bytes=128 * 2**10)) == "pooch{min_bytes=128KiB}"
+    assert spec_text(Pooch(min_bytes=1000, early=True)) == "pooch{min_bytes=1000B,early=true}"
+
+
+def test_spaces_and_empty_braces_are_read():
+    assert parse_policy(" pooch { min_bytes = 1MiB , early = true } ") == Pooch(2**20, early=True)
+    assert parse_policy("pooch{}") == Pooch()
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("poch", "policy 'poch': unknown policy 'poch': did you mean 'pooch'? Known: keep-all, "),
+        ("", "unknown policy '': Known: keep-all, "),
+        ("Pooch", "did you mean 'pooch'?"),
+        ("pooch{min_byte=1KiB}", "unknown option 'min_byte': did you mean 'min_bytes'?"),
+        ("keep-all{min_bytes=1KiB}", "unknown option 'min_bytes': it has none"),
+        (
+            "pooch{min_bytes=64}",
+            "min_bytes=64: cannot read '64' as a size: 64 of what? Write 64GiB, or",
+        ),
+        ("pooch{min_bytes=0B}", "min_bytes=0B: '0B' is 0 bytes: a size is at least one byte"),
+        ("pooch{early=yes}", "early=yes: write true or false"),
+        ("recompute-all{max_ops=few}", "max_ops=few: write a whole number"),
+        ("recompute-all{max_ops=-1}", "max_ops=-1: it is a number of ops, or 0 for no limit"),
+        ("pooch{early}", "cannot read 'early': write option=value"),
+        ("pooch{early=true,early=true}", "option early is given twice"),
+        ("pooch{", "it is no spec: write a name, or a name and options as in pooch{"),
+        ("pooch{}x", "it is no spec"),
+    ],
+)
+def test_a_wrong_spec_is_answered_with_what_would_do(spec, said):
+    with pytest.raises(PolicyError) as caught:
+        parse_policy(spec)
+    assert said in str(caught.value)
+
+
+def test_a_policy_made_by_hand_is_checked_too():
+    with pytest.raises(PolicyError, match="at least 1B"):
+        Pooch(min_bytes=0)
+
+
+def test_resolve_takes_a_spec_or_a_policy():
+    assert resolve("pooch{early=true}") == Pooch(early=True)
+    policy = KeepAll()
+    assert resolve(policy) is policy
+
+
+# ---- plans --------------------------------------------------------------------------------------
+
+
+def needed(policy, problem) -> tuple[str, int]:
+    """The tier and the bytes that the policy asks for: the budget itself where it has a plan."""
+    try:
+        policy.plan(problem)
+    except InfeasibleError as error:
+        return error.tier, error.floor_bytes
+    return "device", problem.budget_bytes
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@drawn
+@given(problem=problems())
+def test_a_policy_gives_a_plan_that_fits_or_the_budget_that_would_do(spec, problem):
+    policy = parse_policy(spec)
+    tier, floor_bytes = needed(policy, problem)
+    assert tier == "device"
+    assert floor_bytes >= problem.budget_bytes
+    problem = replace(problem, budget_bytes=floor_bytes)
+    plan = policy.plan(problem)
+    program = lower(problem, plan)
+    assert fits(problem, program)
+    assert plan.policy == spec_text(policy)
+    assert plan.problem_digest == digest(problem)
+    assert plan.trace_digest == digest(problem.trace)
+    keeping = sum(problem.profile.seconds)  # what keep-all takes
+    assert simulate(problem, program).seconds >= keeping * (1 - 1e-9)
+
+
+@drawn
+@given(problem=problems())
+def test_keep_all_takes_the_time_of_its_ops_and_moves_nothing(problem):
+    roomy = replace(problem, budget_bytes=1 << 40)
+    plan = KeepAll().plan(roomy)
+    assert plan.choices == ()
+    seconds = simulate(roomy, lower(roomy, plan)).seconds
+    assert seconds == pytest.approx(sum(problem.profile.seconds))
+
+
+@drawn
+@given(problem=problems(), spec=st.sampled_from(SPECS))
+def test_planning_is_deterministic(problem, spec):
+    roomy = replace(problem, budget_bytes=1 << 20)
+    assert parse_policy(spec).plan(roomy) == parse_policy(spec).plan(roomy)
+
+
+@drawn
+@given(problem=problems())
+def test_policies_do_what_their_names_say(problem):
+    roomy = replace(problem, budget_bytes=1 << 40)
+    crossing = set(candidates(roomy, 1))
+    again = recomputable(roomy, crossing)
+    for spec in ("swap-all-naive{min_bytes=1B}", "swap-all{min_bytes=1B}"):
+        choices = parse_policy(spec).plan(roomy).by_gap
+        assert set(choices) == crossing
+        assert all(isinstance(choice, Offload) for choice in choices.values())
+    choices = RecomputeAll(min_bytes=1).plan(roomy).by_gap
+    assert {gap for gap, choice in choices.items() if isinstance(choice, Recompute)} == again
+    assert set(choices) == crossing
+    for spec in ("swap-opt{min_bytes=1B}", "pooch{min_bytes=1B}"):
+        assert parse_policy(spec).plan(roomy).choices == (), "what fits is kept"
+
+
+@drawn
+@given(problem=problems(), data=st.data())
+def test_what_poochs_model_says_fits_does_fit(problem, data):
+    crossing = candidates(problem, 1)
+    again = recomputable(problem, crossing)
+    if not crossing:
+        return
+    kinds = [
+        data.draw(st.sampled_from([KEEP, OFFLOAD, *([RECOMPUTE] * (gap in again))]))
+        for gap in crossing
+    ]
+    tier = problem.hardware.outer
+    schedule = data.draw(st.sampled_from([published, one_ahead, None]))
+    model = PoochModel(problem, crossing, tier, problem.budget_bytes, early=schedule is None)
+    if model.fits(kinds):
+        settle(problem, _choices(model, kinds, tier, schedule), Pooch())
+
+
+# ---- the floor ----------------------------------------------------------------------------------
+
+
+@drawn
+@given(problem=problems())
+def test_the_floor_plan_fits_at_the_floor_and_not_below(problem):
+    lowest = floor(problem)
+    at_floor = replace(problem, budget_bytes=max(1, lowest.nbytes))
+    plan = floor_plan(at_floor)
+    assert fits(at_floor, lower(at_floor, plan))
+    below = replace(problem, budget_bytes=lowest.nbytes - 1)
+    with pytest.raises(InfeasibleError) as caught:
+        floor_plan(below)
+    assert caught.value.floor_bytes == lowest.nbytes
+    assert caught.value.op == lowest.op
+
+
+@drawn
+@given(problem=problems(), spec=st.sampled_from(SPECS))
+def test_no_plan_needs_less_than_the_floor(problem, spec):
+    roomy = replace(problem, budget_bytes=1 << 40)
+    # A copy needs room to align, and donation needs a dying argument: then other plans need less.
+    plain = replace(roomy, hardware=replace(roomy.hardware, fetch_padding_bytes=0))
+    bare = replace(plain, trace=replace(plain.trace, donations=()))
+    plan = parse_policy(spec).plan(bare)
+    assert floor(bare).nbytes <= plan_floor(bare, plan).nbytes
+
+
+# ---- by hand ------------------------------------------------------------------------------------
+
+KIB = 1024
+
+
+def chain(sizes=(64, 64, 64, 64), effects=None, *, in_place=False) -> Problem:
+    """x -> a -> b -> ... forward, each read again by its own backward op in reverse order.
+
+    `sizes` are KiB per activation, `effects` by position; `in_place`: the last forward op writes x.
+    """
+    t = TraceBuilder()
+    x = t.new(64 * 256, Role.INPUT, pinned=True, name="x")
+    made = [x]
+    for i, size in enumerate(sizes):
+        out = t.new(size * 256, Role.ACTIVATION, name=f"a{i}")
+        t.op("test.f", (Ref(made[-1]),), (out,), effects=(effects or {}).get(i, ()))
+        made.append(out)
+    loss = t.new(256, Role.ACTIVATION, name="loss")
+    t.op("test.loss", (Ref(made[-1]),), (loss,))
+    if in_place:
+        t.op("test.copy_", (Ref(x), Ref(loss)), (None,), effects=[Effect.MUTATES])
+    grad = t.new(256, Role.GRAD, name="tangent")
+    tangent = grad
+    for value in reversed(made[1:]):
+        new = t.new(256, Role.GRAD)
+        t.op("test.b", (Ref(grad), Ref(value)), (new,), Phase.BACKWARD)
+        grad = new
+    trace = t.trace([x], (Ref(loss),), [tangent], (Ref(grad),))
+    return problem_of(trace, budget_bytes=1 << 30)
+
+
+def problem_of(trace, budget_bytes, host_bytes=1 << 30) -> Problem:
+    link = Link(1e9)
+    hardware = Hardware(
+        "hand",
+        ((Tier.DEVICE, 1 << 30), (Tier.HOST, host_bytes)),
+        ((Tier.DEVICE, Tier.HOST, link), (Tier.HOST, Tier.DEVICE, link)),
+    )
+    n = len(trace.ops)
+    return Problem(trace, Profile((1e-3,) * n, (0,) * n, Source.ESTIMATED), hardware, budget_bytes)
+
+
+def buffers_of(gaps_):
+    return [gap.buffer for gap in gaps_]
+
+
+def test_candidates_cross_the_boundary_and_are_large_enough():
+    problem = chain((64, 63, 64, 64))
+    assert buffers_of(candidates(problem, 64 * KIB)) == [1, 3, 4]
+    assert buffers_of(candidates(problem, 1)) == [1, 2, 3, 4]
+
+
+def test_candidates_come_in_order_of_their_last_forward_use():
+    t = TraceBuilder()
+    x = t.new(64, Role.INPUT, pinned=True)
+    early, late, out = (t.new(64, Role.ACTIVATION) for _ in range(3))
+    t.op("test.f", (Ref(x),), (late,))
+    t.op("test.f", (Ref(late),), (early,))
+    t.op("test.add", (Ref(early), Ref(late)), (out,))
+    tangent, grad = (t.new(64, Role.GRAD) for _ in range(2))
+    t.op("test.b", (Ref(tangent), Ref(late), Ref(early)), (grad,), Phase.BACKWARD)
+    problem = problem_of(t.trace([x], (Ref(out),), [tangent], (Ref(grad),)), 1 << 20)
+    buffer = [problem.trace.values[v].buffer for v in (early, late)]
+    assert buffers_of(candidates(problem, 1)) == buffer, (
+        "both last used by add: its arguments' order"
+    )
+
+
+def test_what_an_unrepeatable_op_made_is_no_start_for_recomputation():
+    problem = chain(effects={1: [Effect.UNREPEATABLE]})
+    assert sorted(buffers_of(recomputable(problem, candidates(problem, 1)))) == [1, 3, 4]
+
+
+def test_a_random_op_may_run_again():
+    problem = chain(effects={1: [Effect.RANDOM]})
+    assert len(recomputable(problem, candidates(problem, 1))) == 4
+
+
+def test_what_is_computed_from_a_buffer_that_is_mutated_later_is_not_recomputed():
+    problem = chain(in_place=True)
+    assert sorted(buffers_of(recomputable(problem, candidates(problem, 1)))) == [2, 3, 4]
+
+
+def test_ops_again_grows_with_what_was_dropped():
+    problem = chain()
+    trace, live = problem.trace, liveness(problem.trace)
+    last = candidates(problem, 1)[-1]
+    assert ops_again(trace, live, last) == {3}
+    dropped = {gap.buffer: gap.before for gap in candidates(problem, 1)[1:]}
+    assert ops_again(trace, live, last, dropped) == {1, 2, 3}
+
+
+def test_recompute_all_bounds_the_ops_of_a_recomputation():
+    problem = chain((64,) * 7)
+    plan = RecomputeAll(max_ops=2).plan(problem)
+    offloaded = [gap.buffer for gap, c in plan.choices if isinstance(c, Offload)]
+    assert offloaded == [3, 6]
+    runs = [step for step in lower(problem, plan).body if getattr(step.action, "again", False)]
+    assert len(runs) == 2 + 1 + 2 + 1 + 1, "each recomputed buffer drops what it passes through"
+    stay = RecomputeAll(max_ops=2, stay=True).plan(problem)
+    runs = [step for step in lower(problem, stay).body if getattr(step.action, "again", False)]
+    assert len(runs) == 5, "each op once"
+
+
+def test_without_an_outer_tier_nothing_is_offloaded():
+    problem = problem_of(chain().trace, 1 << 30, host_bytes=0)
+    for spec in ("swap-all", "swap-opt", "pooch"):
+        assert parse_policy(spec).plan(problem).choices == ()
+    choices = RecomputeAll().plan(problem).by_gap.values()
+    assert choices
+    assert all(isinstance(choice, Recompute) for choice in choices)
+    problem = problem_of(chain((64,) * 8).trace, 1 << 30, host_bytes=0)
+    assert floor(problem).nbytes < plan_floor(problem, KeepAll().plan(problem)).nbytes
+    tight = replace(problem, budget_bytes=floor(problem).nbytes)
+    assert any(isinstance(choice, Recompute) for _, choice in floor_plan(tight).choices)
+
+
+def test_an_outer_tier_that_is_too_small_is_named():
+    problem = replace(chain(), host_budget_bytes=130 * KIB)
+    with pytest.raises(InfeasibleError, match="no plan fits a host budget of 130 KiB") as caught:
+        parse_policy("swap-all").plan(problem)
+    assert caught.value.tier == "host"
+    assert caught.value.floor_bytes == 256 * KIB
+    enough = replace(problem, host_budget_bytes=caught.value.floor_bytes)
+    assert fits(enough, lower(enough, parse_policy("swap-all").plan(enough)))
+
+
+def test_a_policy_that_cannot_meet_the_budget_says_which_and_what_it_needs():
+    problem = replace(chain(), budget_bytes=200 * KIB)
+    with pytest.raises(InfeasibleError) as caught:
+        KeepAll().plan(problem)
+    assert "op 5 test.b at" in str(caught.value)
+    assert "under policy keep-all needs 323 KiB" in str(caught.value)
+    assert caught.value.floor_bytes == 323 * KIB
+
+
+def test_the_floor_names_its_op():
+    assert floor(chain()) == Floor(192 * KIB, "op 1 test.f at layers.1 (net.py:11)", 192 * KIB)
+
+
+def test_the_floor_counts_what_is_outside_and_between():
+    problem = replace(chain(), outside_bytes=KIB, between_bytes=1000 * KIB)
+    pause = "the pause between the forward and the backward call"
+    assert floor(problem) == Floor(1067 * KIB, pause, 1066 * KIB)
+
+
+def test_the_floor_plan_prefers_few_copies():
+    problem = chain((64, 64, 64, 64))
+    assert set(floor_plan(problem).by_gap) == set(candidates(problem, 64 * KIB))
+    small = chain((60, 60, 60, 60))
+    tight = replace(small, budget_bytes=floor(small).nbytes)
+    assert set(floor_plan(tight).by_gap) == set(gaps(small.trace, liveness(small.trace)))
