@@ -87,6 +87,7 @@ class Trainer:
 
     def peak_bytes(self) -> int:
         """The most tensor bytes during a step, by torch's allocator events; all tensors counted."""
+        self.optimizer.zero_grad()  # the meter cannot tell the size of what was there before it
         gc.collect()
         held = resident_bytes(_CPU)
         meter = Meter()

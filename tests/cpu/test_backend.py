@@ -19,6 +19,7 @@ from tests.cpu.training import (
     same,
     small_planned,
     small_reference,
+    tight_budget,
     snapshot,
     train,
 )
@@ -207,14 +208,16 @@ class TestUses:
                 return self.out(h)
 
         tokens = torch.randint(50, (8, 64), generator=torch.Generator().manual_seed(0))
+        budget = tight_budget(Tied(), [tokens], mean_square)
         torch.manual_seed(0)
         module = Tied()
-        call, backend = compiled(module, budget="450KiB")
-        seen = train(module, call, [tokens], lambda y: y.square().mean(), STEPS)
+        call, backend = compiled(module, budget=budget, policy="pooch{min_bytes=1KiB}")
+        seen = train(module, call, [tokens], mean_square, STEPS)
         torch.manual_seed(0)
         plain = Tied()
-        assert same(seen, train(plain, plain, [tokens], lambda y: y.square().mean(), STEPS))
-        assert backend.report().counts.offload > 0
+        assert same(seen, train(plain, plain, [tokens], mean_square, STEPS))
+        counts = backend.report().counts
+        assert counts.offload + counts.recompute > 0
 
     def test_autocast_bfloat16(self) -> None:
         def run(call: Any, module: nn.Module) -> list[list[Tensor]]:
@@ -239,16 +242,22 @@ class TestUses:
         class Broken(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.parts = nn.ModuleList([nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3)])
+                self.start = nn.Conv2d(3, 8, 3, padding=1)
+                self.parts = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(10))
 
             def forward(self, x: Tensor) -> Tensor:
-                x = torch.relu(self.parts[0](x))
+                x = self.start(x)
+                for part in self.parts[:5]:
+                    x = torch.dropout(torch.relu(part(x)), 0.2, train=True)
                 torch._dynamo.graph_break()
-                return torch.dropout(torch.relu(self.parts[1](x)), 0.2, train=True).mean()
+                for part in self.parts[5:]:
+                    x = torch.dropout(torch.relu(part(x)), 0.2, train=True)
+                return x
 
+        budget = tight_budget(Broken(), [batch(0)], mean_square, 0.5)
         torch.manual_seed(0)
         module = Broken()
-        call, backend = compiled(module, policy=policy, budget="800KiB")
+        call, backend = compiled(module, policy=policy, budget=budget)
         seen = train(module, call, [batch(0)], mean_square, STEPS + 2)
         torch.manual_seed(0)
         plain = Broken()
@@ -338,7 +347,7 @@ class TestTrouble:
 
         torch.manual_seed(0)
         module = Moody()
-        call, backend = compiled(module, budget="1MiB")
+        call, backend = compiled(module)
         for step in range(STEPS):
             module.fail = step == STEPS - 1
             if module.fail:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from outcore import Backend
+from outcore.ir.hardware import Tier
+from outcore.policies import floor
 
 Loss = Callable[[Any], Tensor]
 
@@ -94,3 +96,20 @@ def small_planned(steps: int, **options: Any) -> tuple[list[list[Tensor]], Backe
     module, backend = Small(), Backend(**options)
     call = torch.compile(module, backend=backend)
     return train(module, call, [batch(0)], mean_square, steps), backend
+
+
+def tight_budget(module: nn.Module, args: Sequence[Any], loss_of: Loss, share: float = 0.3) -> int:
+    """Bytes between what the model's graphs need at least and what they take with everything kept."""
+    torch._dynamo.reset()
+    backend = Backend(budget="8MiB")
+    call = torch.compile(module, backend=backend)
+    for _ in range(PROFILED_STEPS + 2):
+        loss_of(call(*args)).backward()
+    module.zero_grad()
+    engine = backend.engine
+    assert engine is not None
+    planned = [g.planned for g in engine.active() if g.planned is not None]
+    most = max(p.in_core.peak(Tier.DEVICE) for p in planned)
+    least = max(floor(p.problem).nbytes for p in planned)
+    torch._dynamo.reset()
+    return int(least + share * (most - least))

@@ -1,8 +1,14 @@
-"""check: what an op returned against what the trace says of it."""
+"""check: what an op returned against what the trace says of it.
+
+A trace knows sizes and layouts from fake tensors, and a kernel now and then does otherwise (batch norm
+in bfloat16 saves its statistics in float32). A view replayed from wrong strides would be wrong without
+a sound, so the first run is checked, and the trace corrected where that is possible.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,11 +17,32 @@ from outcore.errors import CaptureError
 from outcore.ir.trace import Trace, Value
 
 
-def checker(trace: Trace) -> Callable[[int, tuple[Any, ...], tuple[Any, ...]], None]:
-    """A function for `Instruments.checked`: raises CaptureError at the first difference.
+@dataclass(kw_only=True, eq=False)
+class Mismatch(CaptureError):
+    """A result that is not as captured. `value` and `nbytes` are what it really is."""
 
-    Views are replayed from sizes and strides that fake tensors gave; a kernel that returns another
-    layout, or shares memory it should not, would make them wrong without a sound.
+    value: Value
+    nbytes: int
+
+    def corrected(self, trace: Trace) -> Trace:
+        """`trace` with this value as it really is. Raises CaptureError where views depend on it."""
+        mine = self.value
+        views = [v for v in trace.values if v.buffer == mine.buffer and v.id != mine.id]
+        if views or mine.offset:
+            raise CaptureError(reason=self.reason, site=self.site)
+        buffers = tuple(
+            replace(b, nbytes=self.nbytes) if b.id == mine.buffer else b for b in trace.buffers
+        )
+        values = tuple(mine if v.id == mine.id else v for v in trace.values)
+        kept = tuple(d for d in trace.donations if mine.id not in (d.source, d.target))
+        return replace(trace, buffers=buffers, values=values, donations=kept)
+
+
+def checker(trace: Trace) -> Callable[[int, tuple[Any, ...], tuple[Any, ...]], None]:
+    """A function for `Instruments.checked`.
+
+    It raises Mismatch at the first result that is laid out otherwise than captured, and CaptureError
+    at one that shares memory it should not.
     """
 
     def check(index: int, results: tuple[Any, ...], arguments: tuple[Any, ...]) -> None:
@@ -24,15 +51,28 @@ def checker(trace: Trace) -> Callable[[int, tuple[Any, ...], tuple[Any, ...]], N
         for value, tensor in zip(op.outputs, results, strict=True):
             if value is None or tensor is None:
                 continue
-            fault = _fault(trace, trace.values[value], tensor)
             address = _address(tensor)
             if tensor.numel() and address in taken:
-                fault = f"shares memory with {taken[address]}"
+                reason = f"{op.target}: a result shares memory with {taken[address]}"
+                raise CaptureError(reason=reason, site=op.site)
             taken[address] = "another result"
+            fault = _fault(trace, trace.values[value], tensor)
             if fault:
-                raise CaptureError(reason=f"{op.target}: a result {fault}", site=op.site)
+                raise _mismatch(f"{op.target}: a result {fault}", op.site, trace.values[value], tensor)
 
     return check
+
+
+def _mismatch(reason: str, site: str, value: Value, tensor: torch.Tensor) -> Mismatch:
+    real = replace(
+        value,
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=tuple(tensor.shape),
+        stride=tensor.stride(),
+        offset=int(tensor.storage_offset()),
+    )
+    nbytes = tensor.untyped_storage().nbytes()
+    return Mismatch(reason=reason, site=site, value=real, nbytes=nbytes)
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -18,6 +18,7 @@ from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Program
 from outcore.ir.timeline import Timeline
+from outcore.ir.trace import Effect, Trace
 from outcore.lower import lower
 from outcore.measure import resident_bytes
 from outcore.policies import floor_plan
@@ -132,7 +133,9 @@ class Engine:
         budget = self.settings.budget_bytes
         later = [g for g in self.active() if graph in g.before]
         gradients = sum(_gradient_bytes(g) for g in later)
-        outside = self.resident_bytes(tensors) + gradients + budget // MARGIN_DIVISOR
+        states = _state_bytes(trace, self.driver.generator.get_state().nbytes)
+        margin = budget // MARGIN_DIVISOR
+        outside = self.resident_bytes(tensors) + gradients + states + margin
         problem = Problem(
             trace,
             profile,
@@ -194,6 +197,12 @@ def kept_bytes(graph: PlannedGraph) -> int:
     made = {b for op in range(trace.boundary) for b in trace.writes[op]}
     used = {b for op in range(trace.boundary, len(trace.ops)) for b in trace.reads[op]}
     return sum(trace.buffers[b].nbytes for b in made & used)
+
+
+def _state_bytes(trace: Trace, state_bytes: int) -> int:
+    """Bytes of generator states that a program may keep for reruns: one per random forward op."""
+    draws = (Effect.RANDOM in op.effects for op in trace.ops[: trace.boundary])
+    return sum(draws) * state_bytes
 
 
 def _gradient_bytes(graph: PlannedGraph) -> int:

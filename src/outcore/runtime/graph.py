@@ -10,18 +10,19 @@ import logging
 import time
 import warnings
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from outcore.capture import Captured, hooks_active, keeps_graph
 from outcore.errors import CaptureError
-from outcore.execute import Executable, Instruments, build, checker
+from outcore.execute import Executable, Instruments, Mismatch, build, checker
 from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Program, Run
 from outcore.ir.store import digest
+from outcore.ir.verify import verify_trace
 from outcore.measure import Reading, Stopwatch
-from outcore.runtime.session import Visit
+from outcore.runtime.session import Replay, Visit
 from outcore.runtime.store import Store
 
 if TYPE_CHECKING:  # the engine holds graphs, and a graph calls its engine
@@ -99,12 +100,12 @@ class PlannedGraph:
         self.engine.end_session(self)
         executable = self._ready(inputs)
         self.engine.begin_session(self, self._wants_meter(executable))
-        visit = Visit(self)
+        visit = Visit(self, self._replay_of(executable, inputs))
         start = time.perf_counter()
         try:
             results, store = self._run_forward(executable, inputs, visit)
         except CaptureError as error:
-            self._give_up(error)
+            self._learn(error, visit)
             return self.forward(inputs)
         visit.seconds = time.perf_counter() - start
         visit.forward_stop = time.time_ns()
@@ -120,10 +121,16 @@ class PlannedGraph:
         store.check_versions()
         visit = store.visit
         again = keeps_graph()
+        given = list(tangents) if visit.replay is not None else []
         visit.backward_start, start = time.time_ns(), time.perf_counter()
         try:
             crossing = list(store.crossing) if again else store.crossing
             gradients = store.executable.backward(crossing, tangents, store.lane)
+        except CaptureError as error:
+            state = self.engine.driver.generator.get_state()
+            self._learn(error, visit)
+            gradients = self._run_again(visit, given)
+            self.engine.driver.generator.set_state(state)
         finally:
             if not again:
                 self.engine.stores.drop(store.number)
@@ -191,6 +198,43 @@ class PlannedGraph:
         read = [(names[i].name, inputs[i]) for i in self.reads_again]
         versions = [t._version for _, t in read]
         return results, Store(visit, executable, lane, crossing, read, versions)
+
+    # ---- a graph that is not as captured --------------------------------------------------------
+
+    def _replay_of(self, executable: Executable, inputs: list[Any]) -> Replay | None:
+        if self.profiling is None or executable is not self.profiling.checked:
+            return None
+        return Replay(tuple(inputs), self.engine.driver.generator.get_state())
+
+    def _learn(self, error: CaptureError, visit: Visit) -> None:
+        """Correct the trace by what a kernel really returned, or run in-core from now on."""
+        if visit.replay is None:
+            raise error
+        try:
+            if not isinstance(error, Mismatch):
+                raise error
+            trace = error.corrected(self.captured.trace)
+            verify_trace(trace)
+            self.captured = replace(self.captured, trace=trace)
+        except CaptureError as final:
+            self._give_up(final)
+        self.profiling = None
+        self.engine.driver.generator.set_state(visit.replay.generator_state)
+
+    def _run_again(self, visit: Visit, tangents: list[Any]) -> tuple[Any, ...]:
+        """Forward and backward once more from the visit's inputs: the first time was not right."""
+        assert visit.replay is not None  # noqa: S101 - `_learn` raises without one
+        inputs = list(visit.replay.inputs)
+        executable = self._ready(inputs)
+        try:
+            _, store = self._run_forward(executable, inputs, visit)
+            try:
+                return executable.backward(store.crossing, list(tangents), store.lane)
+            finally:
+                store.release()
+        except CaptureError as error:
+            self._learn(error, visit)
+            return self._run_again(visit, tangents)
 
     # ---- after a step ---------------------------------------------------------------------------
 

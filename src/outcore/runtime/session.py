@@ -11,7 +11,9 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
+
+import torch
 
 from outcore.measure import Meter, Reading
 
@@ -24,11 +26,20 @@ class Metered(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What it takes to run a forward call once more: its inputs, and the generator before it."""
+
+    inputs: tuple[Any, ...]
+    generator_state: torch.Tensor
+
+
 @dataclass(slots=True)
 class Visit:
     """One forward call on its way through its backward call: wall clock in ns, seconds at work."""
 
     owner: Metered
+    replay: Replay | None = None
     forward_stop: int = 0
     backward_start: int = 0
     backward_stop: int = 0
