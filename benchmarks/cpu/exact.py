@@ -82,8 +82,8 @@ class Comparison:
         self.case = case
         self.eager, _ = self._run(Eager())
         self.aot_eager, peak = self._run(AotEager())
-        self.floor_bytes, planned_peak = self._range()
-        self.in_core_bytes = min(peak, planned_peak)
+        self.floor_bytes, self.planned_peak_bytes = self._range()
+        self.in_core_bytes = min(peak, self.planned_peak_bytes)
 
     def row(self, policy: str, share: float | None) -> Exactness:
         """Train under `policy` and compare. `share`: see `Exactness`; None: everything fits."""
@@ -100,7 +100,7 @@ class Comparison:
     def _budget_bytes(self, share: float | None) -> int:
         """Bytes of a budget, the engine's safety margin included."""
         if share is None:
-            budget = self.in_core_bytes * 1.01
+            budget = self.planned_peak_bytes * 1.02
         else:
             budget = self.floor_bytes + share * (self.in_core_bytes - self.floor_bytes)
         return int(budget * MARGIN_DIVISOR / (MARGIN_DIVISOR - 1)) + 1

@@ -12,7 +12,7 @@ from benchmarks.cpu.modes import Outcore
 from benchmarks.cpu.rows import Check, Row, at_most, ratio
 from benchmarks.cpu.trainer import Trainer, alone
 from benchmarks.cpu.worker import Worker, WorkerError
-from benchmarks.cpu.worth import SLOW_LINK
+from benchmarks.cpu.worth import RECOMPUTE_ALL, SLOW_LINK
 from outcore.errors import InfeasibleError
 from outcore.units import format_bytes
 
@@ -22,7 +22,9 @@ MOST_SECONDS = 120.0
 """One policy's steps; slow ones get fewer."""
 ROOMY_SHARE = 1.25
 """The budget of `keep-all`, as a part of the in-core peak."""
-POLICIES = ("keep-all", "swap-all", "recompute-all", "pooch")
+POLICIES = ("keep-all", "swap-all", RECOMPUTE_ALL, "pooch")
+LINKED = ("swap-all", "pooch")
+"""Those whose time depends on the link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +45,11 @@ class Honesty(Row):
 
 def honest(scale: Scale, patience: Patience) -> Iterator[Row]:
     """Each policy by itself in a fresh process: at full speed, then with the link slowed down."""
+    if patience.over():
+        return
     peak = in_core_peak_bytes(scale.workload)
     for link in (None, SLOW_LINK) if scale.throttled else (None,):
-        for policy in POLICIES:
+        for policy in POLICIES if link is None else LINKED:
             if patience.over():
                 return
             share = ROOMY_SHARE if policy == "keep-all" else scale.budget_share

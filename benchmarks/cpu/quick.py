@@ -15,7 +15,7 @@ from benchmarks.cpu.worker import Worker
 from outcore.errors import InfeasibleError
 from outcore.lower import lower
 from outcore.policies import POLICIES, resolve
-from outcore.runtime.backend import DEFAULT_POLICY
+from outcore.runtime.options import DEFAULT_POLICY
 from outcore.simulate import simulate
 from outcore.units import format_bytes, format_seconds
 
@@ -39,6 +39,8 @@ class Quickness(Row):
 
 def quick(scale: Scale, patience: Patience) -> Iterator[Row]:
     """The default policy while training, a few times; then all policies on the same problem."""
+    if patience.over():
+        return
     budget = int(in_core_peak_bytes(scale.workload) * scale.budget_share)
     mode = Outcore(DEFAULT_POLICY, budget)
     for number in range(scale.repeats):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import TypeAlias, TypeVar
 
 from benchmarks.cpu.benchmark import Patience
 from benchmarks.cpu.trainer import Trainer, Turn
-from benchmarks.cpu.worker import Worker
+from benchmarks.cpu.worker import Worker, WorkerError
 
 R = TypeVar("R")
 
@@ -26,18 +27,25 @@ def take_turns(
 ) -> dict[str, Turns]:
     """Up to `rounds` rounds of one turn each; who begins changes from round to round.
 
-    The first worker is the reference.
+    The first worker is the reference. One that fails is left out, of the answer too.
     """
     names = list(workers)
+    reference = names[0]
     turns: dict[str, list[Turn | None]] = {name: [] for name in names}
     for number in range(rounds):
         if number >= FEWEST_ROUNDS and patience.over():
             break
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
-            out = number >= FEWEST_ROUNDS and _is_slow(turns[name], turns[names[0]])
-            turns[name].append(None if out else workers[name].ask(Trainer.turn, steps))
-    return {name: tuple(taken) for name, taken in turns.items()}
+            out = number >= FEWEST_ROUNDS and _is_slow(turns[name], turns[reference])
+            try:
+                turns[name].append(None if out else workers[name].ask(Trainer.turn, steps))
+            except WorkerError as error:
+                if name == reference:
+                    raise
+                print(f"{name}: {error}", file=sys.stderr)
+                names.remove(name)
+    return {name: tuple(turns[name]) for name in names}
 
 
 def seconds(turns: Turns) -> float:

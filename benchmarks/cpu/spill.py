@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -54,7 +56,8 @@ class SpillHooks:
         self, parameters: Iterable[Tensor], folder: Path, bytes_per_second: float | None = None
     ) -> None:
         self._kept = {p.untyped_storage().data_ptr() for p in parameters}
-        self._folder = tempfile.TemporaryDirectory(prefix="spill-", dir=folder)
+        self._folder = Path(tempfile.mkdtemp(prefix="spill-", dir=folder))
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._bytes_per_second = bytes_per_second
         self._count = 0
 
@@ -66,7 +69,7 @@ class SpillHooks:
         if tensor.nbytes < MIN_BYTES or tensor.untyped_storage().data_ptr() in self._kept:
             return tensor
         self._count += 1
-        path = Path(self._folder.name) / str(self._count)
+        path = self._folder / str(self._count)
         return SpilledTensor(tensor, path, self._bytes_per_second)
 
     def _unpack(self, packed: Tensor | SpilledTensor) -> Tensor:

@@ -51,6 +51,5 @@ def _resnet(batch: int, size: int, *, small: bool = False) -> Step:
 
 _WORKLOADS: dict[str, Callable[[], Step]] = {
     "resnet50-b16-224": partial(_resnet, 16, 224),
-    "resnet50-b16-160": partial(_resnet, 16, 160),
     "small-resnet-b16-64": partial(_resnet, 16, 64, small=True),
 }

@@ -19,8 +19,8 @@ from tests.cpu.training import (
     same,
     small_planned,
     small_reference,
-    tight_budget,
     snapshot,
+    tight_budget,
     train,
 )
 
@@ -32,7 +32,8 @@ MOVING = ("swap-all", "swap-all-naive", "recompute-all", "swap-opt", "pooch")
 
 def compiled(module: nn.Module, **options: Any) -> tuple[Any, Backend]:
     torch._dynamo.reset()
-    backend = Backend(**{"budget": TIGHT, "policy": "swap-all", **options})
+    given: dict[str, Any] = {"budget": TIGHT, "policy": "swap-all", **options}
+    backend = Backend(**given)
     return torch.compile(module, backend=backend), backend
 
 
@@ -205,7 +206,8 @@ class TestUses:
                 h = self.table(tokens)
                 for _ in range(3):
                     h = torch.nn.functional.dropout(torch.tanh(self.middle(h)), 0.1)
-                return self.out(h)
+                logits: Tensor = self.out(h)
+                return logits
 
         tokens = torch.randint(50, (8, 64), generator=torch.Generator().manual_seed(0))
         budget = tight_budget(Tied(), [tokens], mean_square)
@@ -367,7 +369,7 @@ class TestTrouble:
             call(batch(0)).sum().backward()
         loss = call(batch(0)).sum()
         with torch.no_grad():
-            module.middle[0].bias.add_(1)
+            next(module.middle[0].parameters()).add_(1)
         with pytest.raises(RuntimeError, match="changed in place"):
             loss.backward()
 

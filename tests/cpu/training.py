@@ -16,7 +16,7 @@ Loss = Callable[[Any], Tensor]
 
 
 class Small(nn.Module):
-    """Convolutions, batch norm, in-place ReLU, dropout in two places, a skip: all there is to trip on."""
+    """Convolutions, batch norm, in-place ReLU, dropout in two places, skips: enough to trip on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def small_planned(steps: int, **options: Any) -> tuple[list[list[Tensor]], Backe
 
 
 def tight_budget(module: nn.Module, args: Sequence[Any], loss_of: Loss, share: float = 0.3) -> int:
-    """Bytes between what the model's graphs need at least and what they take with everything kept."""
+    """Bytes between what the model needs at least and what it takes with everything kept."""
     torch._dynamo.reset()
     backend = Backend(budget="8MiB")
     call = torch.compile(module, backend=backend)

@@ -10,7 +10,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "outcore"
-MAY_IMPORT_TORCH = {"api", "aten", "capture", "execute", "measure", "networks", "torch_backend"}
+MAY_IMPORT_TORCH = {
+    "runtime",
+    "api",
+    "aten",
+    "capture",
+    "execute",
+    "measure",
+    "networks",
+    "torch_backend",
+}
 
 IMPORT_EACH = """
 import importlib, sys

@@ -1,8 +1,8 @@
 """From the joint graph of AOTAutograd to a Trace.
 
-Storages are resolved here: a node whose result shares its argument's storage becomes a Value on that
-argument's buffer; every other tensor gets a buffer of its own. Identity is the place in the graph,
-never an address.
+Storages are resolved here: a node whose result shares its argument's storage becomes a Value on
+that argument's buffer; every other tensor gets a buffer of its own. Identity is the place in the
+graph, never an address.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def capture(
 ) -> Captured:
     """The Trace of a joint forward and backward graph.
 
-    `forward_outputs` is how many of the graph's outputs the forward call returns; `static_inputs` are
-    the positions of inputs that live through the steps (parameters and module buffers).
+    `forward_outputs` is how many of the graph's outputs the forward call returns; `static_inputs`
+    are the positions of inputs that live through the steps (parameters and module buffers).
 
     Raises CaptureError where the graph holds what a Trace cannot express: symbolic shapes, values
     read on the host, higher-order ops, tensor subclasses, in-place ops, several devices.
@@ -199,9 +199,7 @@ class _Capture:
         kwargs = tuple((k, self._arg(v)) for k, v in node.kwargs.items())
         index = len(self.ops)
         effects = aten.effects(op) | self._stale(str(op), args, kwargs)
-        self.ops.append(
-            Op(index, str(op), args, tuple(ids), phase, kwargs, effects, _site(node))
-        )
+        self.ops.append(Op(index, str(op), args, tuple(ids), phase, kwargs, effects, _site(node)))
         self._donation(index, str(op), args, ids)
 
     def _made(self, node: Node, tensor: Any) -> int | None:

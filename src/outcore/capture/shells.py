@@ -1,8 +1,8 @@
 """Shells: the forward and backward modules that AOTAutograd is shown in place of the real ones.
 
-AOTAutograd only needs their signatures. The forward shell returns the user's outputs, the inputs that
-plain PyTorch would save (so that autograd still checks that nobody overwrote them), and one stand-in:
-a number that names the store where everything else waits. The shells' bodies never run.
+AOTAutograd only needs their signatures. The forward shell returns the user's outputs, the inputs
+that plain PyTorch would save (so that autograd still checks that nobody overwrote them), and one
+stand-in: a number that names the store where everything else waits. The shells' bodies never run.
 """
 
 from __future__ import annotations

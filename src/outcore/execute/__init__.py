@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outcore.execute.check import Mismatch, checker
+from outcore.execute.check import MismatchError, checker
 from outcore.execute.codegen import Instruments
 from outcore.execute.driver import Driver, Lane, Region
 from outcore.execute.executable import Executable, build
@@ -14,7 +14,7 @@ __all__ = [
     "Executable",
     "Instruments",
     "Lane",
-    "Mismatch",
+    "MismatchError",
     "Region",
     "build",
     "checker",

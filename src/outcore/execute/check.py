@@ -1,8 +1,8 @@
 """check: what an op returned against what the trace says of it.
 
-A trace knows sizes and layouts from fake tensors, and a kernel now and then does otherwise (batch norm
-in bfloat16 saves its statistics in float32). A view replayed from wrong strides would be wrong without
-a sound, so the first run is checked, and the trace corrected where that is possible.
+A trace knows sizes and layouts from fake tensors, and a kernel now and then does otherwise (batch
+norm in bfloat16 saves its statistics in float32). A view replayed from wrong strides would be wrong
+without a sound, so the first run is checked, and the trace corrected where that is possible.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outcore.ir.trace import Trace, Value
 
 
 @dataclass(kw_only=True, eq=False)
-class Mismatch(CaptureError):
+class MismatchError(CaptureError):
     """A result that is not as captured. `value` and `nbytes` are what it really is."""
 
     value: Value
@@ -41,8 +41,8 @@ class Mismatch(CaptureError):
 def checker(trace: Trace) -> Callable[[int, tuple[Any, ...], tuple[Any, ...]], None]:
     """A function for `Instruments.checked`.
 
-    It raises Mismatch at the first result that is laid out otherwise than captured, and CaptureError
-    at one that shares memory it should not.
+    It raises MismatchError at the first result that is laid out otherwise than captured, and
+    CaptureError at one that shares memory it should not.
     """
 
     def check(index: int, results: tuple[Any, ...], arguments: tuple[Any, ...]) -> None:
@@ -58,12 +58,14 @@ def checker(trace: Trace) -> Callable[[int, tuple[Any, ...], tuple[Any, ...]], N
             taken[address] = "another result"
             fault = _fault(trace, trace.values[value], tensor)
             if fault:
-                raise _mismatch(f"{op.target}: a result {fault}", op.site, trace.values[value], tensor)
+                raise _mismatch(
+                    f"{op.target}: a result {fault}", op.site, trace.values[value], tensor
+                )
 
     return check
 
 
-def _mismatch(reason: str, site: str, value: Value, tensor: torch.Tensor) -> Mismatch:
+def _mismatch(reason: str, site: str, value: Value, tensor: torch.Tensor) -> MismatchError:
     real = replace(
         value,
         dtype=str(tensor.dtype).removeprefix("torch."),
@@ -72,7 +74,7 @@ def _mismatch(reason: str, site: str, value: Value, tensor: torch.Tensor) -> Mis
         offset=int(tensor.storage_offset()),
     )
     nbytes = tensor.untyped_storage().nbytes()
-    return Mismatch(reason=reason, site=site, value=real, nbytes=nbytes)
+    return MismatchError(reason=reason, site=site, value=real, nbytes=nbytes)
 
 
 def _address(tensor: torch.Tensor) -> int:

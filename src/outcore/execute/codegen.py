@@ -1,12 +1,12 @@
 """codegen: a Program as two straight-line Python functions.
 
 `forward(A, L)` takes the list of arguments (emptied) and a lane of the driver, and returns
-(results, crossing): what the caller gets, and the locals that the backward call needs. `backward(C, T,
-L)` takes those and the list of tangents (both emptied), and returns the gradients. All decisions were
-made before: what is left is calls, copies, waits and `del`.
+(results, crossing): what the caller gets, and the locals that the backward call needs.
+`backward(C, T, L)` takes those and the list of tangents (both emptied), and returns the gradients.
+All decisions were made before: what is left is calls, copies, waits and `del`.
 
-Names: `s3` slot 3, `k17` the copy at body position 17, `r5` the generator state of op 5's first run,
-`o2` the third distinct op.
+Names: `s3` slot 3, `k17` the copy at body position 17, `r5` the generator state of op 5's first
+run, `o2` the third distinct op.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ class Instruments:
     poisoned: bool = False
 
 
+NONE = Instruments()
+
+
 @dataclass(slots=True)
 class Source:
     """Generated text, and the globals it needs besides the driver's verbs."""
@@ -43,7 +46,7 @@ class Source:
     names: dict[str, object] = field(default_factory=dict)
 
 
-def generate(trace: Trace, program: Program, instruments: Instruments = Instruments()) -> Source:
+def generate(trace: Trace, program: Program, instruments: Instruments = NONE) -> Source:
     """The source of `program`. Linear in instructions."""
     return _Writer(trace, program, instruments).write()
 
@@ -104,8 +107,8 @@ class _Writer:
     def _crossed(self, name: str) -> str:
         """`name` as the backward call gets it.
 
-        What the caller is given must not be held itself: autograd makes that tensor the owner of the
-        whole graph, which would then never die.
+        What the caller is given must not be held itself: autograd makes that tensor the owner of
+        the whole graph, which would then never die.
         """
         outputs = self.trace.value_buffers(self.trace.outputs)
         given = name[0] == "s" and self.slots[int(name[1:])].buffer in outputs

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from outcore.execute.codegen import Instruments, generate
+from outcore.execute.codegen import NONE, Instruments, generate
 from outcore.execute.driver import Region
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Program
@@ -51,7 +51,7 @@ def build(
     trace: Trace,
     program: Program,
     generator: Generator,
-    instruments: Instruments = Instruments(),
+    instruments: Instruments = NONE,
     note: Callable[[int, int, int], None] | None = None,
     check: Callable[[int, tuple[Any, ...], tuple[Any, ...]], None] | None = None,
 ) -> Executable:

@@ -14,18 +14,18 @@ def in_core(forward: Call, backward: Call, forward_outputs: int, constants: int)
     """An Executable of two plain functions; no plan, no copies.
 
     `forward(*inputs)` returns `forward_outputs` results and then what it saves;
-    `backward(*saved, *tangents)` returns the gradients. The last `constants` arguments of the forward
-    call are not passed on: the functions hold them.
+    `backward(*saved, *tangents)` returns the gradients. The last `constants` arguments of the
+    forward call are not passed on: the functions hold them.
     """
 
-    def run_forward(arguments: list[Any], lane: object) -> tuple[tuple[Any, ...], list[Any]]:
+    def run_forward(arguments: list[Any], _: object) -> tuple[tuple[Any, ...], list[Any]]:
         inputs = arguments[: len(arguments) - constants]
         arguments.clear()
         made = forward(*inputs)
         results = tuple(made[:forward_outputs])
         return results, [_apart(s, results) for s in made[forward_outputs:]]
 
-    def run_backward(crossing: list[Any], tangents: list[Any], lane: object) -> tuple[Any, ...]:
+    def run_backward(crossing: list[Any], tangents: list[Any], _: object) -> tuple[Any, ...]:
         given = [*crossing, *tangents]
         crossing.clear()
         tangents.clear()

@@ -14,9 +14,9 @@ from outcore.execute.driver import Driver
 def open_driver(
     device: torch.device, spill_dir: Path, link_bytes_per_second: float | None
 ) -> Driver:
-    """The driver of `device`, spilling to `spill_dir`, its links slowed to a rate where one is given.
+    """The driver of `device`, spilling to `spill_dir`; a rate given slows its links down to it.
 
-    Raises CaptureError for a device that has no driver yet, SpillError where the folder will not do.
+    Raises CaptureError for a device that has no driver yet, SpillError for a folder that won't do.
     """
     if device.type != "cpu":
         raise CaptureError(reason=f"no driver for a device of type {device.type} yet")

@@ -25,7 +25,9 @@ class Stopwatch:
     def seconds(self, ops: int) -> tuple[float, ...]:
         """Median seconds per op; 0 for one that was never noted."""
         return tuple(
-            median(stop - start for start, stop in self.notes[op]) * 1e-9 if op in self.notes else 0.0
+            median(stop - start for start, stop in self.notes[op]) * 1e-9
+            if op in self.notes
+            else 0.0
             for op in range(ops)
         )
 

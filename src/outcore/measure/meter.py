@@ -5,9 +5,11 @@ Independent of every book that outcore keeps: the events come from the allocator
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch._C._autograd import (
@@ -18,12 +20,15 @@ from torch._C._autograd import (
 )
 from torch._C._profiler import RecordScope
 
+_KINETO_SILENT = "6"
+"""Otherwise the profiler's library writes to stderr whenever it begins and ends."""
+
 _NO_FUNCTIONS = {RecordScope.LITE_INTERPRETER}
 """Watch memory alone: a scope in which nothing here runs.
 
 The public profiler watches functions too, and a function that is still running when a profiler ends
-writes its end into memory of that profiler, which is gone if the next one has begun. We begin and end
-inside running functions. Memory alone also costs next to nothing.
+writes its end into memory of that profiler, which is gone if the next one has begun. We begin and
+end inside running functions. Memory alone also costs next to nothing.
 """
 
 
@@ -58,8 +63,8 @@ class Reading:
 class Meter:
     """Collects allocator events of this thread from `start` to `stop`.
 
-    Only one profiler can run in a process: `start` returns False, and meters nothing, where the user
-    runs one already.
+    Only one profiler can run in a process: `start` returns False, and meters nothing, where the
+    user runs one already.
     """
 
     def __init__(self) -> None:
@@ -69,10 +74,12 @@ class Meter:
         """Begin; False where another profiler runs."""
         if _profiler_enabled():
             return False
-        profiler = torch.autograd.profiler.profile(use_cpu=True, profile_memory=True)
+        os.environ.setdefault("KINETO_LOG_LEVEL", _KINETO_SILENT)
+        profiler: Any = torch.autograd.profiler.profile(use_cpu=True, profile_memory=True)
         config, activities = profiler.config(), profiler.kineto_activities
         _prepare_profiler(config, activities)
-        _enable_profiler(config, activities, _NO_FUNCTIONS)
+        enable: Any = _enable_profiler  # the stubs do not know of its third argument
+        enable(config, activities, _NO_FUNCTIONS)
         self.running = True
         return True
 
@@ -81,6 +88,7 @@ class Meter:
         if not self.running:
             raise RuntimeError("the meter was not started")
         self.running = False
-        memory = (e for e in _disable_profiler().events() if e.name() == "[memory]")
+        results: Any = _disable_profiler()
+        memory = (e for e in results.events() if e.name() == "[memory]")
         events = sorted((e.start_ns(), e.nbytes()) for e in memory)
         return Reading(tuple(t for t, _ in events), tuple(n for _, n in events))

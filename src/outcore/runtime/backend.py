@@ -29,7 +29,6 @@ from outcore.runtime.summary import report_of
 
 log = logging.getLogger("outcore")
 
-DEFAULT_POLICY = "pooch"
 KEY = "outcore_graph"
 """Where a shell module carries the number of its graph; AOTAutograd deep-copies modules."""
 
@@ -54,7 +53,7 @@ class Backend:
         self.notes: list[str] = []
         self._graphs: dict[int, tuple[PlannedGraph, GraphModule]] = {}
         if budget is not None:
-            settle(self.options, torch.device("cpu"), DEFAULT_POLICY)
+            settle(self.options, torch.device("cpu"))
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Call:
         """Compile one graph for torch.compile."""
@@ -127,7 +126,7 @@ class Backend:
 
     def _engine(self, device: torch.device) -> Engine:
         if self.engine is None:
-            self.engine = Engine(settle(self.options, device, DEFAULT_POLICY), device)
+            self.engine = Engine(settle(self.options, device), device)
         elif self.engine.device != device:
             reason = f"one budget covers one device: {self.engine.device}, not also {device}"
             raise CaptureError(reason=reason)

@@ -89,7 +89,7 @@ class Engine:
 
     # ---- the meter ------------------------------------------------------------------------------
 
-    def begin_session(self, leader: PlannedGraph, wanted: bool) -> None:
+    def begin_session(self, leader: PlannedGraph, *, wanted: bool) -> None:
         """Meter the step that begins with `leader`, where wanted and possible."""
         if wanted and self.session is None:
             session = Session(leader, self.resident_bytes())
@@ -125,8 +125,8 @@ class Engine:
     ) -> Problem:
         """The problem of `graph` as things stand: what else is on the device, and who comes after.
 
-        Graphs of one step nest: forwards in order, backwards in reverse. What the earlier ones hold is
-        outside; the later ones are left a share in proportion to what they would keep.
+        Graphs of one step nest: forwards in order, backwards in reverse. What the earlier ones
+        hold is outside; the later ones are left a share in proportion to what they would keep.
         """
         trace = graph.captured.trace
         tensors = [t for t in (*inputs, *graph.captured.constants) if isinstance(t, torch.Tensor)]

@@ -1,7 +1,7 @@
 """PlannedGraph: one captured graph, from its first profiled step to its planned ones.
 
-The first steps run the floor program (the least memory that surely fits): one is checked against the
-trace and metered, the next are timed. Then the graph is planned once, and runs the plan.
+The first steps run the floor program (the least memory that surely fits): one is checked against
+the trace and metered, the next are timed. Then the graph is planned once, and runs the plan.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from outcore.capture import Captured, hooks_active, keeps_graph
 from outcore.errors import CaptureError
-from outcore.execute import Executable, Instruments, Mismatch, build, checker
+from outcore.execute import Executable, Instruments, MismatchError, build, checker
 from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Program, Run
 from outcore.ir.store import digest
@@ -65,7 +65,11 @@ class PlannedGraph:
     """The two calls that stand for a graph's forward and backward."""
 
     def __init__(
-        self, engine: Engine, captured: Captured, saved_inputs: tuple[int, ...], fallback: Executable
+        self,
+        engine: Engine,
+        captured: Captured,
+        saved_inputs: tuple[int, ...],
+        fallback: Executable,
     ) -> None:
         self.engine, self.captured, self.saved_inputs = engine, captured, saved_inputs
         self.fallback = fallback
@@ -99,7 +103,7 @@ class PlannedGraph:
         self.last_call = self.engine.calls
         self.engine.end_session(self)
         executable = self._ready(inputs)
-        self.engine.begin_session(self, self._wants_meter(executable))
+        self.engine.begin_session(self, wanted=self._wants_meter(executable))
         visit = Visit(self, self._replay_of(executable, inputs))
         start = time.perf_counter()
         try:
@@ -211,7 +215,7 @@ class PlannedGraph:
         if visit.replay is None:
             raise error
         try:
-            if not isinstance(error, Mismatch):
+            if not isinstance(error, MismatchError):
                 raise error
             trace = error.corrected(self.captured.trace)
             verify_trace(trace)

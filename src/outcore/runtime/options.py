@@ -17,6 +17,9 @@ from outcore.policies import Policy, resolve
 from outcore.runtime.host import memory_limit_bytes
 from outcore.units import parse_rate, parse_size
 
+DEFAULT_POLICY = "pooch{early=true}"
+"""The best there is until the planner of our own."""
+
 ENVIRONMENT = {
     "budget": "OUTCORE_BUDGET",
     "policy": "OUTCORE_POLICY",
@@ -32,9 +35,9 @@ class Options:
 
     `budget`: peak device bytes of the training step ("12GiB", bytes, "80%", a fraction; on a CPU it
     must be given). `policy`: a spec such as "pooch" or "swap-all{min_bytes=4096}". `disk_budget`:
-    most bytes of the spill file. `spill_dir`: where it lies (default: the system's temporary folder).
-    `link_limit`: bytes per second per direction, to play a slower link. `strict`: raise where a graph
-    cannot be planned, instead of running it in-core with a warning.
+    most bytes of the spill file. `spill_dir`: where it lies (default: the system's temporary
+    folder). `link_limit`: bytes per second per direction, to play a slower link. `strict`: raise
+    where a graph cannot be planned, instead of running it in-core with a warning.
     """
 
     budget: str | int | float | None = None
@@ -72,7 +75,7 @@ class Settings:
     strict: bool
 
 
-def settle(options: Options, device: torch.device, default_policy: str) -> Settings:
+def settle(options: Options, device: torch.device) -> Settings:
     """Read every option for `device`.
 
     Raises BudgetError, OptionValueError, PolicyError or SpillError, each naming the option.
@@ -80,7 +83,7 @@ def settle(options: Options, device: torch.device, default_policy: str) -> Setti
     spill_dir = Path(options.spill_dir or tempfile.gettempdir())
     return Settings(
         _budget(options.budget, device),
-        resolve(options.policy or default_policy),
+        resolve(options.policy or DEFAULT_POLICY),
         _disk_budget(options.disk_budget, spill_dir),
         spill_dir,
         _link_limit(options.link_limit),

@@ -1,9 +1,9 @@
 """Session: one training step under the allocator's meter.
 
-The meter begins with the first forward call that wants it and ends with the next forward call of the
-same graph, so that it sees the whole step: what is computed between and beside the graphs too. It
-cannot end inside backward: autograd runs backward in a copy of the thread's state, and a profiler
-stopped there would go on in the original.
+The meter begins with the first forward call that wants it and ends with the next forward call of
+the same graph, so that it sees the whole step: what is computed between and beside the graphs too.
+It cannot end inside backward: autograd runs backward in a copy of the thread's state, and a
+profiler stopped there would go on in the original.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Session:
     """The step's peak, everything counted; known once the session has ended."""
 
     def start(self) -> bool:
-        """Begin; False where another profiler runs. A session left over elsewhere is ended first."""
+        """Begin; False where another profiler runs. One of ours left over is ended first."""
         left_over = _running.pop(self.thread, None)
         if left_over is not None:
             left_over.stop()

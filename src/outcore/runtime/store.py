@@ -25,7 +25,8 @@ _numbers = count()
 class Store:
     """The crossing of one forward call, the lane its copies went through, and the way back.
 
-    `visit`: the step it belongs to. `arguments` and `versions`: inputs that a rerun will read, and how often each had been written.
+    `visit`: the step it belongs to. `arguments` and `versions`: inputs that a rerun will read, and
+    how often each had been written.
     """
 
     visit: Visit
@@ -41,10 +42,10 @@ class Store:
         for (name, tensor), version in zip(self.arguments, self.versions, strict=True):
             if tensor._version != version:
                 raise RuntimeError(
-                    f"input {name} of shape {tuple(tensor.shape)} was changed in place between forward "
-                    f"and backward (version {version} -> {tensor._version}), but the plan recomputes "
-                    "from it. Change it after backward, or use a policy without recomputation, such as "
-                    'policy="swap-all".'
+                    f"input {name} of shape {tuple(tensor.shape)} was changed in place between "
+                    f"forward and backward (version {version} -> {tensor._version}), but the plan "
+                    "recomputes from it. Change it after backward, or use a policy without "
+                    'recomputation, such as policy="swap-all".'
                 )
 
     def release(self) -> None:
@@ -57,8 +58,8 @@ class Store:
 class _Name(bytearray):
     """The memory of a stand-in: a number that can be watched.
 
-    The tensor's storage owns it. A weak reference to the tensor itself would not do: autograd revives
-    tensors, and a finaliser of one that runs in the garbage collector crashes the interpreter.
+    The tensor's storage owns it, so it lives as long as any alias of the stand-in. A weak reference
+    to the tensor itself would end with the object that Python sees, which autograd may replace.
     """
 
 

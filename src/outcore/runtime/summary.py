@@ -14,6 +14,7 @@ from outcore.policies import spec_text
 from outcore.report import Counts, Report
 from outcore.runtime.engine import Engine, Planned
 from outcore.runtime.graph import PlannedGraph, State
+from outcore.runtime.options import DEFAULT_POLICY
 
 if TYPE_CHECKING:  # the backend makes its report through here
     from outcore.runtime.backend import Backend
@@ -24,7 +25,8 @@ def report_of(backend: Backend) -> Report:
     engine = backend.engine
     if engine is None:
         given = backend.options
-        return Report(str(given.policy), State.IN_CORE.value, 0, notes=tuple(backend.notes))
+        policy = str(given.policy or DEFAULT_POLICY)
+        return Report(policy, State.IN_CORE.value, 0, notes=tuple(backend.notes))
     engine.end_session(None)
     graphs = engine.active()
     planned = [g.planned for g in graphs if g.planned is not None]

@@ -1,0 +1,173 @@
+"""The benchmarks' own machinery, and one tiny row of them."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import operator
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from benchmarks.cpu import memory, results, show
+from benchmarks.cpu.benchmark import SMALL, Benchmark, Patience
+from benchmarks.cpu.command import main
+from benchmarks.cpu.exact import Comparison
+from benchmarks.cpu.modes import Checkpoint, Eager, Spill
+from benchmarks.cpu.rounds import median_of_ratios, ratio_of_medians, steps_per_turn, take_turns
+from benchmarks.cpu.rows import Check, Row, at_most
+from benchmarks.cpu.table import BENCHMARKS
+from benchmarks.cpu.trainer import Trainer, Turn, differing
+from benchmarks.cpu.worker import Worker, WorkerError
+from outcore.errors import SpillError
+
+SMALLEST = "small-resnet-b16-64"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example(Row):
+    what: str
+    peak_bytes: int | None = None
+    step_seconds: float | None = None
+    nothing: str = ""
+
+
+EXAMPLES = (
+    Example(what="one", peak_bytes=2**20, step_seconds=0.5, checks=at_most("time", 1.3, 1.2)),
+    Example(what="other", checks=(Check("equal", met=True),)),
+)
+
+
+class TestRows:
+    def test_a_tiny_row_of_exact(self):
+        row = Comparison("two-heads").row("pooch", 0.5)
+        assert row.state == "planned"
+        assert (row.unlike_aot_eager, row.unlike_eager) == (0, 0)
+        peaks = [row.measured_peak_bytes, row.predicted_peak_bytes, row.budget_bytes]
+        assert peaks == sorted(filter(None, peaks))
+        assert [check.met for check in row.checks] == [True, True]
+
+    def test_a_benchmark_through_the_command(self, tmp_path, capsys):
+        file = tmp_path / "out.json"
+        main(["verifier", "--small", "--out", str(file)])
+        assert "2 of 2 goals reached" in capsys.readouterr().out
+        part = json.loads(file.read_text())["benchmarks"]["verifier"]
+        assert part["complete"]
+        assert [row["fault"] for row in part["rows"]] == ["lost instruction", "lost hazard edge"]
+        assert str(tmp_path) not in file.read_text()
+
+    def test_without_time_nothing_is_run(self):
+        patience = Patience(-1.0)
+        assert [row for b in BENCHMARKS.values() for row in b.run(SMALL, patience)] == []
+        assert patience.cut
+
+
+class TestTable:
+    def test_units_and_goals(self):
+        assert show.table(EXAMPLES).splitlines() == [
+            "what   peak      step    goals",
+            "one    1.00 MiB  500 ms  MISSED: time 1.300 at most 1.2",
+            "other  -         -       reached",
+        ]
+        assert show.verdict(EXAMPLES) == "1 of 2 goals reached"
+
+    def test_results_of_other_benchmarks_stay(self, tmp_path):
+        file = tmp_path / "some.json"
+        benchmark = Benchmark("x", "an example", lambda scale, patience: iter(EXAMPLES))
+        for name in ("x", "y", "x"):
+            part = results.part(benchmark, SMALL, {}, EXAMPLES, complete=True)
+            results.save(file, name, part)
+        found = json.loads(file.read_text())
+        assert set(found["benchmarks"]) == {"x", "y"}
+        assert found["benchmarks"]["x"]["rows"][1] == {
+            "what": "other",
+            "nothing": "",
+            "note": "",
+            "checks": [{"goal": "equal", "met": True}],
+        }
+        assert [path.name for path in tmp_path.iterdir()] == ["some.json"]
+
+
+class Fake:
+    """A worker whose turns are known."""
+
+    def __init__(self, name, seconds, log):
+        self.name, self.seconds, self.log = name, seconds, log
+
+    def ask(self, method, steps):
+        assert method is Trainer.turn
+        self.log.append(self.name)
+        if self.seconds is None:
+            raise WorkerError("Died", "")
+        return Turn(self.seconds, 0)
+
+
+def fakes(log, **seconds):
+    return {name: Fake(name, each, log) for name, each in seconds.items()}
+
+
+class TestRounds:
+    def test_the_first_of_a_round_changes_and_slow_ones_sit_out(self):
+        log: list[str] = []
+        turns = take_turns(fakes(log, a=1.0, b=1.5, c=9.0), 4, 1, Patience())
+        assert "".join(log) == "abc" + "bca" + "cab" + "ab"
+        assert turns["c"] == (Turn(9.0, 0),) * 3 + (None,)
+        assert ratio_of_medians(turns["c"], turns["a"]) == 9
+        assert median_of_ratios(turns["b"], turns["a"]) == 1.5
+
+    def test_one_that_fails_is_left_out(self, capsys):
+        turns = take_turns(fakes([], a=1.0, b=None, c=2.0), 2, 1, Patience())
+        assert list(turns) == ["a", "c"]
+        assert "b: Died" in capsys.readouterr().err
+
+    def test_when_time_is_over_there_are_still_some_rounds(self):
+        turns = take_turns(fakes([], a=1.0), 9, 1, Patience(-1.0))
+        assert len(turns["a"]) == 3
+
+    def test_short_steps_are_repeated(self):
+        assert [steps_per_turn(s, 0.5) for s in (3.0, 0.5, 0.2)] == [1, 1, 3]
+
+
+class TestWorker:
+    def test_answers_and_errors(self):
+        worker: Worker[list[str]] = Worker(list, "abc")
+        with worker:
+            assert worker.ask(len) == 3
+            with pytest.raises(WorkerError, match="IndexError"):
+                worker.ask(operator.itemgetter(7))
+            assert worker.ask(operator.itemgetter(1)) == "b"
+
+    def test_an_error_of_outcore_arrives_as_it_is(self):
+        with pytest.raises(SpillError, match="full"):
+            Worker(_raise)
+
+
+def _raise():
+    raise SpillError(directory="somewhere", reason="full")
+
+
+def test_high_water_mark_begins_anew():
+    before = memory.resident_bytes()
+    memory.reset_high_water()
+    # Not malloc's: that may have as much at hand from before.
+    with mmap.mmap(-1, 64 << 20) as held:
+        held.write(bytes(1 << 20) * 64)
+    assert memory.high_water_bytes() - before >= 60 << 20
+    assert memory.high_water_bytes() >= memory.resident_bytes()
+
+
+@pytest.mark.parametrize("mode", [Checkpoint(), Spill(), Spill("1GiB/s")], ids=str)
+def test_peers_give_the_gradients_of_eager(mode, tmp_path, monkeypatch):
+    monkeypatch.setenv("OUTCORE_SPILL_DIR", str(tmp_path))
+    peer, eager = Trainer(SMALLEST, mode), Trainer(SMALLEST, Eager())
+    for _ in range(2):
+        peer.step()
+        eager.step()
+    gradients = [[p.grad for p in each.module.parameters()] for each in (peer, eager)]
+    assert all(map(torch.equal, *gradients))
+    assert not [path for path in tmp_path.glob("*/*") if path.is_file()]
+
+
+def test_missing_results_differ():
+    assert differing([("a", "b"), ("c",)], [("a", "x")]) == 2
