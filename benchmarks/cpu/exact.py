@@ -27,6 +27,8 @@ from outcore.units import format_bytes
 STEPS = 8
 """Five until the plan runs, and three under it; one more is metered."""
 KEEP_ALL = "keep-all"
+FINE = "1KiB"
+"""The smallest buffers to be moved where the default, 64 KiB, leaves no plan."""
 
 Digests = tuple[tuple[str, ...], ...]
 
@@ -86,14 +88,21 @@ class Comparison:
         self.in_core_bytes = min(peak, self.planned_peak_bytes)
 
     def row(self, policy: str, share: float | None) -> Exactness:
-        """Train under `policy` and compare. `share`: see `Exactness`; None: everything fits."""
-        row = Exactness(case=self.case, policy=policy, share=share)
+        """Train under `policy` and compare. `share`: see `Exactness`; None: everything fits.
+
+        Where `policy` has no plan, it is let at smaller buffers too.
+        """
+        row = self._try(policy, share)
+        fine = f"{policy}{{min_bytes={FINE}}}"
+        return row if row.state or share is None else self._try(fine, share)
+
+    def _try(self, policy: str, share: float | None) -> Exactness:
         budget = self._budget_bytes(share)
+        row = Exactness(case=self.case, policy=policy, share=share, budget_bytes=budget)
         try:
-            return self._compared(replace(row, budget_bytes=budget))
+            return self._compared(row)
         except InfeasibleError as error:
-            least = format_bytes(error.floor_bytes)
-            return replace(row, budget_bytes=budget, note=f"infeasible: needs {least}")
+            return replace(row, note=f"infeasible: needs {format_bytes(error.floor_bytes)}")
         finally:
             _forget()
 
@@ -136,7 +145,7 @@ class Comparison:
     def _range(self) -> tuple[int, int]:
         """The floor and the in-core peak as planned, both without a safety margin.
 
-        Of several graphs only the first one's floor is known, and it is too low for the others.
+        Of several graphs the last one's floor stands for all: nothing comes between its calls.
         """
         trainer = Trainer(self.case, Outcore(KEEP_ALL))
         trainer.warm_up()

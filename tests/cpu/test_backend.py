@@ -71,7 +71,7 @@ class TestResults:
         torch._dynamo.reset()
         torch.manual_seed(0)
         module = Small()
-        options = {"budget": TIGHT, "policy": "swap-all"}
+        options: dict[str, Any] = {"budget": TIGHT, "policy": "swap-all"}
         call = torch.compile(module, backend="outcore", options=options)
         seen = train(module, call, [batch(0)], mean_square, STEPS)
         assert same(seen, small_reference(STEPS))

@@ -42,7 +42,7 @@ EXAMPLES = (
 class TestRows:
     def test_a_tiny_row_of_exact(self):
         row = Comparison("two-heads").row("pooch", 0.5)
-        assert row.state == "planned"
+        assert (row.policy, row.state) == ("pooch", "planned")
         assert (row.unlike_aot_eager, row.unlike_eager) == (0, 0)
         peaks = [row.measured_peak_bytes, row.predicted_peak_bytes, row.budget_bytes]
         assert peaks == sorted(filter(None, peaks))

@@ -30,7 +30,8 @@ class Small(nn.Module):
         y = torch.relu_(self.norm(self.first(x)))
         for layer in self.middle:
             y = self.drop(torch.relu(layer(y))) + y
-        return self.head(self.drop(y.mean((2, 3))))
+        scores: Tensor = self.head(self.drop(y.mean((2, 3))))
+        return scores
 
 
 def batch(seed: int, n: int = 4, size: int = 32) -> Tensor:

@@ -97,25 +97,31 @@ def resident_bytes() -> int:
 class ResidentLimit:
     """Trims when resident memory is found above `limit_bytes`. Cheap enough to ask at each copy.
 
-    Raises OSError where there is no /proc.
+    Where trimming does not help because the memory is in use, it is tried again only once a
+    thirty-second part of the limit has come on top. Raises OSError where there is no /proc.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.trims = 0
         """How often memory was given back."""
-        statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        self._statm = statm
-        self.close = weakref.finalize(self, os.close, statm)
+        self._threshold_bytes = limit_bytes
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self.close = weakref.finalize(self, os.close, self._statm)
         """Close what the figure is read from; more than once is fine."""
         _prepare_huge_pages(limit_bytes)
 
     def check(self) -> None:
         """Trim if need be."""
-        if _resident_bytes(os.pread(self._statm, 64, 0)) > self.limit_bytes:
+        if self._resident_bytes() > self._threshold_bytes:
             self.trims += 1
             trim()
             _prepare_huge_pages(self.limit_bytes)
+            left = self._resident_bytes() + self.limit_bytes // 32
+            self._threshold_bytes = max(self.limit_bytes, left)
+
+    def _resident_bytes(self) -> int:
+        return _resident_bytes(os.pread(self._statm, 64, 0))
 
 
 def _prepare_huge_pages(nbytes: int) -> None:

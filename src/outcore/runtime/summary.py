@@ -43,11 +43,9 @@ def report_of(backend: Backend) -> Report:
 
 
 def _state(graphs: Iterable[PlannedGraph]) -> str:
-    states = {g.state for g in graphs}
-    for state in (State.PROFILING, State.PLANNED):
-        if state in states:
-            return state.value
-    return State.IN_CORE.value
+    order = (State.PROFILING, State.PLANNED, State.IN_CORE)
+    first = min((order.index(g.state) for g in graphs), default=2)
+    return str(order[first].value)
 
 
 def _with_plans(
