@@ -9,25 +9,26 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from benchmarks.cpu.benchmark import Patience, Scale
-from benchmarks.cpu.modes import AotEager, Eager, Mode, Outcore
+from benchmarks.cpu.modes import EVERY_POLICY, AotEager, Eager, Mode, Outcore
 from benchmarks.cpu.rows import Check, Row
 from benchmarks.cpu.trainer import Trainer, differing
 from benchmarks.cpu.worker import Worker, WorkerError
 from benchmarks.cpu.workloads import case_names
 from outcore.errors import InfeasibleError
 from outcore.execute.malloc import own_malloc
-from outcore.policies import POLICIES, floor
+from outcore.policies import floor, resolve, spec_text
 from outcore.runtime.engine import MARGIN_DIVISOR
 from outcore.units import format_bytes
 
 STEPS = 8
 """Five until the plan runs, and three under it; one more is metered."""
 KEEP_ALL = "keep-all"
-FINE = "1KiB"
+FINE_BYTES = 1024
 """The smallest buffers to be moved where the default, 64 KiB, leaves no plan."""
 
 Digests = tuple[tuple[str, ...], ...]
@@ -70,7 +71,7 @@ def exact(scale: Scale, patience: Patience) -> Iterator[Row]:
 def _rows(case: str, shares: tuple[float, ...], patience: Patience) -> Iterator[Row]:
     with Worker(Comparison, case) as worker:
         yield worker.ask(Comparison.row, KEEP_ALL, None)
-        for policy in (name for name in POLICIES if name != KEEP_ALL):
+        for policy in (name for name in EVERY_POLICY if name != KEEP_ALL):
             for share in shares:
                 if not patience.over():
                     yield worker.ask(Comparison.row, policy, share)
@@ -93,8 +94,7 @@ class Comparison:
         Where `policy` has no plan, it is let at smaller buffers too.
         """
         row = self._try(policy, share)
-        fine = f"{policy}{{min_bytes={FINE}}}"
-        return row if row.state or share is None else self._try(fine, share)
+        return row if row.state or share is None else self._try(_fine(policy), share)
 
     def _try(self, policy: str, share: float | None) -> Exactness:
         budget = self._budget_bytes(share)
@@ -160,6 +160,11 @@ class Comparison:
         del trainer, backend, engine, planned, problem
         _forget()
         return lowest, peak
+
+
+def _fine(policy: str) -> str:
+    given: Any = resolve(policy)
+    return spec_text(replace(given, min_bytes=FINE_BYTES))
 
 
 def _checks(row: Exactness) -> tuple[Check, ...]:

@@ -14,6 +14,7 @@ from benchmarks.cpu.trainer import Trainer, alone
 from benchmarks.cpu.worker import Worker, WorkerError
 from benchmarks.cpu.worth import RECOMPUTE_ALL, SLOW_LINK
 from outcore.errors import InfeasibleError
+from outcore.runtime.options import DEFAULT_POLICY
 from outcore.units import format_bytes
 
 TIME_LIMIT = 0.15
@@ -22,8 +23,8 @@ MOST_SECONDS = 120.0
 """One policy's steps; slow ones get fewer."""
 ROOMY_SHARE = 1.25
 """The budget of `keep-all`, as a part of the in-core peak."""
-POLICIES = ("keep-all", "swap-all", RECOMPUTE_ALL, "pooch")
-LINKED = ("swap-all", "pooch")
+POLICIES = tuple(dict.fromkeys(("keep-all", "swap-all", RECOMPUTE_ALL, "pooch", DEFAULT_POLICY)))
+LINKED = tuple(policy for policy in POLICIES if policy not in {"keep-all", RECOMPUTE_ALL})
 """Those whose time depends on the link."""
 
 

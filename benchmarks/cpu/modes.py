@@ -17,9 +17,14 @@ from torch.utils.checkpoint import checkpoint
 from benchmarks.cpu.spill import SpillHooks
 from outcore import Backend
 from outcore.networks.resnet import Bottleneck
+from outcore.policies import POLICIES
+from outcore.runtime.options import DEFAULT_POLICY
 from outcore.units import parse_rate
 
 Call: TypeAlias = Callable[..., Any]
+
+EVERY_POLICY = tuple(dict.fromkeys((*POLICIES, DEFAULT_POLICY)))
+"""All policies by name, and the default one with its options."""
 
 
 class Mode(Protocol):

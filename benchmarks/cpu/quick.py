@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from benchmarks.cpu.benchmark import Patience, Scale
 from benchmarks.cpu.in_core import in_core_peak_bytes
-from benchmarks.cpu.modes import Outcore
+from benchmarks.cpu.modes import EVERY_POLICY, Outcore
 from benchmarks.cpu.rows import Check, Row
 from benchmarks.cpu.trainer import Trainer, alone
 from benchmarks.cpu.worker import Worker
 from outcore.errors import InfeasibleError
 from outcore.lower import lower
-from outcore.policies import POLICIES, resolve
+from outcore.policies import resolve
 from outcore.runtime.options import DEFAULT_POLICY
 from outcore.simulate import simulate
 from outcore.units import format_bytes, format_seconds
@@ -49,7 +49,7 @@ def quick(scale: Scale, patience: Patience) -> Iterator[Row]:
         with Worker(alone, scale.workload, mode) as worker:
             yield _in_training(worker)
             if number == scale.repeats - 1:
-                for policy in POLICIES:
+                for policy in EVERY_POLICY:
                     yield worker.ask(planning, policy)
 
 

@@ -14,7 +14,16 @@ from typing import Any
 
 from benchmarks.cpu.benchmark import FULL, Patience, Scale
 from benchmarks.cpu.in_core import in_core_peak_bytes
-from benchmarks.cpu.modes import AotEager, Checkpoint, Eager, Inductor, Mode, Outcore, Spill
+from benchmarks.cpu.modes import (
+    EVERY_POLICY,
+    AotEager,
+    Checkpoint,
+    Eager,
+    Inductor,
+    Mode,
+    Outcore,
+    Spill,
+)
 from benchmarks.cpu.rounds import Turns, ratio_of_medians, seconds, spread, take_turns
 from benchmarks.cpu.rows import Check, Row, at_most, ratio
 from benchmarks.cpu.trainer import Trainer, alone
@@ -26,14 +35,7 @@ from outcore.units import format_bytes
 SLOW_LINK = "300MiB/s"
 RECOMPUTE_ALL = "recompute-all"
 """Takes tens of times as long as eager, whatever the link: it is run at full speed alone."""
-POLICIES = (
-    "swap-all-naive",
-    "swap-all",
-    RECOMPUTE_ALL,
-    f"{RECOMPUTE_ALL}{{max_ops=12,stay=true}}",
-    "swap-opt",
-    "pooch",
-)
+SPEEDY_RECOMPUTE = f"{RECOMPUTE_ALL}{{max_ops=12,stay=true}}"
 TIME_LIMIT = 1.15
 """The most that a step of the default policy may take of eager's, at full speed of the disk."""
 RESIDENT_LIMIT = 1.10
@@ -78,8 +80,9 @@ def worth(scale: Scale, patience: Patience) -> Iterator[Row]:
 
 def _modes(scale: Scale, budget: int, link: str | None) -> Sequence[Mode]:
     """The reference first."""
-    policies = POLICIES if scale == FULL else (DEFAULT_POLICY,)
-    planned = [Outcore(p, budget, link) for p in policies if link is None or p != RECOMPUTE_ALL]
+    left_out = {"keep-all"} if link is None else {"keep-all", RECOMPUTE_ALL}
+    policies = (DEFAULT_POLICY,) if scale != FULL else (*EVERY_POLICY, SPEEDY_RECOMPUTE)
+    planned = [Outcore(policy, budget, link) for policy in policies if policy not in left_out]
     unlimited: list[Mode] = [AotEager(), Inductor()] if link is None and scale == FULL else []
     return (Eager(), *unlimited, *planned, Checkpoint(), Inductor(0.5), Spill(link))
 
