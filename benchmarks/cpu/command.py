@@ -53,13 +53,14 @@ def run(
     try:
         for row in benchmark.run(scale, patience):
             rows.append(row)
-            print(".", end="", flush=True)
+            print(".", end="", file=sys.stderr, flush=True)
             save(complete=False)
         save(complete=not patience.cut)
     except (OutcoreError, WorkerError) as error:
         print(f"\n{error}", file=sys.stderr)
         fine = False
-    print("\r" + (show.table(rows) if rows else "there are no rows"))
+    print(file=sys.stderr, flush=True)
+    print(show.table(rows) if rows else "there are no rows")
     print(f"{show.verdict(rows)}, in {time.monotonic() - start:.0f} s")
     if patience.cut or not fine:
         print(f"some rows are missing: {'no time was left' if fine else 'it failed'}", flush=True)

@@ -87,11 +87,13 @@ def _order(draft: Draft, stay: list[Action], copies: list[Action]) -> list[Actio
 
 def _hints(draft: Draft, plan: Plan) -> dict[int, list[tuple[int, int, int]]]:
     """Buffer -> (step before a gap, step after it, step to issue the copy at), ascending."""
-    first = draft.first_step()
+    # Reruns for the hinted op come right before it; the copy goes before them.
+    last_run = draft.first_step()
+    first = {op: last_run[op - 1] + 1 if op else 0 for op in last_run}
     hints: dict[int, list[tuple[int, int, int]]] = {}
     for gap, choice in plan.choices:
         if isinstance(choice, Offload) and choice.prefetch is not None:
-            hint = (first[gap.after], first[gap.before], first[choice.prefetch])
+            hint = (last_run[gap.after], last_run[gap.before], first[choice.prefetch])
             hints.setdefault(gap.buffer, []).append(hint)
     return hints
 

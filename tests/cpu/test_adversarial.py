@@ -1,0 +1,79 @@
+"""The lowered code on a driver as late as the edges allow: a missing wait gives wrong numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from outcore import Backend
+from outcore.execute import Instruments, build
+from outcore.execute.adversarial import AdversarialDriver
+from outcore.ir.program import Copy, Program, Stream
+from outcore.runtime.graph import PlannedGraph
+from tests.cpu.training import PROFILED_STEPS, Small, batch, mean_square, same, snapshot
+
+POISONED = Instruments(poisoned=True)
+
+
+class Trained:
+    """A planned `Small`, and a step of it under any program."""
+
+    def __init__(self, policy: str) -> None:
+        torch.manual_seed(0)
+        self.module: nn.Module = Small()
+        self.backend = Backend(budget="2MiB", policy=policy)
+        self.call = torch.compile(self.module, backend=self.backend)
+        for _ in range(PROFILED_STEPS):
+            self.step()
+        self.backend.report()
+        assert self.backend.engine is not None
+        self.graph: PlannedGraph = self.backend.engine.graphs[0]
+
+    def step(self) -> list[torch.Tensor]:
+        self.module.zero_grad()
+        torch.manual_seed(1)
+        loss = mean_square(self.call(batch(0)))
+        loss.backward()
+        # Without the running statistics, which move on with each step.
+        return snapshot(self.module, loss)[: 1 + len(list(self.module.parameters()))]
+
+    @property
+    def program(self) -> Program:
+        assert self.graph.planned is not None
+        return self.graph.planned.program
+
+    def adversarial_step(self, program: Program) -> list[torch.Tensor]:
+        engine = self.graph.engine
+        engine.driver = AdversarialDriver()
+        trace, generator = self.graph.captured.trace, engine.driver.generator
+        self.graph.executable = build(trace, program, generator, POISONED)
+        return self.step()
+
+
+@pytest.mark.parametrize("policy", ["swap-all", "swap-all-naive", "recompute-all", "pooch"])
+def test_late_copies_change_nothing(policy: str) -> None:
+    trained = Trained(policy)
+    expected = trained.step()
+    assert same([trained.adversarial_step(trained.program)], [expected])
+
+
+def test_every_wait_of_the_compute_stream_is_needed() -> None:
+    trained = Trained("swap-all")
+    expected = trained.step()
+    program = trained.program
+    edges = killed = 0
+    for position, instruction in enumerate(program.body):
+        for edge in instruction.after:
+            is_wait = isinstance(program.body[edge].action, Copy)
+            if instruction.stream is not Stream.COMPUTE or not is_wait:
+                continue
+            kept = tuple(e for e in instruction.after if e != edge)
+            body = (*program.body[:position], replace(instruction, after=kept))
+            mutant = replace(program, body=(*body, *program.body[position + 1 :]))
+            edges += 1
+            killed += not same([trained.adversarial_step(mutant)], [expected])
+    assert edges > 20
+    assert killed == edges
