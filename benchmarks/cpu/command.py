@@ -15,12 +15,16 @@ from benchmarks.cpu.machine import machine
 from benchmarks.cpu.rows import Row
 from benchmarks.cpu.table import BENCHMARKS
 from benchmarks.cpu.worker import WorkerError
-from outcore.errors import OutcoreError
+from outcore.errors import OutcoreError, did_you_mean
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what the command line names."""
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    for name in given.names:
+        if name not in BENCHMARKS:
+            parser.error(f"unknown benchmark {name!r}: {did_you_mean(name, BENCHMARKS)}")
     scale = SMALL if given.small else FULL
     file = given.out or results.default_file(small=given.small)
     end = None if given.minutes is None else time.monotonic() + 60 * given.minutes
@@ -55,7 +59,8 @@ def run(
             rows.append(row)
             print(".", end="", file=sys.stderr, flush=True)
             save(complete=False)
-        save(complete=not patience.cut)
+        if rows:  # what an earlier run left is better than nothing
+            save(complete=not patience.cut)
     except (OutcoreError, WorkerError) as error:
         print(f"\n{error}", file=sys.stderr)
         fine = False
@@ -75,9 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"benchmarks:\n{lines}\n\nHow to read the tables: docs/benchmarks.md",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", choices=[[], *BENCHMARKS], help="which; else all"
-    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which; else all")
     parser.add_argument(
         "--small", action="store_true", help="tiny networks, few rounds: only to see that it works"
     )

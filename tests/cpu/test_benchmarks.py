@@ -57,6 +57,11 @@ class TestRows:
         assert [row["fault"] for row in part["rows"]] == ["lost instruction", "lost hazard edge"]
         assert str(tmp_path) not in file.read_text()
 
+    def test_an_unknown_name_is_refused(self, capsys):
+        with pytest.raises(SystemExit):
+            main(["exakt"])
+        assert "did you mean exact" in capsys.readouterr().err.replace("'", "")
+
     def test_without_time_nothing_is_run(self):
         patience = Patience(-1.0)
         assert [row for b in BENCHMARKS.values() for row in b.run(SMALL, patience)] == []

@@ -128,6 +128,9 @@ class AdversarialDriver:
     def reserve(self, nbytes: int) -> None:
         """Nothing to do."""
 
+    def bound_memory(self, held_bytes: int, budget_bytes: int | None) -> None:
+        """Nothing to do."""
+
     def open_lane(self, regions: Mapping[int, Region]) -> Lane:
         """A lane of poison."""
         self.lanes.append(AdversarialLane(self, regions))

@@ -7,6 +7,7 @@ turn. Whoever issues one need not wait for it, so a finaliser can close a lane o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -38,7 +39,7 @@ from outcore.execute.driver import (
     lane_nbytes,
     measure_link,
 )
-from outcore.execute.malloc import ResidentLimit, own_malloc
+from outcore.execute.malloc import ResidentLimit, own_malloc, resident_bytes, trim
 from outcore.ir.hardware import Hardware, Tier
 from outcore.units import format_bytes
 
@@ -409,6 +410,19 @@ class CpuDriver:
     def record(self, recorder: Recorder | None) -> None:
         """Report every copy from now on to `recorder`, called on the worker threads."""
         self.recorder = recorder
+
+    def bound_memory(self, held_bytes: int, budget_bytes: int | None) -> None:
+        """Bound resident memory by the budget and what the process takes besides its tensors.
+
+        Where resident memory cannot be read there is no bound.
+        """
+        if budget_bytes is None:
+            self.limit_resident(None)
+            return
+        trim()
+        with contextlib.suppress(OSError):
+            besides = max(0, resident_bytes() - held_bytes)
+            self.limit_resident(besides + budget_bytes)
 
     def limit_resident(self, nbytes: int | None) -> None:
         """Give free memory back whenever a copy is issued with more than `nbytes` resident.

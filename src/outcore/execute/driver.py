@@ -131,6 +131,13 @@ class Driver(Protocol):
         """Report every copy issued from now on to `recorder`; None stops it."""
         ...
 
+    def bound_memory(self, held_bytes: int, budget_bytes: int | None) -> None:
+        """Keep what the process takes of the device near the budget, where the driver can.
+
+        `held_bytes` are in tensors now; None: no bound, memory is kept for speed.
+        """
+        ...
+
     def drain(self) -> None:
         """Return once every copy issued so far is done. Does not raise for copies that failed."""
         ...

@@ -160,6 +160,7 @@ class Engine:
         """
         ops = len(graph.captured.trace.ops)
         profile = Profile((0.0,) * ops, (0,) * ops, Source.ESTIMATED)
+        self.driver.bound_memory(self.resident_bytes(), self.settings.budget_bytes)
         problem = self.problem(graph, profile, 0, inputs)
         plan = floor_plan(problem)
         return lower(replace(problem, budget_bytes=1), plan)
@@ -186,7 +187,14 @@ class Engine:
             problem, plan, program, timeline, in_core_timeline, time.perf_counter() - start
         )
         self.driver.reserve(timeline.peak(self.hardware().outer))
+        bound = None if self._all_kept(planned) else self.settings.budget_bytes
+        self.driver.bound_memory(self.resident_bytes(), bound)
         return planned
+
+    def _all_kept(self, latest: Planned) -> bool:
+        """Whether no graph that runs moves anything."""
+        plans = (*(g.planned for g in self.active()), latest)
+        return all(p is None or p.everything_kept for p in plans)
 
 
 def kept_bytes(graph: PlannedGraph) -> int:
