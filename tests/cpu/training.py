@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from outcore import Backend
 from outcore.ir.hardware import Tier
 from outcore.policies import floor
+from outcore.runtime.engine import MARGIN_DIVISOR
 
 Loss = Callable[[Any], Tensor]
 
@@ -102,7 +103,8 @@ def small_planned(steps: int, **options: Any) -> tuple[list[list[Tensor]], Backe
 def tight_budget(module: nn.Module, args: Sequence[Any], loss_of: Loss, share: float = 0.3) -> int:
     """Bytes between what the model needs at least and what it takes with everything kept."""
     torch._dynamo.reset()
-    backend = Backend(budget="8MiB")
+    roomy = 1 << 30
+    backend = Backend(budget=roomy)
     call = torch.compile(module, backend=backend)
     for _ in range(PROFILED_STEPS + 2):
         loss_of(call(*args)).backward()
@@ -113,4 +115,6 @@ def tight_budget(module: nn.Module, args: Sequence[Any], loss_of: Loss, share: f
     most = max(p.in_core.peak(Tier.DEVICE) for p in planned)
     least = max(floor(p.problem).nbytes for p in planned)
     torch._dynamo.reset()
-    return int(least + share * (most - least))
+    margin = roomy // MARGIN_DIVISOR
+    within = least + share * (most - least) - margin
+    return int(within * (1 + 2 / MARGIN_DIVISOR))
