@@ -26,6 +26,9 @@ ACCUMULATING = frozenset(
 )
 """Ops that add in an order that may differ from run to run (atomics)."""
 
+KNOWN_NAMESPACES = frozenset({"aten", "prims", "c10d_functional", "_c10d_functional", "c10d"})
+"""Ops of others may keep state of their own: nothing is known of them, so they run once."""
+
 RUNNING_STATISTICS = {
     "aten._native_batch_norm_legit_functional.default": ((3, 4), 5),
     "aten._batch_norm_with_update_functional.default": ((3, 4), None),
@@ -101,7 +104,7 @@ def effects(op: torch._ops.OpOverload) -> frozenset[Effect]:
         found.add(Effect.MUTATES)
     if op.namespace in ("c10d_functional", "_c10d_functional", "c10d"):
         found.add(Effect.COLLECTIVE)
-    if str(op) in ACCUMULATING:
+    if str(op) in ACCUMULATING or op.namespace not in KNOWN_NAMESPACES:
         found.add(Effect.UNREPEATABLE)
     return frozenset(found)
 

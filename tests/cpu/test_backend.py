@@ -136,7 +136,7 @@ class TestLives:
 
         torch.manual_seed(0)
         module = Small()
-        call, backend = compiled(module, policy=policy)
+        call, backend = compiled(module, policy=policy, budget="5MiB")
         seen = both(call, module, STEPS + 2)
         assert outstanding(backend) == 0
         torch.manual_seed(0)
@@ -370,7 +370,7 @@ class TestTrouble:
         loss = call(batch(0)).sum()
         with torch.no_grad():
             next(module.middle[0].parameters()).add_(1)
-        with pytest.raises(RuntimeError, match="changed in place"):
+        with pytest.raises(RuntimeError, match="in-?place|in place"):
             loss.backward()
 
     def test_saved_tensor_hooks_of_the_user(self) -> None:

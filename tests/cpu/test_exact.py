@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 import torch
 
 from outcore import Backend
 from tests.cpu.models import CASES, Case
-from tests.cpu.training import PROFILED_STEPS, same, snapshot, tight_budget
+from tests.cpu.training import PROFILED_STEPS, snapshot, tight_budget
 
 STEPS = PROFILED_STEPS + 1
 EVERY = ("swap-all", "swap-all-naive", "recompute-all{max_ops=12,stay=true}", "swap-opt", "pooch")
 
 
-def run(case: Case, backend: Backend | str) -> list[list[torch.Tensor]]:
+ONES = ("resnet50", "gpt2", "unet3d", "two-heads", "transformers-bert", "transformers-vit")
+
+
+def fingerprint(tensors: list[torch.Tensor]) -> str:
+    """A digest of all bits: tensors that were kept would count against the budget."""
+    total = hashlib.sha256()
+    for tensor in tensors:
+        total.update(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+    return total.hexdigest()
+
+
+def run(case: Case, backend: Backend | str) -> list[str]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     step = case.make()
@@ -24,7 +37,7 @@ def run(case: Case, backend: Backend | str) -> list[list[torch.Tensor]]:
         step.module.zero_grad()
         loss = step.loss(call(*step.args))
         loss.backward()
-        seen.append(snapshot(step.module, loss))
+        seen.append(fingerprint(snapshot(step.module, loss)))
     return seen
 
 
@@ -34,7 +47,7 @@ def check(case: Case, policy: str) -> None:
     budget = tight_budget(probe.module, probe.args, probe.loss, 0.5)
     del probe
     backend = Backend(budget=budget, policy=policy)
-    assert same(run(case, backend), run(case, "aot_eager"))
+    assert run(case, backend) == run(case, "aot_eager")
     report = backend.report()
     assert report.state == "planned"
     assert report.counts.offload + report.counts.recompute > 0
@@ -43,15 +56,15 @@ def check(case: Case, policy: str) -> None:
     assert report.measured_peak_bytes <= report.predicted_peak_bytes <= budget
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_model_under_the_default_policy(case: Case) -> None:
+@pytest.mark.parametrize("name", ONES)
+def test_real_models_under_the_default_policy(name: str) -> None:
+    case = next(c for c in CASES if c.name == name)
     check(case, "pooch{min_bytes=1KiB,early=true}")
 
 
 @pytest.mark.parametrize("policy", EVERY)
-@pytest.mark.parametrize("name", ["two-heads", "gpt2"])
-def test_every_policy(name: str, policy: str) -> None:
-    case = next(c for c in CASES if c.name == name)
+def test_every_policy(policy: str) -> None:
+    case = next(c for c in CASES if c.name == "two-heads")
     options = "min_bytes=1KiB"
     spec = policy.replace("{", "{" + options + ",") if "{" in policy else f"{policy}{{{options}}}"
     check(case, spec)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from outcore.capture.compat import (
     aot_autograd,
     default_partition,
-    hooks_active,
     keeps_graph,
+    stand_in_survives,
 )
 from outcore.capture.graph import Captured, capture
 from outcore.capture.shells import Shells, shells
@@ -17,7 +17,7 @@ __all__ = [
     "aot_autograd",
     "capture",
     "default_partition",
-    "hooks_active",
     "keeps_graph",
     "shells",
+    "stand_in_survives",
 ]

@@ -12,10 +12,10 @@ from torch._functorch.partitioners import default_partition
 __all__ = [
     "aot_autograd",
     "default_partition",
-    "hooks_active",
     "keeps_graph",
     "mutated_inputs",
     "runs_in_backward",
+    "stand_in_survives",
 ]
 
 
@@ -24,9 +24,14 @@ def keeps_graph() -> bool:
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
-def hooks_active() -> bool:
-    """Whether saved-tensor hooks of the user are in force; they may replace what is saved."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+def stand_in_survives() -> bool:
+    """Whether what is saved now stays itself until its graph dies.
+
+    Saved-tensor hooks may keep a copy in its place. Those of torch.utils.checkpoint do not: they
+    drop what the first forward saved, and keep what the second one saves.
+    """
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks is None or hooks[0].__module__ == "torch.utils.checkpoint"
 
 
 def runs_in_backward(node: torch.fx.Node) -> bool:

@@ -83,9 +83,12 @@ class _Capture:
         tangents = [n for n in placeholders if runs_in_backward(n) or "tangents" in n.name]
         primals = [n for n in placeholders if n not in tangents]
         output = next(iter(self.joint.graph.find_nodes(op="output")))
+        results = output.args[0]
+        assert isinstance(results, list | tuple)  # noqa: S101 - an output node holds a sequence
+        gradients = results[self.forward_outputs :]
         for index, node in enumerate(primals):
-            role = self._role(node, index)
-            self._input(node, role, node.name)
+            trained = index < len(gradients) and gradients[index] is not None
+            self._input(node, self._role(index, trained=trained), node.name)
         overwritten = frozenset(mutated_inputs(output))
         self.unstable = {self._buffer(primals[i]) for i in overwritten}
         constants = self.joint.graph.find_nodes(op="get_attr")
@@ -93,8 +96,6 @@ class _Capture:
             self._constant(node)
         for node in tangents:
             self._input(node, Role.GRAD, node.name)
-        results = output.args[0]
-        assert isinstance(results, list | tuple)  # noqa: S101 - an output node holds a sequence
         forward, backward = self._phases(results)
         for node in forward:
             self._node(node, Phase.FORWARD)
@@ -119,10 +120,10 @@ class _Capture:
 
     # ---- inputs ---------------------------------------------------------------------------------
 
-    def _role(self, node: Node, index: int) -> Role:
+    def _role(self, index: int, *, trained: bool) -> Role:
         if index not in self.static:
             return Role.INPUT
-        return Role.PARAM if _fake(node).requires_grad else Role.STATE
+        return Role.PARAM if trained else Role.STATE
 
     def _input(self, node: Node, role: Role, name: str) -> None:
         tensor = _fake(node)

@@ -20,6 +20,7 @@ from outcore import aten
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Copy, Free, Instruction, Program, Run, Stream
 from outcore.ir.trace import Arg, Effect, Op, Ref, Symbol, Trace, Value
+from outcore.ir.verify import ITEM_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +180,18 @@ class _Writer:
         elif random:
             yield "q = generator_state()"
             yield f"restore_generator(r{run.op})"
+        rerun = random and run.again
+        if rerun:
+            yield "try:"
+        indent = "    " if rerun else ""
         if self.instruments.timed:
-            yield "t = clock()"
-        yield self._call(op, run)
+            yield f"{indent}t = clock()"
+        yield indent + self._call(op, run)
         if self.instruments.timed:
-            yield f"note({position}, t, clock())"
-        if random and run.again:
-            yield "restore_generator(q)"
+            yield f"{indent}note({position}, t, clock())"
+        if rerun:
+            yield "finally:"
+            yield "    restore_generator(q)"
         for source, _ in run.donate:
             yield f"del s{source}"
         if self.instruments.checked and not run.again:
@@ -258,7 +264,8 @@ class _Writer:
             return f"view({slot}, {value.shape}, {value.stride}, {start})"
         self.names["reinterpret"] = reinterpret
         dtype = self._symbol(Symbol("dtype", value.dtype))
-        return f"reinterpret({slot}, {dtype}, {value.shape}, {value.stride}, {value.offset})"
+        after = value.offset * ITEM_BYTES[value.dtype] - root.offset * ITEM_BYTES[root.dtype]
+        return f"reinterpret({slot}, {dtype}, {value.shape}, {value.stride}, {after})"
 
 
 def reinterpret(
@@ -266,11 +273,12 @@ def reinterpret(
     dtype: torch.dtype,
     shape: tuple[int, ...],
     stride: tuple[int, ...],
-    offset: int,
+    start_bytes: int,
 ) -> torch.Tensor:
-    """A view of `tensor`'s storage as another dtype; offset in elements of `dtype`."""
+    """A view of `tensor`'s storage as another dtype, from `start_bytes` after its first element."""
     view = torch.empty(0, dtype=dtype, device=tensor.device)
-    return view.set_(tensor.untyped_storage(), offset, shape, stride)
+    offset = tensor.storage_offset() * tensor.itemsize + start_bytes
+    return view.set_(tensor.untyped_storage(), offset // dtype.itemsize, shape, stride)
 
 
 def _roots(trace: Trace) -> list[Value]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
 from outcore.ir.program import Program, Run
+
+LATEST = 16
+"""Steps that are remembered: forward calls whose backward never runs may be many."""
 
 
 @dataclass(slots=True)
@@ -13,14 +17,14 @@ class Stopwatch:
     """Takes a note per run of a program; gives the median per op over the steps noted."""
 
     program: Program
-    notes: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """Op -> (start, stop) in nanoseconds, one per noted step; reruns are left out."""
+    notes: dict[int, deque[tuple[int, int]]] = field(default_factory=dict)
+    """Op -> (start, stop) in nanoseconds, of the latest steps noted; reruns are left out."""
 
     def note(self, position: int, start: int, stop: int) -> None:
         """Record that the run at body position `position` took from `start` to `stop`."""
         action = self.program.body[position].action
         if isinstance(action, Run) and not action.again:
-            self.notes.setdefault(action.op, []).append((start, stop))
+            self.notes.setdefault(action.op, deque(maxlen=LATEST)).append((start, stop))
 
     def seconds(self, ops: int) -> tuple[float, ...]:
         """Median seconds per op; 0 for one that was never noted."""

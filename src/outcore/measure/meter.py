@@ -72,7 +72,7 @@ class Meter:
 
     def start(self) -> bool:
         """Begin; False where another profiler runs."""
-        if _profiler_enabled():
+        if _profiler_enabled() or torch.autograd.profiler._is_profiler_enabled:
             return False
         os.environ.setdefault("KINETO_LOG_LEVEL", _KINETO_SILENT)
         profiler: Any = torch.autograd.profiler.profile(use_cpu=True, profile_memory=True)
@@ -84,10 +84,15 @@ class Meter:
         return True
 
     def stop(self) -> Reading:
-        """End, and give what was seen. Raises RuntimeError where the meter does not run."""
+        """End, and give what was seen; nothing where the user began a profiler in between.
+
+        Raises RuntimeError where the meter does not run.
+        """
         if not self.running:
             raise RuntimeError("the meter was not started")
         self.running = False
+        if torch.autograd.profiler._is_profiler_enabled:
+            return Reading((), ())  # the user has begun one since, which is not ours to end
         results: Any = _disable_profiler()
         memory = (e for e in results.events() if e.name() == "[memory]")
         events = sorted((e.start_ns(), e.nbytes()) for e in memory)

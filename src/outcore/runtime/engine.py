@@ -22,9 +22,9 @@ from outcore.ir.trace import Effect, Trace
 from outcore.lower import lower
 from outcore.measure import resident_bytes
 from outcore.policies import floor_plan
-from outcore.runtime.graph import PlannedGraph
+from outcore.runtime.graph import PlannedGraph, Profiling
 from outcore.runtime.options import Settings
-from outcore.runtime.session import Session
+from outcore.runtime.session import Session, in_backward
 from outcore.runtime.store import Stores
 from outcore.simulate import simulate
 
@@ -87,6 +87,15 @@ class Engine:
         owners = (o for o in self.stores.owners() if isinstance(o, PlannedGraph))
         return tuple(dict.fromkeys(o for o in owners if o is not graph))
 
+    def waiting(self, graph: PlannedGraph) -> int:
+        """Calls of `graph` whose backward is still to come."""
+        return sum(owner is graph for owner in self.stores.owners())
+
+    def resident_besides(self, graph: PlannedGraph, inputs: Sequence[Any]) -> int:
+        """Bytes that live tensors hold now, the graph's inputs and constants left out."""
+        given = (*inputs, *graph.captured.constants)
+        return self.resident_bytes([t for t in given if isinstance(t, torch.Tensor)])
+
     # ---- the meter ------------------------------------------------------------------------------
 
     def begin_session(self, leader: PlannedGraph, *, wanted: bool) -> None:
@@ -98,7 +107,9 @@ class Engine:
     def end_session(self, leader: PlannedGraph | None) -> None:
         """End the session that `leader` leads; None: end any."""
         session = self.session
-        if session is None or (leader is not None and session.leader is not leader):
+        if session is None or in_backward():
+            return
+        if leader is not None and (session.leader is not leader or self.waiting(leader)):
             return
         self.session = None
         planned = all(g.executable is not None for g in self.active())
@@ -121,21 +132,24 @@ class Engine:
     # ---- problems -------------------------------------------------------------------------------
 
     def problem(
-        self, graph: PlannedGraph, profile: Profile, between_bytes: int, inputs: Sequence[Any]
+        self, graph: PlannedGraph, profile: Profile, resident_bytes: int, between_bytes: int = 0
     ) -> Problem:
-        """The problem of `graph` as things stand: what else is on the device, and who comes after.
+        """The problem of `graph`, with `resident_bytes` held besides its own buffers.
 
-        Graphs of one step nest: forwards in order, backwards in reverse. What the earlier ones
-        hold is outside; the later ones are left a share in proportion to what they would keep.
+        Graphs of one step nest: forwards in order, backwards in reverse. What the earlier ones hold
+        is resident; the later ones are left a share in proportion to what they would keep. Calls of
+        one graph that wait for their backward at once get equal shares.
         """
         trace = graph.captured.trace
-        tensors = [t for t in (*inputs, *graph.captured.constants) if isinstance(t, torch.Tensor)]
         budget = self.settings.budget_bytes
         later = [g for g in self.active() if graph in g.before]
         gradients = sum(_gradient_bytes(g) for g in later)
         states = _state_bytes(trace, self.driver.generator.get_state().nbytes)
         margin = budget // MARGIN_DIVISOR
-        outside = self.resident_bytes(tensors) + gradients + states + margin
+        outside = resident_bytes + gradients + states + margin
+        arguments = sum(b.nbytes for b in trace.buffers if b.pinned)
+        free = max(0, budget - outside - arguments)
+        outside += free - free // graph.most_outstanding
         problem = Problem(
             trace,
             profile,
@@ -148,7 +162,6 @@ class Engine:
         if not later:
             return problem
         mine, theirs = kept_bytes(graph), sum(kept_bytes(g) for g in later)
-        arguments = sum(b.nbytes for b in trace.buffers if b.pinned)
         free = max(0, budget - outside - arguments)
         share = free * theirs // max(1, mine + theirs)
         return replace(problem, between_bytes=max(between_bytes, share))
@@ -161,19 +174,18 @@ class Engine:
         ops = len(graph.captured.trace.ops)
         profile = Profile((0.0,) * ops, (0,) * ops, Source.ESTIMATED)
         self.driver.bound_memory(self.resident_bytes(), self.settings.budget_bytes)
-        problem = self.problem(graph, profile, 0, inputs)
+        problem = self.problem(graph, profile, self.resident_besides(graph, inputs))
         plan = floor_plan(problem)
         return lower(replace(problem, budget_bytes=1), plan)
 
-    def plan(
-        self, graph: PlannedGraph, profile: Profile, between_bytes: int, inputs: Sequence[Any]
-    ) -> Planned:
+    def plan(self, graph: PlannedGraph, profile: Profile, profiled: Profiling) -> Planned:
         """Plan `graph` from what was measured. Everything is kept where that fits.
 
         Raises InfeasibleError where no plan of the policy fits the budget.
         """
         start = time.perf_counter()
-        problem = self.problem(graph, profile, between_bytes, inputs)
+        resident = profiled.resident_bytes + profiled.lingering_bytes
+        problem = self.problem(graph, profile, resident, profiled.between_bytes)
         keep = make_plan({}, "keep-all")
         in_core = lower(problem, keep)
         in_core_timeline = simulate(problem, in_core)

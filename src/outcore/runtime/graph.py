@@ -14,16 +14,15 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from outcore.capture import Captured, hooks_active, keeps_graph
+from outcore.capture import Captured, keeps_graph, stand_in_survives
 from outcore.errors import CaptureError
 from outcore.execute import Executable, Instruments, MismatchError, build, checker
 from outcore.ir.profile import Profile, Source
-from outcore.ir.program import Program, Run
 from outcore.ir.store import digest
 from outcore.ir.verify import verify_trace
 from outcore.measure import Reading, Stopwatch
 from outcore.runtime.session import Replay, Visit
-from outcore.runtime.store import Store
+from outcore.runtime.store import Store, versions_of
 
 if TYPE_CHECKING:  # the engine holds graphs, and a graph calls its engine
     from outcore.runtime.engine import Engine, Planned
@@ -53,6 +52,11 @@ class Profiling:
     stopwatch: Stopwatch
     workspace_bytes: tuple[int, ...] | None = None
     between_bytes: int = 0
+    """What the rest of the step takes at most while the graph waits, beyond `lingering_bytes`."""
+    lingering_bytes: int = 0
+    """What the rest of the step still holds when backward begins, the tangents left out."""
+    resident_bytes: int = 0
+    """The most that was held besides the graph's own buffers when a forward call began."""
     timed_steps: int = 0
 
     @property
@@ -79,8 +83,8 @@ class PlannedGraph:
         self.profiling: Profiling | None = None
         self.planned: Planned | None = None
         self.executable: Executable | None = None
-        self.reads_again: tuple[int, ...] = ()
-        """Positions of forward inputs that the planned program's reruns read."""
+        self.most_outstanding = 1
+        """The most calls of this graph that waited for their backward at once."""
         self.before: tuple[PlannedGraph, ...] = ()
         """Graphs whose backward is outstanding when this one's forward begins."""
         self.recent_seconds: deque[float] = deque(maxlen=64)
@@ -113,7 +117,7 @@ class PlannedGraph:
             return self.forward(inputs)
         visit.seconds = time.perf_counter() - start
         visit.forward_stop = time.time_ns()
-        stand_in = self.engine.stores.add(store, follow=not hooks_active())
+        stand_in = self.engine.stores.add(store, follow=stand_in_survives())
         return [*results, *(inputs[i] for i in self.saved_inputs), stand_in]
 
     def backward(self, args: list[Any]) -> tuple[Any, ...]:
@@ -148,14 +152,18 @@ class PlannedGraph:
     def _ready(self, inputs: list[Any]) -> Executable:
         """The executable for this step; plans first where enough is known."""
         self.before = self.engine.outstanding(self)
+        waiting = 1 + self.engine.waiting(self)
+        self.most_outstanding = max(self.most_outstanding, waiting)
         if self.executable is not None:
             return self.executable
         if self.profiling is None:
             self.profiling = self._begin(inputs)
+        resident = self.engine.resident_besides(self, inputs)
+        self.profiling.resident_bytes = max(self.profiling.resident_bytes, resident)
         if not self.profiling.done:
             unmetered = self.profiling.workspace_bytes is None
             return self.profiling.checked if unmetered else self.profiling.timed
-        return self._plan(self.profiling, inputs)
+        return self._plan(self.profiling)
 
     def _begin(self, inputs: list[Any]) -> Profiling:
         program = self.engine.floor_program(self, inputs)
@@ -166,21 +174,18 @@ class PlannedGraph:
         timed = build(trace, program, generator, Instruments(timed=True), stopwatch.note)
         return Profiling(checked, timed, first, stopwatch)
 
-    def _plan(self, profiling: Profiling, inputs: list[Any]) -> Executable:
+    def _plan(self, profiling: Profiling) -> Executable:
         trace = self.captured.trace
         seconds = profiling.stopwatch.seconds(len(trace.ops))
         assert profiling.workspace_bytes is not None  # noqa: S101 - `done` says so
         profile = Profile(seconds, profiling.workspace_bytes, Source.MEASURED)
-        self.planned = self.engine.plan(self, profile, profiling.between_bytes, inputs)
+        self.planned = self.engine.plan(self, profile, profiling)
         return self._settle(self.planned)
 
     def _settle(self, planned: Planned) -> Executable:
         trace = self.captured.trace
         self.state = State.IN_CORE if planned.everything_kept else State.PLANNED
         self.executable = build(trace, planned.program, self.engine.driver.generator)
-        watched = _read_again(planned.program) - self.captured.overwritten
-        inputs = len(trace.inputs) - len(self.captured.constants)
-        self.reads_again = tuple(sorted(i for i in watched if i < inputs))
         self.profiling = None
         return self.executable
 
@@ -198,10 +203,8 @@ class PlannedGraph:
         except BaseException:
             lane.close()
             raise
-        names = self.captured.trace.buffers
-        read = [(names[i].name, inputs[i]) for i in self.reads_again]
-        versions = [t._version for _, t in read]
-        return results, Store(visit, executable, lane, crossing, read, versions)
+        versions = versions_of(crossing, [inputs[i] for i in self.captured.overwritten])
+        return results, Store(visit, executable, lane, crossing, versions)
 
     # ---- a graph that is not as captured --------------------------------------------------------
 
@@ -243,6 +246,7 @@ class PlannedGraph:
     # ---- after a step ---------------------------------------------------------------------------
 
     def _finish(self, executable: Executable, visit: Visit) -> None:
+        visit.replay = None
         if self.engine.session is not None:
             self.engine.session.visits.append(visit)
         elif executable is self.executable:
@@ -257,8 +261,13 @@ class PlannedGraph:
             return
         spans = (profiling.first.last(op) for op in range(len(self.captured.trace.ops)))
         profiling.workspace_bytes = tuple(reading.workspace_bytes(a, b) for a, b in spans)
+        trace = self.captured.trace
+        tangents = sum(trace.buffers[trace.values[v].buffer].nbytes for v in trace.tangents)
+        waiting = reading.level_bytes(visit.forward_stop)
+        lingering = reading.level_bytes(visit.backward_start) - waiting - tangents
         peak = reading.peak_bytes(visit.forward_stop, visit.backward_start)
-        profiling.between_bytes = max(0, peak - reading.level_bytes(visit.forward_stop))
+        profiling.lingering_bytes = max(0, lingering)
+        profiling.between_bytes = max(0, peak - waiting - profiling.lingering_bytes)
 
     def _give_up(self, error: CaptureError) -> None:
         """Run in-core from now on: the graph does not behave as it was captured."""
@@ -267,10 +276,3 @@ class PlannedGraph:
         if self.engine.strict:
             raise error
         warnings.warn(f"outcore runs a graph in-core: {error}", stacklevel=2)
-
-
-def _read_again(program: Program) -> set[int]:
-    """Positions of the arguments that a rerun reads."""
-    position = {slot: i for i, slot in enumerate(program.arguments)}
-    reruns = (x.action for x in program.body if isinstance(x.action, Run) and x.action.again)
-    return {position[s] for run in reruns for s in run.reads if s in position}

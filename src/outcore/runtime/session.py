@@ -8,6 +8,7 @@ profiler stopped there would go on in the original.
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from dataclasses import dataclass, field
@@ -46,6 +47,11 @@ class Visit:
     seconds: float = 0.0
 
 
+def in_backward() -> bool:
+    """Whether autograd runs this thread's code as part of a backward call."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 _running: dict[int, Session] = {}
 """Per thread the session under way, if any: a process can run one profiler at a time."""
 
@@ -65,6 +71,8 @@ class Session:
 
     def start(self) -> bool:
         """Begin; False where another profiler runs. One of ours left over is ended first."""
+        if in_backward():
+            return False
         left_over = _running.pop(self.thread, None)
         if left_over is not None:
             left_over.stop()
@@ -80,6 +88,8 @@ class Session:
         """
         if threading.get_ident() != self.thread or not self.meter.running:
             return
+        if in_backward():
+            return
         _running.pop(self.thread, None)
         reading = self.meter.stop()
         done = [v for v in self.visits if v.backward_stop]
@@ -88,3 +98,11 @@ class Session:
             self.peak_bytes = self.resident_bytes + reading.peak_bytes(self.started, last)
         for visit in done:
             visit.owner.metered(reading, visit)
+
+
+@atexit.register
+def _stop_all() -> None:
+    """End what still runs: a profiler alive while the interpreter goes down crashes it."""
+    for session in list(_running.values()):
+        session.visits.clear()
+        session.stop()

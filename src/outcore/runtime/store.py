@@ -25,34 +25,45 @@ _numbers = count()
 class Store:
     """The crossing of one forward call, the lane its copies went through, and the way back.
 
-    `visit`: the step it belongs to. `arguments` and `versions`: inputs that a rerun will read, and
-    how often each had been written.
+    `visit`: the step it belongs to. `versions`: per entry of the crossing how often that tensor had
+    been written when the forward call ended; None for what is no tensor, or may change.
     """
 
     visit: Visit
     executable: Executable
     lane: Lane
     crossing: list[Any]
-    arguments: Sequence[tuple[str, torch.Tensor]] = ()
-    versions: Sequence[int] = ()
+    versions: Sequence[int | None] = ()
     number: int = field(default_factory=lambda: next(_numbers))
 
     def check_versions(self) -> None:
-        """Raise RuntimeError where an input that a rerun will read was overwritten since."""
-        for (name, tensor), version in zip(self.arguments, self.versions, strict=True):
-            if tensor._version != version:
+        """Raise RuntimeError where something that backward will read was overwritten since."""
+        for tensor, version in zip(self.crossing, self.versions, strict=True):
+            if version is not None and tensor._version != version:
+                shape = tuple(tensor.shape)
                 raise RuntimeError(
-                    f"input {name} of shape {tuple(tensor.shape)} was changed in place between "
-                    f"forward and backward (version {version} -> {tensor._version}), but the plan "
-                    "recomputes from it. Change it after backward, or use a policy without "
-                    'recomputation, such as policy="swap-all".'
+                    f"a tensor of shape {shape} that backward reads was changed in place after "
+                    f"forward (version {version} -> {tensor._version}). Change it after backward, "
+                    "or change a copy. If plain PyTorch allows it, the plan recomputes from this "
+                    'tensor: use a policy that does not, such as policy="swap-all".'
                 )
 
     def release(self) -> None:
         """Drop everything held. Called once, from anywhere, also from a finaliser."""
         self.crossing.clear()
-        self.arguments = ()
+        self.versions = ()
         self.lane.close()
+
+
+def versions_of(crossing: Sequence[Any], may_change: Sequence[Any]) -> list[int | None]:
+    """Per entry how often that tensor was written so far; None for those of `may_change`."""
+    exempt = {id(t) for t in may_change}
+    return [None if id(t) in exempt else _version(t) for t in crossing]
+
+
+def _version(thing: Any) -> int | None:
+    watched = isinstance(thing, torch.Tensor) and not thing.is_inference()
+    return int(thing._version) if watched else None
 
 
 class _Name(bytearray):
@@ -79,7 +90,7 @@ class Stores:
 
     def owners(self) -> tuple[object, ...]:
         """The graphs of the outstanding forward calls, oldest first."""
-        return tuple(store.visit.owner for store in self._live.values())
+        return tuple(store.visit.owner for store in list(self._live.values()))
 
     def add(self, store: Store, *, follow: bool) -> torch.Tensor:
         """Keep `store`; returns the stand-in that names it.
