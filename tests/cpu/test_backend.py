@@ -370,7 +370,7 @@ class TestTrouble:
         loss = call(batch(0)).sum()
         with torch.no_grad():
             next(module.middle[0].parameters()).add_(1)
-        with pytest.raises(RuntimeError, match="in-?place|in place"):
+        with pytest.raises(RuntimeError, match=r"in-?place|in place"):
             loss.backward()
 
     def test_saved_tensor_hooks_of_the_user(self) -> None:

@@ -12,7 +12,7 @@ from tests.cpu.models import CASES, Case
 from tests.cpu.training import PROFILED_STEPS, snapshot, tight_budget
 
 STEPS = PROFILED_STEPS + 1
-EVERY = ("swap-all", "swap-all-naive", "recompute-all{max_ops=12,stay=true}", "swap-opt", "pooch")
+EVERY = ("swap-all", "swap-all-naive", "recompute-all", "swap-opt", "pooch")
 
 
 ONES = ("resnet50", "gpt2", "unet3d", "two-heads", "transformers-bert", "transformers-vit")
@@ -22,7 +22,7 @@ def fingerprint(tensors: list[torch.Tensor]) -> str:
     """A digest of all bits: tensors that were kept would count against the budget."""
     total = hashlib.sha256()
     for tensor in tensors:
-        total.update(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+        total.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
 
 
@@ -41,10 +41,10 @@ def run(case: Case, backend: Backend | str) -> list[str]:
     return seen
 
 
-def check(case: Case, policy: str) -> None:
+def check(case: Case, policy: str, share: float = 0.5) -> None:
     torch.manual_seed(0)
     probe = case.make()
-    budget = tight_budget(probe.module, probe.args, probe.loss, 0.5)
+    budget = tight_budget(probe.module, probe.args, probe.loss, share)
     del probe
     backend = Backend(budget=budget, policy=policy)
     assert run(case, backend) == run(case, "aot_eager")
@@ -67,4 +67,4 @@ def test_every_policy(policy: str) -> None:
     case = next(c for c in CASES if c.name == "two-heads")
     options = "min_bytes=1KiB"
     spec = policy.replace("{", "{" + options + ",") if "{" in policy else f"{policy}{{{options}}}"
-    check(case, spec)
+    check(case, spec, 0.8)

@@ -107,6 +107,7 @@ def tight_budget(module: nn.Module, args: Sequence[Any], loss_of: Loss, share: f
     backend = Backend(budget=roomy)
     call = torch.compile(module, backend=backend)
     for _ in range(PROFILED_STEPS + 2):
+        module.zero_grad()
         loss_of(call(*args)).backward()
     module.zero_grad()
     engine = backend.engine
