@@ -65,11 +65,6 @@ safe and gives the same bits.
 """
 
 
-def target_name(op: torch._ops.OpOverload) -> str:
-    """`aten.convolution.default` for the overload itself."""
-    return str(op)
-
-
 def resolve(target: str) -> torch._ops.OpOverload:
     """The overload that `target` names, such as `aten.convolution.default`."""
     namespace, packet, overload = target.split(".")

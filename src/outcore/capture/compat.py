@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,6 +51,3 @@ def mutated_inputs(output: torch.fx.Node) -> tuple[int, ...]:
         if source is not None:
             found.append(int(source.idx))
     return tuple(found)
-
-
-Compiler = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]

@@ -58,7 +58,7 @@ class _Writer:
         self.slots = program.slots
         self.names: dict[str, object] = {}
         self.ops: dict[str, str] = {}
-        self.roots = _roots(trace)
+        self.roots = root_values(trace)
         self.slot_of: dict[int, int] = {}
         """Buffer -> slot, for the arguments of the run being written."""
         self.replayed = {
@@ -281,7 +281,7 @@ def reinterpret(
     return view.set_(tensor.untyped_storage(), offset // dtype.itemsize, shape, stride)
 
 
-def _roots(trace: Trace) -> list[Value]:
+def root_values(trace: Trace) -> list[Value]:
     """Per buffer the Value that its maker returns, or that the caller passes."""
     roots: dict[int, Value] = {}
     for value in trace.values:

@@ -7,29 +7,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from outcore.execute.codegen import NONE, Instruments, generate
-from outcore.execute.driver import Region
+from outcore.execute.codegen import NONE, Instruments, generate, root_values
+from outcore.execute.driver import Generator, Region
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Program
 from outcore.ir.trace import Trace, Value
 
 _numbers = count()
-
-
-class Generator(Protocol):
-    """The random generator of the device."""
-
-    def get_state(self) -> torch.Tensor:
-        """The generator's state now."""
-        ...
-
-    def set_state(self, state: torch.Tensor) -> object:
-        """Put the generator back into `state`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +67,7 @@ def build(
 
 
 def _regions(trace: Trace, program: Program) -> dict[int, Region]:
-    roots: dict[int, Value] = {}
-    for value in trace.values:
-        roots.setdefault(value.buffer, value)
+    roots = root_values(trace)
     return {
         slot.id: _region(trace.buffers[slot.buffer].nbytes, slot.offset, roots[slot.buffer])
         for slot in program.slots

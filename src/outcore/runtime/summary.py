@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -59,13 +60,8 @@ def _with_plans(
         if isinstance(x.action, Copy) and x.stream is Stream.OUT
     ]
     measured = [median(g.recent_seconds) for g in graphs if g.recent_seconds]
-    return Report(
-        policy=common.policy,
-        state=common.state,
-        budget_bytes=common.budget_bytes,
-        graphs=common.graphs,
-        capture_seconds=common.capture_seconds,
-        notes=common.notes,
+    return replace(
+        common,
         resident_bytes=max(map(_resident_bytes, planned)),
         in_core_peak_bytes=max(p.in_core.peak(Tier.DEVICE) for p in planned),
         predicted_peak_bytes=max(p.predicted.peak(Tier.DEVICE) for p in planned),
