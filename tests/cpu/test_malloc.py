@@ -38,7 +38,7 @@ def test_malloc_is_set_up_once_and_says_how(fresh):
     [
         ("MALLOC_TRIM_THRESHOLD_", "1000000"),
         ("MALLOC_ARENA_MAX", "1"),
-        ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=3"),
+        ("GLIBC_TUNABLES", "glibc.malloc.top_pad=4096"),
         ("LD_PRELOAD", "/usr/lib/libjemalloc.so.2"),
     ],
 )
@@ -50,8 +50,32 @@ def test_what_the_user_has_set_up_is_left_alone(fresh, name, value):
     assert report.settings == ()
 
 
+@needs_glibc
+def test_without_the_thread_cache_malloc_is_compact(fresh):
+    assert not malloc.own_malloc().compact
+    malloc.own_malloc.cache_clear()
+    for name, value in malloc.compact_environment(os.environ).items():
+        fresh.setenv(name, value)
+    report = malloc.own_malloc()
+    assert report.owned
+    assert report.compact
+    assert "M_MXFAST" in dict(report.settings)
+
+
+def test_the_compact_environment_adds_to_what_is_there():
+    off = "glibc.malloc.tcache_count=0"
+    assert malloc.compact_environment({}) == {"GLIBC_TUNABLES": off}
+    assert malloc.compact_environment({"GLIBC_TUNABLES": off}) == {}
+    assert malloc.compact_environment({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=9"}) == {}
+    rseq = "glibc.pthread.rseq=0"
+    assert malloc.compact_environment({"GLIBC_TUNABLES": rseq}) == {
+        "GLIBC_TUNABLES": f"{rseq}:{off}"
+    }
+
+
 def test_other_variables_set_nothing_up():
-    others = {"HOME": "/malloc", "MALLOC_CONF": "x", "GLIBC_TUNABLES": "glibc.pthread.rseq=0"}
+    tunables = "glibc.pthread.rseq=0:glibc.malloc.tcache_count=3"
+    others = {"HOME": "/malloc", "MALLOC_CONF": "x", "GLIBC_TUNABLES": tunables}
     assert malloc.set_up_by_user(others) is None
 
 
@@ -59,6 +83,22 @@ def test_another_c_library_is_left_alone(fresh):
     fresh.setattr(malloc, "_glibc", lambda: None)
     assert not malloc.own_malloc().owned
     assert not malloc.trim()
+
+
+def run(program: str, **environment: str) -> list:
+    """Run `program` with a malloc that nobody has set up, and return the JSON that it prints."""
+    untouched = {k: v for k, v in os.environ.items() if malloc.set_up_by_user({k: v}) is None}
+    untouched.pop("GLIBC_TUNABLES", None)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={**untouched, **environment},
+    )
+    figures: list = json.loads(done.stdout)
+    return figures
 
 
 # In a process of its own, where nothing else allocates or has set up malloc.
@@ -100,16 +140,7 @@ MEASURE = """
 
 @needs_glibc
 def test_memory_stays_until_a_limit_is_passed():
-    environment = {k: v for k, v in os.environ.items() if malloc.set_up_by_user({k: v}) is None}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(MEASURE)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-        env=environment,
-    )
-    faults, early, trims, over, intact = json.loads(done.stdout)
+    faults, early, trims, over, intact = run(MEASURE)
     assert faults < 1000  # of the 160,000 pages used
     assert early == 0
     assert 1 <= trims <= 4
