@@ -67,4 +67,5 @@ def test_every_policy(policy: str) -> None:
     case = next(c for c in CASES if c.name == "two-heads")
     options = "min_bytes=1KiB"
     spec = policy.replace("{", "{" + options + ",") if "{" in policy else f"{policy}{{{options}}}"
-    check(case, spec, 0.8)
+    # What recomputes holds more at once than what fetches.
+    check(case, spec, 0.8 if policy.startswith("recompute") else 0.55)
