@@ -18,7 +18,6 @@ def resident_bytes(device: torch.device, besides: Iterable[torch.Tensor] = ()) -
     seen = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in besides}
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device) - sum(seen.values())
-    gc.collect()  # what waits to be collected is no one's, and would be counted
     held = 0
     for tensor in _tensors(device):
         storage = tensor.untyped_storage()

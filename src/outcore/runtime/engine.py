@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Sequence
@@ -173,6 +174,7 @@ class Engine:
         """
         ops = len(graph.captured.trace.ops)
         profile = Profile((0.0,) * ops, (0,) * ops, Source.ESTIMATED)
+        gc.collect()  # once per graph: what is no one's any more would be counted as resident
         self.driver.bound_memory(self.resident_bytes(), self.settings.budget_bytes)
         problem = self.problem(graph, profile, self.resident_besides(graph, inputs))
         plan = floor_plan(problem)
