@@ -66,7 +66,8 @@ def infeasible(problem: Problem, lowest: Floor, policy: str = "") -> InfeasibleE
     return InfeasibleError(
         budget_bytes=problem.budget_bytes,
         floor_bytes=lowest.nbytes,
-        op=f"{lowest.op} under policy {policy}" if policy else lowest.op,
+        op=lowest.op,
+        policy=policy,
         needed_bytes=lowest.needed_bytes,
     )
 

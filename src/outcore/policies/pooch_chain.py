@@ -32,6 +32,15 @@ class Need:
     seconds: float
     growth_bytes: int
 
+    @property
+    def back(self) -> tuple[int, ...]:
+        """The targets that are there from then on."""
+        return self.fetched + self.again
+
+
+NOTHING = Need((), (), 0.0, 0)
+"""What a segment needs that finds all its targets there."""
+
 
 class Chains:
     """Answers what a segment needs, given what is there."""
@@ -55,6 +64,8 @@ class Chains:
 
         `left` is KEEP for the targets that are there, else how the target comes back.
         """
+        if all(left[i] is KEEP for i in segment.wanted):
+            return NOTHING
         known = self.known.setdefault(segment.op, [])
         for met, states, need in known:
             if states == [left[i] for i in met]:

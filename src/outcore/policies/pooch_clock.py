@@ -7,15 +7,17 @@ target, the step as it is with the step where that target's copies take no time.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from outcore.policies.pooch_backward import Backward
 from outcore.policies.pooch_log import Log
-from outcore.policies.pooch_model import Backward, Forward, PoochModel
+from outcore.policies.pooch_model import Forward, PoochModel
 
 Times = NDArray[np.float64]
 T = TypeVar("T", float, Times)
@@ -40,46 +42,68 @@ def play_forward(
     clock, channel = zero, zero
     reached: list[T] = []
     done: list[T] = []
+    leaving = deque(log.targets[i].gap.after for i in forward.leaving)
+    awaited = 0
     for index, (op, due) in enumerate(zip(log.forward, forward.due, strict=True)):
         reached.append(clock)
-        if due:
-            clock = larger(clock, done[due - 1])
+        if due > awaited:
+            clock, awaited = larger(clock, done[due - 1]), due
         clock = clock + op.seconds
-        while _leaves(log, forward, len(done), index):
+        while leaving and leaving[0] == index:
+            leaving.popleft()
             channel = larger(clock, channel) + copies[len(done)]
             done.append(channel)
     return ForwardTimes(reached, done, larger(clock, channel))
 
 
-def _leaves(log: Log, forward: Forward, copy: int, op: int) -> bool:
-    """Whether copy out number `copy` follows op `op`."""
-    return copy < len(forward.leaving) and log.targets[forward.leaving[copy]].gap.after == op
+@dataclass(frozen=True, slots=True)
+class BackwardTimes(Generic[T]):
+    """When compute and the link reach each segment, when its fetches are done, and the end.
+
+    `done` has the segments that fetch anything.
+    """
+
+    reached: list[T]
+    channel: list[T]
+    done: dict[int, T]
+    end: T
 
 
 def play_backward(
-    log: Log,
     seconds: Sequence[float],
-    fetches: dict[int, T],
+    fetches: Mapping[int, T],
     slots: Sequence[int],
-    zero: T,
+    since: BackwardTimes[T],
     larger: Callable[[T, T], T],
-) -> T:
+    *,
+    first: int = 0,
+) -> BackwardTimes[T]:
     """The backward pass: segment i waits for its fetches, which follow those before them.
 
     `fetches` are the times of the copies back per segment that has any; `slots[i]` is the break
-    point at which those of segment i are issued.
+    point at which those of segment i are issued. `since` is a pass that is the same up to segment
+    `first`, which is where the work begins; `fresh` is one for the whole pass.
     """
-    clock, channel = zero + log.lead_in.seconds, zero
-    waiting = sorted(fetches, reverse=True)
-    done: dict[int, T] = {}
-    for index, compute in enumerate(seconds):
+    clock, channel = since.reached[first], since.channel[first]
+    reached, channels = since.reached[:first], since.channel[:first]
+    done = dict(since.done)
+    waiting = sorted((group for group in fetches if slots[group] >= first), reverse=True)
+    for index in range(first, len(seconds)):
+        reached.append(clock)
+        channels.append(channel)
         while waiting and slots[waiting[-1]] <= index:
             group = waiting.pop()
             done[group] = channel = larger(channel, clock) + fetches[group]
         if index in done:
             clock = larger(clock, done[index])
-        clock = clock + compute
-    return clock
+        clock = clock + seconds[index]
+    return BackwardTimes(reached, channels, done, clock)
+
+
+def fresh(log: Log, zero: T) -> BackwardTimes[T]:
+    """A backward pass that has not come to its first segment."""
+    clock = zero + log.lead_in.seconds
+    return BackwardTimes([clock], [zero], {}, clock)
 
 
 def waited(model: PoochModel, forward: Forward) -> list[int]:
@@ -95,14 +119,19 @@ def waited(model: PoochModel, forward: Forward) -> list[int]:
     ]
 
 
-def backward_seconds(model: PoochModel, backward: Backward, slots: Sequence[int]) -> float:
-    """Time of the backward pass with fetches issued at `slots`."""
-    fetches = {
+def fetch_seconds(model: PoochModel, backward: Backward) -> dict[int, float]:
+    """The times of the copies back, per segment that has any."""
+    return {
         segment: sum(model.targets[i].in_seconds for i in group)
         for segment, group in enumerate(backward.fetched)
         if group
     }
-    return play_backward(model.log, backward.seconds, fetches, slots, 0.0, max)
+
+
+def backward_seconds(model: PoochModel, backward: Backward, slots: Sequence[int]) -> float:
+    """Time of the backward pass with fetches issued at `slots`."""
+    fetches, since = fetch_seconds(model, backward), fresh(model.log, 0.0)
+    return play_backward(backward.seconds, fetches, slots, since, max).end
 
 
 def step_seconds(
@@ -122,6 +151,7 @@ def step_seconds(
         for segment, group in enumerate(backward.fetched)
         if group
     }
-    back: Times = play_backward(model.log, backward.seconds, fetches, slots, zero, np.maximum)
-    times: Times = there.end + back
+    since = fresh(model.log, zero)
+    back = play_backward(backward.seconds, fetches, slots, since, np.maximum)
+    times: Times = there.end + back.end
     return times

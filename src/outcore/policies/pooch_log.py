@@ -6,6 +6,7 @@ The log is that of the step with everything kept. What a plan moves is subtracte
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -45,6 +46,11 @@ class Target:
     recomputable: bool
     last_segment: int
     """The segment of its last use."""
+
+    @property
+    def padding_bytes(self) -> int:
+        """What it takes more after a copy than before."""
+        return self.fetched_bytes - self.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +109,30 @@ def record(problem: Problem, gaps: Sequence[Gap], tier: Tier) -> Log:
     start = problem.outside_bytes + sum(draft.slots[s].nbytes for s in draft.arguments)
     given = sum(draft.slots[s].nbytes for s in draft.tangents)
     levels = _levels(ops, start, boundary, given)
+    leaving = _by_op([gap.after for gap in gaps])
+    wanted = _by_op([gap.before for gap in gaps])
     segments = [
-        _segment(ops, levels, span, gaps) for span in pairwise([boundary, *breaks, len(ops)])
+        _segment(ops, levels, span, tuple(wanted[span[0]]))
+        for span in pairwise([boundary, *breaks, len(ops)])
     ]
-    leaving = tuple(tuple(i for i, g in enumerate(gaps) if g.after == op) for op in range(boundary))
     between = levels[boundary] + problem.between_bytes
     return Log(
-        targets, start, tuple(ops[:boundary]), leaving, between, segments[0], tuple(segments[1:])
+        targets,
+        start,
+        tuple(ops[:boundary]),
+        tuple(tuple(leaving[op]) for op in range(boundary)),
+        between,
+        segments[0],
+        tuple(segments[1:]),
     )
+
+
+def _by_op(ops: Sequence[int]) -> defaultdict[int, list[int]]:
+    """Op -> the positions at which `ops` has it."""
+    positions: defaultdict[int, list[int]] = defaultdict(list)
+    for position, op in enumerate(ops):
+        positions[op].append(position)
+    return positions
 
 
 def _targets(
@@ -169,11 +191,10 @@ def _segment(
     ops: Sequence[LoggedOp],
     levels: Sequence[int],
     span: tuple[int, int],
-    gaps: Sequence[Gap],
+    wanted: tuple[int, ...],
 ) -> Segment:
     first, stop = span
     inside = range(first, stop)
     peaks = (levels[i] + ops[i].alloc_bytes + ops[i].workspace_bytes for i in inside)
-    wanted = tuple(i for i, g in enumerate(gaps) if g.before == first)
     seconds = sum(ops[i].seconds for i in inside)
     return Segment(first, wanted, seconds, levels[first], max(peaks, default=0))

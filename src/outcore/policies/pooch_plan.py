@@ -11,8 +11,9 @@ from outcore.ir.plan import Choice, Gap, Offload, Plan, Recompute
 from outcore.ir.problem import Problem
 from outcore.policies.candidates import away, candidates
 from outcore.policies.policy import Policy
+from outcore.policies.pooch_backward import Backward
 from outcore.policies.pooch_log import OFFLOAD, RECOMPUTE, Kind
-from outcore.policies.pooch_model import Backward, PoochModel
+from outcore.policies.pooch_model import PoochModel
 from outcore.policies.pooch_search import delay
 from outcore.policies.settle import settle
 
@@ -41,7 +42,7 @@ def pooch_plan(
     policy: Policy,
     min_bytes: int,
     decide: Decide,
-    schedule: Schedule | None = published,
+    schedule: Schedule | None,
 ) -> Plan:
     """The plan of `decide`'s kinds. Copies follow `schedule`; None leaves their times to lowering.
 

@@ -7,9 +7,21 @@ from collections.abc import Sequence
 from functools import partial
 from math import inf
 
-from outcore.policies.pooch_clock import backward_seconds, step_seconds, waited
+from outcore.policies.pooch_backward import Backward, Detour
+from outcore.policies.pooch_clock import (
+    fetch_seconds,
+    fresh,
+    play_backward,
+    step_seconds,
+    waited,
+)
 from outcore.policies.pooch_log import KEEP, OFFLOAD, RECOMPUTE, Kind
-from outcore.policies.pooch_model import Backward, PoochModel
+from outcore.policies.pooch_model import PoochModel
+
+
+def offload_all(model: PoochModel) -> list[Kind]:
+    """Every target is offloaded."""
+    return [OFFLOAD] * len(model.targets)
 
 
 def keep_from_the_output(model: PoochModel) -> list[Kind]:
@@ -18,7 +30,7 @@ def keep_from_the_output(model: PoochModel) -> list[Kind]:
     First those that the all-offload run had to wait for, up to the first that does not fit; then
     all, leaving out those that do not fit. All are offloaded where not even that fits.
     """
-    kinds = [OFFLOAD] * len(model.targets)
+    kinds = offload_all(model)
     if not model.fits(kinds):
         return kinds
     for target in reversed(waited(model, model.sync_swapout(kinds))):
@@ -45,56 +57,69 @@ def recompute_where_cheaper(model: PoochModel, kinds: list[Kind]) -> list[Kind]:
     kinds = list(kinds)
     fits = model.fits(kinds)
     contest = [i for i, kind in enumerate(kinds) if kind is OFFLOAD] if fits else []
+    detours: dict[int, Detour] = {}
     while contest:
-        ratios = {i: ratio for i, ratio in _ratios(model, kinds, contest).items() if ratio < 1}
+        ratios = _ratios(model, kinds, contest, detours)
         if not ratios:
             break
         best = min(ratios, key=ratios.__getitem__)
         kinds[best] = RECOMPUTE
+        taken = detours[best]
+        detours = {i: detours[i] for i in ratios if not detours[i].meets(taken)}
         contest = [i for i in ratios if i != best]
     return kinds
 
 
-def _ratios(model: PoochModel, kinds: list[Kind], contest: Sequence[int]) -> dict[int, float]:
-    """Per target of `contest`: recompute overhead over offload overhead; inf: stays offloaded."""
+def _ratios(
+    model: PoochModel, kinds: Sequence[Kind], contest: Sequence[int], detours: dict[int, Detour]
+) -> dict[int, float]:
+    """Target -> recompute overhead over offload overhead, for those of `contest` with less than 1.
+
+    `detours` are those already known; those that had to be worked out are added.
+    """
     backward = model.rebuild(kinds)
     slots = model.compact(backward)
     times = step_seconds(model, model.sync_swapout(kinds), backward, slots, contest)
     compute = sum(backward.seconds)
     ratios = {}
-    for target, without in zip(contest, times[1:], strict=True):
-        overhead = times[0] - without
-        recompute = recompute_overhead(model, kinds, target, compute) if overhead > 0 else inf
-        ratios[target] = recompute / overhead if overhead > 0 else inf
+    for target, overhead in zip(contest, (times[0] - times[1:]).tolist(), strict=True):
+        if overhead <= 0 or not model.targets[target].recomputable:
+            continue
+        if target not in detours:
+            detours[target] = model.detour(kinds, backward, target)
+        recompute = recompute_overhead(model, backward, detours[target], compute)
+        if recompute / overhead < 1:
+            ratios[target] = recompute / overhead
     return ratios
 
 
 def recompute_overhead(
-    model: PoochModel, kinds: list[Kind], target: int, compute_seconds: float
+    model: PoochModel, backward: Backward, detour: Detour, compute_seconds: float
 ) -> float:
-    """Backward compute with `target` recomputed less `compute_seconds`; inf where it cannot be.
+    """Backward compute with `detour` less `compute_seconds`; inf where there is no room for it.
 
     A sum of compute, no timeline: that the extra compute hides other copies is not credited. PoocH
     subtracts the compute with the target kept, which is the same as with it offloaded.
     """
-    if not model.targets[target].recomputable:
+    if detour.peak_bytes > model.capacity_bytes:
         return inf
-    tried = [*kinds[:target], RECOMPUTE, *kinds[target + 1 :]]
-    again = model.rebuild(tried)
-    return sum(again.seconds) - compute_seconds if model.fits_backward(tried, again) else inf
+    return detour.total_seconds(backward) - compute_seconds
 
 
 def delay(model: PoochModel, backward: Backward, slots: Sequence[int]) -> list[int]:
     """Issue each group as late as the pass's time allows, never past its own break point."""
+    fetches = fetch_seconds(model, backward)
+    play = partial(play_backward, backward.seconds, fetches, larger=max)
+    early = play(slots, fresh(model.log, 0.0))
     late = list(slots)
 
     def seconds(group: int, slot: int) -> float:
-        return backward_seconds(model, backward, [*late[:group], slot, *late[group + 1 :]])
+        moved = [*late[:group], slot, *late[group + 1 :]]
+        return play(moved, early, first=slots[group]).end
 
-    limit = backward_seconds(model, backward, late)
     following = len(late) - 1
-    for group in reversed([i for i, fetched in enumerate(backward.fetched) if fetched]):
+    for group in sorted(fetches, reverse=True):
         later = range(late[group] + 1, min(group, following) + 1)
-        late[group] += bisect_right(later, limit, key=partial(seconds, group))
+        late[group] += bisect_right(later, early.end, key=partial(seconds, group))
         following = late[group]
     return late

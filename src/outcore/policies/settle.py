@@ -40,7 +40,8 @@ def _outer_too_small(problem: Problem, tier: Tier, over: int, policy: str) -> In
     return InfeasibleError(
         budget_bytes=limit,
         floor_bytes=limit + over,
-        op=f"what policy {policy} offloads",
+        op="what it offloads",
+        policy=policy,
         needed_bytes=limit + over,
         tier=tier.value,
     )

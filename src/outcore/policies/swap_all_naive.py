@@ -8,8 +8,8 @@ from typing import ClassVar
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.policies.policy import MIN_BYTES, check_min_bytes
-from outcore.policies.pooch_log import OFFLOAD
 from outcore.policies.pooch_plan import one_ahead, pooch_plan
+from outcore.policies.pooch_search import offload_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,4 @@ class SwapAllNaive:
 
     def plan(self, problem: Problem) -> Plan:
         """Offload all. Raises InfeasibleError where the working set of some op does not fit."""
-        return pooch_plan(
-            problem, self, self.min_bytes, lambda model: [OFFLOAD] * len(model.targets), one_ahead
-        )
+        return pooch_plan(problem, self, self.min_bytes, offload_all, one_ahead)

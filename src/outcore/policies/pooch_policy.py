@@ -1,0 +1,42 @@
+"""PoochPolicy: the options that swap-all, swap-opt and pooch share, and what they do."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from outcore.ir.plan import Plan
+from outcore.ir.problem import Problem
+from outcore.policies.policy import MIN_BYTES, check_min_bytes
+from outcore.policies.pooch_log import Kind
+from outcore.policies.pooch_model import PoochModel
+from outcore.policies.pooch_plan import pooch_plan, published
+
+
+@dataclass(frozen=True, slots=True)
+class PoochPolicy(ABC):
+    """A policy that decides over PoocH's model of a step. A subclass says how, and adds no option.
+
+    Candidates are buffers of at least `min_bytes`. Copies back are issued as in PoocH's code; with
+    `early`, lowering issues each as early as memory allows, and the decisions assume that.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    min_bytes: int = MIN_BYTES
+    early: bool = False
+
+    def __post_init__(self) -> None:
+        check_min_bytes(self, self.min_bytes)
+
+    @abstractmethod
+    def decide(self, model: PoochModel) -> Sequence[Kind]:
+        """One kind per target of `model`, in their order."""
+
+    def plan(self, problem: Problem) -> Plan:
+        """What `decide` says. Raises InfeasibleError where not even offloading all fits."""
+        schedule = None if self.early else published
+        return pooch_plan(problem, self, self.min_bytes, self.decide, schedule)
