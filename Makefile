@@ -5,6 +5,8 @@ PYTHON ?= python3
 PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
+# One process per core, as long as memory is sure to hold them: each takes about 1 GB.
+WORKERS ?= -n auto --maxprocesses 4 --dist loadgroup
 TYPED := $(wildcard src benchmarks examples tests)
 
 .NOTPARALLEL:
@@ -17,8 +19,8 @@ help:  ## show the targets
 demo: $(VENV)/.stamp-demo  ## train ResNet-50 inside 40 % of its memory; ARGS="--budget 50%" etc.
 	$(BIN)/outcore demo $(ARGS)
 
-test: $(VENV)/.stamp-dev  ## all tests; those that need a GPU are skipped where there is none
-	$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.stamp-dev  ## all tests, on all cores; those that need a GPU are skipped where there is none
+	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 test-pure: $(VENV)/.stamp-dev  ## the tests that need no torch, in seconds
 	$(BIN)/python -m pytest tests/pure $(ARGS)

@@ -29,10 +29,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark everything under tests/gpu, and skip it where there is no CUDA device."""
+    """Mark what is under tests/gpu, keep it in one process, skip it where there is no device."""
     gpu_items = [item for item in items if GPU in item.path.parents]
     for item in gpu_items:
         item.add_marker("gpu")
+        item.add_marker(pytest.mark.xdist_group("gpu"))  # one device: its memory is measured
     if gpu_items and not _cuda_is_available():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device; this machine has none"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ def fingerprint(tensors: list[torch.Tensor]) -> str:
 
 
 def run(case: Case, backend: Backend | str) -> list[str]:
+    """The fingerprints of a few steps."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     step = case.make()
@@ -41,13 +43,23 @@ def run(case: Case, backend: Backend | str) -> list[str]:
     return seen
 
 
-def check(case: Case, policy: str, share: float = 0.5) -> None:
+@cache
+def plain(case: Case) -> list[str]:
+    """The fingerprints without outcore."""
+    return run(case, "aot_eager")
+
+
+@cache
+def budget_of(case: Case, share: float) -> int:
     torch.manual_seed(0)
     probe = case.make()
-    budget = tight_budget(probe.module, probe.args, probe.loss, share)
-    del probe
+    return tight_budget(probe.module, probe.args, probe.loss, share)
+
+
+def check(case: Case, policy: str, share: float = 0.5) -> None:
+    budget = budget_of(case, share)
     backend = Backend(budget=budget, policy=policy)
-    assert run(case, backend) == run(case, "aot_eager")
+    assert run(case, backend) == plain(case)
     report = backend.report()
     assert report.state == "planned"
     assert report.counts.offload + report.counts.recompute > 0
@@ -62,6 +74,7 @@ def test_real_models_under_the_default_policy(name: str) -> None:
     check(case, "pooch{min_bytes=1KiB,early=true}")
 
 
+@pytest.mark.xdist_group("every policy")  # one process, which compiles the reference once
 @pytest.mark.parametrize("policy", EVERY)
 def test_every_policy(policy: str) -> None:
     case = next(c for c in CASES if c.name == "two-heads")

@@ -18,6 +18,7 @@ from outcore.errors import (
     OptionValueError,
     OutcoreError,
     ParseError,
+    PhotographsError,
     PolicyError,
     SpillError,
     VerifyError,
@@ -50,6 +51,7 @@ EXAMPLES = (
         directory="/scratch", reason="too little room", needed_bytes=3 * 2**30, free_bytes=2**20
     ),
     CaptureError(reason="it mutates an input", site="norm (model.py:7)"),
+    PhotographsError(reason="No module named 'sklearn'"),
 )
 by_name = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 
