@@ -12,6 +12,7 @@
     +-- DigestError        (ValueError)  made for another trace, or a file edited since it was saved
     +-- SpillError         (OSError)     the spill directory: full, unwritable, or an I/O error
     +-- CaptureError                     a graph that cannot be planned (it then runs in-core)
+    +-- PhotographsError                 the demo's photographs cannot be read
 
 Each is a dataclass: its fields are keyword arguments, and its message is built from them. A message
 says what is wrong, the numbers with their units, where, and what to try. All can be pickled.
@@ -115,15 +116,19 @@ class InfeasibleError(OutcoreError):
     """What must be in the tier while that op runs."""
     tier: str = "device"
     """The tier whose budget is too small: device, host or disk."""
+    policy: str = ""
+    """The policy whose plans all need more; empty where no policy's would do."""
 
     @property
     def message(self) -> str:
         """Give the budget, the floor and the op that sets it, and advise a budget that works."""
+        under = f" under policy {self.policy}" if self.policy else ""
+        another = ", another policy" if self.policy else ""
         return (
             f"no plan fits a {self.tier} budget of {_both(self.budget_bytes)}: "
-            f"{self.op} needs {_both(self.needed_bytes)} at once, "
+            f"{self.op} needs {_both(self.needed_bytes)} at once{under}, "
             f"and the smallest feasible budget is {_both(self.floor_bytes)}; "
-            f'try "{spell_size(self.floor_bytes)}" or more, or a smaller batch'
+            f'try "{spell_size(self.floor_bytes)}" or more{another}, or a smaller batch'
         )
 
 
@@ -258,6 +263,22 @@ class CaptureError(OutcoreError):
         """Say why, and where."""
         place = f" at {self.site}" if self.site else ""
         return f"cannot plan this graph: {self.reason}{place}"
+
+
+@dataclass(kw_only=True, eq=False)
+class PhotographsError(OutcoreError):
+    """The photographs cannot be read, for want of a package."""
+
+    reason: str
+    """What failed, in Python's words."""
+
+    @property
+    def message(self) -> str:
+        """Say why, and how to install what is missing."""
+        return (
+            f"no photographs to train on: {self.reason}; they come with scikit-learn and are "
+            'decoded by pillow: pip install "outcore[demo]"'
+        )
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from outcore.api import Backend
+from outcore.capture import passing
 
 _backends: dict[str, Backend] = {}
 
@@ -16,8 +17,13 @@ _backends: dict[str, Backend] = {}
 def outcore(
     module: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Compile one graph. Graphs compiled with the same options share one budget."""
-    return backend_for(options or {})(module, example_inputs)
+    """Compile one graph. Graphs compiled with the same options share one budget.
+
+    Raises as `Backend` does, at the first call of what was compiled.
+    """
+    with passing():
+        backend = backend_for(options or {})
+    return backend(module, example_inputs)
 
 
 def backend_for(options: Mapping[str, Any]) -> Backend:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import gc
 import warnings
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._C._autograd import _profiler_enabled
 
 from outcore import Backend
+from outcore.errors import CaptureError
+from outcore.measure import Meter
+from outcore.runtime.engine import MOST_PEAK_TRIES
+from outcore.runtime.graph import MOST_FRUITLESS
 from tests.cpu.training import (
     PROFILED_STEPS,
     Small,
@@ -389,3 +395,185 @@ class TestTrouble:
             expected.backward()
             assert same([snapshot(module, loss)], [snapshot(plain, expected)])
         assert outstanding(backend) == 0
+
+
+class Wide(nn.Module):
+    """A chain that saves a tensor of the same size per layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.sin(torch.tanh(layer(x)))
+        return x
+
+
+class TestRefused:
+    """A graph that runs in-core takes no more memory than under aot_eager."""
+
+    def peak_bytes(self, backend: Any, *, dynamic: bool | None = None) -> int:
+        torch._dynamo.reset()
+        module = Wide()
+        call = torch.compile(module, backend=backend, dynamic=dynamic)
+        for _ in range(2):
+            module.zero_grad()
+            call(torch.rand(512, 64)).sum().backward()
+            if isinstance(backend, Backend) and backend.engine is not None:
+                backend.engine.end_session()
+                graph = backend.engine.graphs[0]
+                graph._give_up(CaptureError(reason="a test"))
+        module.zero_grad()
+        gc.collect()
+        meter = Meter()
+        assert meter.start()
+        call(torch.rand(512, 64)).sum().backward()
+        return meter.stop().peak_bytes()
+
+    def test_a_graph_that_cannot_be_captured(self) -> None:
+        with pytest.warns(UserWarning, match="in-core"):
+            mine = self.peak_bytes(Backend(budget="1GiB"), dynamic=True)
+        assert mine <= self.peak_bytes("aot_eager", dynamic=True)
+
+    def test_a_graph_that_is_given_up(self) -> None:
+        with pytest.warns(UserWarning, match="a test"):
+            mine = self.peak_bytes(Backend(budget="1GiB"))
+        assert mine <= self.peak_bytes("aot_eager")
+
+
+class Constant(nn.Module):
+    """A graph that holds a tensor of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.layer(x) * torch.tensor([2.0] * 8))
+
+
+class TestDropped:
+    """A graph lives as long as the code that torch compiled of it."""
+
+    def watched(self, backend: Backend) -> tuple[Any, Any]:
+        assert backend.engine is not None
+        (graph,) = backend.engine.graphs
+        (constant,) = graph.captured.constants
+        return weakref.ref(graph), weakref.ref(constant)
+
+    @pytest.mark.parametrize("steps", [1, 2, STEPS])
+    def test_a_reset_drops_the_graph_and_its_tensors(self, steps: int) -> None:
+        module = Constant()
+        call, backend = compiled(module)
+        for _ in range(steps):
+            call(torch.ones(2, 8)).sum().backward()
+        graph, constant = self.watched(backend)
+        assert graph() is not None
+        torch._dynamo.reset()
+        gc.collect()
+        assert graph() is None
+        assert constant() is None
+        assert not torch.autograd.profiler._is_profiler_enabled
+        assert backend.report().graphs == 1
+
+    def test_graphs_do_not_pile_up(self) -> None:
+        module = Constant()
+        call, backend = compiled(module)
+        assert call is not None
+        for _ in range(4):
+            torch._dynamo.reset()
+            gc.collect()
+            call(torch.ones(2, 8)).sum().backward()
+        assert backend.engine is not None
+        assert len(backend.engine.graphs) == backend.report().graphs == 1
+
+    def test_a_twin_takes_over_the_plan_of_a_live_graph(self) -> None:
+        first, second = Small(), Small()
+        call, backend = compiled(first)
+        train(first, call, [batch(0)], mean_square, STEPS)
+        other = torch.compile(second, backend=backend)
+        other(batch(0)).sum().backward()
+        assert backend.engine is not None
+        old, *new = backend.engine.graphs
+        assert [g.planned for g in new] == [old.planned] * len(new)
+        assert old.planned is not None
+
+
+class Halves(nn.Module):
+    """Two graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Wide(), Wide()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.first(x)
+        torch._dynamo.graph_break()
+        return y, self.second(x)
+
+
+class TestMeter:
+    def metering(self) -> bool:
+        return bool(_profiler_enabled())
+
+    def test_reading_in_the_middle_of_a_step_changes_nothing(self) -> None:
+        def peak_bytes(*, reads: bool) -> int:
+            call, backend = compiled(Halves(), budget="1GiB")
+            for _ in range(STEPS):
+                for output in call(torch.ones(256, 64)):
+                    if reads:
+                        backend.report()
+                    output.sum().backward()
+                    if reads:
+                        backend.report()
+                del output
+            peak = backend.report().measured_peak_bytes
+            assert peak is not None
+            del call
+            gc.collect()
+            return peak
+
+        quiet = peak_bytes(reads=False)
+        assert peak_bytes(reads=True) == quiet
+
+    def test_reading_after_a_step_knows_its_peak(self) -> None:
+        call, backend = compiled(Wide(), budget="1GiB")
+        for _ in range(PROFILED_STEPS):
+            assert backend.report().measured_peak_bytes is None
+            call(torch.ones(256, 64)).sum().backward()
+        assert backend.report().measured_peak_bytes is not None
+        assert not self.metering()
+
+    def test_a_graph_that_is_never_planned(self) -> None:
+        module, idle = Wide(), Constant()
+        call, backend = compiled(module, budget="1GiB")
+        other = torch.compile(idle, backend=backend)
+        for _ in range(2 * PROFILED_STEPS + MOST_FRUITLESS + MOST_PEAK_TRIES):
+            call(torch.ones(256, 64)).sum().backward()
+            other(torch.ones(2, 8))
+        assert not self.metering()
+        assert backend.engine is not None
+        assert backend.engine.session is None
+        for _ in range(2 * PROFILED_STEPS):
+            call(torch.ones(256, 64)).sum().backward()
+            other(torch.ones(2, 8)).sum().backward()
+        assert backend.report().measured_peak_bytes is not None
+        assert not self.metering()
+
+    def test_forwards_alone(self) -> None:
+        call, _ = compiled(Wide(), budget="1GiB")
+        for _ in range(MOST_FRUITLESS + 1):
+            call(torch.ones(256, 64))
+        assert not self.metering()
+
+    def test_a_leader_that_never_comes_back(self) -> None:
+        first, second = Wide(), Wide()
+        call, backend = compiled(first, budget="1GiB")
+        call(torch.ones(256, 64)).sum().backward()
+        assert self.metering()
+        other = torch.compile(second, backend=backend)
+        for _ in range(2 * PROFILED_STEPS):
+            other(torch.ones(256, 64)).sum().backward()
+        assert not self.metering()
+        assert backend.report().measured_peak_bytes is not None

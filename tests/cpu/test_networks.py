@@ -7,14 +7,14 @@ from sklearn.datasets import load_sample_images
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from outcore.errors import OptionValueError
+from outcore.errors import OptionValueError, PhotographsError
 from outcore.networks import NETWORKS, network, photograph_batches
 from outcore.networks.alexnet import AlexNet
 from outcore.networks.bert import BERT
 from outcore.networks.googlenet import GoogLeNet
 from outcore.networks.gpt import GPT
 from outcore.networks.lstm import LSTM
-from outcore.networks.photographs import DEVIATION, MEAN, PhotographsError
+from outcore.networks.photographs import DEVIATION, MEAN
 from outcore.networks.resnet import ResNet
 from outcore.networks.transformer import TransformerShape
 from outcore.networks.unet3d import UNet3d
@@ -23,11 +23,12 @@ from tests.cpu.models import CASES
 
 TINY = TransformerShape(layers=2, heads=4, width=32)
 
-# One row of each class: the other rows differ in options that the counts below tell apart.
+# One row of each class: the other rows differ in options that the counts below, or the comparison
+# with transformers, tell apart.
 SMALL = [
     NETWORKS[name].small
     for name in NETWORKS
-    if name not in {"gpt2-large", "resnet101", "resnet152"}
+    if name not in {"gpt2-large", "resnet50-v1", "resnet101", "resnet152"}
 ]
 
 # Parameters as the literature or the reference implementation has them.
@@ -54,14 +55,8 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
-    """Small kernels on two threads wait for each other longer than they compute."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _seeded():
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
-    torch.compiler.reset()
 
 
 def parameters(model):

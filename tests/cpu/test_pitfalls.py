@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo import compiled_autograd
 from torch.nn import functional as F
 
 from outcore import Backend
+from outcore.capture import passing
 from outcore.errors import (
     BudgetError,
     CaptureError,
     InfeasibleError,
     OptionError,
+    OutcoreError,
     PolicyError,
     SpillError,
+    VerifyError,
 )
 from outcore.ir.program import Run
 from outcore.ir.trace import Role
@@ -325,7 +331,7 @@ class TestLeaks:
             torch.utils.checkpoint.checkpoint(call, x, use_reentrant=False).sum().backward()
         gc.collect()
         assert backend.engine is not None
-        backend.engine.end_session(None)
+        backend.engine.end_session()
         assert len(backend.engine.stores) == 0
 
 
@@ -344,6 +350,36 @@ call(torch.ones(2, 8)).sum().backward()
 """
 
 
+class TestCompiledAutograd:
+    """It copies what AOTAutograd saw of a backward call, which is not what outcore runs."""
+
+    def enabled(self) -> Any:
+        return compiled_autograd._enable(torch.compile(backend="eager"))
+
+    def test_enabled_before_it_runs_in_core(self) -> None:
+        torch.manual_seed(0)
+        module, plain = Positions(-1), Positions(-1)
+        plain.load_state_dict(module.state_dict())
+        call, _ = compiled(module)
+        x = torch.rand(8, WIDTH)
+        with self.enabled(), pytest.warns(UserWarning, match="compiled autograd is enabled"):
+            seen = train(module, call, [x], mean_square, 2)
+        assert same(seen, train(plain, plain, [x], mean_square, 2))
+
+    def test_enabled_later_it_is_refused(self) -> None:
+        module = Positions(-1)
+        call, backend = compiled(module)
+        loss = mean_square(call(torch.rand(8, WIDTH)))
+        with self.enabled(), pytest.raises(RuntimeError, match="before it was enabled"):
+            loss.backward()
+        del loss
+        module.zero_grad()
+        mean_square(call(torch.rand(8, WIDTH))).backward()
+        gc.collect()
+        assert backend.engine is not None
+        assert len(backend.engine.stores) == 0
+
+
 class TestEnd:
     def test_a_program_may_end_after_one_step(self) -> None:
         ended = subprocess.run([sys.executable, "-c", ONE_STEP], capture_output=True, check=False)
@@ -355,8 +391,9 @@ class TestBadInput:
         with pytest.raises(OptionError, match="did you mean 'budget'"):
             Backend(budgt="1GiB")
         call = torch.compile(nn.Linear(2, 2), backend="outcore", options={"polcy": "pooch"})
-        with pytest.raises(BackendCompilerFailed, match="did you mean 'policy'"):
+        with pytest.raises(OptionError, match="did you mean 'policy'") as caught:
             call(torch.ones(1, 2))
+        assert caught.value.option == "polcy"
 
     @pytest.mark.parametrize("budget", ["-1GiB", -1, "plenty", "0B", 0, "12 parsecs"])
     def test_a_budget_that_cannot_be(self, budget: str | int) -> None:
@@ -366,9 +403,27 @@ class TestBadInput:
     def test_a_missing_budget_on_a_cpu(self) -> None:
         torch._dynamo.reset()
         call = torch.compile(nn.Linear(2, 2), backend=Backend())
-        with pytest.raises(BackendCompilerFailed, match="budget must be given") as caught:
+        with pytest.raises(BudgetError, match="budget must be given") as caught:
             call(torch.ones(1, 2))
-        assert isinstance(caught.value.inner_exception, BudgetError)
+        printed = "".join(traceback.format_exception_only(caught.value))
+        assert printed.startswith("outcore.errors.BudgetError: option budget=None")
+        twin = pickle.loads(pickle.dumps(caught.value))
+        assert type(twin) is BudgetError
+        assert str(twin) == caught.value.message
+
+    @pytest.mark.parametrize("kind", [SpillError, PolicyError, VerifyError])
+    def test_any_error_passes_through_dynamo(self, kind: type[OutcoreError]) -> None:
+        given: dict[str, Any] = {f.name: f.name for f in fields(kind) if "bytes" not in f.name}  # type: ignore[arg-type]  # a dataclass
+        error = kind(**given)
+
+        def backend(*_: Any) -> Any:
+            with passing():
+                raise error
+
+        with pytest.raises(kind) as caught:
+            torch.compile(nn.Linear(2, 2), backend=backend)(torch.ones(1, 2))
+        assert str(caught.value).startswith(error.message)
+        assert getattr(caught.value, "__notes__", []) == getattr(error, "__notes__", [])
 
     @pytest.mark.parametrize("policy", ["pouch", "pooch{", "pooch{nothing=1}"])
     def test_a_policy_that_is_none(self, policy: str) -> None:
@@ -412,14 +467,20 @@ class TestBadInput:
         call(batch(0)).sum().backward()
         assert backend.report().state == "profiling"
 
+    def test_an_infeasible_policy_has_its_name(self) -> None:
+        sizes: dict[str, Any] = {"budget_bytes": 1024, "floor_bytes": 4096, "needed_bytes": 2048}
+        error = InfeasibleError(op="op 7", policy="swap-all", **sizes)
+        assert "at once under policy swap-all" in str(error)
+        assert "another policy" in str(error)
+        assert "policy" not in str(InfeasibleError(op="op 7", **sizes))
+
     def test_strict_refuses_what_cannot_be_planned(self) -> None:
         call, _ = compiled(Host(), strict=True)
         x = torch.ones(3, requires_grad=True)
         with (
             torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True),
-            pytest.raises(BackendCompilerFailed) as caught,
+            pytest.raises(CaptureError, match="cannot plan this graph"),
         ):
             call(x)
-        assert isinstance(caught.value.inner_exception, CaptureError)
         assert Host()(x).backward() is None
         assert x.grad is not None

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from outcore.capture.compat import (
     aot_autograd,
+    boxed,
+    compiles_autograd,
     default_partition,
     keeps_graph,
     stand_in_survives,
 )
 from outcore.capture.graph import Captured, capture
+from outcore.capture.passing import passing
 from outcore.capture.shells import Shells, shells
 
 __all__ = [
     "Captured",
     "Shells",
     "aot_autograd",
+    "boxed",
     "capture",
+    "compiles_autograd",
     "default_partition",
     "keeps_graph",
+    "passing",
     "shells",
     "stand_in_survives",
 ]

@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition
+from torch.fx import GraphModule
+from torch.fx.graph import _BoxedCodeGen
 
 __all__ = [
     "aot_autograd",
+    "boxed",
+    "compiles_autograd",
     "default_partition",
     "keeps_graph",
     "mutated_inputs",
     "runs_in_backward",
     "stand_in_survives",
 ]
+
+
+def boxed(module: GraphModule) -> Callable[[list[Any]], Any]:
+    """`module` as a call that empties the list of its arguments, so that each dies at its last use.
+
+    An ordinary call's caller holds them until it returns: for a backward call, all that was saved.
+    Changes how `module` itself is called.
+    """
+    module.graph.set_codegen(_BoxedCodeGen())
+    module.recompile()
+    forward: Callable[[list[Any]], Any] = module.forward
+
+    def call(args: list[Any]) -> Any:
+        return forward(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's mark for stolen arguments
+    return call
+
+
+def compiles_autograd() -> bool:
+    """Whether compiled autograd is enabled: it copies what AOTAutograd saw of a backward call."""
+    return bool(compiled_autograd.compiled_autograd_enabled)
 
 
 def keeps_graph() -> bool:

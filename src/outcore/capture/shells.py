@@ -2,7 +2,8 @@
 
 AOTAutograd only needs their signatures. The forward shell returns the user's outputs, the inputs
 that plain PyTorch would save (so that autograd still checks that nobody overwrote them), and one
-stand-in: a number that names the store where everything else waits. The shells' bodies never run.
+stand-in: a number that names the store where everything else waits. The shells' bodies never run,
+unless compiled autograd, enabled after the graph was compiled, copies them into a graph of its own.
 """
 
 from __future__ import annotations
@@ -93,11 +94,23 @@ def _backward(
     stand_in.meta["val"] = fake
     for node in tangents:
         _copy(graph, node)
-    # Any node will do for a gradient. This one, because AOTAutograd takes saved tensors that the
-    # backward call neither gets nor gives for its own to overwrite, and then refuses retain_graph.
-    made = [stand_in if isinstance(r, Node) else None for r in _results(module)]
+    # Any node will do for a gradient. One that stands for the stand-in, because AOTAutograd takes
+    # saved tensors that the backward call neither gets nor gives for its own to overwrite, and then
+    # refuses retain_graph.
+    gradient = graph.call_function(copied, (stand_in,))
+    gradient.meta["val"] = fake
+    made = [gradient if isinstance(r, Node) else None for r in _results(module)]
     _finish(graph, module, made)
     return GraphModule(module, graph)
+
+
+def copied(_: torch.Tensor) -> None:
+    """What a backward shell does where it runs after all. Raises RuntimeError."""
+    raise RuntimeError(
+        "compiled autograd cannot run the backward call of a graph that outcore compiled before it "
+        "was enabled: enable it before the first forward call (the graph then runs in-core), or "
+        "set torch._dynamo.config.compiled_autograd = False"
+    )
 
 
 def _finish(graph: Graph, module: GraphModule, results: list[Any]) -> None:

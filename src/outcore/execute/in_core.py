@@ -7,21 +7,22 @@ from typing import Any
 
 from outcore.execute.executable import Executable
 
-Call = Callable[..., Any]
+Call = Callable[[list[Any]], Any]
 
 
 def in_core(forward: Call, backward: Call, forward_outputs: int, constants: int) -> Executable:
-    """An Executable of two plain functions; no plan, no copies.
+    """An Executable of two boxed functions; no plan, no copies.
 
-    `forward(*inputs)` returns `forward_outputs` results and then what it saves;
-    `backward(*saved, *tangents)` returns the gradients. The last `constants` arguments of the
-    forward call are not passed on: the functions hold them.
+    `forward([*inputs])` returns `forward_outputs` results and then what it saves;
+    `backward([*saved, *tangents])` returns the gradients. Both empty the list they are given, so
+    that what they read dies at its last use. The last `constants` arguments of the forward call are
+    not passed on: the functions hold them.
     """
 
     def run_forward(arguments: list[Any], _: object) -> tuple[tuple[Any, ...], list[Any]]:
         inputs = arguments[: len(arguments) - constants]
         arguments.clear()
-        made = forward(*inputs)
+        made = forward(inputs)
         results = tuple(made[:forward_outputs])
         return results, [_apart(s, results) for s in made[forward_outputs:]]
 
@@ -29,7 +30,7 @@ def in_core(forward: Call, backward: Call, forward_outputs: int, constants: int)
         given = [*crossing, *tangents]
         crossing.clear()
         tangents.clear()
-        return tuple(backward(*given))
+        return tuple(backward(given))
 
     return Executable(None, run_forward, run_backward, {}, "")
 

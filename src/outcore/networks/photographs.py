@@ -6,34 +6,17 @@ nothing is downloaded.
 
 import importlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
-from outcore.errors import OptionValueError, OutcoreError
+from outcore.errors import OptionValueError, PhotographsError
 from outcore.networks.spec import Batch
 
 # Per channel, of ImageNet's training set: the customary normalisation of photographs.
 MEAN = (0.485, 0.456, 0.406)
 DEVIATION = (0.229, 0.224, 0.225)
 CLASSES = 2
-
-
-@dataclass(kw_only=True, eq=False)
-class PhotographsError(OutcoreError):
-    """The photographs cannot be read, for want of a package."""
-
-    reason: str
-    """What failed, in Python's words."""
-
-    @property
-    def message(self) -> str:
-        """Say why, and how to install what is missing."""
-        return (
-            f"no photographs to train on: {self.reason}; they come with scikit-learn and are "
-            'decoded by pillow: pip install "outcore[demo]"'
-        )
 
 
 def photograph_batches(n: int, seed: int = 0, *, size: int = 224) -> Iterator[Batch]:

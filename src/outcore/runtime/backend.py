@@ -14,8 +14,11 @@ from torch.fx import GraphModule
 from outcore.capture import (
     Captured,
     aot_autograd,
+    boxed,
     capture,
+    compiles_autograd,
     default_partition,
+    passing,
     shells,
 )
 from outcore.errors import CaptureError
@@ -30,7 +33,7 @@ from outcore.runtime.summary import report_of
 log = logging.getLogger("outcore")
 
 KEY = "outcore_graph"
-"""Where a shell module carries the number of its graph; AOTAutograd deep-copies modules."""
+"""Where a shell module carries its graph, which then lives as long as what torch compiled of it."""
 
 Call = Callable[..., Any]
 
@@ -51,26 +54,36 @@ class Backend:
         self.engine: Engine | None = None
         self.capture_seconds = 0.0
         self.notes: list[str] = []
-        self._graphs: dict[int, tuple[PlannedGraph, GraphModule]] = {}
         if budget is not None:
             settle(self.options, torch.device("cpu"))
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Call:
-        """Compile one graph for torch.compile."""
+        """Compile one graph for torch.compile. Errors arrive there as what they are."""
         compiler = aot_autograd(
             fw_compiler=self._forward_compiler,
             bw_compiler=self._backward_compiler,
-            inference_compiler=_boxed,
-            partition_fn=self._partition,
+            inference_compiler=_plain,
+            partition_fn=self._apart if compiles_autograd() else self._partition,
         )
-        compiled: Call = compiler(module, example_inputs)
+        with passing():
+            compiled: Call = compiler(module, example_inputs)
         return compiled
 
     def report(self) -> Report:
-        """What was planned and measured so far."""
+        """What was planned and measured so far.
+
+        Asking changes nothing. The one thing it ends is the metering of a step that is over; in the
+        middle of a step that goes on, and the figures are those of before (`Engine.close_step`).
+        """
         return report_of(self)
 
     # ---- AOTAutograd's three calls --------------------------------------------------------------
+
+    def _apart(self, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+        """Partition as torch does: compiled autograd would replace a backward call of ours."""
+        self._refuse(CaptureError(reason="compiled autograd is enabled"))
+        parts: tuple[GraphModule, GraphModule] = default_partition(*args, **kwargs)
+        return parts
 
     def _partition(
         self,
@@ -95,13 +108,11 @@ class Backend:
         outside = shells(forward, backward, num_fwd_outputs)
         engine = self._engine(captured.device)
         fallback: Executable = in_core(
-            forward.forward, backward.forward, num_fwd_outputs, len(captured.constants)
+            boxed(forward), boxed(backward), num_fwd_outputs, len(captured.constants)
         )
         graph = PlannedGraph(engine, captured, outside.saved_inputs, fallback)
         engine.add(graph)
-        number = len(self._graphs)
-        self._graphs[number] = (graph, forward)
-        outside.forward.meta[KEY] = outside.backward.meta[KEY] = number
+        outside.forward.meta[KEY] = outside.backward.meta[KEY] = graph
         self.capture_seconds += time.perf_counter() - start
         return outside.forward, outside.backward
 
@@ -117,12 +128,12 @@ class Backend:
         return captured
 
     def _forward_compiler(self, module: GraphModule, _: Any) -> Call:
-        number = module.meta.get(KEY)
-        return _boxed(module, _) if number is None else _as_boxed(self._graphs[number][0].forward)
+        graph: PlannedGraph | None = module.meta.get(KEY)
+        return boxed(module) if graph is None else _as_boxed(graph.forward)
 
     def _backward_compiler(self, module: GraphModule, _: Any) -> Call:
-        number = module.meta.get(KEY)
-        return _boxed(module, _) if number is None else _as_boxed(self._graphs[number][0].backward)
+        graph: PlannedGraph | None = module.meta.get(KEY)
+        return boxed(module) if graph is None else _as_boxed(graph.backward)
 
     def _engine(self, device: torch.device) -> Engine:
         if self.engine is None:
@@ -148,13 +159,6 @@ def _as_boxed(method: Callable[[list[Any]], Any]) -> Call:
     return call
 
 
-def _boxed(module: GraphModule, _: Any) -> Call:
+def _plain(module: GraphModule, _: Any) -> Call:
     """The module itself, run as captured."""
-
-    def call(args: list[Any]) -> Any:
-        inputs = list(args)
-        args.clear()
-        return module.forward(*inputs)
-
-    call._boxed_call = True  # type: ignore[attr-defined]  # as above
-    return call
+    return boxed(module)

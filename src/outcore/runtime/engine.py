@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -23,7 +25,7 @@ from outcore.ir.trace import Effect, Trace
 from outcore.lower import lower
 from outcore.measure import resident_bytes
 from outcore.policies import floor_plan
-from outcore.runtime.graph import PlannedGraph, Profiling
+from outcore.runtime.graph import PlannedGraph, Profiling, Standing
 from outcore.runtime.options import Settings
 from outcore.runtime.session import Session, in_backward
 from outcore.runtime.store import Stores
@@ -33,6 +35,16 @@ log = logging.getLogger("outcore")
 
 MARGIN_DIVISOR = 200
 """The safety margin is the budget over this: half a percent."""
+
+
+LONGEST_SESSION = 1024
+"""Forward calls after which a metered step is ended: a call that never goes back holds it open."""
+
+MOST_PEAK_TRIES = 8
+"""Steps that are metered for their peak since a graph was planned: another one may never be."""
+
+REMEMBERED_PLANS = 8
+"""Plans kept for graphs that torch may compile again, where fewer graphs than that are live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +74,45 @@ class Engine:
             device, settings.spill_dir, settings.link_bytes_per_second
         )
         self.stores = Stores()
-        self.graphs: list[PlannedGraph] = []
+        self._graphs: list[tuple[ref[PlannedGraph], Standing]] = []
+        self._plans: OrderedDict[str, Planned] = OrderedDict()
+        """Digest of a captured trace -> its plan, latest last; outlives graphs, for recompiles."""
         self.calls = 0
         """Forward calls so far, of all graphs."""
         self.session: Session | None = None
         self.measured_peak_bytes: int | None = None
         """The peak of the last metered step after all graphs were planned."""
+        self._peak_tries = 0
         self._hardware: Hardware | None = None
+
+    @property
+    def graphs(self) -> list[PlannedGraph]:
+        """The graphs whose compiled code torch still has, oldest first."""
+        return [g for g in (each() for each, _ in self._graphs) if g is not None]
 
     def active(self) -> list[PlannedGraph]:
         """Graphs that still run; one that a recompile replaced is not among them."""
-        return [g for g in self.graphs if self.calls - g.last_call <= 2 * len(self.graphs)]
+        return [g for g in self.graphs if self._recent(g.standing)]
+
+    def standings(self) -> list[Standing]:
+        """How the graphs stand that run, or that ran last: torch may have dropped them since."""
+        return [standing for _, standing in self._graphs if self._recent(standing)]
+
+    def _recent(self, standing: Standing) -> bool:
+        return self.calls - standing.last_call <= 2 * len(self._graphs)
 
     def add(self, graph: PlannedGraph) -> None:
-        """Take in a captured graph. One that was planned before (a recompile) keeps its plan."""
-        twins = (g for g in self.graphs if g.digest == graph.digest and g.planned is not None)
-        twin = next(twins, None)
-        if twin is not None:
-            graph.adopt(twin)
-        graph.last_call = self.calls
-        self.graphs.append(graph)
+        """Take in a captured graph. One that was planned before (a recompile) keeps its plan.
+
+        What is known of graphs that torch has dropped is forgotten.
+        """
+        planned = self._plans.get(graph.digest)
+        if planned is not None:
+            self._plans.move_to_end(graph.digest)
+            graph.adopt(planned)
+        graph.standing.last_call = self.calls
+        self._graphs = [(ref(g), g.standing) for g in (*self.graphs, graph)]
+        self._peak_tries = 0
 
     def outstanding(self, graph: PlannedGraph) -> tuple[PlannedGraph, ...]:
         """Other graphs whose backward is still to come, oldest first, each once."""
@@ -99,24 +130,59 @@ class Engine:
 
     # ---- the meter ------------------------------------------------------------------------------
 
-    def begin_session(self, leader: PlannedGraph, *, wanted: bool) -> None:
-        """Meter the step that begins with `leader`, where wanted and possible."""
-        if wanted and self.session is None:
-            session = Session(leader, self.resident_bytes())
-            self.session = session if session.start() else None
+    def wants_peak(self) -> bool:
+        """Whether a planned step should be metered for its peak: it is not known, nor in vain."""
+        return self.measured_peak_bytes is None and self._peak_tries < MOST_PEAK_TRIES
 
-    def end_session(self, leader: PlannedGraph | None) -> None:
-        """End the session that `leader` leads; None: end any."""
+    def begin_session(self, leader: PlannedGraph) -> bool:
+        """Meter the step that begins with `leader`; False where impossible, or under way."""
+        if self.session is not None:
+            return False
+        session = Session(ref(leader), self.resident_bytes(), self.calls)
+        begun = session.start()
+        self.session = session if begun else None
+        self._peak_tries += begun and leader.planned is not None
+        return begun
+
+    def end_session(self, *, whole: bool = True) -> None:
+        """End the session, if there is one and autograd is not at work; `whole`: as one step."""
         session = self.session
         if session is None or in_backward():
             return
-        if leader is not None and (session.leader is not leader or self.waiting(leader)):
-            return
         self.session = None
-        planned = all(g.executable is not None for g in self.active())
         session.stop()
-        if planned:
+        if whole and self._settled():
             self.measured_peak_bytes = session.peak_bytes
+
+    def next_step(self, caller: PlannedGraph) -> None:
+        """End the session where the forward call of `caller` that now begins is a new step's."""
+        session = self.session
+        if session is None:
+            return
+        leader = session.leader()
+        if leader is caller and not self.waiting(caller):
+            self.end_session()
+        elif leader not in self.active() or self.calls - session.calls > LONGEST_SESSION:
+            self.end_session(whole=False)
+
+    def close_step(self) -> None:
+        """End the session where its step is over: every graph that runs came through backward.
+
+        For who asks after a step. In the middle of one this does nothing, so asking there changes
+        nothing of what is measured; nor does it after one, where the next forward call would end
+        the session, and what is counted is over.
+        """
+        session = self.session
+        if session is None or len(self.stores):
+            return
+        seen = {visit.owner() for visit in session.visits}
+        if all(graph in seen for graph in self.active()):
+            self.end_session()
+
+    def _settled(self) -> bool:
+        """Whether there are graphs that run, and none is being profiled."""
+        standings = self.standings()
+        return bool(standings) and all(s.settled for s in standings)
 
     def resident_bytes(self, besides: Sequence[torch.Tensor] = ()) -> int:
         """Bytes that live tensors hold on the device, those of `besides` left out."""
@@ -200,10 +266,18 @@ class Engine:
         planned = Planned(
             problem, plan, program, timeline, in_core_timeline, time.perf_counter() - start
         )
+        self._remember(graph.digest, planned)
         self.driver.reserve(timeline.peak(self.hardware().outer))
         bound = None if self._all_kept(planned) else self.settings.budget_bytes
         self.driver.bound_memory(self.resident_bytes(), bound)
         return planned
+
+    def _remember(self, digest: str, planned: Planned) -> None:
+        self._peak_tries = 0
+        self._plans[digest] = planned
+        self._plans.move_to_end(digest)
+        while len(self._plans) > max(REMEMBERED_PLANS, len(self._graphs)):
+            self._plans.popitem(last=False)
 
     def _all_kept(self, latest: Planned) -> bool:
         """Whether no graph that runs moves anything."""

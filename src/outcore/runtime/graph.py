@@ -10,9 +10,10 @@ import logging
 import time
 import warnings
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet, ref
 
 from outcore.capture import Captured, keeps_graph, stand_in_survives
 from outcore.errors import CaptureError
@@ -33,12 +34,34 @@ TIMED_STEPS = 3
 """Steps that are timed, after the one that is checked and metered."""
 
 
+MOST_FRUITLESS = 4
+"""Forward calls in a row that are metered in vain; then the meter waits for a backward call."""
+
+
 class State(Enum):
     """What a graph is doing."""
 
     PROFILING = "profiling"
     PLANNED = "planned"
     IN_CORE = "in-core"
+
+
+@dataclass(slots=True)
+class Standing:
+    """How far a graph has come, for the report. It holds no tensors, and may outlive its graph."""
+
+    state: State = State.PROFILING
+    planned: Planned | None = None
+    recent_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    last_call: int = 0
+    """Number of its last forward call, counted over the engine's graphs."""
+    reason: str = ""
+    """Why it runs in-core, where it was not planned."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether it will run from now on as it runs now."""
+        return self.state is not State.PROFILING
 
 
 @dataclass(slots=True)
@@ -66,7 +89,10 @@ class Profiling:
 
 
 class PlannedGraph:
-    """The two calls that stand for a graph's forward and backward."""
+    """The two calls that stand for a graph's forward and backward.
+
+    Only what torch compiled holds it: it dies, with its constants, when torch drops that code.
+    """
 
     def __init__(
         self,
@@ -78,24 +104,29 @@ class PlannedGraph:
         self.engine, self.captured, self.saved_inputs = engine, captured, saved_inputs
         self.fallback = fallback
         self.digest = digest(captured.trace)
-        self.last_call = 0
-        self.state = State.PROFILING
+        self.standing = Standing()
         self.profiling: Profiling | None = None
-        self.planned: Planned | None = None
         self.executable: Executable | None = None
         self.most_outstanding = 1
         """The most calls of this graph that waited for their backward at once."""
-        self.before: tuple[PlannedGraph, ...] = ()
+        self.before: WeakSet[PlannedGraph] = WeakSet()
         """Graphs whose backward is outstanding when this one's forward begins."""
-        self.recent_seconds: deque[float] = deque(maxlen=64)
-        self.reason = ""
+        self.fruitless = 0
+        """Sessions begun in a row that no backward call followed."""
 
-    def adopt(self, twin: PlannedGraph) -> None:
-        """Take over the plan of a graph with the same trace."""
-        if twin.planned is None:
-            return
-        self.planned, self.before = twin.planned, twin.before
-        self._settle(twin.planned)
+    @property
+    def planned(self) -> Planned | None:
+        """Its plan, once it has one."""
+        return self.standing.planned
+
+    def __deepcopy__(self, _: dict[int, Any]) -> PlannedGraph:
+        """Itself: AOTAutograd copies modules, and the copies stand for the same graph."""
+        return self
+
+    def adopt(self, planned: Planned) -> None:
+        """Take over the plan of a graph with the same trace, and what its kernels corrected."""
+        self.captured = replace(self.captured, trace=planned.problem.trace)
+        self._settle(planned)
 
     # ---- the two calls --------------------------------------------------------------------------
 
@@ -104,21 +135,21 @@ class PlannedGraph:
         inputs = list(args)
         args.clear()
         self.engine.calls += 1
-        self.last_call = self.engine.calls
-        self.engine.end_session(self)
+        self.standing.last_call = self.engine.calls
+        self.engine.next_step(self)
         executable = self._ready(inputs)
-        self.engine.begin_session(self, wanted=self._wants_meter(executable))
-        visit = Visit(self, self._replay_of(executable, inputs))
+        if self._wants_meter(executable):
+            self.fruitless += self.engine.begin_session(self)
+        visit = Visit(ref(self), self._replay_of(executable, inputs))
         start = time.perf_counter()
         try:
             results, store = self._run_forward(executable, inputs, visit)
         except CaptureError as error:
-            self._learn(error, visit)
-            return self.forward(inputs)
+            return self.forward(self._learn(error, visit))
         visit.seconds = time.perf_counter() - start
         visit.forward_stop = time.time_ns()
         stand_in = self.engine.stores.add(store, follow=stand_in_survives())
-        return [*results, *(inputs[i] for i in self.saved_inputs), stand_in]
+        return [*results, stand_in]
 
     def backward(self, args: list[Any]) -> tuple[Any, ...]:
         """AOTAutograd's backward: the gradients."""
@@ -127,6 +158,7 @@ class PlannedGraph:
         args.clear()
         store = self.engine.stores.find(stand_in)
         store.check_versions()
+        self.fruitless = 0
         visit = store.visit
         again = keeps_graph()
         given = list(tangents) if visit.replay is not None else []
@@ -136,8 +168,7 @@ class PlannedGraph:
             gradients = store.executable.backward(crossing, tangents, store.lane)
         except CaptureError as error:
             state = self.engine.driver.generator.get_state()
-            self._learn(error, visit)
-            gradients = self._run_again(visit, given)
+            gradients = self._run_again(visit, self._learn(error, visit), given)
             self.engine.driver.generator.set_state(state)
         finally:
             if not again:
@@ -151,7 +182,7 @@ class PlannedGraph:
 
     def _ready(self, inputs: list[Any]) -> Executable:
         """The executable for this step; plans first where enough is known."""
-        self.before = self.engine.outstanding(self)
+        self.before = WeakSet(self.engine.outstanding(self))
         waiting = 1 + self.engine.waiting(self)
         self.most_outstanding = max(self.most_outstanding, waiting)
         if self.executable is not None:
@@ -179,32 +210,38 @@ class PlannedGraph:
         seconds = profiling.stopwatch.seconds(len(trace.ops))
         assert profiling.workspace_bytes is not None  # noqa: S101 - `done` says so
         profile = Profile(seconds, profiling.workspace_bytes, Source.MEASURED)
-        self.planned = self.engine.plan(self, profile, profiling)
-        return self._settle(self.planned)
+        return self._settle(self.engine.plan(self, profile, profiling))
 
     def _settle(self, planned: Planned) -> Executable:
         trace = self.captured.trace
-        self.state = State.IN_CORE if planned.everything_kept else State.PLANNED
+        self.standing.planned = planned
+        self.standing.state = State.IN_CORE if planned.everything_kept else State.PLANNED
         self.executable = build(trace, planned.program, self.engine.driver.generator)
         self.profiling = None
         return self.executable
 
     def _wants_meter(self, executable: Executable) -> bool:
+        if self.fruitless >= MOST_FRUITLESS:
+            return False
         checked = self.profiling is not None and executable is self.profiling.checked
-        return checked or (self.planned is not None and self.engine.measured_peak_bytes is None)
+        return checked or (self.planned is not None and self.engine.wants_peak())
 
     def _run_forward(
         self, executable: Executable, inputs: list[Any], visit: Visit
-    ) -> tuple[tuple[Any, ...], Store]:
+    ) -> tuple[list[Any], Store]:
+        """The results and the saved inputs. Empties `inputs`, so that each can die on the way."""
         lane = self.engine.driver.open_lane(executable.regions)
+        saved = [inputs[i] for i in self.saved_inputs]
+        overwritten = [inputs[i] for i in self.captured.overwritten]
         arguments = [*inputs, *self.captured.constants]
+        inputs.clear()
         try:
             results, crossing = executable.forward(arguments, lane)
         except BaseException:
             lane.close()
             raise
-        versions = versions_of(crossing, [inputs[i] for i in self.captured.overwritten])
-        return results, Store(visit, executable, lane, crossing, versions)
+        versions = versions_of(crossing, overwritten)
+        return [*results, *saved], Store(visit, executable, lane, crossing, versions)
 
     # ---- a graph that is not as captured --------------------------------------------------------
 
@@ -213,8 +250,11 @@ class PlannedGraph:
             return None
         return Replay(tuple(inputs), self.engine.driver.generator.get_state())
 
-    def _learn(self, error: CaptureError, visit: Visit) -> None:
-        """Correct the trace by what a kernel really returned, or run in-core from now on."""
+    def _learn(self, error: CaptureError, visit: Visit) -> list[Any]:
+        """Correct the trace by what a kernel really returned, or run in-core from now on.
+
+        Returns the inputs to begin again with.
+        """
         if visit.replay is None:
             raise error
         try:
@@ -227,11 +267,10 @@ class PlannedGraph:
             self._give_up(final)
         self.profiling = None
         self.engine.driver.generator.set_state(visit.replay.generator_state)
+        return list(visit.replay.inputs)
 
-    def _run_again(self, visit: Visit, tangents: list[Any]) -> tuple[Any, ...]:
-        """Forward and backward once more from the visit's inputs: the first time was not right."""
-        assert visit.replay is not None  # noqa: S101 - `_learn` raises without one
-        inputs = list(visit.replay.inputs)
+    def _run_again(self, visit: Visit, inputs: list[Any], tangents: list[Any]) -> tuple[Any, ...]:
+        """Forward and backward once more: the first time was not right."""
         executable = self._ready(inputs)
         try:
             _, store = self._run_forward(executable, inputs, visit)
@@ -240,8 +279,7 @@ class PlannedGraph:
             finally:
                 store.release()
         except CaptureError as error:
-            self._learn(error, visit)
-            return self._run_again(visit, tangents)
+            return self._run_again(visit, self._learn(error, visit), tangents)
 
     # ---- after a step ---------------------------------------------------------------------------
 
@@ -250,7 +288,7 @@ class PlannedGraph:
         if self.engine.session is not None:
             self.engine.session.visits.append(visit)
         elif executable is self.executable:
-            self.recent_seconds.append(visit.seconds)
+            self.standing.recent_seconds.append(visit.seconds)
         elif self.profiling is not None and executable is self.profiling.timed:
             self.profiling.timed_steps += 1
 
@@ -271,8 +309,8 @@ class PlannedGraph:
 
     def _give_up(self, error: CaptureError) -> None:
         """Run in-core from now on: the graph does not behave as it was captured."""
-        self.state, self.executable, self.profiling = State.IN_CORE, self.fallback, None
-        self.reason = str(error)
+        self.standing.state, self.standing.reason = State.IN_CORE, str(error)
+        self.executable, self.profiling = self.fallback, None
         if self.engine.strict:
             raise error
         warnings.warn(f"outcore runs a graph in-core: {error}", stacklevel=2)

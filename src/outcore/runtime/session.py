@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+import weakref
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,7 +40,7 @@ class Replay:
 class Visit:
     """One forward call on its way through its backward call: wall clock in ns, seconds at work."""
 
-    owner: Metered
+    owner: weakref.ref[Metered]
     replay: Replay | None = None
     forward_stop: int = 0
     backward_start: int = 0
@@ -58,10 +59,12 @@ _running: dict[int, Session] = {}
 
 @dataclass(slots=True)
 class Session:
-    """A running meter, the graph that leads it, and the visits seen so far."""
+    """A running meter, the graph that leads it (weakly), and the visits seen so far."""
 
-    leader: object
+    leader: weakref.ref[Any]
     resident_bytes: int
+    calls: int
+    """Forward calls of the engine's graphs when it began."""
     meter: Meter = field(default_factory=Meter)
     thread: int = field(default_factory=threading.get_ident)
     started: int = field(default_factory=time.time_ns)
@@ -79,6 +82,9 @@ class Session:
         begun = self.meter.start()
         if begun:
             _running[self.thread] = self
+            leader = self.leader()
+            if leader is not None:  # once it is gone, no call of it will end the session
+                weakref.finalize(leader, self.stop).atexit = False
         return begun
 
     def stop(self) -> None:
@@ -97,7 +103,10 @@ class Session:
             last = max(v.backward_stop for v in done)
             self.peak_bytes = self.resident_bytes + reading.peak_bytes(self.started, last)
         for visit in done:
-            visit.owner.metered(reading, visit)
+            owner = visit.owner()
+            if owner is not None:
+                owner.metered(reading, visit)
+        self.visits.clear()
 
 
 @atexit.register

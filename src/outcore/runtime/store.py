@@ -90,7 +90,8 @@ class Stores:
 
     def owners(self) -> tuple[object, ...]:
         """The graphs of the outstanding forward calls, oldest first."""
-        return tuple(store.visit.owner for store in list(self._live.values()))
+        owners = (store.visit.owner() for store in list(self._live.values()))
+        return tuple(o for o in owners if o is not None)
 
     def add(self, store: Store, *, follow: bool) -> torch.Tensor:
         """Keep `store`; returns the stand-in that names it.

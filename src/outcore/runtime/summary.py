@@ -14,7 +14,7 @@ from outcore.ir.program import Copy, Run, Stream
 from outcore.policies import spec_text
 from outcore.report import Counts, Report
 from outcore.runtime.engine import Engine, Planned
-from outcore.runtime.graph import PlannedGraph, State
+from outcore.runtime.graph import Standing, State
 from outcore.runtime.options import DEFAULT_POLICY
 
 if TYPE_CHECKING:  # the backend makes its report through here
@@ -28,8 +28,8 @@ def report_of(backend: Backend) -> Report:
         given = backend.options
         policy = str(given.policy or DEFAULT_POLICY)
         return Report(policy, State.IN_CORE.value, 0, notes=tuple(backend.notes))
-    engine.end_session(None)
-    graphs = engine.active()
+    engine.close_step()
+    graphs = engine.standings()
     planned = [g.planned for g in graphs if g.planned is not None]
     reasons = tuple(g.reason for g in graphs if g.reason)
     common = Report(
@@ -43,14 +43,14 @@ def report_of(backend: Backend) -> Report:
     return _with_plans(common, engine, graphs, planned) if planned else common
 
 
-def _state(graphs: Iterable[PlannedGraph]) -> str:
+def _state(graphs: Iterable[Standing]) -> str:
     order = (State.PROFILING, State.PLANNED, State.IN_CORE)
     first = min((order.index(g.state) for g in graphs), default=2)
     return str(order[first].value)
 
 
 def _with_plans(
-    common: Report, engine: Engine, graphs: list[PlannedGraph], planned: list[Planned]
+    common: Report, engine: Engine, graphs: list[Standing], planned: list[Planned]
 ) -> Report:
     runs = [(p, x.action) for p in planned for x in p.program.body if isinstance(x.action, Run)]
     copies = [
