@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.cpu import memory
-from benchmarks.cpu.modes import AotEager, Eager, Inductor, Mode
+from benchmarks.cpu.modes import Checkpoint, Eager, Mode, Outcore
 from benchmarks.cpu.workloads import make_step
 from outcore.execute.malloc import own_malloc
 from outcore.measure import Meter, resident_bytes
@@ -131,14 +131,28 @@ def _digest(tensor: Tensor) -> str:
 
 
 def _rehearse(mode: Mode) -> None:
-    """Train a model of a few bytes: what a mode loads is not the memory of the next model."""
-    tiny = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-    stand_in = mode if isinstance(mode, Eager | Inductor) else AotEager()
-    call, _ = stand_in.apply(tiny)
-    torch.autograd.backward(call(torch.ones(4, 8)).sum())
+    """Train a model of a few kilobytes: what a mode loads is not the memory of the next model."""
+    tiny = nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+        nn.Conv2d(8, 8, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 8),
+    )
+    rehearsed = Outcore("pooch", "1GiB") if isinstance(mode, Outcore) else mode
+    call, backend = (Eager() if isinstance(mode, Checkpoint) else rehearsed).apply(tiny)
+    for _ in range(FEWEST_WARM_UPS * 2):
+        torch.autograd.backward(call(torch.ones(4, 3, 16, 16)).sum())
+    driver = backend.engine.driver if backend is not None and backend.engine is not None else None
+    del call, backend
     torch.compiler.reset()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
+    if driver is not None:
+        driver.bound_memory(0, 0)  # gives back what it kept for its next tensors
 
 
 def differing(first: Sequence[Sequence[str]], second: Sequence[Sequence[str]]) -> int:

@@ -50,29 +50,6 @@ def test_what_the_user_has_set_up_is_left_alone(fresh, name, value):
     assert report.settings == ()
 
 
-@needs_glibc
-def test_without_the_thread_cache_malloc_is_compact(fresh):
-    assert not malloc.own_malloc().compact
-    malloc.own_malloc.cache_clear()
-    for name, value in malloc.compact_environment(os.environ).items():
-        fresh.setenv(name, value)
-    report = malloc.own_malloc()
-    assert report.owned
-    assert report.compact
-    assert "M_MXFAST" in dict(report.settings)
-
-
-def test_the_compact_environment_adds_to_what_is_there():
-    off = "glibc.malloc.tcache_count=0"
-    assert malloc.compact_environment({}) == {"GLIBC_TUNABLES": off}
-    assert malloc.compact_environment({"GLIBC_TUNABLES": off}) == {}
-    assert malloc.compact_environment({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=9"}) == {}
-    rseq = "glibc.pthread.rseq=0"
-    assert malloc.compact_environment({"GLIBC_TUNABLES": rseq}) == {
-        "GLIBC_TUNABLES": f"{rseq}:{off}"
-    }
-
-
 def test_other_variables_set_nothing_up():
     tunables = "glibc.pthread.rseq=0:glibc.malloc.tcache_count=3"
     others = {"HOME": "/malloc", "MALLOC_CONF": "x", "GLIBC_TUNABLES": tunables}

@@ -55,6 +55,7 @@ def _devices() -> Iterator[tuple[str, str]]:
 
 
 def _memory() -> Iterator[tuple[str, str]]:
+    from outcore.execute.arena import NoArena, own_arena  # noqa: PLC0415 - loads torch
     from outcore.execute.malloc import own_malloc  # noqa: PLC0415 - loads torch
     from outcore.runtime.host import memory_limit_bytes  # noqa: PLC0415 - loads torch
 
@@ -65,6 +66,8 @@ def _memory() -> Iterator[tuple[str, str]]:
     malloc = own_malloc()
     settings = ", ".join(f"{name}={value}" for name, value in malloc.settings)
     yield "malloc", f"tuned ({settings})" if malloc.owned else f"left alone: {malloc.reason}"
+    arena = own_arena()
+    yield "arena", f"none: {arena.reason}" if isinstance(arena, NoArena) else "yes"
 
 
 def _disk(folder: Path) -> Iterator[tuple[str, str]]:
@@ -74,13 +77,14 @@ def _disk(folder: Path) -> Iterator[tuple[str, str]]:
     from outcore.execute import open_driver  # noqa: PLC0415 - loads torch
     from outcore.execute.disk import SpillFile  # noqa: PLC0415 - loads torch
     from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
+    from outcore.runtime.host import memory_limit_bytes  # noqa: PLC0415 - loads torch
 
     file = SpillFile(folder)
     yield "spill directory", f"{folder}, {format_bytes(file.free_bytes())} free"
     yield "direct I/O", "yes" if file.direct else "no: copies pass through the page cache"
     file.close()
     driver = open_driver(torch.device("cpu"), folder, None)
-    hardware = driver.hardware(0, 0)
+    hardware = driver.hardware(memory_limit_bytes(), 0)
     driver.close()
     for name, source, target in (
         ("link to disk", Tier.DEVICE, Tier.DISK),

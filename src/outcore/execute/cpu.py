@@ -20,6 +20,7 @@ from typing import Final, TypeAlias
 import torch
 
 from outcore.errors import SpillError, VerifyError
+from outcore.execute.arena import Arena, own_arena
 from outcore.execute.disk import (
     FILE_BLOCK_BYTES,
     MEMORY_ALIGNMENT_BYTES,
@@ -365,6 +366,7 @@ class CpuDriver:
     ) -> None:
         self.generator = torch.default_generator
         self.malloc = own_malloc()
+        self.arena = own_arena()
         self.recorder: Recorder | None = None
         self._resident_limit: ResidentLimit | None = None
         self._spill_dir, self._rate = spill_dir, link_bytes_per_second
@@ -414,12 +416,16 @@ class CpuDriver:
     def bound_memory(self, held_bytes: int, budget_bytes: int | None) -> None:
         """Bound resident memory by the budget and what the process takes besides its tensors.
 
-        Where resident memory cannot be read there is no bound.
+        The arena does so by itself: it only has to forget what was in use before. Where there is no
+        arena, and resident memory cannot be read, there is no bound.
         """
         if budget_bytes is None:
             self.limit_resident(None)
             return
         trim()
+        if isinstance(self.arena, Arena):
+            self.arena.trim()
+            return
         with contextlib.suppress(OSError):
             besides = max(0, resident_bytes() - held_bytes)
             self.limit_resident(besides + budget_bytes)

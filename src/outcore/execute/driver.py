@@ -34,9 +34,9 @@ LinkTable: TypeAlias = tuple[tuple[int, float], ...]
 """Pairs (nbytes, seconds) of single copies in one direction, ascending."""
 
 _PROBE_NBYTES = tuple(1 << shift for shift in range(16, 27, 2))
-_PROBE_SECONDS = 0.02
-_PROBE_REPEATS = 5
-_PROBE_PATIENCE_SECONDS = 0.1
+_PROBE_SECONDS = 0.1
+_FEWEST_REPEATS, _MOST_REPEATS = 2, 5
+_PROBE_PATIENCE_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +184,9 @@ class LinkTables(NamedTuple):
 def measure_link(driver: Driver, largest_nbytes: int = _PROBE_NBYTES[-1]) -> LinkTables:
     """Time single copies of 64 KiB to 64 MiB, or to `largest_nbytes`, in both directions.
 
-    Takes a fraction of a second: larger sizes are left out once a copy takes 0.1 s. The first copy
-    to a place counts only where there is no time for another, for it may set up what later steps
-    find ready. Raises `SpillError` where the outer tier has no room to try.
+    Takes a second or two: larger sizes are left out once a copy takes 0.2 s. The first copy to a
+    place counts only where there is no time for another: a disk takes several times as long for it
+    as for those that later steps make. Raises `SpillError` where the outer tier has no room to try.
     """
     sizes = [n for n in _PROBE_NBYTES if n <= largest_nbytes] or [_PROBE_NBYTES[0]]
     lane = driver.open_lane(
@@ -250,7 +250,10 @@ def _median_seconds(copy: Callable[[], None]) -> float:
     """Median time of `copy`, called until it has had its share of time; the first is warm-up."""
     first = _seconds(copy)
     times: list[float] = []
-    while len(times) < _PROBE_REPEATS and first + sum(times) < _PROBE_SECONDS:
+    while first < _PROBE_PATIENCE_SECONDS and (
+        len(times) < _FEWEST_REPEATS
+        or (len(times) < _MOST_REPEATS and first + sum(times) < _PROBE_SECONDS)
+    ):
         times.append(_seconds(copy))
     return statistics.median(times or [first])
 

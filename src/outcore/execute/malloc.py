@@ -7,20 +7,14 @@ with a huge `M_TRIM_THRESHOLD` the heap keeps what was freed.
 The price is resident memory. Tensors are aligned to 64 bytes. For that, glibc takes a larger piece
 than it hands out, and puts the slivers left over into the calling thread's cache of small pieces.
 Small allocations then settle there, between the large ones, and a hole is too small for the very
-size that it came from. Measured with glibc 2.36 on a ResNet-50 step that offloads: resident memory
-grows by 1000 MiB where live tensors grow by 312 MiB, and 8 MiB buffers alone, with small ones in
-between, take 44 times their memory. `M_ARENA_MAX = 1` and `M_MXFAST = 0` change nothing. Two things
-do.
+size that it came from. Measured with glibc 2.36 on a ResNet-50 step that offloads: live tensors
+peak at 610 MiB, and the process grows by 1.7 GiB. `M_ARENA_MAX = 1` and `M_MXFAST = 0` change
+nothing, and the thread cache can be turned off only before a program starts.
 
-- Without the thread cache (and without fastbins, its older kin) most slivers merge with the holes
-  again: the same step grows by 400 to 450 MiB for 4 to 8 % more time. glibc reads that setting only
-  when a program starts: `compact_environment`.
-- `malloc_trim` gives back every whole free page, also in the middle. `ResidentLimit` calls it when
-  resident memory is above a limit. What is used again after that costs page faults, a third of the
-  step's processor time in the same measurement; huge pages make them 4 to 6 times fewer.
-
-Mapping large buffers after all, with huge pages, comes to 414 MiB and a tenth more time; torch
-offers that by `THP_MEM_ALLOC_ENABLE=1`, which is then up to the user, with `MALLOC_*`.
+Tensors are therefore served by the arena (`arena.py`) where it can be compiled, and what is said
+here holds for the rest: small tensors, and what libraries take for themselves. Where there is no
+arena, `ResidentLimit` gives memory back whenever resident memory is above a limit. What is used
+again after that costs page faults: a fifth of the step's time in the same measurement.
 """
 
 from __future__ import annotations
@@ -38,13 +32,11 @@ from typing import Final
 _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
 _M_MMAP_MAX: Final = -4
-_M_MXFAST: Final = 1
 _SETTINGS: Final = (
     ("M_MMAP_MAX", _M_MMAP_MAX, 0),
     ("M_TRIM_THRESHOLD", _M_TRIM_THRESHOLD, 2**31 - 1),
     ("M_TOP_PAD", _M_TOP_PAD, 64 << 20),
 )
-_NO_THREAD_CACHE: Final = "glibc.malloc.tcache_count=0"
 _TUNABLES: Final = ("mmap_max", "mmap_threshold", "top_pad", "trim_threshold")
 _VARIABLES: Final = frozenset(
     {
@@ -66,8 +58,6 @@ class MallocReport:
     owned: bool
     reason: str
     settings: tuple[tuple[str, int], ...] = ()
-    compact: bool = False
-    """Whether the thread cache is off, so that resident memory stays near that of live tensors."""
 
 
 @cache
@@ -83,22 +73,8 @@ def own_malloc() -> MallocReport:
     theirs = set_up_by_user(os.environ)
     if theirs is not None:
         return MallocReport(owned=False, reason=f"{theirs} is set in the environment")
-    compact = _NO_THREAD_CACHE in os.environ.get("GLIBC_TUNABLES", "").split(":")
-    wanted = (*_SETTINGS, ("M_MXFAST", _M_MXFAST, 0)) if compact else _SETTINGS
-    made = tuple((name, value) for name, key, value in wanted if library.mallopt(key, value))
-    return MallocReport(owned=True, reason="the C library is glibc", settings=made, compact=compact)
-
-
-def compact_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What to add to `environment` for a program to start without malloc's thread cache.
-
-    Empty where the thread cache is already spoken for. For whoever starts programs: in one that
-    runs it is too late.
-    """
-    tunables = environment.get("GLIBC_TUNABLES", "")
-    if "glibc.malloc.tcache_count" in tunables:
-        return {}
-    return {"GLIBC_TUNABLES": f"{tunables}:{_NO_THREAD_CACHE}".removeprefix(":")}
+    made = tuple((name, value) for name, key, value in _SETTINGS if library.mallopt(key, value))
+    return MallocReport(owned=True, reason="the C library is glibc", settings=made)
 
 
 def set_up_by_user(environment: Mapping[str, str]) -> str | None:

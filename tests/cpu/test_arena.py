@@ -1,0 +1,196 @@
+"""The arena: tensors keep their bytes, resident memory follows them, and torch works without it."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outcore.execute import arena
+from outcore.execute.arena import LEAST_BYTES, Arena, NoArena, own_arena
+from outcore.measure import Meter
+
+MIB = 1 << 20
+BLOCK = 2 * MIB
+
+needs_arena = pytest.mark.skipif(
+    isinstance(own_arena(), NoArena), reason=f"no arena here: {own_arena()}"
+)
+
+
+def figures():
+    mine = own_arena()
+    assert isinstance(mine, Arena)
+    return mine.figures()
+
+
+def buffer(nbytes, value=1):
+    return torch.full((nbytes,), value, dtype=torch.uint8)
+
+
+@needs_arena
+def test_it_counts_what_lives():
+    before = figures().live_bytes
+    large, small = buffer(MIB + 1), buffer(LEAST_BYTES - 1)
+    assert figures().live_bytes - before == MIB + 64  # rounded up to the alignment
+    assert large.data_ptr() % 64 == small.data_ptr() % 64 == 0
+    del large
+    assert figures().live_bytes == before
+
+
+@needs_arena
+@given(
+    st.lists(
+        st.tuples(st.integers(LEAST_BYTES, 5 * MIB), st.integers(0, 9)), min_size=1, max_size=60
+    )
+)
+def test_every_tensor_keeps_its_bytes(requests):
+    before = figures().live_bytes
+    held: dict[int, torch.Tensor] = {}
+    for value, (nbytes, place) in enumerate(requests):
+        held.pop(place, None)
+        held[place] = buffer(nbytes, value)
+        for tensor in held.values():
+            assert bool((tensor == tensor[0]).all())
+    spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in held.values())
+    assert all(stop <= start for (_, stop), (start, _) in pairwise(spans))
+    tensor = None
+    held.clear()
+    assert figures().live_bytes == before
+
+
+@needs_arena
+def test_memory_moves_to_where_it_is_needed():
+    own_arena().trim()
+    before = figures()
+    held = [buffer(2 * BLOCK, value) for value in range(32)]
+    most = figures().resident_bytes
+    kept = held[::2]
+    held.clear()  # every second one: no hole is larger than two blocks
+    larger = [buffer(3 * BLOCK, 100 + value) for value in range(10)]
+    after = figures()
+    assert after.moved_bytes - before.moved_bytes >= 10 * BLOCK
+    assert after.resident_bytes <= most + BLOCK
+    assert all(bool((t == 2 * i).all()) for i, t in enumerate(kept))
+    assert all(bool((t == 100 + i).all()) for i, t in enumerate(larger))
+
+
+@needs_arena
+def test_trimming_gives_memory_back_and_leaves_tensors_alone():
+    kept = buffer(BLOCK, 7)
+    del (used := {"it": buffer(64 * MIB)})["it"]
+    assert not used
+    before = figures()
+    own_arena().trim()
+    after = figures()
+    assert before.resident_bytes - after.resident_bytes >= 60 * MIB
+    assert after.live_bytes == before.live_bytes
+    assert bool((kept == 7).all())
+
+
+@needs_arena
+def test_the_meter_sees_it():
+    meter = Meter()
+    meter.start()
+    used = buffer(16 * MIB)
+    del used
+    assert 16 * MIB <= meter.stop().peak_bytes() < 17 * MIB
+
+
+@needs_arena
+def test_storages_grow_and_are_copied():
+    tensor = torch.arange(100_000)
+    tensor.untyped_storage().resize_(8 * 200_000)
+    assert torch.equal(tensor, torch.arange(100_000))
+    assert torch.equal(tensor.clone(), tensor)
+
+
+@needs_arena
+def test_threads_share_it():
+    before = figures().live_bytes
+    wrong = []
+
+    def work(number):
+        for step in range(100):
+            mine = buffer(LEAST_BYTES * (1 + (step * 7 + number) % 40), number)
+            if not bool((mine == number).all()):
+                wrong.append((number, step))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert figures().live_bytes == before
+
+
+PROGRAM = """
+    import json, os, torch
+
+    early = torch.ones(1 << 20)  # served by torch's own allocator
+    from outcore.execute.arena import own_arena, NoArena
+
+    mine = own_arena()
+    assert own_arena() is mine
+    total = float(early.sum())
+    del early
+    late = torch.ones(1 << 20)
+    child = os.fork()
+    if not child:
+        mine = [torch.empty(1 << 20) for _ in range(9)]  # no threads: they did not come along
+        os._exit(int(late[-1].item() != 1))
+    _, status = os.waitpid(child, 0)
+    print(json.dumps([getattr(mine, "reason", ""), total, float(late.sum()), status]))
+"""
+
+
+def run(folder, **environment):
+    """What PROGRAM says in a process of its own, whose cache folder is `folder`."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PROGRAM)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=50,
+        env={**os.environ, "XDG_CACHE_HOME": str(folder), **environment},
+    )
+    reason, *rest = json.loads(done.stdout)
+    assert rest == [1 << 20, 1 << 20, 0]
+    return reason
+
+
+@needs_arena
+def test_it_is_compiled_once_and_may_come_late(tmp_path):
+    assert run(tmp_path) == ""
+    (made,) = (tmp_path / "outcore").iterdir()
+    written = made.stat().st_mtime_ns
+    assert run(tmp_path) == ""
+    assert made.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"OUTCORE_ARENA": "off"}, "OUTCORE_ARENA turns it off"),
+        ({"CXX": "no-such-compiler", "PATH": ""}, "there is no C++ compiler"),
+        ({"CXX": "false"}, "the C++ compiler failed"),
+    ],
+)
+def test_without_it_everything_works(tmp_path, variables, reason):
+    assert run(tmp_path, **variables).startswith(reason)
+
+
+def test_a_cache_that_others_can_write_to_is_not_used(tmp_path, monkeypatch):
+    (tmp_path / "outcore").mkdir()
+    (tmp_path / "outcore").chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(PermissionError, match="others may write"):
+        arena._cache_folder()
