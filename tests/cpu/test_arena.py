@@ -61,7 +61,7 @@ def test_every_tensor_keeps_its_bytes(requests):
             assert bool((tensor == tensor[0]).all())
     spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in held.values())
     assert all(stop <= start for (_, stop), (start, _) in pairwise(spans))
-    tensor = None
+    del tensor
     held.clear()
     assert figures().live_bytes == before
 
