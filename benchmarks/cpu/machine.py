@@ -13,10 +13,14 @@ from benchmarks.cpu.modes import spill_folder
 from benchmarks.cpu.worker import Worker
 from outcore import __version__
 from outcore.execute import open_driver
+from outcore.execute.arena import NoArena, own_arena
 from outcore.execute.disk import SpillFile
 from outcore.execute.malloc import own_malloc
 from outcore.ir.hardware import Tier
 from outcore.runtime.host import memory_limit_bytes
+
+ENOUGH_BYTES = 1 << 30
+"""A budget for which the link is measured with all sizes."""
 
 PACKAGES = ("torch", "numpy", "transformers", "monai")
 
@@ -61,10 +65,12 @@ def _malloc_and_disk() -> dict[str, Any]:
     malloc = own_malloc()
     file = SpillFile(spill_folder())
     driver = open_driver(torch.device("cpu"), spill_folder(), None)
-    hardware = driver.hardware(0, 0)
+    hardware = driver.hardware(ENOUGH_BYTES, 0)
+    arena = own_arena()
     out, back = hardware.link(Tier.DEVICE, Tier.DISK), hardware.link(Tier.DISK, Tier.DEVICE)
     return {
         "malloc": {"tuned": malloc.owned, **dict(malloc.settings)},
+        "arena": f"none: {arena.reason}" if isinstance(arena, NoArena) else "yes",
         "disk": {
             "direct_io": file.direct,
             "write_bytes_per_second": round(out.bytes_per_second),
