@@ -18,7 +18,7 @@ from benchmarks.cpu import memory
 from benchmarks.cpu.modes import Checkpoint, Eager, Mode, Outcore
 from benchmarks.cpu.workloads import make_step
 from outcore.execute.malloc import own_malloc
-from outcore.measure import Meter, resident_bytes
+from outcore.measure import metered, resident_bytes
 
 FEWEST_WARM_UPS, MOST_WARM_UPS = 3, 12
 LEARNING_RATE, MOMENTUM = 1e-3, 0.9
@@ -90,12 +90,9 @@ class Trainer:
         self.optimizer.zero_grad()  # the meter cannot tell the size of what was there before it
         gc.collect()
         held = resident_bytes(_CPU)
-        meter = Meter()
-        meter.start()
-        self.step()
-        peak = held + meter.stop().peak_bytes()
+        _, reading = metered(self.step)
         self.optimizer.step()
-        return peak
+        return held + reading.peak_bytes()
 
     def digests(self) -> tuple[str, ...]:
         """One step's loss, gradients and buffers, each as a digest of its bytes."""

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+from outcore.execute.cpu import CpuDriver
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -39,3 +42,12 @@ def _fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[CpuDriver]:
+    """A CPU driver that leaves no file behind."""
+    driver = CpuDriver(tmp_path)
+    yield driver
+    driver.close()
+    assert list(tmp_path.iterdir()) == []

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import threading
 from itertools import pairwise
+from typing import Any, Self
 
 import pytest
 import torch
@@ -15,10 +16,11 @@ from hypothesis import strategies as st
 
 from outcore.execute import arena
 from outcore.execute.arena import LEAST_BYTES, Arena, NoArena, own_arena
-from outcore.measure import Meter
+from outcore.measure import metered, resident_bytes
 
 MIB = 1 << 20
 BLOCK = 2 * MIB
+CPU = torch.device("cpu")
 
 needs_arena = pytest.mark.skipif(
     isinstance(own_arena(), NoArena), reason=f"no arena here: {own_arena()}"
@@ -39,8 +41,8 @@ def buffer(nbytes, value=1):
 def test_it_counts_what_lives():
     before = figures().live_bytes
     large, small = buffer(MIB + 1), buffer(LEAST_BYTES - 1)
-    assert figures().live_bytes - before == MIB + 64  # rounded up to the alignment
-    assert large.data_ptr() % 64 == small.data_ptr() % 64 == 0
+    assert figures().live_bytes - before == MIB + 512  # rounded up to the alignment
+    assert large.data_ptr() % 512 == small.data_ptr() % 64 == 0
     del large
     assert figures().live_bytes == before
 
@@ -97,11 +99,8 @@ def test_trimming_gives_memory_back_and_leaves_tensors_alone():
 
 @needs_arena
 def test_the_meter_sees_it():
-    meter = Meter()
-    meter.start()
-    used = buffer(16 * MIB)
-    del used
-    assert 16 * MIB <= meter.stop().peak_bytes() < 17 * MIB
+    _, reading = metered(lambda: buffer(16 * MIB) is None)
+    assert 16 * MIB <= reading.peak_bytes() < 17 * MIB
 
 
 @needs_arena
@@ -194,3 +193,68 @@ def test_a_cache_that_others_can_write_to_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(PermissionError, match="others may write"):
         arena._cache_folder()
+
+
+@needs_arena
+def test_what_only_autograd_holds_is_counted(driver):
+    weight = torch.ones(MIB // 4, requires_grad=True)
+    before = resident_bytes(CPU, [weight], driver.ledger())
+    loss = weight.exp().tanh().sum()  # saves two tensors that Python cannot see
+    assert 0 <= resident_bytes(CPU, [weight], driver.ledger()) - before - 2 * MIB < 64
+    del loss
+    assert resident_bytes(CPU, [weight], driver.ledger()) == before
+
+
+@needs_arena
+def test_a_move_that_fails_leaves_no_tensor_without_memory():
+    """What a failed move unmapped is mapped again, or never handed out."""
+    program = """
+        import resource, torch
+        from outcore.execute.arena import own_arena
+
+        def buffers(nbytes, count):
+            return [torch.full((nbytes,), i, dtype=torch.uint8) for i in range(count)]
+
+        print(own_arena().figures())
+        held = buffers(2 << 20, 16)[::2]
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))  # less than is mapped
+        try:
+            late = buffers(4 << 20, 2)
+            assert all(bool((t == i).all()) for i, t in enumerate(late))
+        except RuntimeError as error:
+            assert "memory" in str(error)
+        assert all(bool((t == 2 * i).all()) for i, t in enumerate(held))
+    """
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)],
+        capture_output=True,
+        check=True,
+        timeout=50,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+@needs_arena
+def test_what_cannot_be_is_refused_at_once():
+    with pytest.raises(RuntimeError, match="allocate"):
+        torch.empty(64 << 40, dtype=torch.uint8)
+
+
+class Wrapper(torch.Tensor):
+    """A subclass without memory of its own, as DTensor is one."""
+
+    @staticmethod
+    def __new__(cls) -> Self:
+        return torch.Tensor._make_wrapper_subclass(cls, (10,), dtype=torch.float32)
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, *_: Any) -> Any:
+        raise NotImplementedError(str(function))
+
+
+def test_tensors_without_memory_are_no_obstacle(driver):
+    before = resident_bytes(CPU, [], driver.ledger())
+    kept, wrapper, lazy = torch.ones(100), Wrapper(), torch.nn.LazyLinear(4)
+    assert resident_bytes(CPU, [wrapper, kept], driver.ledger()) == before
+    assert resident_bytes(CPU) >= kept.nbytes
+    assert lazy.has_uninitialized_params()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import linecache
 import warnings
 import weakref
 from typing import Any
@@ -14,7 +15,7 @@ from torch._C._autograd import _profiler_enabled
 
 from outcore import Backend
 from outcore.errors import CaptureError
-from outcore.measure import Meter
+from outcore.measure import metered
 from outcore.runtime.engine import MOST_PEAK_TRIES
 from outcore.runtime.graph import MOST_FRUITLESS
 from tests.cpu.training import (
@@ -426,10 +427,8 @@ class TestRefused:
                 graph._give_up(CaptureError(reason="a test"))
         module.zero_grad()
         gc.collect()
-        meter = Meter()
-        assert meter.start()
-        call(torch.rand(512, 64)).sum().backward()
-        return meter.stop().peak_bytes()
+        _, reading = metered(lambda: call(torch.rand(512, 64)).sum().backward())
+        return reading.peak_bytes()
 
     def test_a_graph_that_cannot_be_captured(self) -> None:
         with pytest.warns(UserWarning, match="in-core"):
@@ -453,6 +452,11 @@ class Constant(nn.Module):
         return torch.tanh(self.layer(x) * torch.tensor([2.0] * 8))
 
 
+def generated_texts() -> set[str]:
+    """Names of the generated programs that tracebacks can quote."""
+    return {name for name in linecache.cache if name.startswith("<outcore program")}
+
+
 class TestDropped:
     """A graph lives as long as the code that torch compiled of it."""
 
@@ -464,15 +468,18 @@ class TestDropped:
 
     @pytest.mark.parametrize("steps", [1, 2, STEPS])
     def test_a_reset_drops_the_graph_and_its_tensors(self, steps: int) -> None:
+        others = generated_texts()
         module = Constant()
         call, backend = compiled(module)
         for _ in range(steps):
             call(torch.ones(2, 8)).sum().backward()
         graph, constant = self.watched(backend)
         assert graph() is not None
+        assert generated_texts() - others
         torch._dynamo.reset()
         gc.collect()
         assert graph() is None
+        assert generated_texts() <= others
         assert constant() is None
         assert not torch.autograd.profiler._is_profiler_enabled
         assert backend.report().graphs == 1
@@ -498,6 +505,21 @@ class TestDropped:
         old, *new = backend.engine.graphs
         assert [g.planned for g in new] == [old.planned] * len(new)
         assert old.planned is not None
+
+    def test_a_plan_is_not_taken_over_where_more_is_held_by_now(self) -> None:
+        module, x = Small(), batch(0)
+        budget = tight_budget(module, [x], mean_square, 0.9)
+        call, backend = compiled(module, budget=budget)
+        train(module, call, [x], mean_square, STEPS)
+        assert backend.report().state == "planned"
+        torch._dynamo.reset()
+        mean_square(call(x)).backward()
+        assert backend.report().state == "planned"
+        torch._dynamo.reset()
+        more = torch.ones(budget // 16, dtype=torch.uint8)
+        mean_square(call(x)).backward()
+        assert backend.report().state == "profiling"
+        del more
 
 
 class Halves(nn.Module):

@@ -6,6 +6,7 @@ import gc
 import pickle
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import fields
@@ -378,6 +379,30 @@ class TestCompiledAutograd:
         gc.collect()
         assert backend.engine is not None
         assert len(backend.engine.stores) == 0
+
+
+class TestThreads:
+    def test_backward_on_another_thread_runs_in_core(self) -> None:
+        """The meter sees one thread: a plan from half of a step would break its promise."""
+        (expected,) = small_reference(1)
+        torch.manual_seed(0)
+        module = Small()
+        call, backend = compiled(module, budget="1GiB")
+
+        def step() -> list[Tensor]:
+            torch.manual_seed(0)
+            module.zero_grad()
+            loss = mean_square(call(batch(0)))
+            thread = threading.Thread(target=loss.backward)
+            thread.start()
+            thread.join()
+            return snapshot(module, loss)
+
+        with pytest.warns(UserWarning, match="another thread than its forward"):
+            assert same([step()], [expected])
+        planless = step()
+        assert same([planless[:-3]], [expected[:-3]])  # the running statistics go on
+        assert backend.report().state == "in-core"
 
 
 class TestEnd:

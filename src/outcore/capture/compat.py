@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import ShortenTraceback
 from torch._functorch.partitioners import default_partition
 from torch.fx import GraphModule
 from torch.fx.graph import _BoxedCodeGen
 
 __all__ = [
+    "ShortenTraceback",
     "aot_autograd",
     "boxed",
     "compiles_autograd",

@@ -9,8 +9,7 @@ from functools import cache, partial
 from types import new_class
 from typing import Any
 
-from torch._dynamo.exc import ShortenTraceback
-
+from outcore.capture.compat import ShortenTraceback
 from outcore.errors import OutcoreError
 
 

@@ -167,13 +167,11 @@ def _metered(step: Callable[[], T]) -> tuple[T, int]:
     """Peak bytes too, by a meter that reads torch's allocator and knows nothing of outcore."""
     import torch  # noqa: PLC0415 - see the top
 
-    from outcore.measure import Meter, resident_bytes  # noqa: PLC0415 - loads torch
+    from outcore.measure import metered, resident_bytes  # noqa: PLC0415 - loads torch
 
     resident = resident_bytes(torch.device("cpu"))
-    meter = Meter()
-    meter.start()
-    result = step()
-    return result, resident + meter.stop().peak_bytes()
+    result, reading = metered(step)
+    return result, resident + reading.peak_bytes()
 
 
 def digest(model: nn.Module) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
-from outcore.execute.driver import CopySpan, Direction, Lane, Recorder, Region, lane_nbytes
+from outcore.execute.driver import CopySpan, Direction, Lane, Ledger, Recorder, Region, lane_nbytes
 from outcore.ir.hardware import Hardware, Link, Tier
 
 POISON = 0xFF
@@ -127,6 +127,10 @@ class AdversarialDriver:
 
     def reserve(self, nbytes: int) -> None:
         """Nothing to do."""
+
+    def ledger(self) -> Ledger | None:
+        """None: it has no allocator of its own."""
+        return None
 
     def bound_memory(self, held_bytes: int, budget_bytes: int | None) -> None:
         """Nothing to do."""

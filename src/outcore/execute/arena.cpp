@@ -13,12 +13,14 @@
 
 #include <pthread.h>
 #include <sys/mman.h>
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP 4  // of Linux 5.7; the C library's headers may be older
+#endif
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <set>
 #include <unordered_map>
@@ -29,19 +31,39 @@ namespace {
 using Address = std::uintptr_t;
 
 constexpr std::size_t kBlockBytes = std::size_t{2} << 20;
-constexpr std::size_t kAlignmentBytes = 64;  // as torch's own CPU allocator
+constexpr std::size_t kAlignmentBytes = 512;  // what direct I/O needs; torch's own promises 64
+
+void* map(void* where, std::size_t nbytes, int how) {
+  constexpr int kKind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* range = mmap(where, nbytes, PROT_READ | PROT_WRITE, kKind | how, -1, 0);
+  if (range == MAP_FAILED) return nullptr;
+  madvise(range, nbytes, MADV_HUGEPAGE);
+  return range;
+}
+
+// Moves the memory of one block to another, which has none.
+bool move_block(void* from, void* to) {
+  constexpr int kHow = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
+  return mremap(from, kBlockBytes, kBlockBytes, kHow, to) != MAP_FAILED;
+}
 
 std::size_t round_up(std::size_t nbytes, std::size_t unit) {
   return (nbytes + unit - 1) / unit * unit;
 }
 
+struct Block {
+  std::uint32_t used_bytes;
+  bool resident;
+  bool mapping;  // of its own, because memory was once moved here
+};
+
 class Arena {
  public:
-  // Takes `nbytes` of reserved addresses at `base`, both multiples of the block.
-  Arena(Address base, std::size_t nbytes)
-      : base_(base),
-        stop_(base + nbytes),
-        blocks_(static_cast<Block*>(std::calloc(nbytes / kBlockBytes, sizeof(Block))), &std::free) {
+  // Takes `nbytes` of reserved addresses at `base`, both multiples of the block, and `blocks`, one
+  // for each. At most `most_mappings` blocks are ever moved: each then is a mapping of the
+  // process, which needs others too.
+  Arena(Address base, std::size_t nbytes, Block* blocks, std::size_t most_mappings)
+      : base_(base), stop_(base + nbytes), most_mappings_(most_mappings), blocks_(blocks) {
     insert_hole(base, nbytes);
   }
 
@@ -50,7 +72,7 @@ class Arena {
     return base_ <= address && address < stop_;
   }
 
-  // The address of `nbytes`; null where no hole is large enough.
+  // The address of `nbytes`, at least one and less than all; null where there is none.
   void* take(std::size_t nbytes) {
     const std::size_t size = round_up(nbytes, kAlignmentBytes);
     const std::lock_guard<std::mutex> guard(mutex_);
@@ -59,7 +81,7 @@ class Arena {
     const auto [length, start] = *hole;
     erase_hole(start, length);
     if (length > size) insert_hole(start + size, length - size);
-    occupy(start, size);
+    if (!occupy(start, size)) return nullptr;  // these addresses are lost
     used_.emplace(start, size);
     live_bytes_ += size;
     return reinterpret_cast<void*>(start);
@@ -96,31 +118,30 @@ class Arena {
     while (!idle_.empty()) drop(*idle_.begin());
   }
 
-  // Bytes of buffers, of blocks with memory, and of memory moved so far.
+  // Bytes of buffers, of blocks with memory, and of memory moved so far; where it begins and ends.
   void figures(std::size_t* out) {
     const std::lock_guard<std::mutex> guard(mutex_);
     out[0] = live_bytes_;
     out[1] = resident_blocks_ * kBlockBytes;
     out[2] = moved_blocks_ * kBlockBytes;
+    out[3] = base_;
+    out[4] = stop_;
   }
 
   std::mutex& mutex() { return mutex_; }
 
  private:
-  struct Block {
-    std::uint32_t used_bytes;
-    bool resident;
-  };
-
-  void occupy(Address start, std::size_t size) {
+  bool occupy(Address start, std::size_t size) {
+    bool fine = true;
     each_block(start, size, [this](std::size_t index, std::uint32_t part) {
       Block& block = blocks_[index];
       if (block.used_bytes == 0 && block.resident) idle_.erase(index);
       block.used_bytes += part;
     });
-    each_block(start, size, [this](std::size_t index, std::uint32_t) {
-      if (!blocks_[index].resident) fill(index);
+    each_block(start, size, [this, &fine](std::size_t index, std::uint32_t) {
+      if (!blocks_[index].resident && !fill(index)) fine = false;
     });
+    return fine;
   }
 
   void vacate(Address start, std::size_t size) {
@@ -141,24 +162,31 @@ class Arena {
     }
   }
 
-  // Memory for a block without: that of an idle block, else the kernel's at first touch.
-  void fill(std::size_t index) {
+  // Memory for a block without: that of an idle block, else the kernel's at first touch. False
+  // where the addresses got lost.
+  bool fill(std::size_t index) {
     if (!idle_.empty()) {
       const std::size_t idle = *idle_.rbegin();  // best fit comes last to the far end
-      if (move(idle, index)) {
+      if (!may_move(index) || !move_block(pointer(idle), pointer(index))) {
+        drop(idle);
+        // A move that fails may have unmapped the target before.
+        if (!map(pointer(index), kBlockBytes, MAP_FIXED)) return false;
+      } else {
         ++moved_blocks_;
         forget(idle);
-      } else {  // the process has too many mappings
-        drop(idle);
       }
     }
     blocks_[index].resident = true;
     ++resident_blocks_;
+    return true;
   }
 
-  bool move(std::size_t from, std::size_t to) {
-    constexpr int kHow = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
-    return mremap(pointer(from), kBlockBytes, kBlockBytes, kHow, pointer(to)) != MAP_FAILED;
+  bool may_move(std::size_t index) {
+    Block& block = blocks_[index];
+    if (!block.mapping && mappings_ == most_mappings_) return false;
+    mappings_ += !block.mapping;
+    block.mapping = true;
+    return true;
   }
 
   void drop(std::size_t index) {
@@ -186,13 +214,14 @@ class Arena {
   void* pointer(std::size_t index) const { return reinterpret_cast<void*>(address(index)); }
 
   const Address base_, stop_;
-  std::unique_ptr<Block[], decltype(&std::free)> blocks_;
+  const std::size_t most_mappings_;
+  Block* const blocks_;
   std::set<std::size_t> idle_;  // blocks with memory that hold nothing
   std::map<Address, std::size_t> by_address_;
   std::set<std::pair<std::size_t, Address>> by_size_;
   std::unordered_map<Address, std::size_t> used_;
   std::mutex mutex_;
-  std::size_t live_bytes_ = 0, resident_blocks_ = 0, moved_blocks_ = 0;
+  std::size_t live_bytes_ = 0, resident_blocks_ = 0, moved_blocks_ = 0, mappings_ = 0;
 };
 
 // Neither is ever destroyed: tensors are freed until the very end of the process.
@@ -210,10 +239,12 @@ void release(void* pointer) {
 
 class ArenaAllocator final : public c10::Allocator {
  public:
-  explicit ArenaAllocator(std::size_t least_bytes) : least_bytes_(least_bytes) {}
+  ArenaAllocator(std::size_t least_bytes, std::size_t most_bytes)
+      : least_bytes_(least_bytes), most_bytes_(most_bytes) {}
 
   c10::DataPtr allocate(std::size_t nbytes) override {
-    void* pointer = nbytes >= least_bytes_ ? arena->take(nbytes) : nullptr;
+    const bool ours = least_bytes_ <= nbytes && nbytes <= most_bytes_;
+    void* pointer = ours ? arena->take(nbytes) : nullptr;
     if (pointer)
       c10::profiledCPUMemoryReporter().New(pointer, nbytes);
     else
@@ -228,28 +259,44 @@ class ArenaAllocator final : public c10::Allocator {
   }
 
  private:
-  const std::size_t least_bytes_;
+  const std::size_t least_bytes_, most_bytes_;
 };
+
+// Whether this kernel moves memory and leaves both addresses mapped.
+bool moves(char* first, char* second) {
+  *first = 42;
+  const bool moved = move_block(first, second) && *second == 42 && *first == 0;
+  madvise(first, kBlockBytes, MADV_DONTNEED);
+  madvise(second, kBlockBytes, MADV_DONTNEED);
+  return moved;
+}
 
 }  // namespace
 
 extern "C" {
 
-// Serves tensors of `least_bytes` and more from now on. Returns null, else why it cannot.
-const char* outcore_arena_install(std::size_t reserve_bytes, std::size_t least_bytes) {
-  if (arena) return nullptr;
+// Serves tensors of `least_bytes` to `most_bytes` from now on. Returns null, else why it cannot. To
+// be called once.
+const char* outcore_arena_install(std::size_t reserve_bytes, std::size_t least_bytes,
+                                  std::size_t most_bytes, std::size_t most_mappings) {
   previous = c10::GetCPUAllocator();
-  if (!previous->raw_deleter()) return "torch's CPU allocator has been replaced";
+  if (previous != c10::GetDefaultCPUAllocator()) return "torch's CPU allocator has been replaced";
   reserve_bytes = round_up(reserve_bytes, kBlockBytes);
-  constexpr int kKind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-  void* range = mmap(nullptr, reserve_bytes + kBlockBytes, PROT_READ | PROT_WRITE, kKind, -1, 0);
-  if (range == MAP_FAILED) return "the system does not let this process reserve addresses";
+  char* range = static_cast<char*>(map(nullptr, reserve_bytes + kBlockBytes, 0));
+  if (!range) return "the system does not let this process reserve addresses";
   const Address base = round_up(reinterpret_cast<Address>(range), kBlockBytes);
-  madvise(reinterpret_cast<void*>(base), reserve_bytes, MADV_HUGEPAGE);
-  arena = new Arena(base, reserve_bytes);
+  char* const first = reinterpret_cast<char*>(base);
+  void* blocks = std::calloc(reserve_bytes / kBlockBytes, sizeof(Block));
+  if (!blocks || !moves(first, first + kBlockBytes)) {
+    std::free(blocks);
+    munmap(range, reserve_bytes + kBlockBytes);
+    return "the kernel cannot move memory (mremap with MREMAP_DONTUNMAP)";
+  }
+  arena = new Arena(base, reserve_bytes, static_cast<Block*>(blocks), most_mappings);
+  c10::SetCPUAllocator(new ArenaAllocator(least_bytes, most_bytes));
+  if (c10::GetCPUAllocator() == previous) return "torch's CPU allocator cannot be replaced";
   pthread_atfork([] { arena->mutex().lock(); }, [] { arena->mutex().unlock(); },
                  [] { arena->mutex().unlock(); });
-  c10::SetCPUAllocator(new ArenaAllocator(least_bytes));
   return nullptr;
 }
 

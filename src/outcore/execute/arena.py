@@ -14,9 +14,12 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import resource
 import shutil
 import subprocess
+import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -31,19 +34,30 @@ VARIABLE: Final = "OUTCORE_ARENA"
 LEAST_BYTES: Final = 32 << 10
 """Smaller tensors stay with malloc: there are many, and together they are little."""
 
-_RESERVE_OF_MEMORY: Final = 4
+_RESERVED: Final = 4
 """Addresses to reserve, as a multiple of the machine's memory; they cost nothing."""
+
+_PART_OF_MAPPINGS: Final = 4
+"""One in so many of the mappings that a process may have is for moved memory."""
+
+_MAX_MAP_COUNT: Final = Path("/proc/sys/vm/max_map_count")
 
 _COMPILE_SECONDS: Final = 120.0
 _SOURCE: Final = Path(__file__).with_name("arena.cpp")
+_lock = threading.Lock()
 
 
 class ArenaFigures(NamedTuple):
-    """Bytes: in tensors now; resident; moved between addresses instead of being faulted in."""
+    """Bytes: in tensors now; resident; moved between addresses instead of being faulted in.
+
+    All tensors lie from address `start` to `stop`.
+    """
 
     live_bytes: int
     resident_bytes: int
     moved_bytes: int
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +84,33 @@ class NoArena:
     reason: str
 
 
-@cache
 def own_arena() -> Arena | NoArena:
     """Let the arena serve torch's CPU tensors from now on, for the whole process, once.
 
     Compiles it where that was not done before. Never raises: torch's own allocator will do.
     """
+    with _lock:
+        return _own_arena()
+
+
+@cache
+def _own_arena() -> Arena | NoArena:
     if os.environ.get(VARIABLE, "").lower() in {"0", "off", "no", "false"}:
         return NoArena(f"{VARIABLE} turns it off")
+    if sys.platform != "linux":
+        return NoArena("it needs Linux")
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        return NoArena("the addresses of this process are limited (RLIMIT_AS)")
     try:
         library = ctypes.CDLL(str(_compiled()))
-    except (OSError, subprocess.SubprocessError) as error:
+        most_mappings = int(_MAX_MAP_COUNT.read_text()) // _PART_OF_MAPPINGS
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         return NoArena(_words(error))
     install = library.outcore_arena_install
-    install.argtypes, install.restype = (ctypes.c_size_t, ctypes.c_size_t), ctypes.c_char_p
+    install.argtypes, install.restype = (ctypes.c_size_t,) * 4, ctypes.c_char_p
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    refused: bytes | None = install(memory * _RESERVE_OF_MEMORY, LEAST_BYTES)
+    # What is larger than all memory is left to torch, which refuses it.
+    refused: bytes | None = install(memory * _RESERVED, LEAST_BYTES, memory, most_mappings)
     return Arena(library) if refused is None else NoArena(refused.decode())
 
 

@@ -1,21 +1,14 @@
-"""The CPU driver: RAM is the device, a file is the outer tier, two threads move the bytes.
-
-Each direction has one worker thread and one queue. What must happen after all copies issued so far
-(a lane's room is free, the file may be closed) is a barrier that passes through both queues in
-turn. Whoever issues one need not wait for it, so a finaliser can close a lane on any thread.
-"""
+"""The CPU driver: RAM is the device, a file is the outer tier, two threads move the bytes."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
-from queue import SimpleQueue
-from typing import Final, TypeAlias
+from typing import Final
 
 import torch
 
@@ -24,225 +17,26 @@ from outcore.execute.arena import Arena, own_arena
 from outcore.execute.disk import (
     FILE_BLOCK_BYTES,
     MEMORY_ALIGNMENT_BYTES,
-    SpillFile,
-    new_bounce,
     region_nbytes,
     words,
 )
 from outcore.execute.driver import (
-    CopySpan,
-    Direction,
     EmptyLane,
     Lane,
+    Ledger,
     Recorder,
     Region,
     fit_link,
     lane_nbytes,
     measure_link,
 )
+from outcore.execute.link import Barrier, Copy, Spill
 from outcore.execute.malloc import ResidentLimit, own_malloc, resident_bytes, trim
 from outcore.ir.hardware import Hardware, Tier
 from outcore.units import format_bytes
 
 COPY_IN_OVERHEAD_BYTES: Final = MEMORY_ALIGNMENT_BYTES
 """Device bytes that a tensor copied in takes besides its own, to lie where direct I/O can reach."""
-
-CHUNK_BYTES: Final = 8 << 20
-"""One call to the kernel. Measured: from 4 MiB on, larger chunks are no faster."""
-
-_THROTTLED_CHUNK_SECONDS = 0.02
-_THROTTLE_CREDIT_SECONDS = 0.05
-
-
-class Throttle:
-    """One direction of a link of `bytes_per_second`; None: as fast as it goes.
-
-    Keeps the time at which an ideal link would have moved all bytes so far, and sleeps until then.
-    A sleep that took too long is made up for, up to the credit; time without copies is not.
-    """
-
-    def __init__(
-        self,
-        bytes_per_second: float | None,
-        clock: Callable[[], float] = time.perf_counter,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self.bytes_per_second = bytes_per_second
-        self.chunk_bytes = CHUNK_BYTES
-        """Move at most this much between two calls of `moved`."""
-        if bytes_per_second is not None:
-            blocks = int(bytes_per_second * _THROTTLED_CHUNK_SECONDS) // FILE_BLOCK_BYTES
-            self.chunk_bytes = min(CHUNK_BYTES, max(1, blocks) * FILE_BLOCK_BYTES)
-        self._clock, self._sleep = clock, sleep
-        self._due = -float("inf")
-
-    def begin(self, ready_seconds: float) -> None:
-        """Start a copy that could have started at `ready_seconds`, had the link been free."""
-        self._due = max(self._due, ready_seconds)
-
-    def moved(self, nbytes: int) -> None:
-        """Count `nbytes`; return no sooner than the link would have moved them."""
-        if self.bytes_per_second is None:
-            return
-        now = self._clock()
-        self._due = max(self._due, now - _THROTTLE_CREDIT_SECONDS) + nbytes / self.bytes_per_second
-        if self._due > now:
-            self._sleep(self._due - now)
-
-
-class Copy:
-    """A copy issued: the job of a worker, and the handle that a lane gives out."""
-
-    __slots__ = (
-        "address",
-        "after",
-        "direction",
-        "done",
-        "error",
-        "kept",
-        "lane",
-        "ready_seconds",
-        "region",
-    )
-
-    def __init__(
-        self,
-        lane: CpuLane,
-        direction: Direction,
-        region: int,
-        address: int,
-        kept: torch.Tensor,
-        after: tuple[Copy, ...],
-    ) -> None:
-        self.lane: CpuLane | None = lane
-        self.direction, self.region, self.address = direction, region, address
-        self.kept: torch.Tensor | None = kept
-        """Keeps the memory at `address` alive until the copy is done."""
-        self.after = after
-        self.ready_seconds = time.perf_counter()
-        """When it was issued; once done, when that was."""
-        self.error: Exception | None = None
-        self.done = threading.Lock()
-        """Held until the copy is done."""
-        self.done.acquire()
-
-    def run(self, bounce: memoryview, throttle: Throttle) -> None:
-        """Copy, on a worker thread; what goes wrong is kept for whoever waits."""
-        try:
-            self._move(bounce, throttle)
-        except Exception as error:  # noqa: BLE001 - `CpuLane.wait` raises it
-            self.error = error
-        # Before `done`: from then on the compute thread counts on its `del` to free the memory.
-        self.lane = self.kept = None
-        self.after = ()
-        self.ready_seconds = time.perf_counter()
-        self.done.release()
-
-    def _move(self, bounce: memoryview, throttle: Throttle) -> None:
-        lane = self.lane
-        assert lane is not None  # noqa: S101 - a copy runs once
-        for earlier in self.after:
-            with earlier.done:
-                pass
-            if earlier.error is not None:
-                raise earlier.error
-            self.ready_seconds = max(self.ready_seconds, earlier.ready_seconds)
-        lane.check_open()
-        start = time.perf_counter()
-        throttle.begin(self.ready_seconds)
-        call = lane.file.write if self.direction == "out" else lane.file.read
-        nbytes, offset = lane.regions[self.region].nbytes, lane.offset(self.region)
-        for moved in call(self.address, nbytes, offset, bounce, throttle.chunk_bytes):
-            throttle.moved(moved)
-            lane.check_open()
-        if lane.driver.recorder is not None:
-            stop = time.perf_counter()
-            lane.driver.recorder(CopySpan(self.direction, self.region, start, stop, nbytes))
-
-
-class _Barrier:
-    """Runs `action` once all that was issued before it is done. `last`: the workers end with it."""
-
-    __slots__ = ("action", "done", "last")
-
-    def __init__(self, action: Callable[[], None] | None = None, *, last: bool = False) -> None:
-        self.action, self.last = action, last
-        self.done = threading.Lock()
-        self.done.acquire()
-
-    def run(self) -> None:
-        if self.action is not None:
-            self.action()
-        self.done.release()
-
-
-_Queue: TypeAlias = SimpleQueue[Copy | _Barrier]
-
-
-def _serve(queue: _Queue, throttle: Throttle, onward: _Queue | None) -> None:
-    """Run what comes, in order. Barriers go `onward`; on the last worker they run."""
-    bounce = new_bounce()
-    last = False
-    while not last:
-        job = queue.get()
-        if isinstance(job, Copy):
-            job.run(bounce, throttle)
-        else:
-            last = job.last
-            job.run() if onward is None else onward.put(job)
-        del job  # while waiting, hold nothing: an error's traceback leads to the driver
-
-
-class _Spill:
-    """What a driver has from its first copy on: the file and the workers."""
-
-    def __init__(self, spill_dir: str | os.PathLike[str] | None, rate: float | None) -> None:
-        self.file = SpillFile(spill_dir)
-        self.closed = False
-        self.pid = os.getpid()
-        self.out: _Queue = SimpleQueue()
-        self.into: _Queue = SimpleQueue()
-        self.threads = (
-            _start("outcore-out", self.out, Throttle(rate), self.into),
-            _start("outcore-in", self.into, Throttle(rate), None),
-        )
-
-    def take(self, nbytes: int) -> int:
-        """Room for a lane of `nbytes`. Raises `SpillError` where the disk is full."""
-        offset = self.file.take_free(nbytes)
-        if offset is not None:
-            return offset
-        self.drain()  # lanes closed a moment ago may still be on their way back
-        return self.file.take(nbytes)
-
-    def drain(self) -> None:
-        """Return once everything issued so far is done."""
-        if not self.closed:
-            barrier = _Barrier()
-            self.out.put(barrier)
-            with barrier.done:
-                pass
-
-    def close(self) -> None:
-        """Drop what waits, give up what runs, end the workers, close the file."""
-        if self.closed:
-            return
-        self.closed = True
-        if os.getpid() != self.pid:
-            self.file.close()  # in a forked process, which has no such threads
-            return
-        self.out.put(_Barrier(self.file.close, last=True))
-        # A finaliser can run on any thread; a worker cannot wait for itself.
-        if threading.current_thread() not in self.threads:
-            for thread in self.threads:
-                thread.join()
-
-
-def _start(name: str, queue: _Queue, throttle: Throttle, onward: _Queue | None) -> threading.Thread:
-    # A daemon: a program that ends without closing its driver must not hang.
-    thread = threading.Thread(target=_serve, args=(queue, throttle, onward), name=name, daemon=True)
-    thread.start()
-    return thread
 
 
 class CpuLane:
@@ -263,7 +57,7 @@ class CpuLane:
     def __init__(
         self,
         driver: CpuDriver,
-        spill: _Spill,
+        spill: Spill,
         regions: Mapping[int, Region],
         base: int,
         nbytes: int,
@@ -284,7 +78,7 @@ class CpuLane:
         self.driver.check_resident()
         address = storage.data_ptr()
         self._residues[region] = address % MEMORY_ALIGNMENT_BYTES
-        copy = Copy(self, "out", region, address, tensor, after)
+        copy = Copy(self, "out", region, address, storage, after)
         self._issue(copy, self._out)
         return copy
 
@@ -315,7 +109,12 @@ class CpuLane:
         except IndexError:
             return
         base, file = self._base, self.file
-        self._out(_Barrier(lambda: file.give(base, nbytes)))
+        self._out(Barrier(lambda: file.give(base, nbytes)))
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """Who wants to hear of finished copies."""
+        return self.driver.recorder
 
     def offset(self, region: int) -> int:
         """Where `region` lies in the file."""
@@ -343,8 +142,14 @@ class CpuLane:
 
 
 def _empty(region: Region, residue: int) -> torch.Tensor:
-    """A root tensor whose storage has the region's bytes, and begins at an address of `residue`."""
-    memory = torch.empty(region.nbytes + COPY_IN_OVERHEAD_BYTES, dtype=torch.uint8)
+    """A root tensor whose storage has the region's bytes, and begins at an address of `residue`.
+
+    In the arena it does so by itself, and then fits the hole that the original left.
+    """
+    memory = torch.empty(region.nbytes, dtype=torch.uint8)
+    if memory.data_ptr() % MEMORY_ALIGNMENT_BYTES != residue:
+        del memory  # first: the plan has room for one
+        memory = torch.empty(region.nbytes + COPY_IN_OVERHEAD_BYTES, dtype=torch.uint8)
     start = (residue - memory.data_ptr()) % MEMORY_ALIGNMENT_BYTES
     # By way of numpy: a torch view would share the whole storage and have an offset in it.
     storage = torch.from_numpy(memory.numpy()[start : start + region.nbytes])
@@ -370,7 +175,7 @@ class CpuDriver:
         self.recorder: Recorder | None = None
         self._resident_limit: ResidentLimit | None = None
         self._spill_dir, self._rate = spill_dir, link_bytes_per_second
-        self._spill: _Spill | None = None
+        self._spill: Spill | None = None
         self._finalizer: weakref.finalize[[], CpuDriver] | None = None
         self._closed = False
         self._lock = threading.Lock()
@@ -413,6 +218,13 @@ class CpuDriver:
         """Report every copy from now on to `recorder`, called on the worker threads."""
         self.recorder = recorder
 
+    def ledger(self) -> Ledger | None:
+        """What the arena holds; None where there is none."""
+        if not isinstance(self.arena, Arena):
+            return None
+        now = self.arena.figures()
+        return Ledger(now.live_bytes, now.start, now.stop)
+
     def bound_memory(self, held_bytes: int, budget_bytes: int | None) -> None:
         """Bound resident memory by the budget and what the process takes besides its tensors.
 
@@ -453,11 +265,13 @@ class CpuDriver:
         self._closed = True
         if self._finalizer is not None:
             self._finalizer()
+        if isinstance(self.arena, Arena):
+            self.arena.trim()
 
-    def _ready(self) -> _Spill:
+    def _ready(self) -> Spill:
         with self._lock:
             if self._spill is None and not self._closed:
-                self._spill = _Spill(self._spill_dir, self._rate)
+                self._spill = Spill(self._spill_dir, self._rate)
                 self._finalizer = weakref.finalize(self, self._spill.close)
         if self._spill is None or self._closed:
             directory = str(self._spill_dir or "")

@@ -107,6 +107,14 @@ class Generator(Protocol):
         ...
 
 
+class Ledger(NamedTuple):
+    """What an allocator has given out now, all of it from address `start` to `stop`."""
+
+    live_bytes: int
+    start: int
+    stop: int
+
+
 class Driver(Protocol):
     """A device and its outer tier, for any number of Programs."""
 
@@ -129,6 +137,10 @@ class Driver(Protocol):
 
     def record(self, recorder: Recorder | None) -> None:
         """Report every copy issued from now on to `recorder`; None stops it."""
+        ...
+
+    def ledger(self) -> Ledger | None:
+        """What the device's allocator has given out now, where it keeps count."""
         ...
 
     def bound_memory(self, held_bytes: int, budget_bytes: int | None) -> None:

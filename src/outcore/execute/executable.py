@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -20,7 +21,7 @@ from outcore.ir.trace import Trace, Value
 _numbers = count()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Executable:
     """`forward(arguments, lane) -> (results, crossing)`; `backward(crossing, tangents, lane)`.
 
@@ -59,11 +60,13 @@ def build(
     }
     # A file name of its own, known to linecache, gives tracebacks the generated line.
     file = f"<outcore program {next(_numbers)}>"
-    linecache.cache[file] = (len(source.text), None, source.text.splitlines(keepends=True), file)
     exec(compile(source.text, file, "exec"), names)  # noqa: S102 - our own generated text
-    return Executable(
+    executable = Executable(
         program, names["forward"], names["backward"], _regions(trace, program), source.text
     )
+    linecache.cache[file] = (len(source.text), None, source.text.splitlines(keepends=True), file)
+    weakref.finalize(executable, linecache.cache.pop, file, None).atexit = False
+    return executable
 
 
 def _regions(trace: Trace, program: Program) -> dict[int, Region]:

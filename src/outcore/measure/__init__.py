@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outcore.measure.clock import Stopwatch
-from outcore.measure.meter import Meter, Reading
+from outcore.measure.meter import Meter, Reading, metered
 from outcore.measure.resident import resident_bytes
 
-__all__ = ["Meter", "Reading", "Stopwatch", "resident_bytes"]
+__all__ = ["Meter", "Reading", "Stopwatch", "metered", "resident_bytes"]

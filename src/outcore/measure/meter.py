@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._C._autograd import (
@@ -19,6 +20,8 @@ from torch._C._autograd import (
     _profiler_enabled,
 )
 from torch._C._profiler import RecordScope
+
+T = TypeVar("T")
 
 _KINETO_SILENT = "6"
 """Otherwise the profiler's library writes to stderr whenever it begins and ends."""
@@ -83,8 +86,8 @@ class Meter:
         self.running = True
         return True
 
-    def stop(self) -> Reading:
-        """End, and give what was seen; nothing where the user began a profiler in between.
+    def stop(self) -> Reading | None:
+        """End, and give what was seen; None where the user began a profiler in between.
 
         Raises RuntimeError where the meter does not run.
         """
@@ -92,8 +95,25 @@ class Meter:
             raise RuntimeError("the meter was not started")
         self.running = False
         if torch.autograd.profiler._is_profiler_enabled:
-            return Reading((), ())  # the user has begun one since, which is not ours to end
+            return None  # not ours to end
         results: Any = _disable_profiler()
         memory = (e for e in results.events() if e.name() == "[memory]")
         events = sorted((e.start_ns(), e.nbytes()) for e in memory)
         return Reading(tuple(t for t, _ in events), tuple(n for _, n in events))
+
+
+def metered(call: Callable[[], T]) -> tuple[T, Reading]:
+    """What `call` returns, and what the allocator did meanwhile.
+
+    Raises RuntimeError where another profiler runs, or begins during the call.
+    """
+    meter = Meter()
+    if not meter.start():
+        raise RuntimeError("cannot meter memory: another profiler runs; end it first")
+    try:
+        result = call()
+    finally:
+        reading = meter.stop()
+    if reading is None:
+        raise RuntimeError("cannot meter memory: another profiler was started during the call")
+    return result, reading

@@ -4,41 +4,85 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator
+from itertools import compress
+from typing import Protocol
 
 import torch
 
 
-def resident_bytes(device: torch.device, besides: Iterable[torch.Tensor] = ()) -> int:
+class Ledger(Protocol):
+    """An allocator that keeps count of what lies between two addresses."""
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes given out now."""
+        ...
+
+    @property
+    def start(self) -> int:
+        """The first address."""
+        ...
+
+    @property
+    def stop(self) -> int:
+        """The address after the last."""
+        ...
+
+
+def resident_bytes(
+    device: torch.device, besides: Iterable[torch.Tensor] = (), ledger: Ledger | None = None
+) -> int:
     """Bytes in storages on `device` that live tensors hold, each storage once.
 
     `besides`: tensors whose storages are left out. On CUDA this is the allocator's own figure less
-    those; on a CPU no allocator keeps count, so every tensor the interpreter knows of is visited,
-    and the gradients of leaves, which need not be known to it.
+    those. On a CPU it is what `ledger` counts, where there is one, and then every tensor that the
+    interpreter knows of is visited, and the gradients of leaves, which need not be known to it.
     """
-    seen = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in besides}
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device) - sum(seen.values())
-    held = 0
-    for tensor in _tensors(device):
-        storage = tensor.untyped_storage()
-        if storage._cdata not in seen:
-            seen[storage._cdata] = storage.nbytes()
-            held += storage.nbytes()
-    return held
+    # Subclasses of tensors may answer for themselves, and differently.
+    with torch._C.DisableTorchFunctionSubclass():
+        left_out = dict(_extents(besides))
+        if device.type == "cuda":
+            return torch.cuda.memory_allocated(device) - sum(left_out.values())
+        found = {a: n for a, n in _extents(_tensors(device)) if a not in left_out}
+        if ledger is None:
+            return sum(found.values())
+        counted = range(ledger.start, ledger.stop)
+        held = ledger.live_bytes - sum(n for a, n in left_out.items() if a in counted)
+        return max(0, held) + sum(n for a, n in found.items() if a not in counted)
+
+
+def _extents(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[int, int]]:
+    """Address and bytes of each storage that has memory."""
+    for tensor in tensors:
+        try:
+            storage = tensor.untyped_storage()
+            yield storage.data_ptr(), storage.nbytes()
+        except (RuntimeError, ValueError):  # wrappers around other tensors, lazy parameters
+            continue
 
 
 def _tensors(device: torch.device) -> Iterator[torch.Tensor]:
-    for thing in gc.get_objects():
-        # type(), not isinstance(): proxies run code when asked for their class.
-        if not issubclass(type(thing), torch.Tensor) or thing.device != device:
+    for tensor in _known_tensors():
+        if tensor.device != device or not _is_real(tensor):
             continue
-        if _has_storage(thing):
-            yield thing
-        gradient = thing.grad if thing.is_leaf else None
-        if gradient is not None and _has_storage(gradient):
+        yield tensor
+        gradient = tensor.grad if tensor.is_leaf else None
+        if gradient is not None and _is_real(gradient):
             yield gradient
 
 
-def _has_storage(tensor: torch.Tensor) -> bool:
+def _known_tensors() -> Iterator[torch.Tensor]:
+    """All tensors that the collector knows of, found without a Python step per object.
+
+    By type(), not isinstance(): proxies run code when asked for their class. By the id of the
+    type: a metaclass may forbid hashing.
+    """
+    things = gc.get_objects()
+    kinds = {id(kind): kind for kind in map(type, things)}
+    wanted = {number for number, kind in kinds.items() if issubclass(kind, torch.Tensor)}
+    return compress(things, map(wanted.__contains__, map(id, map(type, things))))
+
+
+def _is_real(tensor: torch.Tensor) -> bool:
     fake = isinstance(tensor, torch._subclasses.FakeTensor)
     return not fake and tensor.layout is torch.strided

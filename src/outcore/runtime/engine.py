@@ -14,7 +14,7 @@ from weakref import ref
 import torch
 
 from outcore.execute import Driver, open_driver
-from outcore.ir.hardware import Hardware
+from outcore.ir.hardware import Hardware, Tier
 from outcore.ir.memory import crossing_bytes, fits
 from outcore.ir.plan import Keep, Plan, make_plan
 from outcore.ir.problem import Problem
@@ -57,6 +57,8 @@ class Planned:
     predicted: Timeline
     in_core: Timeline
     planning_seconds: float
+    resident_bytes: int
+    """The most that was held besides the graph's own buffers when a profiled step began."""
 
     @property
     def everything_kept(self) -> bool:
@@ -186,7 +188,7 @@ class Engine:
 
     def resident_bytes(self, besides: Sequence[torch.Tensor] = ()) -> int:
         """Bytes that live tensors hold on the device, those of `besides` left out."""
-        return resident_bytes(self.device, besides)
+        return resident_bytes(self.device, besides, self.driver.ledger())
 
     def hardware(self) -> Hardware:
         """This machine, with its links as measured (once)."""
@@ -233,6 +235,18 @@ class Engine:
         share = free * theirs // max(1, mine + theirs)
         return replace(problem, between_bytes=max(between_bytes, share))
 
+    def still_fits(self, planned: Planned, graph: PlannedGraph, inputs: Sequence[Any]) -> bool:
+        """Whether no more is held besides `graph` than when its plan was made, but for the margin.
+
+        Always so where everything is kept and the budget has room for what came on top.
+        """
+        more = self.resident_besides(graph, inputs) - planned.resident_bytes
+        margin = self.settings.budget_bytes // MARGIN_DIVISOR
+        return more <= margin or (
+            planned.everything_kept
+            and planned.predicted.peak(Tier.DEVICE) + more <= self.settings.budget_bytes
+        )
+
     def floor_program(self, graph: PlannedGraph, inputs: Sequence[Any]) -> Program:
         """The program of the profiled steps: nothing overlaps, least memory.
 
@@ -264,7 +278,13 @@ class Engine:
             program = lower(problem, plan)
         timeline = simulate(problem, program)
         planned = Planned(
-            problem, plan, program, timeline, in_core_timeline, time.perf_counter() - start
+            problem,
+            plan,
+            program,
+            timeline,
+            in_core_timeline,
+            time.perf_counter() - start,
+            profiled.resident_bytes,
         )
         self._remember(graph.digest, planned)
         self.driver.reserve(timeline.peak(self.hardware().outer))

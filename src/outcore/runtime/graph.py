@@ -7,6 +7,7 @@ the trace and metered, the next are timed. Then the graph is planned once, and r
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import warnings
 from collections import deque
@@ -32,7 +33,6 @@ log = logging.getLogger("outcore")
 
 TIMED_STEPS = 3
 """Steps that are timed, after the one that is checked and metered."""
-
 
 MOST_FRUITLESS = 4
 """Forward calls in a row that are metered in vain; then the meter waits for a backward call."""
@@ -107,6 +107,8 @@ class PlannedGraph:
         self.standing = Standing()
         self.profiling: Profiling | None = None
         self.executable: Executable | None = None
+        self.adopted = False
+        """Whether its plan was made for another graph, and has not been held against this one."""
         self.most_outstanding = 1
         """The most calls of this graph that waited for their backward at once."""
         self.before: WeakSet[PlannedGraph] = WeakSet()
@@ -127,6 +129,7 @@ class PlannedGraph:
         """Take over the plan of a graph with the same trace, and what its kernels corrected."""
         self.captured = replace(self.captured, trace=planned.problem.trace)
         self._settle(planned)
+        self.adopted = True
 
     # ---- the two calls --------------------------------------------------------------------------
 
@@ -185,6 +188,8 @@ class PlannedGraph:
         self.before = WeakSet(self.engine.outstanding(self))
         waiting = 1 + self.engine.waiting(self)
         self.most_outstanding = max(self.most_outstanding, waiting)
+        if self.adopted:
+            self._hold_against(inputs)
         if self.executable is not None:
             return self.executable
         if self.profiling is None:
@@ -195,6 +200,14 @@ class PlannedGraph:
             unmetered = self.profiling.workspace_bytes is None
             return self.profiling.checked if unmetered else self.profiling.timed
         return self._plan(self.profiling)
+
+    def _hold_against(self, inputs: list[Any]) -> None:
+        """Forget an adopted plan that was made when less was held besides the graph."""
+        self.adopted = False
+        planned = self.standing.planned
+        if planned is not None and not self.engine.still_fits(planned, self, inputs):
+            self.standing.planned, self.executable = None, None
+            self.standing.state = State.PROFILING
 
     def _begin(self, inputs: list[Any]) -> Profiling:
         program = self.engine.floor_program(self, inputs)
@@ -285,8 +298,14 @@ class PlannedGraph:
 
     def _finish(self, executable: Executable, visit: Visit) -> None:
         visit.replay = None
-        if self.engine.session is not None:
-            self.engine.session.visits.append(visit)
+        session = self.engine.session
+        elsewhere = visit.thread is not threading.current_thread()
+        if elsewhere and self.engine.device.type == "cpu":
+            if self.profiling is not None and executable is self.profiling.checked:
+                reason = "its backward runs on another thread than its forward, unseen by the meter"
+                self._give_up(CaptureError(reason=reason))
+        elif session is not None and session.here():
+            session.visits.append(visit)
         elif executable is self.executable:
             self.standing.recent_seconds.append(visit.seconds)
         elif self.profiling is not None and executable is self.profiling.timed:

@@ -42,6 +42,8 @@ class Visit:
 
     owner: weakref.ref[Metered]
     replay: Replay | None = None
+    thread: threading.Thread = field(default_factory=threading.current_thread)
+    """Where the forward call ran."""
     forward_stop: int = 0
     backward_start: int = 0
     backward_stop: int = 0
@@ -53,7 +55,7 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-_running: dict[int, Session] = {}
+_running: dict[threading.Thread, Session] = {}
 """Per thread the session under way, if any: a process can run one profiler at a time."""
 
 
@@ -66,7 +68,7 @@ class Session:
     calls: int
     """Forward calls of the engine's graphs when it began."""
     meter: Meter = field(default_factory=Meter)
-    thread: int = field(default_factory=threading.get_ident)
+    thread: threading.Thread = field(default_factory=threading.current_thread)
     started: int = field(default_factory=time.time_ns)
     visits: list[Visit] = field(default_factory=list)
     peak_bytes: int | None = None
@@ -87,18 +89,25 @@ class Session:
                 weakref.finalize(leader, self.stop).atexit = False
         return begun
 
+    def here(self) -> bool:
+        """Whether the meter sees what this thread allocates."""
+        return threading.current_thread() is self.thread
+
     def stop(self) -> None:
         """End, and hand the reading to the visits that came through their backward call.
 
         From another thread than began it nothing can be read, and nothing is handed out.
         """
-        if threading.get_ident() != self.thread or not self.meter.running:
+        if not self.here() or not self.meter.running:
             return
         if in_backward():
             return
         _running.pop(self.thread, None)
         reading = self.meter.stop()
         done = [v for v in self.visits if v.backward_stop]
+        self.visits.clear()
+        if reading is None:
+            return
         if done:
             last = max(v.backward_stop for v in done)
             self.peak_bytes = self.resident_bytes + reading.peak_bytes(self.started, last)
@@ -106,7 +115,6 @@ class Session:
             owner = visit.owner()
             if owner is not None:
                 owner.metered(reading, visit)
-        self.visits.clear()
 
 
 @atexit.register
