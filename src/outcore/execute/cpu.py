@@ -146,7 +146,8 @@ def _empty(region: Region, residue: int) -> torch.Tensor:
 
     In the arena it does so by itself, and then fits the hole that the original left.
     """
-    memory = torch.empty(region.nbytes, dtype=torch.uint8)
+    # At least a byte: a view of nothing has no stride.
+    memory = torch.empty(region.nbytes or 1, dtype=torch.uint8)
     if memory.data_ptr() % MEMORY_ALIGNMENT_BYTES != residue:
         del memory  # first: the plan has room for one
         memory = torch.empty(region.nbytes + COPY_IN_OVERHEAD_BYTES, dtype=torch.uint8)
