@@ -36,7 +36,6 @@ log = logging.getLogger("outcore")
 MARGIN_DIVISOR = 200
 """The safety margin is the budget over this: half a percent."""
 
-
 LONGEST_SESSION = 1024
 """Forward calls after which a metered step is ended: a call that never goes back holds it open."""
 
