@@ -1,17 +1,19 @@
 """The arena: tensors keep their bytes, resident memory follows them, and torch works without it."""
 
 import json
+import mmap
 import os
 import subprocess
 import sys
 import textwrap
 import threading
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outcore.execute import arena
@@ -33,6 +35,10 @@ def figures():
     return mine.figures()
 
 
+def memory_of_the_process():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
 def buffer(nbytes, value=1):
     return torch.full((nbytes,), value, dtype=torch.uint8)
 
@@ -47,14 +53,23 @@ def test_it_counts_what_lives():
     assert figures().live_bytes == before
 
 
+@pytest.fixture
+def no_limit():
+    yield
+    own_arena().limit(None)
+
+
 @needs_arena
 @given(
     st.lists(
         st.tuples(st.integers(LEAST_BYTES, 5 * MIB), st.integers(0, 9)), min_size=1, max_size=60
-    )
+    ),
+    st.none() | st.integers(0, 24),
 )
-def test_every_tensor_keeps_its_bytes(requests):
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_tensor_keeps_its_bytes(no_limit, requests, limit):
     before = figures().live_bytes
+    own_arena().limit(None if limit is None else before + limit * MIB)
     held: dict[int, torch.Tensor] = {}
     for value, (nbytes, place) in enumerate(requests):
         held.pop(place, None)
@@ -95,6 +110,33 @@ def test_trimming_gives_memory_back_and_leaves_tensors_alone():
     assert before.resident_bytes - after.resident_bytes >= 60 * MIB
     assert after.live_bytes == before.live_bytes
     assert bool((kept == 7).all())
+
+
+@needs_arena
+def test_above_the_limit_blocks_give_up_what_they_do_not_use(no_limit):
+    own_arena().trim()
+    pieces = [buffer(BLOCK // 2, value % 200) for value in range(128)]
+    del pieces[::2]  # half of each block is used
+    mine, process = figures().resident_bytes, memory_of_the_process()
+    own_arena().limit(mine - 40 * MIB)
+    large = buffer(2 * BLOCK)  # no hole is as large: whoever asks for more sets it off
+    assert figures().resident_bytes <= mine - 40 * MIB
+    assert memory_of_the_process() <= process - 30 * MIB
+    filled = [buffer(BLOCK // 2, 201 + i % 50) for i in range(64)]
+    assert all(bool((t == 2 * i % 200 + 1).all()) for i, t in enumerate(pieces))
+    assert all(bool((t == 201 + i % 50).all()) for i, t in enumerate(filled))
+    assert bool((large == 1).all())
+    assert figures().resident_bytes >= figures().live_bytes
+
+
+@needs_arena
+def test_a_limit_that_cannot_be_kept_is_not_tried_at_every_tensor(no_limit):
+    held = [buffer(BLOCK) for _ in range(4)]
+    own_arena().limit(0)
+    figures_before = figures()
+    held += [buffer(BLOCK, 2) for _ in range(32)]
+    assert figures().live_bytes - figures_before.live_bytes == 32 * BLOCK
+    assert all(bool((t == t[0]).all()) for t in held)
 
 
 @needs_arena

