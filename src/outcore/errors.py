@@ -11,6 +11,7 @@
     +-- FormatError        (ValueError)  a file that is none of ours, or of another version
     +-- DigestError        (ValueError)  made for another trace, or a file edited since it was saved
     +-- SpillError         (OSError)     the spill directory: full, unwritable, or an I/O error
+    +-- HostMemoryError    (RuntimeError) no host memory for what is offloaded
     +-- CaptureError                     a graph that cannot be planned (it then runs in-core)
     +-- PhotographsError                 the demo's photographs cannot be read
 
@@ -246,6 +247,30 @@ class SpillError(OutcoreError, OSError):
         return (
             f"spill directory {self.directory!r}: {reason}; "
             "choose another with spill_dir or OUTCORE_SPILL_DIR, or raise the budget"
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class HostMemoryError(OutcoreError, RuntimeError):
+    """Host memory for what leaves the device cannot be had."""
+
+    reason: str
+    """What failed."""
+    needed_bytes: int
+    """What one more step has to put there."""
+    taken_bytes: int = 0
+    """What steps under way, and this process's plans, have taken already."""
+    budget_bytes: int | None = None
+    """The most that may be taken."""
+
+    @property
+    def message(self) -> str:
+        """Say why, with needed, taken and allowed bytes."""
+        allowed = "" if self.budget_bytes is None else f" of {format_bytes(self.budget_bytes)}"
+        return (
+            f"no host memory: {self.reason}: {format_bytes(self.needed_bytes)} needed, "
+            f"{format_bytes(self.taken_bytes)}{allowed} taken; raise host_budget, raise the "
+            "budget of the device, or let fewer forward calls wait for their backward"
         )
 
 

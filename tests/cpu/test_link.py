@@ -111,7 +111,7 @@ def test_a_throttled_link_measures_as_one(tmp_path):
 
 
 def test_the_hardware_is_ram_and_disk(driver):
-    hardware = driver.hardware(1 << 20, 2 << 30)
+    hardware = driver.hardware({Tier.DEVICE: 1 << 20, Tier.DISK: 2 << 30})
     for link in (
         hardware.link(Tier.DEVICE, Tier.DISK),
         hardware.link(Tier.DISK, Tier.DEVICE),

@@ -13,6 +13,7 @@ from outcore.errors import (
     CaptureError,
     DigestError,
     FormatError,
+    HostMemoryError,
     InfeasibleError,
     OptionError,
     OptionValueError,
@@ -49,6 +50,12 @@ EXAMPLES = (
     DigestError(noun="plan", made_for="aa11", expected="bb22"),
     SpillError(
         directory="/scratch", reason="too little room", needed_bytes=3 * 2**30, free_bytes=2**20
+    ),
+    HostMemoryError(
+        reason="the budget is used up",
+        needed_bytes=2**30,
+        taken_bytes=3 * 2**29,
+        budget_bytes=2**31,
     ),
     CaptureError(reason="it mutates an input", site="norm (model.py:7)"),
     PhotographsError(reason="No module named 'sklearn'"),

@@ -51,7 +51,7 @@ def _devices() -> Iterator[tuple[str, str]]:
     for number in range(torch.cuda.device_count()):
         device = torch.cuda.get_device_properties(number)
         size = format_bytes(device.total_memory)
-        yield f"cuda:{number}", f"{device.name}, {size}; there is no driver for CUDA yet"
+        yield f"cuda:{number}", f"{device.name}, {size}"
 
 
 def _memory() -> Iterator[tuple[str, str]]:
@@ -84,7 +84,7 @@ def _disk(folder: Path) -> Iterator[tuple[str, str]]:
     yield "direct I/O", "yes" if file.direct else "no: copies pass through the page cache"
     file.close()
     driver = open_driver(torch.device("cpu"), folder, None)
-    hardware = driver.hardware(memory_limit_bytes(), 0)
+    hardware = driver.hardware({Tier.DEVICE: memory_limit_bytes(), Tier.DISK: 0})
     driver.close()
     for name, source, target in (
         ("link to disk", Tier.DEVICE, Tier.DISK),

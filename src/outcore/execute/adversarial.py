@@ -12,7 +12,8 @@ from collections.abc import Mapping
 
 import torch
 
-from outcore.execute.driver import CopySpan, Direction, Lane, Ledger, Recorder, Region, lane_nbytes
+from outcore.execute.driver import CopySpan, Direction, Lane, Recorder, Region, lane_nbytes
+from outcore.gauges import Ledger, WallClock
 from outcore.ir.hardware import Hardware, Link, Tier
 
 POISON = 0xFF
@@ -112,16 +113,17 @@ class AdversarialDriver:
     def __init__(self, *, stream_order: bool = True) -> None:
         self.stream_order = stream_order
         self.generator = torch.default_generator
+        self.clock = WallClock()
         self.recorder: Recorder | None = None
         self.lanes: list[AdversarialLane] = []
         """Those open."""
 
-    def hardware(self, budget_bytes: int, disk_budget_bytes: int) -> Hardware:
+    def hardware(self, budgets: Mapping[Tier, int]) -> Hardware:
         """A machine with made-up links, the same ones every time."""
         link = Link(bytes_per_second=float(1 << 30), latency_seconds=1e-4)
         return Hardware(
             name="adversarial",
-            capacity_bytes=((Tier.DEVICE, budget_bytes), (Tier.DISK, disk_budget_bytes)),
+            capacity_bytes=((Tier.DEVICE, budgets[Tier.DEVICE]), (Tier.DISK, budgets[Tier.DISK])),
             links=((Tier.DEVICE, Tier.DISK, link), (Tier.DISK, Tier.DEVICE, link)),
         )
 
@@ -132,7 +134,7 @@ class AdversarialDriver:
         """None: it has no allocator of its own."""
         return None
 
-    def bound_memory(self, held_bytes: int, budget_bytes: int | None) -> None:
+    def bound_memory(self, held_bytes: int, most_bytes: int | None) -> None:
         """Nothing to do."""
 
     def open_lane(self, regions: Mapping[int, Region]) -> Lane:

@@ -23,7 +23,6 @@ from outcore.execute.disk import (
 from outcore.execute.driver import (
     EmptyLane,
     Lane,
-    Ledger,
     Recorder,
     Region,
     fit_link,
@@ -32,6 +31,7 @@ from outcore.execute.driver import (
 )
 from outcore.execute.link import Barrier, Copy, Spill
 from outcore.execute.malloc import ResidentLimit, own_malloc, resident_bytes, trim
+from outcore.gauges import Ledger, WallClock
 from outcore.ir.hardware import Hardware, Tier
 from outcore.units import format_bytes
 
@@ -39,7 +39,7 @@ COPY_IN_OVERHEAD_BYTES: Final = MEMORY_ALIGNMENT_BYTES
 """Device bytes that a tensor copied in takes besides its own, to lie where direct I/O can reach."""
 
 HOLES_DIVISOR: Final = 50
-"""The arena keeps holes resident up to the budget over this. Measured on ResNet-50: that costs 2 %
+"""The arena keeps holes resident up to its limit over this. Measured on ResNet-50: that costs 2 %
 of the step's time, and to keep none costs 8 %."""
 
 
@@ -175,6 +175,7 @@ class CpuDriver:
         link_bytes_per_second: float | None = None,
     ) -> None:
         self.generator = torch.default_generator
+        self.clock = WallClock()
         self.malloc = own_malloc()
         self.arena = own_arena()
         self.recorder: Recorder | None = None
@@ -185,13 +186,14 @@ class CpuDriver:
         self._closed = False
         self._lock = threading.Lock()
 
-    def hardware(self, budget_bytes: int, disk_budget_bytes: int) -> Hardware:
+    def hardware(self, budgets: Mapping[Tier, int]) -> Hardware:
         """RAM and disk with links as measured now (a fraction of a second)."""
+        budget_bytes = budgets[Tier.DEVICE]
         # The trial needs memory too: twice its largest size.
         tables = measure_link(self, largest_nbytes=budget_bytes // 16)
         return Hardware(
             name="this-machine",
-            capacity_bytes=((Tier.DEVICE, budget_bytes), (Tier.DISK, disk_budget_bytes)),
+            capacity_bytes=((Tier.DEVICE, budget_bytes), (Tier.DISK, budgets[Tier.DISK])),
             links=(
                 (Tier.DEVICE, Tier.DISK, fit_link(tables.copy_out)),
                 (Tier.DISK, Tier.DEVICE, fit_link(tables.copy_in)),
@@ -230,21 +232,21 @@ class CpuDriver:
         now = self.arena.figures()
         return Ledger(now.live_bytes, now.start, now.stop)
 
-    def bound_memory(self, held_bytes: int, budget_bytes: int | None) -> None:
-        """Bound resident memory by the budget and what the process takes besides its tensors.
+    def bound_memory(self, held_bytes: int, most_bytes: int | None) -> None:
+        """Bound resident memory by `most_bytes` and what the process takes besides its tensors.
 
         Where there is no arena, and resident memory cannot be read, there is no bound.
         """
         if isinstance(self.arena, Arena):
-            self._bound_arena(self.arena, budget_bytes)
+            self._bound_arena(self.arena, most_bytes)
             return
-        if budget_bytes is None:
+        if most_bytes is None:
             self.limit_resident(None)
             return
         trim()
         with contextlib.suppress(OSError):
             besides = max(0, resident_bytes() - held_bytes)
-            self.limit_resident(besides + budget_bytes)
+            self.limit_resident(besides + most_bytes)
 
     def _bound_arena(self, arena: Arena, nbytes: int | None) -> None:
         if nbytes is None:

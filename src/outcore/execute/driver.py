@@ -22,7 +22,8 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from outcore.ir.hardware import Hardware, Link
+from outcore.gauges import Clock, Ledger
+from outcore.ir.hardware import Hardware, Link, Tier
 
 Direction: TypeAlias = Literal["out", "in"]
 """Away from the device, or back."""
@@ -107,14 +108,6 @@ class Generator(Protocol):
         ...
 
 
-class Ledger(NamedTuple):
-    """What an allocator has given out now, all of it from address `start` to `stop`."""
-
-    live_bytes: int
-    start: int
-    stop: int
-
-
 class Driver(Protocol):
     """A device and its outer tier, for any number of Programs."""
 
@@ -123,16 +116,24 @@ class Driver(Protocol):
         """The generator that the device's random ops draw from."""
         ...
 
-    def hardware(self, budget_bytes: int, disk_budget_bytes: int) -> Hardware:
-        """This device with its links as measured, and capacities as given."""
+    @property
+    def clock(self) -> Clock:
+        """The clock of the device's work."""
+        ...
+
+    def hardware(self, budgets: Mapping[Tier, int]) -> Hardware:
+        """This device with its links as measured, and capacities as given (bytes per tier)."""
         ...
 
     def reserve(self, nbytes: int) -> None:
-        """See to it that a lane of `nbytes` finds room. Raises `SpillError` where none is left."""
+        """See to it that a lane of `nbytes` finds room.
+
+        Raises `SpillError` (a disk) or `HostMemoryError` (a host) where none is left.
+        """
         ...
 
     def open_lane(self, regions: Mapping[int, Region]) -> Lane:
-        """A lane for one more outstanding step. Raises `SpillError` where no room is left."""
+        """A lane for one more outstanding step. Raises as `reserve` does."""
         ...
 
     def record(self, recorder: Recorder | None) -> None:
@@ -143,8 +144,8 @@ class Driver(Protocol):
         """What the device's allocator has given out now, where it keeps count."""
         ...
 
-    def bound_memory(self, held_bytes: int, budget_bytes: int | None) -> None:
-        """Keep what the process takes of the device near the budget, where the driver can.
+    def bound_memory(self, held_bytes: int, most_bytes: int | None) -> None:
+        """Keep what the process takes of the device near `most_bytes`, where the driver can.
 
         `held_bytes` are in tensors now; None: no bound, memory is kept for speed.
         """

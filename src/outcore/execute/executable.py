@@ -14,6 +14,7 @@ import torch
 
 from outcore.execute.codegen import NONE, Instruments, generate, root_values
 from outcore.execute.driver import Generator, Region
+from outcore.gauges import Moment
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Program
 from outcore.ir.trace import Trace, Value
@@ -41,18 +42,19 @@ def build(
     program: Program,
     generator: Generator,
     instruments: Instruments = NONE,
-    note: Callable[[int, int, int], None] | None = None,
+    note: Callable[[int, Moment, Moment], None] | None = None,
     check: Callable[[int, tuple[Any, ...], tuple[Any, ...]], None] | None = None,
+    clock: Callable[[], Moment] = time.time_ns,
 ) -> Executable:
     """Generate and compile `program`.
 
-    `note(position, start, stop)` gets nanoseconds of the wall clock around each run, where the
-    instruments ask for it; `check(op, results, arguments)` gets what each run returned and read.
+    `note(position, start, stop)` gets what `clock()` said around each run, where the instruments
+    ask for it; `check(op, results, arguments)` gets what each run returned and read.
     """
     source = generate(trace, program, instruments)
     names: dict[str, Any] = {
         **source.names,
-        "clock": time.time_ns,
+        "clock": clock,
         "note": note,
         "check": check,
         "generator_state": generator.get_state,

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import torch
 
-from outcore.errors import CaptureError
+from outcore.errors import CaptureError, OptionValueError
 from outcore.execute.cpu import CpuDriver
+from outcore.execute.cuda import CudaDevice
 from outcore.execute.driver import Driver
+from outcore.execute.queued import QueuedDriver
 
 
 def open_driver(
     device: torch.device, spill_dir: Path, link_bytes_per_second: float | None
 ) -> Driver:
-    """The driver of `device`, spilling to `spill_dir`; a rate given slows its links down to it.
+    """The driver of `device`: a GPU offloads to the host's memory, a CPU to `spill_dir`.
 
-    Raises CaptureError for a device that has no driver yet, SpillError for a folder that won't do.
+    A rate given slows the links of a CPU down to it. Raises CaptureError for a device that has no
+    driver yet, OptionValueError for a rate on a GPU.
     """
-    if device.type != "cpu":
+    if device.type == "cpu":
+        return CpuDriver(spill_dir, link_bytes_per_second)
+    if device.type != "cuda":
         raise CaptureError(reason=f"no driver for a device of type {device.type} yet")
-    return CpuDriver(spill_dir, link_bytes_per_second)
+    if link_bytes_per_second is not None:
+        raise OptionValueError(
+            option="link_limit",
+            value=f"{link_bytes_per_second:g} B/s",
+            reason="it plays a slower disk on a CPU; the links of a GPU cannot be slowed down",
+        )
+    opened = CudaDevice(device)
+    if opened.shares_memory:
+        warnings.warn(
+            "outcore: this GPU shares its memory with the CPU: nothing can be offloaded to the "
+            "host, so plans keep or recompute",
+            stacklevel=2,
+        )
+    return QueuedDriver(opened)

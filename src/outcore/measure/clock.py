@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
+from outcore.gauges import Clock, Moment
 from outcore.ir.program import Program, Run
 
 LATEST = 16
@@ -17,10 +18,11 @@ class Stopwatch:
     """Takes a note per run of a program; gives the median per op over the steps noted."""
 
     program: Program
-    notes: dict[int, deque[tuple[int, int]]] = field(default_factory=dict)
-    """Op -> (start, stop) in nanoseconds, of the latest steps noted; reruns are left out."""
+    clock: Clock
+    notes: dict[int, deque[tuple[Moment, Moment]]] = field(default_factory=dict)
+    """Op -> (start, stop), of the latest steps noted; reruns are left out."""
 
-    def note(self, position: int, start: int, stop: int) -> None:
+    def note(self, position: int, start: Moment, stop: Moment) -> None:
         """Record that the run at body position `position` took from `start` to `stop`."""
         action = self.program.body[position].action
         if isinstance(action, Run) and not action.again:
@@ -29,12 +31,13 @@ class Stopwatch:
     def seconds(self, ops: int) -> tuple[float, ...]:
         """Median seconds per op; 0 for one that was never noted."""
         return tuple(
-            median(stop - start for start, stop in self.notes[op]) * 1e-9
+            median(self.clock.seconds(start, stop) for start, stop in self.notes[op])
             if op in self.notes
             else 0.0
             for op in range(ops)
         )
 
     def last(self, op: int) -> tuple[int, int]:
-        """Start and stop of the latest run of `op`, in nanoseconds."""
-        return self.notes[op][-1]
+        """Start and stop of the latest run of `op` on the host, in nanoseconds."""
+        start, stop = self.notes[op][-1]
+        return self.clock.wall_ns(start), self.clock.wall_ns(stop)

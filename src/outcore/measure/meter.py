@@ -1,4 +1,4 @@
-"""Meter: what torch's CPU allocator did, from the profiler's memory events.
+"""Meter: what torch's allocator did, from the profiler's memory events.
 
 Independent of every book that outcore keeps: the events come from the allocator itself.
 """
@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 _KINETO_SILENT = "6"
 """Otherwise the profiler's library writes to stderr whenever it begins and ends."""
+
+_CPU = torch.device("cpu")
 
 _NO_FUNCTIONS = {RecordScope.LITE_INTERPRETER}
 """Watch memory alone: a scope in which nothing here runs.
@@ -64,13 +66,16 @@ class Reading:
 
 
 class Meter:
-    """Collects allocator events of this thread from `start` to `stop`.
+    """Collects events of the allocator of `device`, of this thread, from `start` to `stop`.
+
+    Threads on which autograd runs this thread's backward calls belong to it.
 
     Only one profiler can run in a process: `start` returns False, and meters nothing, where the
     user runs one already.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device = _CPU) -> None:
+        self.device = device
         self.running = False
 
     def start(self) -> bool:
@@ -97,9 +102,13 @@ class Meter:
         if torch.autograd.profiler._is_profiler_enabled:
             return None  # not ours to end
         results: Any = _disable_profiler()
-        memory = (e for e in results.events() if e.name() == "[memory]")
+        memory = (e for e in results.events() if e.name() == "[memory]" and self._sees(e))
         events = sorted((e.start_ns(), e.nbytes()) for e in memory)
         return Reading(tuple(t for t, _ in events), tuple(n for _, n in events))
+
+    def _sees(self, event: Any) -> bool:
+        kind, index = event.device_type().name.lower(), event.device_index()
+        return kind == self.device.type and self.device.index in (None, index)
 
 
 def metered(call: Callable[[], T]) -> tuple[T, Reading]:

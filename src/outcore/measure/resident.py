@@ -5,28 +5,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator
 from itertools import compress
-from typing import Protocol
 
 import torch
 
-
-class Ledger(Protocol):
-    """An allocator that keeps count of what lies between two addresses."""
-
-    @property
-    def live_bytes(self) -> int:
-        """Bytes given out now."""
-        ...
-
-    @property
-    def start(self) -> int:
-        """The first address."""
-        ...
-
-    @property
-    def stop(self) -> int:
-        """The address after the last."""
-        ...
+from outcore.gauges import Ledger
 
 
 def resident_bytes(

@@ -23,7 +23,7 @@ from outcore.ir.program import Program
 from outcore.ir.timeline import Timeline
 from outcore.ir.trace import Effect, Trace
 from outcore.lower import lower
-from outcore.measure import resident_bytes
+from outcore.measure import Meter, resident_bytes
 from outcore.policies import floor_plan
 from outcore.runtime.graph import PlannedGraph, Profiling, Standing
 from outcore.runtime.options import Settings
@@ -35,6 +35,9 @@ log = logging.getLogger("outcore")
 
 MARGIN_DIVISOR = 200
 """The safety margin is the budget over this: half a percent."""
+
+TIGHTER_DIVISOR = 10
+"""A plan that ran out of device memory is made again with the budget over this left free."""
 
 LONGEST_SESSION = 1024
 """Forward calls after which a metered step is ended: a call that never goes back holds it open."""
@@ -71,6 +74,8 @@ class Engine:
     def __init__(self, settings: Settings, device: torch.device) -> None:
         self.settings, self.device = settings, device
         self.strict = settings.strict
+        self.readings = 2 if device.type == "cuda" else 1
+        """Steps to be metered before planning: in the first, cuDNN may try its algorithms out."""
         self.driver: Driver = open_driver(
             device, settings.spill_dir, settings.link_bytes_per_second
         )
@@ -139,7 +144,8 @@ class Engine:
         """Meter the step that begins with `leader`; False where impossible, or under way."""
         if self.session is not None:
             return False
-        session = Session(ref(leader), self.resident_bytes(), self.calls)
+        meter = Meter(self.device)
+        session = Session(ref(leader), self.resident_bytes(), self.calls, meter)
         begun = session.start()
         self.session = session if begun else None
         self._peak_tries += begun and leader.planned is not None
@@ -193,9 +199,13 @@ class Engine:
     def hardware(self) -> Hardware:
         """This machine, with its links as measured (once)."""
         if self._hardware is None:
-            self._hardware = self.driver.hardware(
-                self.settings.budget_bytes, self.settings.disk_budget_bytes
-            )
+            settings = self.settings
+            budgets = {
+                Tier.DEVICE: settings.budget_bytes,
+                Tier.HOST: settings.host_budget_bytes,
+                Tier.DISK: settings.disk_budget_bytes,
+            }
+            self._hardware = self.driver.hardware(budgets)
         return self._hardware
 
     # ---- problems -------------------------------------------------------------------------------
@@ -224,7 +234,8 @@ class Engine:
             profile,
             self.hardware(),
             budget,
-            disk_budget_bytes=self.settings.disk_budget_bytes,
+            self._outer_share(graph, Tier.HOST),
+            self._outer_share(graph, Tier.DISK),
             outside_bytes=outside,
             between_bytes=between_bytes,
         )
@@ -234,6 +245,12 @@ class Engine:
         free = max(0, budget - outside - arguments)
         share = free * theirs // max(1, mine + theirs)
         return replace(problem, between_bytes=max(between_bytes, share))
+
+    def _outer_share(self, graph: PlannedGraph, tier: Tier) -> int:
+        """Bytes of an outer tier that other graphs' plans leave, for one call of `graph`."""
+        plans = [(g.planned, g.most_outstanding) for g in self.active() if g is not graph]
+        taken = sum(p.predicted.peak(tier) * calls for p, calls in plans if p is not None)
+        return max(0, self.hardware().capacity(tier) - taken) // graph.most_outstanding
 
     def still_fits(self, planned: Planned, graph: PlannedGraph, inputs: Sequence[Any]) -> bool:
         """Whether no more is held besides `graph` than when its plan was made, but for the margin.
@@ -265,9 +282,21 @@ class Engine:
 
         Raises InfeasibleError where no plan of the policy fits the budget.
         """
-        start = time.perf_counter()
         resident = profiled.resident_bytes + profiled.lingering_bytes
         problem = self.problem(graph, profile, resident, profiled.between_bytes)
+        return self._planned(graph, problem, profiled.resident_bytes)
+
+    def plan_tighter(self, graph: PlannedGraph, planned: Planned) -> Planned:
+        """The same with less: something else took device memory, or an op more than measured.
+
+        Raises InfeasibleError where no plan of the policy fits.
+        """
+        problem, tighter = planned.problem, planned.problem.budget_bytes // TIGHTER_DIVISOR
+        problem = replace(problem, outside_bytes=problem.outside_bytes + tighter)
+        return self._planned(graph, problem, planned.resident_bytes)
+
+    def _planned(self, graph: PlannedGraph, problem: Problem, resident_bytes: int) -> Planned:
+        start = time.perf_counter()
         keep = make_plan({}, "keep-all")
         in_core = lower(problem, keep)
         in_core_timeline = simulate(problem, in_core)
@@ -284,25 +313,27 @@ class Engine:
             timeline,
             in_core_timeline,
             time.perf_counter() - start,
-            profiled.resident_bytes,
+            resident_bytes,
         )
-        self._remember(graph.digest, planned)
         self.driver.reserve(timeline.peak(self.hardware().outer))
+        self._remember(graph.digest, planned)
         self._bound_memory(planned)
         return planned
 
     def _remember(self, digest: str, planned: Planned) -> None:
-        self._peak_tries = 0
+        self.measured_peak_bytes, self._peak_tries = None, 0
         self._plans[digest] = planned
         self._plans.move_to_end(digest)
         while len(self._plans) > max(REMEMBERED_PLANS, len(self._graphs)):
             self._plans.popitem(last=False)
 
     def _bound_memory(self, *latest: Planned) -> None:
-        """Hold the process to the budget, unless no graph that runs moves anything."""
+        """Hold the process to the plans' peak, unless no graph that runs moves anything."""
         plans = (*(g.planned for g in self.active()), *latest)
-        all_kept = all(p is None or p.everything_kept for p in plans)
-        bound = None if all_kept else self.settings.budget_bytes
+        bound: int | None = None
+        if not all(p is None or p.everything_kept for p in plans):
+            known = [p.predicted.peak(Tier.DEVICE) for p in plans if p is not None]
+            bound = max(known) if len(known) == len(plans) else self.settings.budget_bytes
         self.driver.bound_memory(self.resident_bytes(), bound)
 
 

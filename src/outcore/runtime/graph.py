@@ -1,11 +1,13 @@
 """PlannedGraph: one captured graph, from its first profiled step to its planned ones.
 
-The first steps run the floor program (the least memory that surely fits): one is checked against
-the trace and metered, the next are timed. Then the graph is planned once, and runs the plan.
+The first steps run the floor program (the least memory that surely fits): one (on a GPU two) is
+checked against the trace and metered, the next are timed. Then the graph is planned once, and runs
+the plan.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -16,15 +18,20 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
 
+import torch
+
 from outcore.capture import Captured, keeps_graph, stand_in_survives
-from outcore.errors import CaptureError
+from outcore.errors import CaptureError, OutcoreError
 from outcore.execute import Executable, Instruments, MismatchError, build, checker
+from outcore.gauges import Moment
+from outcore.ir.hardware import Tier
 from outcore.ir.profile import Profile, Source
 from outcore.ir.store import digest
 from outcore.ir.verify import verify_trace
 from outcore.measure import Reading, Stopwatch
 from outcore.runtime.session import Replay, Visit
 from outcore.runtime.store import Store, versions_of
+from outcore.units import format_bytes
 
 if TYPE_CHECKING:  # the engine holds graphs, and a graph calls its engine
     from outcore.runtime.engine import Engine, Planned
@@ -52,7 +59,10 @@ class Standing:
 
     state: State = State.PROFILING
     planned: Planned | None = None
-    recent_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    recent_work: deque[tuple[tuple[Moment, Moment], ...]] = field(
+        default_factory=lambda: deque(maxlen=64)
+    )
+    """Of the latest planned steps: from when to when each call ran, by the driver's clock."""
     last_call: int = 0
     """Number of its last forward call, counted over the engine's graphs."""
     reason: str = ""
@@ -73,6 +83,10 @@ class Profiling:
     first: Stopwatch
     """Notes of the checked run, to place the meter's events."""
     stopwatch: Stopwatch
+    readings: int = 0
+    """Steps that were checked and metered."""
+    latest: Reading | None = None
+    """That of the last of them."""
     workspace_bytes: tuple[int, ...] | None = None
     between_bytes: int = 0
     """What the rest of the step takes at most while the graph waits, beyond `lingering_bytes`."""
@@ -113,6 +127,8 @@ class PlannedGraph:
         """The most calls of this graph that waited for their backward at once."""
         self.before: WeakSet[PlannedGraph] = WeakSet()
         """Graphs whose backward is outstanding when this one's forward begins."""
+        self.tightened = False
+        """Whether its plan was made again for want of device memory."""
         self.fruitless = 0
         """Sessions begun in a row that no backward call followed."""
 
@@ -144,12 +160,16 @@ class PlannedGraph:
         if self._wants_meter(executable):
             self.fruitless += self.engine.begin_session(self)
         visit = Visit(ref(self), self._replay_of(executable, inputs))
-        start = time.perf_counter()
+        clock = self.engine.driver.clock
+        start = clock.now()
         try:
             results, store = self._run_forward(executable, inputs, visit)
         except CaptureError as error:
             return self.forward(self._learn(error, visit))
-        visit.seconds = time.perf_counter() - start
+        except torch.OutOfMemoryError as error:
+            self._plan_tighter(error)
+            raise
+        visit.work.append((start, clock.now()))
         visit.forward_stop = time.time_ns()
         stand_in = self.engine.stores.add(store, follow=stand_in_survives())
         return [*results, stand_in]
@@ -165,7 +185,8 @@ class PlannedGraph:
         visit = store.visit
         again = keeps_graph()
         given = list(tangents) if visit.replay is not None else []
-        visit.backward_start, start = time.time_ns(), time.perf_counter()
+        clock = self.engine.driver.clock
+        visit.backward_start, start = time.time_ns(), clock.now()
         try:
             crossing = list(store.crossing) if again else store.crossing
             gradients = store.executable.backward(crossing, tangents, store.lane)
@@ -173,10 +194,14 @@ class PlannedGraph:
             state = self.engine.driver.generator.get_state()
             gradients = self._run_again(visit, self._learn(error, visit), given)
             self.engine.driver.generator.set_state(state)
+        except torch.OutOfMemoryError as error:
+            self.engine.stores.drop(store.number)  # its memory counts
+            self._plan_tighter(error)
+            raise
         finally:
             if not again:
                 self.engine.stores.drop(store.number)
-        visit.seconds += time.perf_counter() - start
+        visit.work.append((start, clock.now()))
         visit.backward_stop = time.time_ns()
         self._finish(store.executable, visit)
         return gradients
@@ -211,11 +236,16 @@ class PlannedGraph:
 
     def _begin(self, inputs: list[Any]) -> Profiling:
         program = self.engine.floor_program(self, inputs)
-        first, stopwatch = Stopwatch(program), Stopwatch(program)
-        trace, generator = self.captured.trace, self.engine.driver.generator
+        driver, trace = self.engine.driver, self.captured.trace
+        clock, generator = driver.clock, driver.generator
+        first, stopwatch = Stopwatch(program, clock), Stopwatch(program, clock)
         instruments = Instruments(timed=True, checked=True)
-        checked = build(trace, program, generator, instruments, first.note, checker(trace))
-        timed = build(trace, program, generator, Instruments(timed=True), stopwatch.note)
+        checked = build(
+            trace, program, generator, instruments, first.note, checker(trace), clock.now
+        )
+        timed = build(
+            trace, program, generator, Instruments(timed=True), stopwatch.note, clock=clock.now
+        )
         return Profiling(checked, timed, first, stopwatch)
 
     def _plan(self, profiling: Profiling) -> Executable:
@@ -228,6 +258,7 @@ class PlannedGraph:
     def _settle(self, planned: Planned) -> Executable:
         trace = self.captured.trace
         self.standing.planned = planned
+        self.standing.recent_work.clear()
         self.standing.state = State.IN_CORE if planned.everything_kept else State.PLANNED
         self.executable = build(trace, planned.program, self.engine.driver.generator)
         self.profiling = None
@@ -304,10 +335,10 @@ class PlannedGraph:
             if self.profiling is not None and executable is self.profiling.checked:
                 reason = "its backward runs on another thread than its forward, unseen by the meter"
                 self._give_up(CaptureError(reason=reason))
-        elif session is not None and session.here():
+        elif session is not None and session.sees(visit):
             session.visits.append(visit)
         elif executable is self.executable:
-            self.standing.recent_seconds.append(visit.seconds)
+            self.standing.recent_work.append(tuple(visit.work))
         elif self.profiling is not None and executable is self.profiling.timed:
             self.profiling.timed_steps += 1
 
@@ -315,6 +346,10 @@ class PlannedGraph:
         """Take the workspaces, and what the rest of the step needs between the two calls."""
         profiling = self.profiling
         if profiling is None or profiling.workspace_bytes is not None:
+            return
+        if reading is not profiling.latest:
+            profiling.latest, profiling.readings = reading, profiling.readings + 1
+        if profiling.readings < self.engine.readings:
             return
         spans = (profiling.first.last(op) for op in range(len(self.captured.trace.ops)))
         profiling.workspace_bytes = tuple(reading.workspace_bytes(a, b) for a, b in spans)
@@ -325,6 +360,30 @@ class PlannedGraph:
         peak = reading.peak_bytes(visit.forward_stop, visit.backward_start)
         profiling.lingering_bytes = max(0, lingering)
         profiling.between_bytes = max(0, peak - waiting - profiling.lingering_bytes)
+
+    def _plan_tighter(self, error: torch.OutOfMemoryError) -> None:
+        """Let the next step have a plan that leaves more free, once; say so with the error."""
+        planned = self.planned
+        self.engine.driver.drain()
+        if planned is None:
+            error.add_note(
+                "outcore is profiling, with as little device memory as it can: of a budget of "
+                f"{format_bytes(self.engine.settings.budget_bytes)}; lower it if the device has "
+                "less to spare, or make the batch smaller"
+            )
+            return
+        numbers = (
+            f"outcore's plan takes {format_bytes(planned.predicted.peak(Tier.DEVICE))} at most, of "
+            f"a budget of {format_bytes(planned.problem.budget_bytes)}, all that was held besides "
+            "it when it was made included"
+        )
+        hope = "it will not be made tighter: lower the budget"
+        if not self.tightened:
+            self.tightened = True
+            with contextlib.suppress(OutcoreError):
+                self._settle(self.engine.plan_tighter(self, planned))
+                hope = "the next step has a tighter one"
+        error.add_note(f"{numbers}; {hope}")
 
     def _give_up(self, error: CaptureError) -> None:
         """Run in-core from now on: the graph does not behave as it was captured."""

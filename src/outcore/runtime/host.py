@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
 
 
 def memory_limit_bytes() -> int:
@@ -13,6 +14,34 @@ def memory_limit_bytes() -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = (_read(folder / "memory.max") for folder in _cgroups())
     return min((total, *(limit for limit in limits if limit is not None)))
+
+
+def available_bytes() -> int:
+    """Bytes of RAM that may still be taken: what the machine has, or a cgroup leaves, if less."""
+    left = [_left(folder) for folder in _cgroups()]
+    return max(0, min((_machine_bytes(), *(n for n in left if n is not None))))
+
+
+def _machine_bytes() -> int:
+    try:
+        lines = MEMINFO.read_text().splitlines()
+    except OSError:
+        lines = []
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) << 10 if found else memory_limit_bytes()
+
+
+def _left(folder: Path) -> int | None:
+    """What the cgroup's limit leaves; cached files that are not in use can go."""
+    limit, used = _read(folder / "memory.max"), _read(folder / "memory.current")
+    if limit is None or used is None:
+        return limit
+    try:
+        lines = (folder / "memory.stat").read_text().splitlines()
+    except OSError:
+        lines = []
+    cached = [int(n) for key, n in (line.split() for line in lines) if key == "inactive_file"]
+    return limit - used + sum(cached)
 
 
 def _cgroups() -> list[Path]:

@@ -14,7 +14,7 @@ import torch
 
 from outcore.errors import BudgetError, OptionError, OptionValueError
 from outcore.policies import Policy, resolve
-from outcore.runtime.host import memory_limit_bytes
+from outcore.runtime.host import available_bytes, memory_limit_bytes
 from outcore.units import parse_rate, parse_size
 
 DEFAULT_POLICY = "pooch{early=true}"
@@ -24,6 +24,7 @@ ENVIRONMENT = {
     "budget": "OUTCORE_BUDGET",
     "policy": "OUTCORE_POLICY",
     "spill_dir": "OUTCORE_SPILL_DIR",
+    "host_budget": "OUTCORE_HOST_BUDGET",
     "disk_budget": "OUTCORE_DISK_BUDGET",
     "link_limit": "OUTCORE_LINK_LIMIT",
 }
@@ -34,8 +35,10 @@ class Options:
     """The options as given, flat and JSON-able. None: from the environment, else the default.
 
     `budget`: peak device bytes of the training step ("12GiB", bytes, "80%", a fraction; on a CPU it
-    must be given). `policy`: a spec such as "pooch" or "swap-all{min_bytes=4096}". `disk_budget`:
-    most bytes of the spill file. `spill_dir`: where it lies (default: the system's temporary
+    must be given). `policy`: a spec such as "pooch" or "swap-all{min_bytes=4096}". `host_budget`:
+    most bytes of host memory for what leaves a GPU (default: three quarters of what is available;
+    on a CPU, where the host is the device, it has no meaning). `disk_budget`: most bytes of the
+    spill file. `spill_dir`: where it lies (default: the system's temporary
     folder). `link_limit`: bytes per second per direction, to play a slower link. `strict`: raise
     where a graph cannot be planned, instead of running it in-core with a warning.
     """
@@ -69,6 +72,7 @@ class Settings:
 
     budget_bytes: int
     policy: Policy
+    host_budget_bytes: int
     disk_budget_bytes: int
     spill_dir: Path
     link_bytes_per_second: float | None
@@ -84,6 +88,7 @@ def settle(options: Options, device: torch.device) -> Settings:
     return Settings(
         _budget(options.budget, device),
         resolve(options.policy or DEFAULT_POLICY),
+        _host_budget(options.host_budget),
         _disk_budget(options.disk_budget, spill_dir),
         spill_dir,
         _link_limit(options.link_limit),
@@ -97,7 +102,7 @@ def _budget(given: str | float | None, device: torch.device) -> int:
         if device.type == "cpu":
             reason = "on a CPU the budget must be given; write for example budget='8GiB'"
             raise BudgetError(option="budget", value=given, reason=reason)
-        return int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_allocated(device))
+        return int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
     return _size("budget", given, total)
 
 
@@ -105,6 +110,12 @@ def _device_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return memory_limit_bytes()
+
+
+def _host_budget(given: str | float | None) -> int:
+    if given is None or given == "auto":
+        return available_bytes() * 3 // 4
+    return _size("host_budget", given, memory_limit_bytes())
 
 
 def _disk_budget(given: str | float | None, spill_dir: Path) -> int:

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch._C._autograd import _profiler_enabled
 
+from outcore.gauges import Moment
 from outcore.measure import Meter, Reading
 
 
@@ -38,7 +40,7 @@ class Replay:
 
 @dataclass(slots=True)
 class Visit:
-    """One forward call on its way through its backward call: wall clock in ns, seconds at work."""
+    """One forward call on its way through its backward call, with the wall clock in ns."""
 
     owner: weakref.ref[Metered]
     replay: Replay | None = None
@@ -47,7 +49,8 @@ class Visit:
     forward_stop: int = 0
     backward_start: int = 0
     backward_stop: int = 0
-    seconds: float = 0.0
+    work: list[tuple[Moment, Moment]] = field(default_factory=list)
+    """From when to when the device was at it, by the driver's clock: forward, then backward."""
 
 
 def in_backward() -> bool:
@@ -67,7 +70,7 @@ class Session:
     resident_bytes: int
     calls: int
     """Forward calls of the engine's graphs when it began."""
-    meter: Meter = field(default_factory=Meter)
+    meter: Meter
     thread: threading.Thread = field(default_factory=threading.current_thread)
     started: int = field(default_factory=time.time_ns)
     visits: list[Visit] = field(default_factory=list)
@@ -88,6 +91,13 @@ class Session:
             if leader is not None:  # once it is gone, no call of it will end the session
                 weakref.finalize(leader, self.stop).atexit = False
         return begun
+
+    def sees(self, visit: Visit) -> bool:
+        """Whether the meter saw the visit, whose backward has just run on this thread.
+
+        Threads on which autograd runs backward calls of the meter's thread carry its profiler.
+        """
+        return visit.forward_stop >= self.started and _profiler_enabled()
 
     def here(self) -> bool:
         """Whether the meter sees what this thread allocates."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
+from outcore.gauges import Clock
 from outcore.ir.hardware import Tier
 from outcore.ir.liveness import gaps, liveness
 from outcore.ir.plan import Offload, Recompute
@@ -59,7 +60,7 @@ def _with_plans(
         for x in p.program.body
         if isinstance(x.action, Copy) and x.stream is Stream.OUT
     ]
-    measured = [median(g.recent_seconds) for g in graphs if g.recent_seconds]
+    measured = [_seconds(g, engine.driver.clock) for g in graphs if g.recent_work]
     return replace(
         common,
         resident_bytes=max(map(_resident_bytes, planned)),
@@ -75,6 +76,11 @@ def _with_plans(
         recompute_seconds=sum(p.problem.profile.seconds[r.op] for p, r in runs if r.again),
         stall_seconds=_total(planned, lambda p: p.predicted.stall_seconds()),
     )
+
+
+def _seconds(standing: Standing, clock: Clock) -> float:
+    """Median time at work of the latest steps."""
+    return median(sum(clock.seconds(*span) for span in work) for work in standing.recent_work)
 
 
 def _total(planned: list[Planned], figure: Callable[[Planned], float]) -> float:

@@ -1,0 +1,97 @@
+"""A CUDA device as queues: torch's streams and events, and its caching allocator.
+
+Nothing here waits for the device, but for `finish` and `seconds`.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import torch
+from torch._C import _accelerator_setAllocatorSettings as set_allocator
+
+from outcore.execute.pinned import pinned
+
+BLOCK_BYTES = 512
+"""What torch's allocator rounds sizes up to, with segments that expand."""
+
+_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+_EXPANDABLE = "expandable_segments:True"
+
+
+class CudaDevice:
+    """One GPU (`device.Device`), with a stream for copies in each direction."""
+
+    rounding_bytes = BLOCK_BYTES
+
+    def __init__(self, device: torch.device) -> None:
+        given: int | None = device.index
+        index = torch.cuda.current_device() if given is None else given
+        self.device = torch.device("cuda", index)
+        _expand_segments()
+        properties = torch.cuda.get_device_properties(self.device)
+        self.shares_memory = bool(getattr(properties, "is_integrated", False))
+        # Copies are what the compute queue waits for: they go first where engines are shared.
+        self.out = _stream(self.device)
+        self.into = _stream(self.device)
+        self.generator = torch.cuda.default_generators[index]
+
+    def current(self) -> torch.cuda.Stream:
+        """This thread's current stream."""
+        return torch.cuda.current_stream(self.device)
+
+    def event(self, *, timed: bool = False) -> torch.cuda.Event:
+        """A CUDA event."""
+        return torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]  # torch has no types for it
+
+    def record(self, event: torch.cuda.Event, queue: torch.cuda.Stream) -> None:
+        """Record `event` on a stream."""
+        event.record(queue)
+
+    def wait(self, queue: torch.cuda.Stream, event: torch.cuda.Event) -> None:
+        """Let a stream wait for `event`."""
+        queue.wait_event(event)
+
+    def copy(self, queue: torch.cuda.Stream, target: torch.Tensor, source: torch.Tensor) -> None:
+        """An asynchronous copy on a stream."""
+        with torch.cuda.stream(queue):
+            target.copy_(source, non_blocking=True)
+
+    def empty(self, nbytes: int) -> torch.Tensor:
+        """Memory from torch's allocator, on the current stream."""
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def host(self, nbytes: int) -> torch.Tensor:
+        """Registered host memory."""
+        return pinned(nbytes, self.device)
+
+    def finish(self, queue: torch.cuda.Stream) -> None:
+        """Wait on the host for a stream."""
+        queue.synchronize()
+
+    def seconds(self, start: torch.cuda.Event, stop: torch.cuda.Event) -> float:
+        """Time between two events, in seconds; waits for the second."""
+        stop.synchronize()
+        return float(start.elapsed_time(stop)) * 1e-3
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]  # as above
+
+
+def _expand_segments() -> None:
+    """Let torch's allocator map memory where it is needed, besides what the user has set.
+
+    Otherwise holes between tensors stay, and a block may be a megabyte larger than its tensor.
+    """
+    given = next((os.environ[name] for name in _VARIABLES if os.environ.get(name)), "")
+    if "expandable_segments" in given:
+        if _EXPANDABLE not in given:
+            warnings.warn(
+                f"outcore: without {_EXPANDABLE} in PYTORCH_ALLOC_CONF, memory between tensors is "
+                "lost, and a step may take more than is predicted",
+                stacklevel=2,
+            )
+        return
+    set_allocator(f"{given},{_EXPANDABLE}" if given else _EXPANDABLE)

@@ -1,0 +1,84 @@
+"""What a driver with queues asks of a device that works in queues: commands, events, memory.
+
+A queue runs what is put into it in order, beside all other queues and beside the host, which never
+waits. An event marks a place in a queue; another queue that waits for it goes on once the first
+has come there. Everything that orders two queues passes through here, so that a device of tests can
+check that nothing is left out (`tests/cpu/queues.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+Queue: TypeAlias = Any
+"""A queue of the device; opaque to all but the device."""
+
+Event: TypeAlias = Any
+"""A place in a queue, once recorded; opaque to all but the device."""
+
+
+class Device(Protocol):
+    """A device, its two queues for copies, and whatever queue computes at the moment."""
+
+    @property
+    def out(self) -> Queue:
+        """The queue for copies away from the device."""
+        ...
+
+    @property
+    def into(self) -> Queue:
+        """The queue for copies back."""
+        ...
+
+    @property
+    def generator(self) -> Any:
+        """The generator that the device's random ops draw from (`driver.Generator`)."""
+        ...
+
+    @property
+    def rounding_bytes(self) -> int:
+        """Device memory is taken in multiples of this."""
+        ...
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the host's memory is the device's: then there is nothing to move."""
+        ...
+
+    def current(self) -> Queue:
+        """The queue that this thread computes on, and takes memory on."""
+        ...
+
+    def event(self, *, timed: bool = False) -> Event:
+        """An event, not recorded yet; `timed`: for `seconds`."""
+        ...
+
+    def record(self, event: Event, queue: Queue) -> None:
+        """Let `event` mark what was put into `queue` so far. May be done again."""
+        ...
+
+    def wait(self, queue: Queue, event: Event) -> None:
+        """What is put into `queue` from now on begins once `event`, as it is now, has come."""
+        ...
+
+    def copy(self, queue: Queue, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Put a copy between two flat tensors of bytes, one of them on the host, into `queue`."""
+        ...
+
+    def empty(self, nbytes: int) -> torch.Tensor:
+        """Flat bytes of device memory, free for use in the order of the current queue."""
+        ...
+
+    def host(self, nbytes: int) -> torch.Tensor:
+        """Flat bytes of host memory that copies reach at full speed, where the system allows."""
+        ...
+
+    def finish(self, queue: Queue) -> None:
+        """Let the host wait until `queue` has run all that was put into it."""
+        ...
+
+    def seconds(self, start: Event, stop: Event) -> float:
+        """Time between two timed events that were recorded; the host waits for them."""
+        ...

@@ -1,0 +1,114 @@
+"""pinned: host memory that a GPU copies to and from at full speed, beside its own work.
+
+Ordinary memory, registered with the driver: torch's own pinned allocator rounds sizes up to powers
+of two, which for one room of a whole step's data can be twice as much. The pages are put on the
+memory node of the GPU where the system tells which that is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import warnings
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from outcore.errors import HostMemoryError
+from outcore.units import format_bytes
+
+_SYSTEM = Path("/sys")
+
+
+def pinned(nbytes: int, device: torch.device) -> torch.Tensor:
+    """Flat bytes on the host, registered for `device` until nobody refers to them any more.
+
+    Where registering is refused the memory is an ordinary one, with a warning: copies are slower
+    then, and the host waits for them. Raises HostMemoryError where the system has no such memory.
+    """
+    try:
+        memory = mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, ValueError, OverflowError) as error:
+        raise HostMemoryError(reason=str(error), needed_bytes=nbytes) from error
+    for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):  # a fork would copy what is written later
+        if hasattr(mmap, advice):
+            with contextlib.suppress(OSError):
+                memory.madvise(getattr(mmap, advice))
+    # NumPy's array dies before the map it lies in; the map itself is gone before it is told.
+    array = np.frombuffer(memory, np.uint8)
+    with torch.cuda.device(device), near(device):
+        refused = int(_runtime().cudaHostRegister(array.ctypes.data, len(array), 0))
+    if refused:
+        _forget_error(device)
+        warnings.warn(
+            f"outcore: {format_bytes(nbytes)} of host memory cannot be locked (CUDA error "
+            f"{refused}): copies will be slower. Virtual machines and containers may have a limit.",
+            stacklevel=2,
+        )
+    else:
+        weakref.finalize(array, _release, array.ctypes.data, device).atexit = False
+    return torch.from_numpy(array)[:nbytes]
+
+
+def _release(address: int, device: torch.device) -> None:
+    torch.cuda.synchronize(device)  # nobody says that unregistering waits for copies
+    if int(_runtime().cudaHostUnregister(address)):
+        _forget_error(device)
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch has no types for it
+
+
+@contextlib.contextmanager
+def near(device: torch.device) -> Iterator[None]:
+    """Keep this thread on the processors beside `device`: memory lands where it is first touched.
+
+    Does nothing where the system does not tell which those are, or has only one node.
+    """
+    processors = processors_near(device)
+    if not processors:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, processors)
+    except OSError:  # not ours to use, all of them
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def processors_near(device: torch.device, system: Path = _SYSTEM) -> set[int]:
+    """Numbers of the processors on the memory node that `device` is attached to; empty: unknown."""
+    found: Any = torch.cuda.get_device_properties(device)
+    if not hasattr(os, "sched_setaffinity") or not hasattr(found, "pci_bus_id"):
+        return set()
+    domain, bus, slot = found.pci_domain_id, found.pci_bus_id, found.pci_device_id
+    address = f"{domain:04x}:{bus:02x}:{slot:02x}.0"
+    try:
+        node = int((system / "bus/pci/devices" / address / "numa_node").read_text())
+        text = (system / f"devices/system/node/node{node}/cpulist").read_text()
+    except (OSError, ValueError):
+        return set()
+    return parse_processors(text)
+
+
+def parse_processors(text: str) -> set[int]:
+    """The numbers of a list like ``0-3,8,10-11``."""
+    ranges = (part.partition("-") for part in text.strip().split(",") if part)
+    return {n for low, _, high in ranges for n in range(int(low), int(high or low) + 1)}
+
+
+def _forget_error(device: torch.device) -> None:
+    """CUDA reports a failed call once more at the next one that asks: let that be here."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=device)

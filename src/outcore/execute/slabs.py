@@ -1,0 +1,89 @@
+"""slabs: host memory for what leaves a device with queues, one piece per outstanding step."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+
+from outcore.errors import HostMemoryError
+from outcore.execute.device import Device, Event
+
+
+@dataclass(slots=True, eq=False)
+class Slab:
+    """Host memory for one lane, and the place in the compute queue from which on it is free."""
+
+    memory: torch.Tensor
+    free: Event | None = None
+
+
+class Slabs:
+    """The slabs of a driver, within `budget_bytes` (None: no bound)."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.budget_bytes: int | None = None
+        self.taken_bytes = 0
+        """Of all slabs, those of lanes included."""
+        self._free: list[Slab] = []
+        self._given: deque[Slab] = deque()
+        """Given back since anybody looked."""
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def give(self, slab: Slab) -> None:
+        """Let the next lane have `slab`. For finalisers too: takes no lock."""
+        if not self._closed:
+            self._given.append(slab)
+
+    def take(self, nbytes: int) -> Slab:
+        """The smallest slab that will do; else a new one, for which those not in use make way.
+
+        Raises HostMemoryError where the budget or the system does not allow it.
+        """
+        with self._lock:
+            self._collect()
+            fitting = [slab for slab in self._free if len(slab.memory) >= nbytes]
+            if fitting and not self._closed:
+                found = min(fitting, key=lambda slab: len(slab.memory))
+                self._free.remove(found)
+                return found
+            self._drop()
+            budget, taken = self.budget_bytes, self.taken_bytes
+            if self._closed or (budget is not None and taken + nbytes > budget):
+                reason = "the driver is closed" if self._closed else "the budget is used up"
+                raise HostMemoryError(
+                    reason=reason, needed_bytes=nbytes, taken_bytes=taken, budget_bytes=budget
+                )
+            slab = Slab(self.device.host(nbytes))
+            self.taken_bytes += nbytes
+            return slab
+
+    def make_ready(self, nbytes: int) -> None:
+        """Have one of `nbytes`, in the place of all that are not in use. Raises as `take`."""
+        with self._lock:
+            self._collect()
+            self._drop()
+        self.give(self.take(nbytes))
+
+    def close(self) -> None:
+        """Drop all; those of lanes once they are given back."""
+        with self._lock:
+            self._closed = True
+            self._collect()
+            self._drop()
+
+    def _collect(self) -> None:
+        while self._given:
+            self._free.append(self._given.popleft())
+
+    def _drop(self) -> None:
+        if self._free:
+            # What was copied in its last step may still be on its way.
+            for queue in (self.device.out, self.device.into):
+                self.device.finish(queue)
+        self.taken_bytes -= sum(len(slab.memory) for slab in self._free)
+        self._free.clear()

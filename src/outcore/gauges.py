@@ -1,0 +1,47 @@
+"""What a driver offers to whoever measures: a clock for its work, the books of its allocator."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+Moment: TypeAlias = Any
+"""What a clock gives, to be handed back to the same clock; opaque to others."""
+
+
+class Clock(Protocol):
+    """Tells when a device comes to what it is given to do."""
+
+    def now(self) -> Moment:
+        """The moment when what was given to the device so far is done."""
+        ...
+
+    def seconds(self, start: Moment, stop: Moment) -> float:
+        """Time between two moments; may wait for the second."""
+        ...
+
+    def wall_ns(self, moment: Moment) -> int:
+        """When `now` was asked for it: nanoseconds of the wall clock (`time.time_ns`)."""
+        ...
+
+
+class WallClock:
+    """The clock of a device that does everything at once (`Clock`): the host itself."""
+
+    now = staticmethod(time.time_ns)
+
+    def seconds(self, start: int, stop: int) -> float:
+        """Time between two moments."""
+        return (stop - start) * 1e-9
+
+    def wall_ns(self, moment: int) -> int:
+        """The moment itself."""
+        return moment
+
+
+class Ledger(NamedTuple):
+    """What an allocator has given out now, all of it from address `start` to `stop`."""
+
+    live_bytes: int
+    start: int
+    stop: int

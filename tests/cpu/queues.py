@@ -1,0 +1,212 @@
+"""A device of queues for tests: as late as the events allow, and watched by vector clocks.
+
+Ops compute on the CPU, so the compute queue has always run all that was put into it. Copies run
+only once something waits for them, and in an order that no real device has. What is at either end
+of a copy is known by its address, and not kept alive: a program that gives memory back, or writes
+to it, before a copy is ordered before that, is told so.
+
+A queue's clock says how far into each queue it is known to have come. Two accesses of one piece of
+memory, one of them a write, race unless the later one's queue knows of the earlier one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+POISON = 0xFF
+
+
+class RaceError(AssertionError):
+    """Two accesses that nothing orders."""
+
+
+class Access(NamedTuple):
+    """A copy's access to memory from `start` to `stop`: the `number`th command of `queue`."""
+
+    queue: str
+    number: int
+    start: int
+    stop: int
+    writes: bool
+    storage: StorageWeakRef
+
+
+@dataclass(slots=True)
+class LateEvent:
+    """A place in a queue, and what that queue knew there."""
+
+    timed: bool = False
+    queue: str = ""
+    number: int = 0
+    clock: dict[str, int] = field(default_factory=dict)
+
+
+class LateCopy(NamedTuple):
+    """A command to move bytes."""
+
+    number: int
+    target: Access
+    source: Access
+
+
+class LateWait(NamedTuple):
+    """A command to wait for a place in another queue."""
+
+    number: int
+    queue: str
+    until: int
+
+
+class LateDevice:
+    """A `device.Device` in RAM."""
+
+    compute, out, into = "compute", "out", "into"
+    rounding_bytes = 64
+    shares_memory = False
+
+    def __init__(self) -> None:
+        self.generator = torch.default_generator
+        self.commands: dict[str, deque[LateCopy | LateWait]] = {
+            self.out: deque(),
+            self.into: deque(),
+        }
+        self.clocks: dict[str, dict[str, int]] = {
+            q: dict.fromkeys((self.compute, self.out, self.into), 0)
+            for q in (self.compute, self.out, self.into)
+        }
+        self.earlier: list[str] = []
+        """Queues that computed before."""
+        self.done = {self.out: 0, self.into: 0}
+        self.accesses: list[Access] = []
+        """Of copies that the compute queue does not know of yet."""
+        self.copies = 0
+        self.clocks[self.compute][self.compute] = self.computed = 1
+        """Stands for what is computed from the latest copy on, which nobody tells us of."""
+        self.deaf = 0
+        """A wait not to hear, counted from 1; for tests that want it missed."""
+        self.waits = 0
+
+    def current(self) -> str:
+        return self.compute
+
+    def switch(self, name: str) -> None:
+        """Compute on a new queue, which knows of nothing, from now on."""
+        self.earlier.append(self.compute)
+        self.compute = name
+        for clock in self.clocks.values():
+            clock[name] = 0
+        self.clocks[name] = dict.fromkeys(self.clocks[self.out], 0)
+        self.clocks[name][name] = self.computed = 1
+
+    def event(self, *, timed: bool = False) -> LateEvent:
+        return LateEvent(timed)
+
+    def record(self, event: LateEvent, queue: str) -> None:
+        self._tick(queue)
+        event.queue, event.number = queue, self.clocks[queue][queue]
+        event.clock = dict(self.clocks[queue])
+
+    def wait(self, queue: str, event: LateEvent) -> None:
+        assert event.queue, "an event that was never recorded"
+        self.waits += 1
+        if self.waits == self.deaf:
+            return
+        self._tick(queue)
+        mine = self.clocks[queue]
+        _learn(mine, event.clock)
+        if event.queue in (self.compute, *self.earlier):
+            return
+        if queue in (self.compute, *self.earlier):
+            self._run(event.queue, event.number)
+            self._forget()
+        else:
+            self.commands[queue].append(LateWait(mine[queue], event.queue, event.number))
+
+    def copy(self, queue: str, target: torch.Tensor, source: torch.Tensor) -> None:
+        assert target.dtype == source.dtype == torch.uint8
+        assert target.shape == source.shape
+        self._tick(queue)
+        number = self.clocks[queue][queue]
+        ends = [_access(queue, number, t, writes=t is target) for t in (target, source)]
+        if self.clocks[queue][self.compute] < self.computed:
+            raise RaceError(f"{ends} is not ordered after what was computed before it")
+        for end in ends:
+            self._check(end)
+        self.accesses += ends
+        self.commands[queue].append(LateCopy(number, *ends))
+        self.copies += 1
+        self._tick(self.compute)
+        self.computed = self.clocks[self.compute][self.compute]
+
+    def empty(self, nbytes: int) -> torch.Tensor:
+        self.check_given_back()
+        return torch.full((nbytes,), POISON, dtype=torch.uint8)
+
+    def host(self, nbytes: int) -> torch.Tensor:
+        return torch.full((nbytes,), POISON, dtype=torch.uint8)
+
+    def finish(self, queue: str) -> None:
+        if queue != self.compute:
+            self._run(queue, self.clocks[queue][queue])
+        for clock in self.clocks.values():  # the host waited, and gives all commands to come
+            _learn(clock, self.clocks[queue])
+        self._forget()
+
+    def seconds(self, start: LateEvent, stop: LateEvent) -> float:
+        assert start.timed
+        assert stop.timed
+        return 1e-6
+
+    def check_given_back(self) -> None:
+        """Raise RaceError where memory is gone that a copy may still touch."""
+        for access in self.accesses:
+            if access.storage.expired():
+                raise RaceError(f"memory given back before {access}")
+
+    def _forget(self) -> None:
+        """Drop the accesses that the compute queue knows of."""
+        known = self.clocks[self.compute]
+        self.accesses = [a for a in self.accesses if known[a.queue] < a.number]
+
+    def _tick(self, queue: str) -> None:
+        self.check_given_back()
+        self.clocks[queue][queue] += 1
+
+    def _check(self, mine: Access) -> None:
+        known = self.clocks[mine.queue]
+        for other in self.accesses:
+            apart = other.stop <= mine.start or mine.stop <= other.start
+            if apart or not (mine.writes or other.writes) or known[other.queue] >= other.number:
+                continue
+            raise RaceError(f"nothing orders {other} and {mine}")
+
+    def _run(self, queue: str, until: int) -> None:
+        """Run the commands of `queue` up to number `until`, and before them what they wait for."""
+        commands = self.commands[queue]
+        while commands and commands[0].number <= until:
+            command = commands.popleft()
+            if isinstance(command, LateWait):
+                self._run(command.queue, command.until)
+            else:
+                target, source = command.target, command.source
+                if target.storage.expired() or source.storage.expired():
+                    raise RaceError(f"memory given back before {command}")
+                ctypes.memmove(target.start, source.start, target.stop - target.start)
+
+
+def _learn(clock: dict[str, int], other: dict[str, int]) -> None:
+    """Let `clock` know what `other` knows."""
+    for queue, number in other.items():
+        clock[queue] = max(clock[queue], number)
+
+
+def _access(queue: str, number: int, memory: torch.Tensor, *, writes: bool) -> Access:
+    start = memory.data_ptr()
+    weak = StorageWeakRef(memory.untyped_storage())
+    return Access(queue, number, start, start + memory.nbytes, writes, weak)

@@ -1,0 +1,112 @@
+"""Host memory for a GPU, with the calls of CUDA's runtime played by a stand-in."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import mmap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from outcore.errors import HostMemoryError, OptionValueError
+from outcore.execute import open_driver
+from outcore.execute.pinned import parse_processors, pinned, processors_near
+
+GPU = torch.device("cuda", 0)
+
+
+class Runtime:
+    """Registers everything, or refuses with `error`."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.error = error
+        self.calls: list[tuple[str, int]] = []
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802 - CUDA's
+        assert flags == 0
+        assert address % mmap.PAGESIZE == 0
+        self.calls.append(("register", nbytes))
+        return self.error
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802 - CUDA's
+        # The map must still be there: touching what is unmapped would end the process.
+        ctypes.string_at(address, 1)
+        self.calls.append(("unregister", 0))
+        return 0
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: runtime.calls.append(("wait", 0)))
+    properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    return runtime
+
+
+def test_memory_is_registered_while_anybody_refers_to_it(runtime: Runtime) -> None:
+    memory = pinned(10_000, GPU)
+    assert memory.shape == (10_000,)
+    part = memory[100:200]
+    part.fill_(7)
+    del memory
+    gc.collect()
+    assert runtime.calls == [("register", 10_000)]
+    assert bool((part == 7).all())
+    del part
+    gc.collect()
+    assert runtime.calls[1:] == [("wait", 0), ("unregister", 0)]
+
+
+def test_memory_that_cannot_be_registered_will_do(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime.error = 2
+    asked: list[torch.device] = []
+    monkeypatch.setattr("outcore.execute.pinned._forget_error", asked.append)
+    with pytest.warns(UserWarning, match=r"9\.77 KiB of host memory cannot be locked"):
+        memory = pinned(10_000, GPU)
+    assert asked == [GPU]
+    memory.fill_(1)
+    del memory
+    gc.collect()
+    assert runtime.calls == [("register", 10_000)]
+
+
+def test_more_than_there_is_is_refused(runtime: Runtime) -> None:
+    with pytest.raises(HostMemoryError, match=r"needed.*host_budget"):
+        pinned(1 << 60, GPU)
+    assert not runtime.calls
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("0-3,8,10-11\n", {0, 1, 2, 3, 8, 10, 11}), ("5", {5}), ("", set())],
+)
+def test_lists_of_processors(text: str, numbers: set[int]) -> None:
+    assert parse_processors(text) == numbers
+
+
+def test_the_processors_beside_a_gpu(runtime: Runtime, tmp_path: Path) -> None:
+    assert processors_near(GPU, tmp_path) == set()  # the system does not tell
+    device = tmp_path / "bus/pci/devices/0000:1b:00.0"
+    node = tmp_path / "devices/system/node/node1"
+    for folder in (device, node):
+        folder.mkdir(parents=True)
+    (device / "numa_node").write_text("1\n")
+    (node / "cpulist").write_text("4-5\n")
+    assert processors_near(GPU, tmp_path) == {4, 5}
+    (device / "numa_node").write_text("-1\n")
+    assert processors_near(GPU, tmp_path) == set()
+    assert not runtime.calls
+
+
+def test_the_link_of_a_gpu_cannot_be_slowed_down(tmp_path: Path) -> None:
+    with pytest.raises(OptionValueError, match="cannot be slowed down"):
+        open_driver(GPU, tmp_path, 1e9)

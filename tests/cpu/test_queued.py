@@ -1,0 +1,303 @@
+"""The driver for devices with queues, on a device of tests that watches every order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from outcore.errors import HostMemoryError, VerifyError
+from outcore.execute import build
+from outcore.execute.driver import CopySpan, EmptyLane, Region
+from outcore.execute.queued import HOST_ALIGNMENT_BYTES, QueuedDriver, QueuedLane
+from outcore.ir.hardware import Tier
+from tests.cpu.queues import LateDevice, RaceError
+from tests.cpu.test_adversarial import POISONED, Trained
+from tests.cpu.training import same
+
+KIB = 1 << 10
+BUDGETS = {Tier.DEVICE: 1 << 20, Tier.HOST: 1 << 20}
+
+
+def region(offset: int, count: int) -> Region:
+    return Region(offset, 4 * count, torch.float32, (count,), (1,))
+
+
+@pytest.fixture
+def device() -> LateDevice:
+    return LateDevice()
+
+
+@pytest.fixture
+def driver(device: LateDevice) -> QueuedDriver:
+    return QueuedDriver(device)
+
+
+def test_bytes_go_and_come_back(driver: QueuedDriver) -> None:
+    lane = driver.open_lane({3: region(0, 100), 4: region(512, 7)})
+    values = torch.arange(100.0), torch.arange(7.0)
+    away = [lane.copy_out(v.clone(), r) for v, r in zip(values, (3, 4), strict=True)]
+    for handle in away:
+        lane.wait(handle)
+    for value, (place, out) in zip(values, zip((3, 4), away, strict=True), strict=True):
+        tensor, back = lane.copy_in(place, out)
+        assert not torch.equal(tensor, value)  # not yet
+        lane.wait(back)
+        assert torch.equal(tensor, value)
+    lane.close()
+
+
+def test_a_root_may_have_gaps(driver: QueuedDriver) -> None:
+    place = Region(0, 4 * 12, torch.float32, (2, 3), (6, 2))
+    lane = driver.open_lane({0: place})
+    value = torch.arange(12.0)[:12].as_strided((2, 3), (6, 2))
+    lane.wait(lane.copy_out(value, 0))
+    tensor, back = lane.copy_in(0)
+    lane.wait(back)
+    assert torch.equal(tensor, value)
+    assert (tensor.shape, tensor.stride(), tensor._base) == ((2, 3), (6, 2), None)
+    lane.close()
+
+
+def test_memory_given_back_too_early_is_told(driver: QueuedDriver, device: LateDevice) -> None:
+    lane = driver.open_lane({0: region(0, 100)})
+    handle = lane.copy_out(torch.ones(100), 0)
+    handle.kept = None  # what `wait` does, without the wait
+    with pytest.raises(RaceError, match="given back"):
+        device.check_given_back()
+
+
+def test_both_directions_at_one_region_need_an_order(driver: QueuedDriver) -> None:
+    lane = driver.open_lane({0: region(0, 100)})
+    lane.copy_out(torch.ones(100), 0)
+    with pytest.raises(RaceError, match="nothing orders"):
+        lane.copy_in(0)
+
+
+def test_a_closed_lane_leaves_nothing_under_way(driver: QueuedDriver, device: LateDevice) -> None:
+    first = driver.open_lane({0: region(0, 100)})
+    first.copy_out(torch.ones(100), 0)
+    first.close()
+    first.close()
+    device.check_given_back()
+    second = driver.open_lane({0: region(0, 100)})
+    second.wait(second.copy_out(torch.full((100,), 2.0), 0))
+    tensor, back = second.copy_in(0)
+    second.wait(back)
+    assert bool((tensor == 2).all())
+    second.close()
+
+
+def test_a_lane_on_another_stream_waits_for_the_slab(device: LateDevice) -> None:
+    driver = QueuedDriver(device)
+    first = driver.open_lane({0: region(0, 100)})
+    first.copy_out(torch.ones(100), 0)
+    first.close()
+    device.switch("another")
+    second = driver.open_lane({0: region(0, 100)})
+    second.wait(second.copy_out(torch.full((100,), 2.0), 0))
+    tensor, back = second.copy_in(0)
+    second.wait(back)
+    assert bool((tensor == 2).all())
+    second.close()
+
+
+def test_after_orders_the_two_directions(driver: QueuedDriver) -> None:
+    lane = driver.open_lane({0: region(0, 100)})
+    away = lane.copy_out(torch.ones(100), 0)
+    tensor, back = lane.copy_in(0, away)  # nobody has waited for `away`
+    lane.wait(back)
+    assert bool((tensor == 1).all())
+    lane.close()
+
+
+def test_a_closed_lane_copies_nothing(driver: QueuedDriver) -> None:
+    lane = driver.open_lane({0: region(0, 100)})
+    lane.close()
+    with pytest.raises(RuntimeError, match="dropped"):
+        lane.copy_out(torch.ones(100), 0)
+
+
+def test_an_interrupted_copy_is_waited_for(
+    driver: QueuedDriver, device: LateDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = driver.open_lane({0: region(0, 100)})
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "record", interrupted(device.record, at=2))
+        with pytest.raises(KeyboardInterrupt):
+            lane.copy_out(torch.ones(100), 0)
+    lane.close()
+    device.check_given_back()
+
+
+def interrupted(call: Callable[..., None], at: int) -> Callable[..., None]:
+    """`call`, but for the `at`th time."""
+    calls = count(1)
+
+    def wrapped(*args: Any) -> None:
+        if next(calls) == at:
+            raise KeyboardInterrupt
+        call(*args)
+
+    return wrapped
+
+
+def test_lanes_at_once_have_slabs_of_their_own(driver: QueuedDriver) -> None:
+    lanes = [driver.open_lane({0: region(0, 50)}) for _ in range(3)]
+    for value, lane in enumerate(lanes):
+        lane.wait(lane.copy_out(torch.full((50,), float(value)), 0))
+    for value, lane in enumerate(lanes):
+        tensor, back = lane.copy_in(0)
+        lane.wait(back)
+        assert bool((tensor == value).all())
+        lane.close()
+    assert driver.slabs.taken_bytes == 3 * HOST_ALIGNMENT_BYTES
+
+
+def test_a_slab_serves_the_next_step(driver: QueuedDriver) -> None:
+    driver.reserve(64 * KIB)
+    for _ in range(3):
+        lane = driver.open_lane({0: region(0, 100), 1: region(60 * KIB, 512)})
+        lane.close()
+    assert driver.slabs.taken_bytes == 64 * KIB
+    driver.reserve(8 * KIB)  # the next plan's, instead of the last one's
+    assert driver.slabs.taken_bytes == 8 * KIB
+
+
+def test_no_more_host_memory_than_allowed(driver: QueuedDriver) -> None:
+    driver.hardware(BUDGETS)
+    taken = [driver.open_lane({0: region(0, 100 * KIB)}) for _ in range(2)]
+    with pytest.raises(HostMemoryError, match=r"400 KiB.* needed, 800 KiB.* of 1.00 MiB") as caught:
+        driver.open_lane({0: region(0, 100 * KIB)})
+    assert caught.value.budget_bytes == 1 << 20
+    taken.pop().close()
+    driver.open_lane({0: region(0, 100 * KIB)}).close()
+
+
+def test_nothing_to_copy_takes_nothing(driver: QueuedDriver) -> None:
+    assert isinstance(driver.open_lane({}), EmptyLane)
+    driver.reserve(0)
+    assert driver.slabs.taken_bytes == 0
+
+
+def test_a_storage_smaller_than_its_region_is_refused(driver: QueuedDriver) -> None:
+    lane = driver.open_lane({0: region(0, 100)})
+    with pytest.raises(VerifyError, match="396 bytes for a region of 400"):
+        lane.copy_out(torch.ones(99), 0)
+    lane.close()
+
+
+def test_another_stream_in_one_step_is_refused(driver: QueuedDriver, device: LateDevice) -> None:
+    lane = driver.open_lane({0: region(0, 100)})
+    device.compute = "another"
+    with pytest.raises(RuntimeError, match="two streams"):
+        lane.copy_in(0)
+
+
+def test_copies_are_reported(driver: QueuedDriver) -> None:
+    spans: list[CopySpan] = []
+    driver.record(spans.append)
+    lane = driver.open_lane({7: region(0, 100)})
+    lane.wait(lane.copy_out(torch.ones(100), 7))
+    lane.wait(lane.copy_in(7)[1])
+    driver.drain()
+    lane.close()
+    assert [(s.direction, s.region, s.nbytes) for s in spans] == [("out", 7, 400), ("in", 7, 400)]
+    assert all(s.start_seconds <= s.stop_seconds for s in spans)
+
+
+def test_hardware_is_measured(driver: QueuedDriver) -> None:
+    hardware = driver.hardware(BUDGETS)
+    assert hardware.outer is Tier.HOST
+    assert hardware.capacity(Tier.HOST) == 1 << 20
+    assert hardware.link(Tier.HOST, Tier.DEVICE).bytes_per_second > 0
+    assert hardware.slot_bytes(Tier.DEVICE, 1, copied=True) == LateDevice.rounding_bytes
+    assert driver.slabs.taken_bytes == 0
+
+
+def test_memory_that_is_shared_is_no_outer_tier(driver: QueuedDriver, device: LateDevice) -> None:
+    device.shares_memory = True
+    hardware = driver.hardware(BUDGETS)
+    assert hardware.capacity(Tier.HOST) == 0
+    assert not hardware.links
+
+
+def test_a_closed_driver_takes_no_more(driver: QueuedDriver) -> None:
+    lane = driver.open_lane({0: region(0, 100)})
+    assert isinstance(lane, QueuedLane)
+    memory = StorageWeakRef(lane._open[0].memory.untyped_storage())
+    driver.close()
+    driver.close()
+    assert not memory.expired()
+    lane.close()
+    assert memory.expired()
+    with pytest.raises(HostMemoryError, match="closed"):
+        driver.open_lane({0: region(0, 100)})
+
+
+def test_a_slab_given_back_in_the_middle_of_taking_one(
+    device: LateDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a finaliser that the collector runs: `give` must not wait for the lock."""
+    driver = QueuedDriver(device)
+    other = driver.open_lane({0: region(0, 100)})
+    host = device.host
+
+    def closing(nbytes: int) -> torch.Tensor:
+        other.close()
+        return host(nbytes)
+
+    monkeypatch.setattr(device, "host", closing)
+    driver.open_lane({0: region(0, 200)}).close()
+    assert driver.slabs.taken_bytes == 1024 + 512
+
+
+# ---- whole programs -----------------------------------------------------------------------------
+
+
+class Queued(Trained):
+    """A planned model whose next steps run on a device of queues."""
+
+    def queued_step(self, deaf: int = 0) -> tuple[list[torch.Tensor], LateDevice]:
+        engine = self.graph.engine
+        device = LateDevice()
+        device.deaf = deaf
+        engine.driver = QueuedDriver(device)
+        trace = self.graph.captured.trace
+        self.graph.executable = build(trace, self.program, device.generator, POISONED)
+        result = self.step()
+        device.check_given_back()
+        return result, device
+
+
+@pytest.mark.parametrize(
+    "policy",
+    ["swap-all", "swap-all-naive", "recompute-all", "swap-opt", "pooch", "pooch{early=true}"],
+)
+def test_late_queues_change_nothing(policy: str) -> None:
+    trained = Queued(policy)
+    expected = trained.step()
+    got, device = trained.queued_step()
+    assert same([got], [expected])
+    assert (device.copies > 0) == (policy != "recompute-all")
+
+
+def test_a_missed_wait_is_caught() -> None:
+    """Every wait is needed: each one missed is a race, or gives other numbers."""
+    trained = Queued("swap-all")
+    expected = trained.step()
+    _, device = trained.queued_step()
+    assert device.waits >= 3 * device.copies // 2
+    caught = 0
+    for missed in range(1, device.waits + 1):
+        try:
+            got, _ = trained.queued_step(missed)
+        except RaceError:
+            caught += 1
+        else:
+            caught += not same([got], [expected])
+    assert caught == device.waits
