@@ -25,9 +25,11 @@ from outcore.ir.trace import Effect, Trace
 from outcore.lower import lower
 from outcore.measure import Meter, resident_bytes
 from outcore.policies import floor_plan
-from outcore.runtime.graph import PlannedGraph, Profiling, Standing
+from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.options import Settings
+from outcore.runtime.profiling import Profiling
 from outcore.runtime.session import Session, in_backward
+from outcore.runtime.standing import Standing
 from outcore.runtime.store import Stores
 from outcore.simulate import simulate
 
@@ -277,13 +279,13 @@ class Engine:
         plan = floor_plan(problem)
         return lower(replace(problem, budget_bytes=1), plan)
 
-    def plan(self, graph: PlannedGraph, profile: Profile, profiled: Profiling) -> Planned:
+    def plan(self, graph: PlannedGraph, profiled: Profiling) -> Planned:
         """Plan `graph` from what was measured. Everything is kept where that fits.
 
         Raises InfeasibleError where no plan of the policy fits the budget.
         """
         resident = profiled.resident_bytes + profiled.lingering_bytes
-        problem = self.problem(graph, profile, resident, profiled.between_bytes)
+        problem = self.problem(graph, profiled.profile(), resident, profiled.between_bytes)
         return self._planned(graph, problem, profiled.resident_bytes)
 
     def plan_tighter(self, graph: PlannedGraph, planned: Planned) -> Planned:

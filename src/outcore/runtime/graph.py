@@ -1,8 +1,7 @@
 """PlannedGraph: one captured graph, from its first profiled step to its planned ones.
 
-The first steps run the floor program (the least memory that surely fits): one (on a GPU two) is
-checked against the trace and metered, the next are timed. Then the graph is planned once, and runs
-the plan.
+The first steps run the floor program (the least memory that surely fits), to be profiled. Then the
+graph is planned once, and runs the plan.
 """
 
 from __future__ import annotations
@@ -12,9 +11,7 @@ import logging
 import threading
 import time
 import warnings
-from collections import deque
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
 
@@ -22,14 +19,14 @@ import torch
 
 from outcore.capture import Captured, keeps_graph, stand_in_survives
 from outcore.errors import CaptureError, OutcoreError
-from outcore.execute import Executable, Instruments, MismatchError, build, checker
-from outcore.gauges import Moment
+from outcore.execute import Executable, MismatchError, build
 from outcore.ir.hardware import Tier
-from outcore.ir.profile import Profile, Source
 from outcore.ir.store import digest
 from outcore.ir.verify import verify_trace
-from outcore.measure import Reading, Stopwatch
+from outcore.measure import Reading
+from outcore.runtime.profiling import Profiling, begin_profiling
 from outcore.runtime.session import Replay, Visit
+from outcore.runtime.standing import Standing, State
 from outcore.runtime.store import Store, versions_of
 from outcore.units import format_bytes
 
@@ -38,68 +35,8 @@ if TYPE_CHECKING:  # the engine holds graphs, and a graph calls its engine
 
 log = logging.getLogger("outcore")
 
-TIMED_STEPS = 3
-"""Steps that are timed, after the one that is checked and metered."""
-
 MOST_FRUITLESS = 4
 """Forward calls in a row that are metered in vain; then the meter waits for a backward call."""
-
-
-class State(Enum):
-    """What a graph is doing."""
-
-    PROFILING = "profiling"
-    PLANNED = "planned"
-    IN_CORE = "in-core"
-
-
-@dataclass(slots=True)
-class Standing:
-    """How far a graph has come, for the report. It holds no tensors, and may outlive its graph."""
-
-    state: State = State.PROFILING
-    planned: Planned | None = None
-    recent_work: deque[tuple[tuple[Moment, Moment], ...]] = field(
-        default_factory=lambda: deque(maxlen=64)
-    )
-    """Of the latest planned steps: from when to when each call ran, by the driver's clock."""
-    last_call: int = 0
-    """Number of its last forward call, counted over the engine's graphs."""
-    reason: str = ""
-    """Why it runs in-core, where it was not planned."""
-
-    @property
-    def settled(self) -> bool:
-        """Whether it will run from now on as it runs now."""
-        return self.state is not State.PROFILING
-
-
-@dataclass(slots=True)
-class Profiling:
-    """The floor program's runs, and what they gave so far."""
-
-    checked: Executable
-    timed: Executable
-    first: Stopwatch
-    """Notes of the checked run, to place the meter's events."""
-    stopwatch: Stopwatch
-    readings: int = 0
-    """Steps that were checked and metered."""
-    latest: Reading | None = None
-    """That of the last of them."""
-    workspace_bytes: tuple[int, ...] | None = None
-    between_bytes: int = 0
-    """What the rest of the step takes at most while the graph waits, beyond `lingering_bytes`."""
-    lingering_bytes: int = 0
-    """What the rest of the step still holds when backward begins, the tangents left out."""
-    resident_bytes: int = 0
-    """The most that was held besides the graph's own buffers when a forward call began."""
-    timed_steps: int = 0
-
-    @property
-    def done(self) -> bool:
-        """Whether there is enough to plan from."""
-        return self.workspace_bytes is not None and self.timed_steps >= TIMED_STEPS
 
 
 class PlannedGraph:
@@ -222,45 +159,25 @@ class PlannedGraph:
         resident = self.engine.resident_besides(self, inputs)
         self.profiling.resident_bytes = max(self.profiling.resident_bytes, resident)
         if not self.profiling.done:
-            unmetered = self.profiling.workspace_bytes is None
-            return self.profiling.checked if unmetered else self.profiling.timed
-        return self._plan(self.profiling)
+            return self.profiling.executable
+        return self._settle(self.engine.plan(self, self.profiling))
 
     def _hold_against(self, inputs: list[Any]) -> None:
         """Forget an adopted plan that was made when less was held besides the graph."""
         self.adopted = False
         planned = self.standing.planned
         if planned is not None and not self.engine.still_fits(planned, self, inputs):
-            self.standing.planned, self.executable = None, None
-            self.standing.state = State.PROFILING
+            self.standing.unsettle()
+            self.executable = None
 
     def _begin(self, inputs: list[Any]) -> Profiling:
-        program = self.engine.floor_program(self, inputs)
-        driver, trace = self.engine.driver, self.captured.trace
-        clock, generator = driver.clock, driver.generator
-        first, stopwatch = Stopwatch(program, clock), Stopwatch(program, clock)
-        instruments = Instruments(timed=True, checked=True)
-        checked = build(
-            trace, program, generator, instruments, first.note, checker(trace), clock.now
-        )
-        timed = build(
-            trace, program, generator, Instruments(timed=True), stopwatch.note, clock=clock.now
-        )
-        return Profiling(checked, timed, first, stopwatch)
-
-    def _plan(self, profiling: Profiling) -> Executable:
-        trace = self.captured.trace
-        seconds = profiling.stopwatch.seconds(len(trace.ops))
-        assert profiling.workspace_bytes is not None  # noqa: S101 - `done` says so
-        profile = Profile(seconds, profiling.workspace_bytes, Source.MEASURED)
-        return self._settle(self.engine.plan(self, profile, profiling))
+        program, engine = self.engine.floor_program(self, inputs), self.engine
+        return begin_profiling(self.captured.trace, program, engine.driver, engine.readings)
 
     def _settle(self, planned: Planned) -> Executable:
-        trace = self.captured.trace
-        self.standing.planned = planned
-        self.standing.recent_work.clear()
-        self.standing.state = State.IN_CORE if planned.everything_kept else State.PLANNED
-        self.executable = build(trace, planned.program, self.engine.driver.generator)
+        self.standing.settle(planned)
+        generator = self.engine.driver.generator
+        self.executable = build(self.captured.trace, planned.program, generator)
         self.profiling = None
         return self.executable
 
@@ -343,23 +260,9 @@ class PlannedGraph:
             self.profiling.timed_steps += 1
 
     def metered(self, reading: Reading, visit: Visit) -> None:
-        """Take the workspaces, and what the rest of the step needs between the two calls."""
-        profiling = self.profiling
-        if profiling is None or profiling.workspace_bytes is not None:
-            return
-        if reading is not profiling.latest:
-            profiling.latest, profiling.readings = reading, profiling.readings + 1
-        if profiling.readings < self.engine.readings:
-            return
-        spans = (profiling.first.last(op) for op in range(len(self.captured.trace.ops)))
-        profiling.workspace_bytes = tuple(reading.workspace_bytes(a, b) for a, b in spans)
-        trace = self.captured.trace
-        tangents = sum(trace.buffers[trace.values[v].buffer].nbytes for v in trace.tangents)
-        waiting = reading.level_bytes(visit.forward_stop)
-        lingering = reading.level_bytes(visit.backward_start) - waiting - tangents
-        peak = reading.peak_bytes(visit.forward_stop, visit.backward_start)
-        profiling.lingering_bytes = max(0, lingering)
-        profiling.between_bytes = max(0, peak - waiting - profiling.lingering_bytes)
+        """Take what the meter saw of a step."""
+        if self.profiling is not None:
+            self.profiling.metered(reading, visit)
 
     def _plan_tighter(self, error: torch.OutOfMemoryError) -> None:
         """Let the next step have a plan that leaves more free, once; say so with the error."""

@@ -15,8 +15,8 @@ from outcore.ir.program import Copy, Run, Stream
 from outcore.policies import spec_text
 from outcore.report import Counts, Report
 from outcore.runtime.engine import Engine, Planned
-from outcore.runtime.graph import Standing, State
 from outcore.runtime.options import DEFAULT_POLICY
+from outcore.runtime.standing import Standing, State
 
 if TYPE_CHECKING:  # the backend makes its report through here
     from outcore.runtime.backend import Backend

@@ -1,0 +1,93 @@
+"""Profiling: the first steps of a graph, under the floor program, and what they tell.
+
+One step (on a GPU two) is checked against the trace and metered, the next are timed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outcore.execute import Driver, Executable, Instruments, build, checker
+from outcore.ir.profile import Profile, Source
+from outcore.ir.program import Program
+from outcore.ir.trace import Trace
+from outcore.measure import Reading, Stopwatch
+from outcore.runtime.session import Visit
+
+TIMED_STEPS = 3
+"""Steps that are timed, after those that are checked and metered."""
+
+
+@dataclass(slots=True)
+class Profiling:
+    """The floor program's runs, and what they gave so far."""
+
+    trace: Trace
+    checked: Executable
+    timed: Executable
+    first: Stopwatch
+    """Notes of the checked run, to place the meter's events."""
+    stopwatch: Stopwatch
+    readings_left: int
+    """Steps to be metered before one counts."""
+    latest: Reading | None = None
+    """That of the last step that was."""
+    workspace_bytes: tuple[int, ...] | None = None
+    between_bytes: int = 0
+    """What the rest of the step takes at most while the graph waits, beyond `lingering_bytes`."""
+    lingering_bytes: int = 0
+    """What the rest of the step still holds when backward begins, the tangents left out."""
+    resident_bytes: int = 0
+    """The most that was held besides the graph's own buffers when a forward call began."""
+    timed_steps: int = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether there is enough to plan from."""
+        return self.workspace_bytes is not None and self.timed_steps >= TIMED_STEPS
+
+    @property
+    def executable(self) -> Executable:
+        """What the next step runs."""
+        return self.checked if self.workspace_bytes is None else self.timed
+
+    def metered(self, reading: Reading, visit: Visit) -> None:
+        """Take the workspaces, and what the rest of the step needs between the two calls."""
+        if self.workspace_bytes is not None:
+            return
+        if reading is not self.latest:
+            self.latest, self.readings_left = reading, self.readings_left - 1
+        if self.readings_left > 0:
+            return
+        spans = (self.first.last(op) for op in range(len(self.trace.ops)))
+        self.workspace_bytes = tuple(reading.workspace_bytes(a, b) for a, b in spans)
+        tangents = sum(
+            self.trace.buffers[self.trace.values[v].buffer].nbytes for v in self.trace.tangents
+        )
+        waiting = reading.level_bytes(visit.forward_stop)
+        lingering = reading.level_bytes(visit.backward_start) - waiting - tangents
+        peak = reading.peak_bytes(visit.forward_stop, visit.backward_start)
+        self.lingering_bytes = max(0, lingering)
+        self.between_bytes = max(0, peak - waiting - self.lingering_bytes)
+
+    def profile(self) -> Profile:
+        """What was measured, once it is done."""
+        assert self.workspace_bytes is not None  # noqa: S101 - `done` says so
+        seconds = self.stopwatch.seconds(len(self.trace.ops))
+        return Profile(seconds, self.workspace_bytes, Source.MEASURED)
+
+
+def begin_profiling(trace: Trace, program: Program, driver: Driver, readings: int) -> Profiling:
+    """Build the floor program with its instruments; `readings` steps of it are to be metered."""
+    clock, generator = driver.clock, driver.generator
+    first, stopwatch = Stopwatch(program, clock), Stopwatch(program, clock)
+    timed = Instruments(timed=True)
+    both = Instruments(timed=True, checked=True)
+    return Profiling(
+        trace,
+        build(trace, program, generator, both, first.note, checker(trace), clock.now),
+        build(trace, program, generator, timed, stopwatch.note, clock=clock.now),
+        first,
+        stopwatch,
+        readings,
+    )
