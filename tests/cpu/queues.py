@@ -84,7 +84,7 @@ class LateDevice:
         """Queues that computed before."""
         self.done = {self.out: 0, self.into: 0}
         self.accesses: list[Access] = []
-        """Of copies that the compute queue does not know of yet."""
+        """Of copies that some queue does not know of yet."""
         self.copies = 0
         self.clocks[self.compute][self.compute] = self.computed = 1
         """Stands for what is computed from the latest copy on, which nobody tells us of."""
@@ -166,13 +166,18 @@ class LateDevice:
     def check_given_back(self) -> None:
         """Raise RaceError where memory is gone that a copy may still touch."""
         for access in self.accesses:
-            if access.storage.expired():
+            computing = (self.clocks[q] for q in (self.compute, *self.earlier))
+            known = any(clock[access.queue] >= access.number for clock in computing)
+            if access.storage.expired() and not known:
                 raise RaceError(f"memory given back before {access}")
 
     def _forget(self) -> None:
-        """Drop the accesses that the compute queue knows of."""
-        known = self.clocks[self.compute]
-        self.accesses = [a for a in self.accesses if known[a.queue] < a.number]
+        """Drop the accesses that every queue knows of, and those whose memory is gone."""
+        self.accesses = [
+            a
+            for a in self.accesses
+            if not a.storage.expired() and any(c[a.queue] < a.number for c in self.clocks.values())
+        ]
 
     def _tick(self, queue: str) -> None:
         self.check_given_back()

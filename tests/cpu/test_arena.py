@@ -130,7 +130,7 @@ def test_above_the_limit_blocks_give_up_what_they_do_not_use(no_limit):
 
 
 @needs_arena
-def test_a_limit_that_cannot_be_kept_is_not_tried_at_every_tensor(no_limit):
+def test_a_limit_that_cannot_be_kept_loses_nothing(no_limit):
     held = [buffer(BLOCK) for _ in range(4)]
     own_arena().limit(0)
     figures_before = figures()

@@ -27,6 +27,15 @@ def region(offset: int, count: int) -> Region:
     return Region(offset, 4 * count, torch.float32, (count,), (1,))
 
 
+def goes_and_comes(driver: QueuedDriver) -> None:
+    lane = driver.open_lane({0: region(0, 100)})
+    lane.wait(lane.copy_out(torch.full((100,), 2.0), 0))
+    tensor, back = lane.copy_in(0)
+    lane.wait(back)
+    assert bool((tensor == 2).all())
+    lane.close()
+
+
 @pytest.fixture
 def device() -> LateDevice:
     return LateDevice()
@@ -84,26 +93,17 @@ def test_a_closed_lane_leaves_nothing_under_way(driver: QueuedDriver, device: La
     first.close()
     first.close()
     device.check_given_back()
-    second = driver.open_lane({0: region(0, 100)})
-    second.wait(second.copy_out(torch.full((100,), 2.0), 0))
-    tensor, back = second.copy_in(0)
-    second.wait(back)
-    assert bool((tensor == 2).all())
-    second.close()
+    goes_and_comes(driver)
 
 
 def test_a_lane_on_another_stream_waits_for_the_slab(device: LateDevice) -> None:
     driver = QueuedDriver(device)
     first = driver.open_lane({0: region(0, 100)})
-    first.copy_out(torch.ones(100), 0)
+    first.wait(first.copy_out(torch.ones(100), 0))
+    first.copy_in(0)  # reads the slab
     first.close()
     device.switch("another")
-    second = driver.open_lane({0: region(0, 100)})
-    second.wait(second.copy_out(torch.full((100,), 2.0), 0))
-    tensor, back = second.copy_in(0)
-    second.wait(back)
-    assert bool((tensor == 2).all())
-    second.close()
+    goes_and_comes(driver)
 
 
 def test_after_orders_the_two_directions(driver: QueuedDriver) -> None:

@@ -36,7 +36,7 @@ def open_driver(
     if opened.shares_memory:
         warnings.warn(
             "outcore: this GPU shares its memory with the CPU: nothing can be offloaded to the "
-            "host, so plans keep or recompute",
+            'host. If the step does not fit, use policy="recompute-all"',
             stacklevel=2,
         )
     return QueuedDriver(opened)

@@ -319,7 +319,7 @@ class Engine:
         )
         self.driver.reserve(timeline.peak(self.hardware().outer))
         self._remember(graph.digest, planned)
-        self._bound_memory(planned)
+        self._bound_memory({graph: planned})
         return planned
 
     def _remember(self, digest: str, planned: Planned) -> None:
@@ -329,9 +329,9 @@ class Engine:
         while len(self._plans) > max(REMEMBERED_PLANS, len(self._graphs)):
             self._plans.popitem(last=False)
 
-    def _bound_memory(self, *latest: Planned) -> None:
+    def _bound_memory(self, latest: dict[PlannedGraph, Planned] | None = None) -> None:
         """Hold the process to the plans' peak, unless no graph that runs moves anything."""
-        plans = (*(g.planned for g in self.active()), *latest)
+        plans = ({g: g.planned for g in self.active()} | (latest or {})).values()
         bound: int | None = None
         if not all(p is None or p.everything_kept for p in plans):
             known = [p.predicted.peak(Tier.DEVICE) for p in plans if p is not None]
