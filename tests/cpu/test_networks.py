@@ -43,6 +43,7 @@ PARAMETERS = {
     "resnet50-v1": 25_557_032,
     "resnet101": 44_549_160,
     "resnet152": 60_192_808,
+    "resnext101-3d": 48_340_816,
     "two-heads": 110_925,
     "unet3d": 19_069_955 + 2_336,  # the paper leaves the scales of the batch norms out
     "vgg16": 138_357_544,
@@ -105,6 +106,7 @@ def test_a_step_at_full_size_takes_no_memory_under_fake_tensors(spec):
         ("bert", [(2, 64, 500)]),
         ("lstm", [(2, 8, 500)]),
         ("two-heads", [(2, 10), (2, 3, 32, 32)]),
+        ("resnext101-3d", [(2, 10)]),
         ("unet3d", [(2, 3, 16, 16, 16)]),
         ("vit", [(2, 10)]),
     ],

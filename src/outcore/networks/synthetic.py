@@ -36,6 +36,14 @@ def volumes(
     return Batch((voxels,), (_integers((n, size, size, size), classes, generator),))
 
 
+def clips(
+    n: int, generator: Generator, *, frames: int = 16, size: int = 112, classes: int = 400
+) -> Batch:
+    """Video clips (n, 3, frames, size, size) from N(0, 1), and labels (n,) below `classes`."""
+    pixels = torch.randn(n, 3, frames, size, size, generator=generator)
+    return Batch((pixels,), (_integers((n,), classes, generator),))
+
+
 def next_tokens(
     n: int, generator: Generator, *, length: int = 1024, vocabulary: int = 50257
 ) -> Batch:

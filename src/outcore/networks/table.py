@@ -12,6 +12,7 @@ from outcore.networks.googlenet import GoogLeNet
 from outcore.networks.gpt import GPT
 from outcore.networks.lstm import LSTM
 from outcore.networks.resnet import Blocks, ResNet
+from outcore.networks.resnext3d import ResNeXt3d
 from outcore.networks.spec import NetworkSpec
 from outcore.networks.transformer import TransformerShape
 from outcore.networks.two_heads import TwoHeads
@@ -97,6 +98,15 @@ _ROWS = (
     ),
     _resnet("resnet101", "ResNet-101, stride in the 3x3, 224x224", (3, 4, 23, 3)),
     _resnet("resnet152", "ResNet-152, stride in the 3x3, 224x224", (3, 8, 36, 3)),
+    NetworkSpec(
+        name="resnext101-3d",
+        summary="ResNeXt-101 for volumes and video, 32 groups, 16 frames of 112x112",
+        build=ResNeXt3d,
+        make_batch=synthetic.clips,
+        criterion=synthetic.classify,
+        small_build={"blocks": (1, 1, 1, 1), "width": 8, "groups": 4, "classes": 10},
+        small_batch={"frames": 8, "size": 32, "classes": 10},
+    ),
     NetworkSpec(
         name="two-heads",
         summary="a small trunk with two outputs, a class and a reconstruction, 224x224",
