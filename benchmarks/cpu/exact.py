@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.cpu.benchmark import Patience, Scale
-from benchmarks.cpu.modes import EVERY_POLICY, AotEager, Eager, Mode, Outcore
-from benchmarks.cpu.rows import Check, Row
+from benchmarks.cpu.scale import Scale
 from benchmarks.cpu.trainer import Trainer, differing
-from benchmarks.cpu.worker import Worker, WorkerError
 from benchmarks.cpu.workloads import case_names
+from benchmarks.kit.benchmark import Patience
+from benchmarks.kit.modes import EVERY_POLICY, AotEager, Eager, Mode, Outcore
+from benchmarks.kit.rows import Check, Row
+from benchmarks.kit.worker import Worker, WorkerError
 from outcore.errors import InfeasibleError
 from outcore.execute.malloc import own_malloc
 from outcore.policies import floor, resolve, spec_text

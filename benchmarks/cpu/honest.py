@@ -6,13 +6,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.cpu.benchmark import Patience, Scale
 from benchmarks.cpu.in_core import in_core_peak_bytes
-from benchmarks.cpu.modes import Outcore
-from benchmarks.cpu.rows import Check, Row, at_most, ratio
+from benchmarks.cpu.scale import Scale
 from benchmarks.cpu.trainer import Trainer, alone
-from benchmarks.cpu.worker import Worker, WorkerError
 from benchmarks.cpu.worth import RECOMPUTE_ALL, SLOW_LINK
+from benchmarks.kit.benchmark import Patience
+from benchmarks.kit.modes import Outcore
+from benchmarks.kit.rows import Check, Row, at_most, ratio
+from benchmarks.kit.worker import Worker, WorkerError
 from outcore.errors import InfeasibleError
 from outcore.runtime.options import DEFAULT_POLICY
 from outcore.units import format_bytes

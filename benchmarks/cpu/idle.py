@@ -6,19 +6,20 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from benchmarks.cpu.benchmark import Patience, Scale
-from benchmarks.cpu.modes import AotEager, Eager, Outcore
-from benchmarks.cpu.rounds import (
+from benchmarks.cpu.scale import Scale
+from benchmarks.cpu.trainer import Trainer, alone
+from benchmarks.cpu.workloads import case_names
+from benchmarks.kit.benchmark import Patience
+from benchmarks.kit.modes import AotEager, Eager, Outcore
+from benchmarks.kit.rounds import (
     median_of_ratios,
     seconds,
     spread,
     steps_per_turn,
     take_turns,
 )
-from benchmarks.cpu.rows import Row, at_most
-from benchmarks.cpu.trainer import Trainer, alone
-from benchmarks.cpu.worker import Worker
-from benchmarks.cpu.workloads import case_names
+from benchmarks.kit.rows import Row, at_most
+from benchmarks.kit.worker import Worker
 
 LIMIT = 1.02
 """The most that a step may take of `aot_eager`'s."""
@@ -52,7 +53,7 @@ def _row(workload: str, scale: Scale, patience: Patience) -> Idleness:
         workers = {m.name: stack.enter_context(Worker(alone, workload, m)) for m in MODES}
         warm = [worker.ask(Trainer.warm_up)[-1] for worker in workers.values()]
         steps = steps_per_turn(warm[0], scale.turn_seconds)
-        turns = take_turns(workers, scale.rounds, steps, patience)
+        turns = take_turns(workers, Trainer.turn, scale.rounds, steps, patience)
     aot_eager, eager, outcore = turns.values()
     ratio = median_of_ratios(outcore, aot_eager)
     return Idleness(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from benchmarks.cpu.modes import Eager
 from benchmarks.cpu.trainer import Trainer, alone
-from benchmarks.cpu.worker import Worker
+from benchmarks.kit.modes import Eager
+from benchmarks.kit.worker import Worker
 
 
 @cache

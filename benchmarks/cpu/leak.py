@@ -11,12 +11,13 @@ from statistics import linear_regression
 import torch
 
 from benchmarks.cpu import memory
-from benchmarks.cpu.benchmark import Patience, Scale
 from benchmarks.cpu.in_core import in_core_peak_bytes
-from benchmarks.cpu.modes import Eager, Mode, Outcore
-from benchmarks.cpu.rows import Check, Row
+from benchmarks.cpu.scale import Scale
 from benchmarks.cpu.trainer import Trainer, alone
-from benchmarks.cpu.worker import Worker
+from benchmarks.kit.benchmark import Patience
+from benchmarks.kit.modes import Eager, Mode, Outcore
+from benchmarks.kit.rows import Check, Row
+from benchmarks.kit.worker import Worker
 from outcore.measure import resident_bytes
 from outcore.runtime.options import DEFAULT_POLICY
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.cpu.modes import spill_folder
-from benchmarks.cpu.worker import Worker
+from benchmarks.kit.modes import spill_folder
+from benchmarks.kit.worker import Worker
 from outcore import __version__
 from outcore.execute import open_driver
 from outcore.execute.arena import NoArena, own_arena

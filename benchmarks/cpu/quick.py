@@ -6,12 +6,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.cpu.benchmark import Patience, Scale
 from benchmarks.cpu.in_core import in_core_peak_bytes
-from benchmarks.cpu.modes import EVERY_POLICY, Outcore
-from benchmarks.cpu.rows import Check, Row
+from benchmarks.cpu.scale import Scale
 from benchmarks.cpu.trainer import Trainer, alone
-from benchmarks.cpu.worker import Worker
+from benchmarks.kit.benchmark import Patience
+from benchmarks.kit.modes import EVERY_POLICY, Outcore
+from benchmarks.kit.rows import Check, Row
+from benchmarks.kit.worker import Worker
 from outcore.errors import InfeasibleError
 from outcore.lower import lower
 from outcore.policies import resolve

@@ -8,11 +8,16 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+
+from benchmarks.kit.modes import Call, spill_folder
+from outcore.units import parse_rate
 
 MIN_BYTES = 64 * 2**10
 """Smaller tensors stay where they are, as with outcore's policies."""
@@ -84,3 +89,22 @@ def _move(call: Callable[[memoryview], int | None], tensor: Tensor) -> None:
         if not moved:
             raise OSError("no progress")
         rest = rest[moved:]
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """Saved-tensor hooks that write each tensor to a file."""
+
+    link_limit: str | None = None
+    name: str = "saved_tensors_hooks to disk"
+
+    def apply(self, module: nn.Module) -> tuple[Call, None]:
+        """The module under the hooks."""
+        rate = None if self.link_limit is None else parse_rate(self.link_limit)
+        spill = SpillHooks(module.parameters(), spill_folder(), rate)
+
+        def call(*args: Any) -> Any:
+            with spill.hooks():
+                return module(*args)
+
+        return call, None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from benchmarks.cpu.benchmark import Benchmark
 from benchmarks.cpu.exact import exact
 from benchmarks.cpu.honest import honest
 from benchmarks.cpu.idle import idle
 from benchmarks.cpu.leak import leak
 from benchmarks.cpu.quick import quick
+from benchmarks.cpu.scale import Scale
 from benchmarks.cpu.verifier import verifier
 from benchmarks.cpu.worth import worth
+from benchmarks.kit.benchmark import Benchmark
 
 _ROWS = (
     Benchmark("verifier", "faults in programs that are caught before they run", verifier),
@@ -21,4 +22,4 @@ _ROWS = (
     Benchmark("exact", "bitwise equal results, inside the budget", exact),
 )
 
-BENCHMARKS: dict[str, Benchmark] = {row.name: row for row in _ROWS}
+BENCHMARKS: dict[str, Benchmark[Scale]] = {row.name: row for row in _ROWS}

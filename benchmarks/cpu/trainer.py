@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.cpu import memory
-from benchmarks.cpu.modes import Checkpoint, Eager, Mode, Outcore
 from benchmarks.cpu.workloads import make_step
+from benchmarks.kit.modes import Checkpoint, Eager, Mode, Outcore
 from outcore.execute.malloc import own_malloc
 from outcore.measure import metered, resident_bytes
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from hypothesis import HealthCheck, Phase, given, settings
 
-from benchmarks.cpu.benchmark import Patience, Scale
-from benchmarks.cpu.rows import Check, Row
+from benchmarks.cpu.scale import Scale
+from benchmarks.kit.benchmark import Patience
+from benchmarks.kit.rows import Check, Row
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from tests.pure.mutations import Tally

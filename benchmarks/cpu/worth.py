@@ -12,9 +12,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.cpu.benchmark import FULL, Patience, Scale
 from benchmarks.cpu.in_core import in_core_peak_bytes
-from benchmarks.cpu.modes import (
+from benchmarks.cpu.scale import FULL, Scale
+from benchmarks.cpu.spill import Spill
+from benchmarks.cpu.trainer import Trainer, Turn, alone
+from benchmarks.kit.benchmark import Patience
+from benchmarks.kit.modes import (
     EVERY_POLICY,
     AotEager,
     Checkpoint,
@@ -22,12 +25,10 @@ from benchmarks.cpu.modes import (
     Inductor,
     Mode,
     Outcore,
-    Spill,
 )
-from benchmarks.cpu.rounds import Turns, ratio_of_medians, seconds, spread, take_turns
-from benchmarks.cpu.rows import Check, Row, at_most, ratio
-from benchmarks.cpu.trainer import Trainer, alone
-from benchmarks.cpu.worker import Worker, WorkerError
+from benchmarks.kit.rounds import Turns, ratio_of_medians, seconds, spread, take_turns
+from benchmarks.kit.rows import Check, Row, at_most, ratio
+from benchmarks.kit.worker import Worker, WorkerError
 from outcore.errors import InfeasibleError
 from outcore.runtime.options import DEFAULT_POLICY
 from outcore.units import format_bytes
@@ -97,7 +98,7 @@ def _group(scale: Scale, budget: int, link: str | None, patience: Patience) -> I
                 workers[name] = _ready(stack, scale.workload, mode)
             except (InfeasibleError, WorkerError) as error:
                 rows[name] = replace(rows[name], note=_reason(error))
-        turns = take_turns(workers, scale.rounds, 1, patience)
+        turns = take_turns(workers, Trainer.turn, scale.rounds, 1, patience)
         peaks = {name: workers[name].ask(Trainer.peak_bytes) for name in turns}
         reports = {name: workers[name].ask(Trainer.report) for name in turns}
     eager = Eager().name
@@ -126,7 +127,7 @@ def _reason(error: InfeasibleError | WorkerError) -> str:
     return f"failed: {error.kind}"
 
 
-def _timed(row: Worth, turns: Turns, eager: Turns) -> Worth:
+def _timed(row: Worth, turns: Turns[Turn], eager: Turns[Turn]) -> Worth:
     taken = [turn for turn in turns if turn is not None]
     return replace(
         row,

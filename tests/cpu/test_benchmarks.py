@@ -10,16 +10,19 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from benchmarks.cpu import memory, results, show
-from benchmarks.cpu.benchmark import SMALL, Benchmark, Patience
+from benchmarks.cpu import memory
 from benchmarks.cpu.command import main
 from benchmarks.cpu.exact import Comparison
-from benchmarks.cpu.modes import Checkpoint, Eager, Spill
-from benchmarks.cpu.rounds import median_of_ratios, ratio_of_medians, steps_per_turn, take_turns
-from benchmarks.cpu.rows import Check, Row, at_most
+from benchmarks.cpu.scale import SMALL
+from benchmarks.cpu.spill import Spill
 from benchmarks.cpu.table import BENCHMARKS
 from benchmarks.cpu.trainer import Trainer, Turn, differing
-from benchmarks.cpu.worker import Worker, WorkerError
+from benchmarks.kit import results, show
+from benchmarks.kit.benchmark import Benchmark, Patience
+from benchmarks.kit.modes import Checkpoint, Eager
+from benchmarks.kit.rounds import median_of_ratios, ratio_of_medians, steps_per_turn, take_turns
+from benchmarks.kit.rows import Check, Row, at_most
+from benchmarks.kit.worker import Worker, WorkerError
 from outcore.errors import SpillError
 
 SMALLEST = "small-resnet-b16-64"
@@ -50,7 +53,7 @@ class TestRows:
 
     def test_a_benchmark_through_the_command(self, tmp_path, capsys):
         file = tmp_path / "out.json"
-        main(["verifier", "--small", "--out", str(file)])
+        main(["--only", "verifier", "--small", "--out", str(file)])
         assert "2 of 2 goals reached" in capsys.readouterr().out
         part = json.loads(file.read_text())["benchmarks"]["verifier"]
         assert part["complete"]
@@ -59,7 +62,7 @@ class TestRows:
 
     def test_an_unknown_name_is_refused(self, capsys):
         with pytest.raises(SystemExit):
-            main(["exakt"])
+            main(["--only", "exakt"])
         assert "did you mean exact" in capsys.readouterr().err.replace("'", "")
 
     def test_without_time_nothing_is_run(self):
@@ -79,7 +82,7 @@ class TestTable:
 
     def test_results_of_other_benchmarks_stay(self, tmp_path):
         file = tmp_path / "some.json"
-        benchmark = Benchmark("x", "an example", lambda scale, patience: iter(EXAMPLES))
+        benchmark: Benchmark = Benchmark("x", "an example", lambda scale, patience: iter(EXAMPLES))
         for name in ("x", "y", "x"):
             part = results.part(benchmark, SMALL, {}, EXAMPLES, complete=True)
             results.save(file, name, part)
@@ -115,19 +118,19 @@ def fakes(log, **seconds):
 class TestRounds:
     def test_the_first_of_a_round_changes_and_slow_ones_sit_out(self):
         log: list[str] = []
-        turns = take_turns(fakes(log, a=1.0, b=1.5, c=9.0), 4, 1, Patience())
+        turns = take_turns(fakes(log, a=1.0, b=1.5, c=9.0), Trainer.turn, 4, 1, Patience())
         assert "".join(log) == "abc" + "bca" + "cab" + "ab"
         assert turns["c"] == (Turn(9.0, 0),) * 3 + (None,)
         assert ratio_of_medians(turns["c"], turns["a"]) == 9
         assert median_of_ratios(turns["b"], turns["a"]) == 1.5
 
     def test_one_that_fails_is_left_out(self, capsys):
-        turns = take_turns(fakes([], a=1.0, b=None, c=2.0), 2, 1, Patience())
+        turns = take_turns(fakes([], a=1.0, b=None, c=2.0), Trainer.turn, 2, 1, Patience())
         assert list(turns) == ["a", "c"]
         assert "b: Died" in capsys.readouterr().err
 
     def test_when_time_is_over_there_are_still_some_rounds(self):
-        turns = take_turns(fakes([], a=1.0), 9, 1, Patience(-1.0))
+        turns = take_turns(fakes([], a=1.0), Trainer.turn, 9, 1, Patience(-1.0))
         assert len(turns["a"]) == 3
 
     def test_short_steps_are_repeated(self):

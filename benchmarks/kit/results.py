@@ -9,17 +9,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cpu.benchmark import Benchmark, Scale
-from benchmarks.cpu.rows import Row, values
+from benchmarks.kit.benchmark import Benchmark
+from benchmarks.kit.rows import Row, values
 
 FORMAT = 1
 FOLDER = Path(__file__).parent.parent / "results"
 
 
-def default_file(*, small: bool) -> Path:
-    """Where results go if nobody says: named by the date, those of `--small` apart."""
+def default_file(kit: str, *, small: bool) -> Path:
+    """Where results go if nobody says: named by kit and date, those of `--small` apart."""
     name = "small" if small else time.strftime("%Y-%m-%d", time.gmtime())
-    return FOLDER / f"cpu-{name}.json"
+    return FOLDER / f"{kit}-{name}.json"
 
 
 def save(file: Path, name: str, part: dict[str, Any]) -> None:
@@ -34,8 +34,8 @@ def save(file: Path, name: str, part: dict[str, Any]) -> None:
 
 
 def part(
-    benchmark: Benchmark,
-    scale: Scale,
+    benchmark: Benchmark[Any],
+    scale: Any,
     machine: dict[str, Any],
     rows: Sequence[Row],
     *,

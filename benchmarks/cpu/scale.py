@@ -1,12 +1,8 @@
-"""Benchmark: what it is to be one, how large it is run, and how long it may take."""
+"""Scale: how large the benchmarks of a CPU are run."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-
-from benchmarks.cpu.rows import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,30 +62,3 @@ SMALL = Scale(
     drops=10,
     examples=20,
 )
-
-
-class Patience:
-    """Time that a benchmark may take: what has not begun when it is over is left out."""
-
-    def __init__(self, seconds: float | None = None) -> None:
-        self._end = None if seconds is None else time.monotonic() + seconds
-        self.cut = False
-        """Whether something was left out."""
-
-    def over(self) -> bool:
-        """Whether to begin nothing more. Asked only before something that would else begin."""
-        over = self._end is not None and time.monotonic() > self._end
-        self.cut |= over
-        return over
-
-
-Run = Callable[[Scale, Patience], Iterator[Row]]
-
-
-@dataclass(frozen=True, slots=True)
-class Benchmark:
-    """A question, and the function that answers it row by row."""
-
-    name: str
-    summary: str
-    run: Run

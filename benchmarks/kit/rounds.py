@@ -6,32 +6,47 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
-from benchmarks.cpu.benchmark import Patience
-from benchmarks.cpu.trainer import Trainer, Turn
-from benchmarks.cpu.worker import Worker, WorkerError
+from benchmarks.kit.benchmark import Patience
+from benchmarks.kit.worker import Worker, WorkerError
+
+
+class Turn(Protocol):
+    """Some steps in a row, whatever else is known of them."""
+
+    @property
+    def seconds(self) -> float:
+        """Mean seconds of a step."""
+        ...
+
 
 R = TypeVar("R")
+T = TypeVar("T")
+U = TypeVar("U", bound=Turn)
 
 FEWEST_ROUNDS = 3
 SLOW = 4.0
 """A worker this many times slower than the first sits out the rounds after the fewest."""
 
-Turns: TypeAlias = tuple[Turn | None, ...]
+Turns: TypeAlias = tuple[U | None, ...]
 """One per round; None where the worker sat out."""
 
 
 def take_turns(
-    workers: Mapping[str, Worker[Trainer]], rounds: int, steps: int, patience: Patience
-) -> dict[str, Turns]:
-    """Up to `rounds` rounds of one turn each; who begins changes from round to round.
+    workers: Mapping[str, Worker[T]],
+    turn: Callable[[T, int], U],
+    rounds: int,
+    steps: int,
+    patience: Patience,
+) -> dict[str, Turns[U]]:
+    """Up to `rounds` rounds of one `turn` of `steps` each; who begins changes every round.
 
     The first worker is the reference. One that fails is left out, of the answer too.
     """
     names = list(workers)
     reference = names[0]
-    turns: dict[str, list[Turn | None]] = {name: [] for name in names}
+    turns: dict[str, list[U | None]] = {name: [] for name in names}
     for number in range(rounds):
         if number >= FEWEST_ROUNDS and patience.over():
             break
@@ -39,7 +54,7 @@ def take_turns(
         for name in names[shift:] + names[:shift]:
             out = number >= FEWEST_ROUNDS and _is_slow(turns[name], turns[reference])
             try:
-                turns[name].append(None if out else workers[name].ask(Trainer.turn, steps))
+                turns[name].append(None if out else workers[name].ask(turn, steps))
             except WorkerError as error:
                 if name == reference:
                     raise
@@ -48,24 +63,24 @@ def take_turns(
     return {name: tuple(turns[name]) for name in names}
 
 
-def seconds(turns: Turns) -> float:
+def seconds(turns: Turns[U]) -> float:
     """Median of the turns taken."""
     return median(turn.seconds for turn in turns if turn is not None)
 
 
-def ratio_of_medians(turns: Turns, reference: Turns) -> float:
+def ratio_of_medians(turns: Turns[Any], reference: Turns[Any]) -> float:
     """Median of `turns` over that of `reference`, in the rounds that both took part in."""
     return _reduce(turns, reference, lambda mine, theirs: median(mine) / median(theirs))
 
 
-def median_of_ratios(turns: Turns, reference: Turns) -> float:
+def median_of_ratios(turns: Turns[Any], reference: Turns[Any]) -> float:
     """Median over the rounds of the ratio within a round."""
     return _reduce(
         turns, reference, lambda mine, theirs: median(map(float.__truediv__, mine, theirs))
     )
 
 
-def spread(turns: Turns, reference: Turns) -> str:
+def spread(turns: Turns[Any], reference: Turns[Any]) -> str:
     """The quartiles of the ratio within a round."""
 
     def quartiles(mine: Sequence[float], theirs: Sequence[float]) -> str:
@@ -81,12 +96,12 @@ def steps_per_turn(step_seconds: float, turn_seconds: float) -> int:
     return max(1, math.ceil(turn_seconds / step_seconds))
 
 
-def _is_slow(turns: Sequence[Turn | None], reference: Sequence[Turn | None]) -> bool:
+def _is_slow(turns: Sequence[Any], reference: Sequence[Any]) -> bool:
     return seconds(tuple(turns)) > SLOW * seconds(tuple(reference))
 
 
 def _reduce(
-    turns: Turns, reference: Turns, how: Callable[[Sequence[float], Sequence[float]], R]
+    turns: Turns[Any], reference: Turns[Any], how: Callable[[Sequence[float], Sequence[float]], R]
 ) -> R:
     pairs = [(a, b) for a, b in zip(turns, reference, strict=True) if a and b]
     return how([a.seconds for a, _ in pairs], [b.seconds for _, b in pairs])

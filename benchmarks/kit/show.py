@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from benchmarks.cpu.rows import Check, Row, values
+from benchmarks.kit.rows import Check, Row, values
 from outcore.units import format_bytes, format_seconds
 
 NOTHING = "-"

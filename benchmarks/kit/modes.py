@@ -14,14 +14,17 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.cpu.spill import SpillHooks
 from outcore import Backend
 from outcore.networks.resnet import Bottleneck
+from outcore.networks.resnext3d import Bottleneck3d
+from outcore.networks.transformer import PreNormBlock
+from outcore.networks.unet3d import UNet3d
 from outcore.policies import POLICIES
 from outcore.runtime.options import DEFAULT_POLICY
-from outcore.units import parse_rate
 
 Call: TypeAlias = Callable[..., Any]
+
+BLOCKS = (Bottleneck, Bottleneck3d, PreNormBlock)
 
 EVERY_POLICY = tuple(dict.fromkeys((*POLICIES, DEFAULT_POLICY)))
 """All policies by name, and the default one with its options."""
@@ -87,37 +90,20 @@ class Inductor:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """torch.utils.checkpoint around every bottleneck of a ResNet."""
+    """torch.utils.checkpoint around every block that a network is made of."""
 
-    name: str = "checkpoint per bottleneck"
+    name: str = "checkpoint per block"
 
     def apply(self, module: nn.Module) -> tuple[Call, None]:
         """The module, its blocks changed in place. ValueError where there are none."""
-        blocks = [block for block in module.modules() if isinstance(block, Bottleneck)]
+        blocks = [block for block in module.modules() if isinstance(block, BLOCKS)]
+        if isinstance(module, UNet3d):
+            blocks = [*module.down, *module.up]
         if not blocks:
-            raise ValueError("there are no bottlenecks in this model")
+            raise ValueError("this network is not made of blocks")
         for block in blocks:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]  # that is the point
         return module, None
-
-
-@dataclass(frozen=True, slots=True)
-class Spill:
-    """Saved-tensor hooks that write each tensor to a file."""
-
-    link_limit: str | None = None
-    name: str = "saved_tensors_hooks to disk"
-
-    def apply(self, module: nn.Module) -> tuple[Call, None]:
-        """The module under the hooks."""
-        rate = None if self.link_limit is None else parse_rate(self.link_limit)
-        spill = SpillHooks(module.parameters(), spill_folder(), rate)
-
-        def call(*args: Any) -> Any:
-            with spill.hooks():
-                return module(*args)
-
-        return call, None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""What the benchmarks share: rows, tables, result files, worker processes, turns, the command."""

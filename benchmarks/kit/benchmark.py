@@ -1,0 +1,37 @@
+"""Benchmark: what it is to be one, and how long it may take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from benchmarks.kit.rows import Row
+
+S = TypeVar("S")
+"""How much is run: a dataclass of each kit's own."""
+
+
+class Patience:
+    """Time that a benchmark may take: what has not begun when it is over is left out."""
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self._end = None if seconds is None else time.monotonic() + seconds
+        self.cut = False
+        """Whether something was left out."""
+
+    def over(self) -> bool:
+        """Whether to begin nothing more. Asked only before something that would else begin."""
+        over = self._end is not None and time.monotonic() > self._end
+        self.cut |= over
+        return over
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark(Generic[S]):
+    """A question, and the function that answers it row by row."""
+
+    name: str
+    summary: str
+    run: Callable[[S, Patience], Iterator[Row]]

@@ -1,0 +1,121 @@
+"""The command line: run benchmarks, print a table of each, and save all in one file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from benchmarks.kit import results, show
+from benchmarks.kit.benchmark import Benchmark, Patience
+from benchmarks.kit.rows import Row
+from benchmarks.kit.worker import WorkerError
+from outcore.errors import OutcoreError, did_you_mean
+
+S = TypeVar("S")
+Arguments = argparse.Namespace
+
+
+def _nothing(_: object) -> None:
+    """There is nothing to add."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kit(Generic[S]):
+    """Benchmarks that belong together, and what their command line has of its own."""
+
+    name: str
+    description: str
+    benchmarks: Mapping[str, Benchmark[S]]
+    scale: Callable[[Arguments], S]
+    """How much is run, by the command line."""
+    machine: Callable[[S], dict[str, Any]]
+    """What the figures are taken on."""
+    add_arguments: Callable[[argparse.ArgumentParser], object] = _nothing
+    finish: Callable[[Path], object] = _nothing
+    """Called with the file of results, once all is saved."""
+
+
+def run_kit(kit: Kit[S], arguments: Sequence[str] | None = None) -> None:
+    """Run what the command line names. Exits with 1 where a benchmark could not be run."""
+    parser = _parser(kit)
+    given = parser.parse_args(arguments)
+    for name in given.only:
+        if name not in kit.benchmarks:
+            parser.error(f"unknown benchmark {name!r}: {did_you_mean(name, kit.benchmarks)}")
+    try:
+        scale = kit.scale(given)
+    except OutcoreError as error:
+        parser.error(str(error))
+    file = given.out or results.default_file(kit.name, small=given.small)
+    end = None if given.minutes is None else time.monotonic() + 60 * given.minutes
+    where = kit.machine(scale)
+    print(*(f"{name}: {value}" for name, value in where.items()), sep="\n")
+    fine = True
+    names = list(dict.fromkeys(given.only)) or list(kit.benchmarks)
+    for number, name in enumerate(names):
+        # What one benchmark leaves of its part goes to those after it.
+        share = None if end is None else (end - time.monotonic()) / (len(names) - number)
+        fine &= _run(kit.benchmarks[name], scale, Patience(share), file, where)
+    if file.exists():
+        kit.finish(file)
+    print(f"\nsaved in {file}")
+    if not fine:
+        raise SystemExit(1)
+
+
+def _run(
+    benchmark: Benchmark[S], scale: S, patience: Patience, file: Path, where: dict[str, Any]
+) -> bool:
+    """Run one benchmark, save after each row, print the table; whether it went through."""
+    print(f"\n{benchmark.name}: {benchmark.summary}", flush=True)
+    start = time.monotonic()
+    rows: list[Row] = []
+    fine = True
+
+    def save(*, complete: bool) -> None:
+        part = results.part(benchmark, scale, where, rows, complete=complete)
+        results.save(file, benchmark.name, part)
+
+    try:
+        for row in benchmark.run(scale, patience):
+            rows.append(row)
+            print(".", end="", file=sys.stderr, flush=True)
+            save(complete=False)
+        if rows:  # what an earlier run left is better than nothing
+            save(complete=not patience.cut)
+    except (OutcoreError, WorkerError) as error:
+        print(f"\n{error}", file=sys.stderr)
+        fine = False
+    print(file=sys.stderr, flush=True)
+    print(show.table(rows) if rows else "there are no rows")
+    print(f"{show.verdict(rows)}, in {time.monotonic() - start:.0f} s")
+    if patience.cut or not fine:
+        print(f"some rows are missing: {'no time was left' if fine else 'it failed'}", flush=True)
+    return fine
+
+
+def _parser(kit: Kit[S]) -> argparse.ArgumentParser:
+    lines = "\n".join(f"  {b.name:<10}{b.summary}" for b in kit.benchmarks.values())
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{kit.name}",
+        description=kit.description,
+        epilog=f"benchmarks:\n{lines}\n\nHow to read the tables: docs/benchmarks.md",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=[], help="which; else all")
+    parser.add_argument(
+        "--small", action="store_true", help="tiny networks, few rounds: only to see that it works"
+    )
+    parser.add_argument(
+        "--minutes", type=float, help="begin nothing more after this time, shared among benchmarks"
+    )
+    parser.add_argument(
+        "--out", type=Path, help=f"the file; else benchmarks/results/{kit.name}-DATE.json"
+    )
+    kit.add_arguments(parser)
+    return parser
