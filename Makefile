@@ -11,7 +11,7 @@ TYPED := $(wildcard src benchmarks examples tests)
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pure test-gpu bench-cpu check format clean
+.PHONY: help demo test test-pure test-gpu bench-cpu bench-gpu check format clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,6 +31,9 @@ test-gpu: $(VENV)/.stamp-dev  ## the tests that need a CUDA device
 
 bench-cpu: $(VENV)/.stamp-dev  ## measure on this machine; writes benchmarks/results/
 	$(BIN)/python -m benchmarks.cpu $(ARGS)
+
+bench-gpu: $(VENV)/.stamp-dev  ## measure on one GPU, in under nine minutes; writes benchmarks/results/
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 check: $(VENV)/.stamp-dev  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

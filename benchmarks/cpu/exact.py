@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from benchmarks.cpu.scale import Scale
-from benchmarks.cpu.trainer import Trainer, differing
+from benchmarks.cpu.trainer import Trainer
 from benchmarks.cpu.workloads import case_names
 from benchmarks.kit.benchmark import Patience
+from benchmarks.kit.digests import differing
 from benchmarks.kit.modes import EVERY_POLICY, AotEager, Eager, Mode, Outcore
 from benchmarks.kit.rows import Check, Row
 from benchmarks.kit.worker import Worker, WorkerError

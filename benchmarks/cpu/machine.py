@@ -2,57 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import platform
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
+from benchmarks.kit.machine import host
 from benchmarks.kit.modes import spill_folder
 from benchmarks.kit.worker import Worker
-from outcore import __version__
 from outcore.execute import open_driver
 from outcore.execute.arena import NoArena, own_arena
 from outcore.execute.disk import SpillFile
 from outcore.execute.malloc import own_malloc
 from outcore.ir.hardware import Tier
-from outcore.runtime.host import memory_limit_bytes
 
 ENOUGH_BYTES = 1 << 30
 """A budget for which the link is measured with all sizes."""
 
-PACKAGES = ("torch", "numpy", "transformers", "monai")
-
 
 def machine() -> dict[str, Any]:
     """Versions, processor, memory, malloc and disk; takes about a second."""
-    return {
-        "versions": _versions(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "memory_bytes": memory_limit_bytes(),
-        "load_average": round(os.getloadavg()[0], 2),
-        **_in_a_worker(),
-    }
-
-
-def _versions() -> dict[str, str]:
-    found = {"outcore": __version__, "python": platform.python_version()}
-    found["libc"] = " ".join(platform.libc_ver())
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _processor() -> str:
-    with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123 - a file of the kernel's
-        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    return host() | _in_a_worker()
 
 
 def _in_a_worker() -> dict[str, Any]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import hashlib
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -16,6 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.cpu import memory
 from benchmarks.cpu.workloads import make_step
+from benchmarks.kit.digests import digests
 from benchmarks.kit.modes import Checkpoint, Eager, Mode, Outcore
 from outcore.execute.malloc import own_malloc
 from outcore.measure import metered, resident_bytes
@@ -119,12 +118,7 @@ def alone(workload: str, mode: Mode) -> Trainer:
 def results(module: nn.Module, loss: Tensor) -> tuple[str, ...]:
     """Digests of the loss, the gradients and the buffers of a step that just ran."""
     gradients = [p.grad for p in module.parameters() if p.grad is not None]
-    return tuple(map(_digest, (loss, *gradients, *module.buffers())))
-
-
-def _digest(tensor: Tensor) -> str:
-    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.blake2b(raw.numpy().data, digest_size=16).hexdigest()
+    return digests((loss, *gradients, *module.buffers()))
 
 
 def _rehearse(mode: Mode) -> None:
@@ -150,12 +144,3 @@ def _rehearse(mode: Mode) -> None:
     ctypes.CDLL(None).malloc_trim(0)
     if driver is not None:
         driver.bound_memory(0, 0)  # gives back what it kept for its next tensors
-
-
-def differing(first: Sequence[Sequence[str]], second: Sequence[Sequence[str]]) -> int:
-    """Tensors that are not bitwise equal, over all steps; missing ones differ."""
-    count = abs(len(first) - len(second))
-    for mine, theirs in zip(first, second, strict=False):
-        count += abs(len(mine) - len(theirs))
-        count += sum(a != b for a, b in zip(mine, theirs, strict=False))
-    return count

@@ -35,3 +35,5 @@ class Benchmark(Generic[S]):
     name: str
     summary: str
     run: Callable[[S, Patience], Iterator[Row]]
+    weight: float = 1.0
+    """Its part of the time, where time is limited, beside those of the others."""

@@ -38,6 +38,8 @@ class Kit(Generic[S]):
     add_arguments: Callable[[argparse.ArgumentParser], object] = _nothing
     finish: Callable[[Path], object] = _nothing
     """Called with the file of results, once all is saved."""
+    minutes: float | None = None
+    """The time it takes where nobody says; None: as long as it wants."""
 
 
 def run_kit(kit: Kit[S], arguments: Sequence[str] | None = None) -> None:
@@ -59,7 +61,8 @@ def run_kit(kit: Kit[S], arguments: Sequence[str] | None = None) -> None:
     names = list(dict.fromkeys(given.only)) or list(kit.benchmarks)
     for number, name in enumerate(names):
         # What one benchmark leaves of its part goes to those after it.
-        share = None if end is None else (end - time.monotonic()) / (len(names) - number)
+        weights = [kit.benchmarks[each].weight for each in names[number:]]
+        share = None if end is None else (end - time.monotonic()) * weights[0] / sum(weights)
         fine &= _run(kit.benchmarks[name], scale, Patience(share), file, where)
     if file.exists():
         kit.finish(file)
@@ -112,7 +115,11 @@ def _parser(kit: Kit[S]) -> argparse.ArgumentParser:
         "--small", action="store_true", help="tiny networks, few rounds: only to see that it works"
     )
     parser.add_argument(
-        "--minutes", type=float, help="begin nothing more after this time, shared among benchmarks"
+        "--minutes",
+        type=float,
+        default=kit.minutes,
+        help="begin nothing more after this time, shared among benchmarks"
+        + (f"; {kit.minutes:g} if not given" if kit.minutes else ""),
     )
     parser.add_argument(
         "--out", type=Path, help=f"the file; else benchmarks/results/{kit.name}-DATE.json"

@@ -29,7 +29,7 @@ def save(file: Path, name: str, part: dict[str, Any]) -> None:
     found["benchmarks"][name] = part
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    unfinished.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     unfinished.replace(file)
 
 

@@ -14,10 +14,10 @@ _UNITS = ("_bytes", "_seconds", "_ratio", "_share")
 def table(rows: Sequence[Row]) -> str:
     """The rows of one benchmark, one line each, under the names of their columns."""
     columns = [name for name in values(rows[0]) if name != "checks" and _used(name, rows)]
-    lines = [[_heading(name) for name in columns] + ["goals"]]
+    lines = [[heading(name) for name in columns] + ["goals"]]
     for row in rows:
         found = values(row)
-        lines.append([_cell(name, found[name]) for name in columns] + [_verdict(row.checks)])
+        lines.append([cell(name, found[name]) for name in columns] + [goals(row.checks)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(_line(line, widths) for line in lines)
 
@@ -32,13 +32,15 @@ def _used(name: str, rows: Sequence[Row]) -> bool:
     return any(values(row)[name] not in (None, "") for row in rows)
 
 
-def _heading(name: str) -> str:
+def heading(name: str) -> str:
+    """A column's name without its unit."""
     for unit in _UNITS:
         name = name.removesuffix(unit) or name
     return name.replace("_", " ")
 
 
-def _cell(name: str, value: object) -> str:
+def cell(name: str, value: object) -> str:
+    """A figure of the column `name` for people."""
     if value is None or value == "":
         return NOTHING
     if isinstance(value, bool):
@@ -58,7 +60,8 @@ def _number(name: str, value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.3f}"
 
 
-def _verdict(checks: Sequence[Check]) -> str:
+def goals(checks: Sequence[Check]) -> str:
+    """Those that were missed, or that all were reached."""
     missed = [check.goal for check in checks if not check.met]
     if missed:
         return "MISSED: " + "; ".join(missed)

@@ -16,9 +16,10 @@ from benchmarks.cpu.exact import Comparison
 from benchmarks.cpu.scale import SMALL
 from benchmarks.cpu.spill import Spill
 from benchmarks.cpu.table import BENCHMARKS
-from benchmarks.cpu.trainer import Trainer, Turn, differing
+from benchmarks.cpu.trainer import Trainer, Turn
 from benchmarks.kit import results, show
 from benchmarks.kit.benchmark import Benchmark, Patience
+from benchmarks.kit.digests import differing
 from benchmarks.kit.modes import Checkpoint, Eager
 from benchmarks.kit.rounds import median_of_ratios, ratio_of_medians, steps_per_turn, take_turns
 from benchmarks.kit.rows import Check, Row, at_most

@@ -1,0 +1,205 @@
+"""links: what the machine can do: arithmetic, its own memory, and copies by outcore's driver.
+
+Copies go through the lanes of the driver, as a step's do: in one direction, in both at once, and
+while the device computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.gpu.instruments import instruments
+from benchmarks.gpu.scale import Scale
+from benchmarks.kit.benchmark import Patience
+from benchmarks.kit.modes import spill_folder
+from benchmarks.kit.rows import Row
+from benchmarks.kit.worker import Worker
+from outcore.execute import open_driver
+from outcore.execute.driver import CopySpan, Direction, Region
+from outcore.ir.hardware import Tier
+
+GIB = 1 << 30
+REPEATS = 5
+REGIONS = 8
+"""Copies in a row, in each direction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate(Row):
+    """One thing that the device does; `of_alone_ratio`: its rate beside others over that alone."""
+
+    what: str
+    while_: str = "alone"
+    gib_per_second: float | None = None
+    tflop_per_second: float | None = None
+    of_alone_ratio: float | None = None
+
+
+class Measured(NamedTuple):
+    """Rates of what ran at once; None for what did not."""
+
+    out: float | None = None
+    into: float | None = None
+    flop: float | None = None
+
+
+def links(scale: Scale, patience: Patience) -> Iterator[Row]:
+    """Arithmetic and memory first, then the links alone, together, and under compute."""
+    if patience.over():
+        return
+    with Worker(Machine, scale) as machine:
+        for name in machine.ask(Machine.precisions):
+            tflop = machine.ask(Machine.arithmetic, name) / 1e12
+            yield Rate(what=f"matrix product, {name}", tflop_per_second=tflop)
+        rate = machine.ask(Machine.memory)
+        yield Rate(what="device memory, read and written", gib_per_second=rate / GIB)
+        out = machine.ask(Machine.together, copy_out=True).out
+        into = machine.ask(Machine.together, copy_in=True).into
+        flop = machine.ask(Machine.together, compute=True).flop
+        yield _link("device to outer tier", "alone", out, out)
+        yield _link("outer tier to device", "alone", into, into)
+        both = machine.ask(Machine.together, copy_out=True, copy_in=True)
+        yield _link("device to outer tier", "copying back", both.out, out)
+        yield _link("outer tier to device", "copying away", both.into, into)
+        busy = machine.ask(Machine.together, copy_out=True, copy_in=True, compute=True)
+        others = "computing and copying both ways"
+        yield _link("device to outer tier", others, busy.out, out)
+        yield _link("outer tier to device", others, busy.into, into)
+        if flop and busy.flop:
+            yield Rate(
+                what="matrix product, float32",
+                while_="copying both ways",
+                tflop_per_second=busy.flop / 1e12,
+                of_alone_ratio=busy.flop / flop,
+            )
+
+
+class Machine:
+    """A device with its driver, and regions to copy to."""
+
+    def __init__(self, scale: Scale) -> None:
+        self.instruments = instruments(scale.device)
+        self.device = self.instruments.device
+        self.side = 512 if scale.small else 8192
+        self.nbytes = (4 if scale.small else 256) << 20
+        self.driver = open_driver(self.device, spill_folder(), None)
+        room = 4 * REGIONS * self.nbytes
+        self.driver.hardware({Tier.DEVICE: room, Tier.HOST: room, Tier.DISK: room})
+
+    def precisions(self) -> tuple[str, ...]:
+        """What `arithmetic` can be asked for."""
+        return ("float32", "tf32", "bfloat16") if self.device.type == "cuda" else ("float32",)
+
+    def arithmetic(self, precision: str) -> float:
+        """Floating-point operations per second of a product of two square matrices."""
+        with _tf32(on=precision == "tf32"):
+            dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+            product = self._product(dtype)
+            return 2 * self.side**3 / self._seconds(product)
+
+    def memory(self) -> float:
+        """Bytes per second, read and written, of a copy within the device."""
+        source, target = (self._bytes() for _ in range(2))
+        return 2 * self.nbytes / self._seconds(lambda: target.copy_(source))
+
+    def together(
+        self, *, copy_out: bool = False, copy_in: bool = False, compute: bool = False
+    ) -> Measured:
+        """Rates of what is asked for, all begun at once; of the copies, and of float32 products."""
+        product = self._product(torch.float32)
+        count = self._products_during_the_copies(product) if compute else 0
+        regions = {
+            number: Region(number * self.nbytes, self.nbytes, torch.uint8, (self.nbytes,), (1,))
+            for number in range(2 * REGIONS)
+        }
+        lane = self.driver.open_lane(regions)
+        source = self._bytes()
+        for number in regions:  # a place is written before it is read
+            lane.wait(lane.copy_out(source, number))
+        taken = []
+        for _ in range(REPEATS + 1):
+            handles = []
+            spans: list[CopySpan] = []
+            self.driver.record(spans.append)
+            for number in range(
+                REGIONS
+            ):  # the copies first: they wait for what was computed before
+                if copy_out:
+                    handles.append((lane.copy_out(source, number), source))
+                if copy_in:
+                    target, handle = lane.copy_in(REGIONS + number)
+                    handles.append((handle, target))
+            seconds = self._span(product, count)
+            for handle, _ in handles:
+                lane.wait(handle)
+            self.driver.drain()
+            flop = 2 * self.side**3 * count / seconds if count else None
+            taken.append(Measured(_rate(spans, "out"), _rate(spans, "in"), flop))
+        self.driver.record(None)
+        lane.close()
+        del taken[0]  # warm-up
+        return Measured(
+            *(_median([each[i] for each in taken]) for i in range(len(Measured._fields)))
+        )
+
+    def _products_during_the_copies(self, product: Callable[[], object]) -> int:
+        """How many take about as long as the copies of one direction."""
+        out = self.together(copy_out=True).out
+        assert out is not None
+        seconds = REGIONS * self.nbytes / out
+        return max(1, round(seconds / self._seconds(product)))
+
+    def _product(self, dtype: torch.dtype) -> Callable[[], object]:
+        one, other = (torch.randn(self.side, self.side, device=self.device) for _ in range(2))
+        one, other = one.to(dtype), other.to(dtype)
+        result = torch.empty_like(one)
+        return lambda: torch.mm(one, other, out=result)
+
+    def _bytes(self) -> torch.Tensor:
+        return torch.ones(self.nbytes, dtype=torch.uint8, device=self.device)
+
+    def _seconds(self, call: Callable[[], object]) -> float:
+        return median([self._span(call, 1) for _ in range(REPEATS + 1)][1:])  # the first: warm-up
+
+    def _span(self, call: Callable[[], object], count: int) -> float:
+        """Seconds of `count` calls in a row."""
+        clock = self.driver.clock
+        start = clock.now()
+        for _ in range(count):
+            call()
+        return clock.seconds(start, clock.now())
+
+
+def _rate(spans: list[CopySpan], direction: Direction) -> float | None:
+    mine = [span for span in spans if span.direction == direction]
+    if not mine:
+        return None
+    seconds = max(s.stop_seconds for s in mine) - min(s.start_seconds for s in mine)
+    return sum(span.nbytes for span in mine) / seconds
+
+
+def _median(rates: Iterable[float | None]) -> float | None:
+    known = [rate for rate in rates if rate is not None]
+    return median(known) if known else None
+
+
+def _link(what: str, others: str, rate: float | None, alone: float | None) -> Rate:
+    assert rate is not None
+    assert alone is not None
+    return Rate(what=what, while_=others, gib_per_second=rate / GIB, of_alone_ratio=rate / alone)
+
+
+@contextmanager
+def _tf32(*, on: bool) -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = on
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before

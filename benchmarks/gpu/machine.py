@@ -1,0 +1,44 @@
+"""machine: what the figures were taken on. No names of hosts, no paths."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.scale import Scale
+from benchmarks.kit.machine import host
+from benchmarks.kit.worker import Worker
+
+
+def machine(scale: Scale) -> dict[str, Any]:
+    """The host, and the GPU as torch and its driver name it."""
+    found = host()
+    if scale.device == "cuda":
+        with Worker(_gpu) as worker:  # this process is to keep off the device
+            found |= worker.ask(dict)
+    return found
+
+
+def _gpu() -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        "device": properties.name,
+        "device_memory_bytes": properties.total_memory,
+        "multiprocessors": properties.multi_processor_count,
+        "capability": f"{properties.major}.{properties.minor}",
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]  # torch has no types for it
+        "driver": _driver(),
+        "allocator": os.environ.get("PYTORCH_ALLOC_CONF", ""),
+    }
+
+
+def _driver() -> str | None:
+    """The version of the kernel's module, as the kernel tells it; None where it does not."""
+    try:
+        with open("/sys/module/nvidia/version", encoding="utf-8") as file:  # noqa: PTH123 - a file of the kernel's
+            return file.read().strip()
+    except OSError:
+        return None

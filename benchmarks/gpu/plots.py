@@ -1,0 +1,73 @@
+"""plots: throughput and memory of a file of results as PNG files beside it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+GIB = 1 << 30
+_BAR_INCHES = 0.28
+_MEASURED, _PREDICTED, _IN_CORE = "#3b6ea5", "#d9822b", "#888888"
+
+Values = Mapping[str, Any]
+
+
+def plot(file: Path) -> tuple[Path, ...]:
+    """Draw `FILE-throughput.png` and `FILE-memory.png`; nothing where matplotlib is missing."""
+    try:
+        import matplotlib as mpl  # noqa: PLC0415 - an extra
+    except ImportError:
+        print("no plots: matplotlib is not installed", file=sys.stderr)
+        return ()
+    mpl.use("Agg")
+    rows = _trained(json.loads(file.read_text(encoding="utf-8")))
+    if not rows:
+        return ()
+    drawn = tuple(file.with_name(f"{file.stem}-{what}.png") for what in ("throughput", "memory"))
+    _throughput(rows, drawn[0])
+    _memory(rows, drawn[1])
+    return drawn
+
+
+def _trained(found: Values) -> list[Values]:
+    """The rows of all benchmarks that have a throughput."""
+    parts = found["benchmarks"].values()
+    return [row for part in parts for row in part["rows"] if "of_in_core_ratio" in row]
+
+
+def _throughput(rows: Sequence[Values], file: Path) -> None:
+    figure, axes = _bars(rows)
+    axes.barh(range(len(rows)), [row["of_in_core_ratio"] for row in rows], color=_MEASURED)
+    axes.axvline(1, color=_IN_CORE, linewidth=1)
+    axes.set_xlabel("throughput, of the step in-core")
+    figure.savefig(file, dpi=120)
+
+
+def _memory(rows: Sequence[Values], file: Path) -> None:
+    figure, axes = _bars(rows)
+    for name, height, color in (
+        ("allocated_bytes", 0.8, _MEASURED),
+        ("predicted_peak_bytes", 0.25, _PREDICTED),
+    ):
+        sizes = [row.get(name, 0) / GIB for row in rows]
+        label = name.removesuffix("_bytes").replace("_", " ")
+        axes.barh(range(len(rows)), sizes, height, color=color, label=label)
+    caps = [(row["cap_bytes"] / GIB, y) for y, row in enumerate(rows) if "cap_bytes" in row]
+    axes.plot(*zip(*caps, strict=True) if caps else ((), ()), "k|", markersize=12, label="cap")
+    axes.set_xlabel("most memory in tensors of a step, GiB")
+    axes.legend()
+    figure.savefig(file, dpi=120)
+
+
+def _bars(rows: Sequence[Values]) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+
+    figure = Figure(figsize=(10, 1.5 + _BAR_INCHES * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    axes.set_yticks(range(len(rows)), [f"{row['workload']}: {row['mode']}" for row in rows])
+    axes.tick_params(axis="y", labelsize=8)
+    axes.invert_yaxis()
+    return figure, axes

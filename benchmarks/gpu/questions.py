@@ -1,0 +1,152 @@
+"""The benchmarks that train: which workloads, which ways, under which caps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from benchmarks.gpu.compare import Contender, compare
+from benchmarks.gpu.peers import SaveOnCpu, StreamOffload
+from benchmarks.gpu.scale import Scale
+from benchmarks.gpu.training import Training, at_least
+from benchmarks.gpu.workloads import Workload
+from benchmarks.kit.benchmark import Patience
+from benchmarks.kit.modes import AotEager, Checkpoint, Eager, Inductor, Outcore
+from benchmarks.kit.rows import Check, Row
+from outcore.policies import POLICIES
+from outcore.runtime.options import DEFAULT_POLICY
+
+SMALL_SHARE = 0.75
+"""The cap of tiny networks, of what they take in-core: their weights are a large part of it."""
+WORTH = 0.90
+"""The throughput that the default policy is to keep, of that in-core."""
+IDLE = 1 / 1.01
+"""The same where everything fits, of `aot_eager`'s."""
+HALF, THIRD, QUARTER = 1 / 2, 1 / 3, 1 / 4
+COMPARED = ("search", "pooch", "swap-all", "superneurons", "window")
+"""Policies beside the default one, those that there are."""
+KEPT_SHARES = (0.75, 0.5, 0.25)
+"""Steps of Inductor's `activation_memory_budget`."""
+
+
+def resnet(scale: Scale, patience: Patience) -> Iterator[Row]:
+    """ResNet-50, float32 without TF32, at the first batch: outcore's policies and all peers."""
+    workload = _resnet(scale, scale.batches[0])
+
+    def contenders(in_core_bytes: int) -> Sequence[Contender]:
+        cap = _cap(scale, in_core_bytes)
+        policies = [policy for policy in COMPARED if policy in POLICIES]
+        shares = KEPT_SHARES[-1:] if scale.small else (1.0, *KEPT_SHARES)
+        return (
+            Contender(Outcore(DEFAULT_POLICY, cap), cap, _worth),
+            Contender(AotEager()),
+            *(Contender(Outcore(p, cap), cap) for p in policies if p != DEFAULT_POLICY),
+            Contender(Checkpoint()),
+            Contender(Eager("eager, capped"), cap),
+            Contender(Outcore("keep-all", cap), cap),
+            Contender(SaveOnCpu()),
+            Contender(StreamOffload()),
+            *(Contender(Inductor(share)) for share in shares),
+        )
+
+    yield from compare(workload, Eager(), contenders, scale, patience)
+
+
+def batches(scale: Scale, patience: Patience) -> Iterator[Row]:
+    """The same at other batches, under the same cap."""
+    for batch in scale.batches[1:]:
+        workload = _resnet(scale, batch)
+        yield from _capped(workload, (DEFAULT_POLICY, "swap-all"), scale, patience)
+
+
+def idle(scale: Scale, patience: Patience) -> Iterator[Row]:
+    """What outcore costs where everything fits, beside the same graph run by torch."""
+    often = replace(scale, rounds=2 * scale.rounds, steps=4 * scale.steps)
+    for workload in (_resnet(scale, 128), _sized(_decoder(length=1024, batch=4), scale)):
+        yield from compare(workload, AotEager(), _keeping, often, patience)
+
+
+def precision(scale: Scale, patience: Patience) -> Iterator[Row]:
+    """ResNet-50 with fast kernels, where there is less time to hide copies in."""
+    plain = Workload(network="resnet50", batch=256)
+    for workload in (
+        replace(plain, tf32=True, channels_last=True),
+        replace(plain, bf16=True, channels_last=True),
+    ):
+        yield from _shared(_sized(workload, scale), (HALF, THIRD, QUARTER), scale, patience)
+
+
+def decoder(scale: Scale, patience: Patience) -> Iterator[Row]:
+    """GPT-2 large at a long context, under bfloat16 autocast."""
+    workload = replace(_decoder(length=8192, batch=1), bf16=True, tf32=True)
+    yield from _shared(_sized(workload, scale), (HALF, THIRD), scale, patience)
+
+
+def volumes(scale: Scale, patience: Patience) -> Iterator[Row]:
+    """Single volumes that need more than the cap."""
+    for workload in (
+        Workload(network="unet3d", sizes=(("size", 224),)),
+        Workload(network="resnext101-3d", sizes=(("frames", 256), ("size", 224))),
+    ):
+        yield from _capped(_sized(workload, scale), (DEFAULT_POLICY,), scale, patience)
+
+
+def alexnet(scale: Scale, patience: Patience) -> Iterator[Row]:
+    """AlexNet, whose saved bytes are few beside its arithmetic, at half of its peak."""
+    workload = _sized(Workload(network="alexnet", batch=4096), scale)
+    yield from _shared(workload, (HALF,), scale, patience)
+
+
+def _keeping(_: int) -> Sequence[Contender]:
+    return (Contender(Outcore("keep-all"), goals=_idle),)
+
+
+def _capped(
+    workload: Workload, policies: Sequence[str], scale: Scale, patience: Patience
+) -> Iterator[Training]:
+    """Outcore under the scale's cap."""
+
+    def contenders(in_core_bytes: int) -> Sequence[Contender]:
+        cap = _cap(scale, in_core_bytes)
+        return [Contender(Outcore(policy, cap), cap) for policy in policies]
+
+    yield from compare(workload, Eager(), contenders, scale, patience)
+
+
+def _shared(
+    workload: Workload, shares: Sequence[float], scale: Scale, patience: Patience
+) -> Iterator[Training]:
+    """Outcore's default policy under shares of what the step takes in-core."""
+
+    def contenders(in_core_bytes: int) -> Sequence[Contender]:
+        if not in_core_bytes:
+            return ()
+        caps = [int(share * in_core_bytes) for share in ((SMALL_SHARE,) if scale.small else shares)]
+        return [Contender(Outcore(DEFAULT_POLICY, cap), cap) for cap in caps]
+
+    yield from compare(workload, Eager(), contenders, scale, patience)
+
+
+def _resnet(scale: Scale, batch: int) -> Workload:
+    return replace(_sized(Workload(network="resnet50"), scale), batch=batch)
+
+
+def _decoder(length: int, batch: int) -> Workload:
+    size = (("length", length),)
+    return Workload(network="gpt2-large", batch=batch, sizes=size, options=size)
+
+
+def _sized(workload: Workload, scale: Scale) -> Workload:
+    return workload.tiny if scale.small else workload
+
+
+def _cap(scale: Scale, in_core_bytes: int) -> int:
+    return scale.cap_bytes or int(SMALL_SHARE * in_core_bytes)
+
+
+def _worth(row: Training) -> tuple[Check, ...]:
+    return at_least("of in-core", row.of_in_core_ratio, WORTH)
+
+
+def _idle(row: Training) -> tuple[Check, ...]:
+    return at_least("of aot_eager", row.of_in_core_ratio, IDLE)

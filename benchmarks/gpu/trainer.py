@@ -1,0 +1,120 @@
+"""Trainer: one workload trained one way, in a process of its own."""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.instruments import Peaks, instruments
+from benchmarks.gpu.workloads import Workload
+from benchmarks.kit.digests import digests
+from benchmarks.kit.modes import AotEager, Call, Mode
+from outcore.measure import metered, resident_bytes
+
+FEWEST_WARM_UPS, MOST_WARM_UPS = 3, 14
+MOMENTUM = 0.9
+PROBE_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What some steps in a row took: mean seconds, optimizer included, and the most memory."""
+
+    seconds: float
+    peaks: Peaks
+
+
+class Trainer:
+    """A workload under a mode, on a device of which it may take `cap_bytes` (None: all).
+
+    The optimizer keeps its momenta and has a rate of zero: every step is the same step, so that
+    results of any two can be compared, whatever came before.
+    """
+
+    def __init__(self, workload: Workload, mode: Mode, device: str, cap_bytes: int | None) -> None:
+        self.instruments = instruments(device)
+        if cap_bytes is not None:
+            self.instruments.cap(cap_bytes)
+        self.work = workload.build(self.instruments.device)
+        self.call, self.backend = mode.apply(self.work.module)
+        self.optimizer = torch.optim.SGD(self.work.module.parameters(), 0.0, MOMENTUM)
+        self.steps = 0
+        self._traced: Call | None = None
+
+    def train(self) -> Tensor:
+        """One step. The seed is set by its number."""
+        torch.manual_seed(self.steps)
+        self.optimizer.zero_grad()
+        loss = self.work.loss(self.call)
+        torch.autograd.backward(loss)
+        self.optimizer.step()
+        self.steps += 1
+        return loss
+
+    def warm_up(self) -> tuple[float, ...]:
+        """Train until nothing changes any more; seconds of each step.
+
+        Raises InfeasibleError where no plan fits, torch's OutOfMemoryError where the step does not.
+        """
+        seconds: list[float] = []
+        while len(seconds) < FEWEST_WARM_UPS or not (
+            self._steady() or len(seconds) >= MOST_WARM_UPS
+        ):
+            start = time.perf_counter()
+            self.train()
+            self.instruments.finish()
+            seconds.append(time.perf_counter() - start)
+        return tuple(seconds)
+
+    def turn(self, steps: int) -> Turn:
+        """`steps` steps under the clock; the host waits for the device before and after."""
+        self.instruments.finish()
+        self.instruments.reset()
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.train()
+        self.instruments.finish()
+        seconds = time.perf_counter() - start
+        return Turn(seconds / steps, self.instruments.peaks())
+
+    def metered_bytes(self) -> int:
+        """The most tensor bytes during a step, by events of torch's allocator."""
+        self.optimizer.zero_grad()  # the meter cannot tell the size of what was there before it
+        gc.collect()
+        held = resident_bytes(self.instruments.device)
+        _, reading = metered(self.train)
+        return held + reading.peak_bytes()
+
+    def results(self) -> tuple[str, ...]:
+        """Digests of the loss and the gradients of a step with a seed of its own."""
+        return self._results(self.call)
+
+    def traced_results(self) -> tuple[str, ...]:
+        """The same through `aot_eager`: the graph, and so the kernels, that outcore runs."""
+        if self._traced is None:
+            self._traced, _ = AotEager().apply(self.work.module)
+        return self._results(self._traced)
+
+    def total_bytes(self) -> int | None:
+        """Memory of the device; None where it is everybody's."""
+        return self.instruments.total_bytes
+
+    def report(self) -> dict[str, Any]:
+        """The report of outcore as plain values; empty for other modes."""
+        return {} if self.backend is None else self.backend.report().to_dict()
+
+    def _results(self, call: Call) -> tuple[str, ...]:
+        torch.manual_seed(PROBE_SEED)
+        self.optimizer.zero_grad()
+        loss = self.work.loss(call)
+        torch.autograd.backward(loss)
+        gradients = [p.grad for p in self.work.module.parameters() if p.grad is not None]
+        return digests((loss, *gradients))
+
+    def _steady(self) -> bool:
+        return self.backend is None or self.backend.report().measured_peak_bytes is not None

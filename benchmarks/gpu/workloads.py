@@ -1,0 +1,85 @@
+"""Workload: a network, its batch and its precision, as data that can be sent to a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from outcore.networks import network
+from outcore.networks.spec import Batch
+
+Sizes = tuple[tuple[str, int], ...]
+SMALL_BATCH = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One training step of a network of the table, with random data."""
+
+    network: str
+    batch: int = 1
+    sizes: Sizes = ()
+    """Of a sample, where not the network's own."""
+    options: Sizes = ()
+    """Of the model."""
+    tf32: bool = False
+    channels_last: bool = False
+    bf16: bool = False
+    """Under autocast."""
+    small: bool = False
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        words = [self.network, f"b{self.batch}", *(f"{n}={v}" for n, v in self.sizes)]
+        flags = {"tf32": self.tf32, "channels_last": self.channels_last, "bf16": self.bf16}
+        return " ".join([*words, *(word for word, on in flags.items() if on)])
+
+    @property
+    def tiny(self) -> Self:
+        """The same with a tiny network, and samples of its size."""
+        return replace(self, small=True, batch=SMALL_BATCH, sizes=(), options=())
+
+    def build(self, device: torch.device) -> Step:
+        """The model on `device`, from a seed; TF32 is set for the whole process."""
+        torch.backends.cuda.matmul.allow_tf32 = self.tf32
+        torch.backends.cudnn.allow_tf32 = self.tf32
+        torch.manual_seed(0)
+        spec = network(self.network)
+        spec = spec.small if self.small else spec
+        module = spec.build(**dict(self.options)).to(device)
+        batch = spec.batch(self.batch, **dict(self.sizes)).to(device)
+        if self.channels_last:
+            module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's types lack it
+            batch = replace(batch, inputs=tuple(map(_channels_last, batch.inputs)))
+        return Step(module, batch, spec.criterion, self.bf16)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A model, its data and its loss."""
+
+    module: nn.Module
+    batch: Batch
+    criterion: Callable[[Any, tuple[Tensor, ...]], Tensor]
+    bf16: bool
+
+    def loss(self, call: Callable[..., Any]) -> Tensor:
+        """Forward through `call`."""
+        with self._precision():
+            return self.criterion(call(*self.batch.inputs), self.batch.targets)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if not self.bf16:
+            return nullcontext()
+        device = self.batch.inputs[0].device.type
+        return torch.autocast(device, dtype=torch.bfloat16)
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor

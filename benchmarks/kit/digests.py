@@ -1,0 +1,28 @@
+"""Digests: results of training, small enough to be sent between processes and compared."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def digests(tensors: Iterable[Tensor]) -> tuple[str, ...]:
+    """One for each tensor, of its bytes."""
+    return tuple(map(_digest, tensors))
+
+
+def differing(first: Sequence[Sequence[str]], second: Sequence[Sequence[str]]) -> int:
+    """Tensors that are not bitwise equal, over all steps; missing ones differ."""
+    count = abs(len(first) - len(second))
+    for mine, theirs in zip(first, second, strict=False):
+        count += abs(len(mine) - len(theirs))
+        count += sum(a != b for a, b in zip(mine, theirs, strict=False))
+    return count
+
+
+def _digest(tensor: Tensor) -> str:
+    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(raw.numpy().data, digest_size=16).hexdigest()

@@ -1,0 +1,44 @@
+"""host: versions, processor and memory of the machine that figures were taken on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from outcore import __version__
+from outcore.runtime.host import memory_limit_bytes
+
+PACKAGES = ("torch", "numpy", "transformers", "monai")
+
+
+def host() -> dict[str, Any]:
+    """No names of hosts, no paths."""
+    return {
+        "versions": _versions(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": memory_limit_bytes(),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"outcore": __version__, "python": platform.python_version()}
+    found["libc"] = " ".join(platform.libc_ver())
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123 - a file of the kernel's
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

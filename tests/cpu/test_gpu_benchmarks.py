@@ -1,0 +1,124 @@
+"""The kit of a GPU, run on a CPU: its rows, its files, what it says where there is no GPU."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.gpu.command import main
+from benchmarks.gpu.compare import Comparison, Contender
+from benchmarks.gpu.instruments import Peaks
+from benchmarks.gpu.peers import SaveOnCpu, StreamOffload
+from benchmarks.gpu.plots import plot
+from benchmarks.gpu.scale import SMALL
+from benchmarks.gpu.table import BENCHMARKS
+from benchmarks.gpu.trainer import Turn
+from benchmarks.gpu.training import Training, at_least, compared, judged, reported, timed
+from benchmarks.gpu.workloads import Workload
+from benchmarks.kit.benchmark import Patience
+from benchmarks.kit.markdown import markdown
+from benchmarks.kit.modes import Eager
+from outcore.networks import NETWORKS
+from outcore.report import Report
+
+TINY = Workload(network="two-heads", batch=4, small=True)
+ON_CPU = replace(SMALL, device="cpu", rounds=2)
+PNG = b"\x89PNG"
+
+
+def row(**more) -> Training:
+    return replace(Training(workload="net b1", mode="outcore pooch"), **more)
+
+
+def turns(*seconds: float, allocated: int | None = None):
+    return tuple(Turn(each, Peaks(allocated, allocated)) for each in seconds)
+
+
+class TestRows:
+    def test_throughput_is_that_of_the_reference_over_the_same_turns(self):
+        found = timed(row(), 8, turns(2.0, 4.0, 2.0, allocated=7), turns(1.0, 2.0, 1.0))
+        assert (found.step_seconds, found.samples_per_second) == (2.0, 4.0)
+        assert (found.of_in_core_ratio, found.quartiles) == (0.5, "0.500 to 0.500")
+        assert (found.allocated_bytes, found.turns) == (7, 3)
+
+    def test_without_a_reference_there_is_no_ratio(self):
+        found = timed(row(), 8, turns(2.0), ())
+        assert (found.of_in_core_ratio, found.allocated_bytes) == (None, None)
+
+    def test_only_results_that_come_out_the_same_twice_are_compared(self):
+        found = compared(row(), {0: "a", 2: "c", 3: "d"}, ("a", "x", "y"))
+        assert (found.unlike, found.compared) == (2, 3)
+        assert compared(row(), {}, ("a",)).unlike is None
+
+    def test_goals_of_a_row_of_outcore(self):
+        report = Report("pooch", "planned", 10, predicted_peak_bytes=8, predicted_seconds=1.2)
+        one = row(step_seconds=1.0, allocated_bytes=9, unlike=1, compared=3)
+        checks = judged(reported(one, report.to_dict())).checks
+        assert [check.met for check in checks] == [True, False, False, False]
+        assert judged(one).checks == ()
+        assert [check.met for check in at_least("of in-core", 0.9, 0.9)] == [True]
+
+
+class TestComparison:
+    def test_a_peer_and_one_that_is_not_there(self):
+        with Comparison(TINY, Eager(), ON_CPU) as comparison:
+            assert comparison.in_core_bytes > 0
+            peers = [Contender(SaveOnCpu()), Contender(StreamOffload())]
+            there, missing = comparison.rows(peers, Patience())
+        assert (there.unlike, there.compared, there.note) == (0, 15, "")
+        assert there.of_in_core_ratio is not None
+        assert (missing.step_seconds, missing.note) == (None, "not installed")
+
+    def test_what_does_not_run_in_core_is_noted(self, capsys):
+        broken = replace(TINY, sizes=(("height", 3),))
+        with Comparison(broken, Eager(), ON_CPU) as comparison:
+            assert comparison.reference.note == "failed: TypeError"
+            assert comparison.in_core_bytes == 0
+        assert "height" in capsys.readouterr().err
+
+
+class TestCommand:
+    def test_one_benchmark_from_end_to_end(self, tmp_path, capsys):
+        file = tmp_path / "gpu.json"
+        main(["--device", "cpu", "--small", "--only", "links", "decoder", "--out", str(file)])
+        found = json.loads(file.read_text())
+        links, decoder = (found["benchmarks"][name] for name in ("links", "decoder"))
+        assert links["complete"]
+        assert decoder["complete"]
+        assert {each["what"] for each in links["rows"]} >= {"device to outer tier"}
+        eager, ours = decoder["rows"]
+        assert eager["of_in_core_ratio"] == 1
+        assert ours["unlike"] == 0
+        assert ours["allocated_bytes"] <= ours["predicted_peak_bytes"] <= ours["budget_bytes"]
+        for what in ("throughput", "memory"):
+            assert (tmp_path / f"gpu-{what}.png").read_bytes().startswith(PNG)
+        text = markdown(found, ["decoder"])
+        assert "| gpt2-large b32 tf32 bf16 | eager |" in text
+        assert "links" not in text
+        assert str(tmp_path) not in file.read_text()
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    def test_without_a_gpu_it_says_what_to_do(self, capsys):
+        with pytest.raises(SystemExit):
+            main([])
+        assert "--device cpu --small" in capsys.readouterr().err
+
+    def test_without_time_nothing_is_run(self):
+        patience = Patience(-1.0)
+        assert [row for b in BENCHMARKS.values() for row in b.run(ON_CPU, patience)] == []
+        assert patience.cut
+
+    def test_no_plots_without_trained_rows(self, tmp_path):
+        file = tmp_path / "none.json"
+        file.write_text(json.dumps({"benchmarks": {"links": {"rows": [{"what": "x"}]}}}))
+        assert plot(file) == ()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_is_a_workload(name):
+    workload = Workload(network=name).tiny
+    assert name in workload.name
+    assert (workload.batch, workload.small) == (32, True)
