@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from outcore.errors import HostMemoryError, VerifyError
@@ -15,9 +18,13 @@ from outcore.execute import build
 from outcore.execute.driver import CopySpan, EmptyLane, Region
 from outcore.execute.queued import HOST_ALIGNMENT_BYTES, QueuedDriver, QueuedLane
 from outcore.ir.hardware import Tier
+from outcore.ir.plan import Offload
+from outcore.ir.program import Program
+from outcore.lower import lower
 from tests.cpu.queues import LateDevice, RaceError
 from tests.cpu.test_adversarial import POISONED, Trained
 from tests.cpu.training import same
+from tests.pure.strategies import plans
 
 KIB = 1 << 10
 BUDGETS = {Tier.DEVICE: 1 << 20, Tier.HOST: 1 << 20}
@@ -262,13 +269,15 @@ def test_a_slab_given_back_in_the_middle_of_taking_one(
 class Queued(Trained):
     """A planned model whose next steps run on a device of queues."""
 
-    def queued_step(self, deaf: int = 0) -> tuple[list[torch.Tensor], LateDevice]:
+    def queued_step(
+        self, deaf: int = 0, program: Program | None = None
+    ) -> tuple[list[torch.Tensor], LateDevice]:
         engine = self.graph.engine
         device = LateDevice()
         device.deaf = deaf
         engine.driver = QueuedDriver(device)
-        trace = self.graph.captured.trace
-        self.graph.executable = build(trace, self.program, device.generator, POISONED)
+        trace, program = self.graph.captured.trace, program or self.program
+        self.graph.executable = build(trace, program, device.generator, POISONED)
         result = self.step()
         device.check_given_back()
         return result, device
@@ -301,3 +310,22 @@ def test_a_missed_wait_is_caught() -> None:
         else:
             caught += not same([got], [expected])
     assert caught == device.waits
+
+
+@pytest.fixture(scope="module")
+def trained() -> Queued:
+    return Queued("swap-all")
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_plan_runs_without_races(trained: Queued, data: st.DataObject) -> None:
+    """Gradients of plans that no policy would make, on queues that do the least they must."""
+    planned = trained.graph.planned
+    assert planned is not None
+    problem = replace(planned.problem, budget_bytes=1 << 40)
+    plan = data.draw(plans(problem))
+    got, device = trained.queued_step(program=lower(problem, plan))
+    expected, _ = trained.queued_step()
+    assert same([got], [expected])
+    assert device.copies >= sum(isinstance(choice, Offload) for _, choice in plan.choices)
