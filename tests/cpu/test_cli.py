@@ -10,9 +10,12 @@ import torch
 from typer.testing import CliRunner
 
 from outcore.cli import app
+from outcore.cli.doctor import host_links
 from outcore.cli.training import InCore, Step, Task, digest, train
+from outcore.execute.queued import QueuedDriver
 from outcore.networks import NETWORKS
 from outcore.policies import POLICIES
+from tests.cpu.queues import LateDevice
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_resnet.py"
 
@@ -154,3 +157,13 @@ def test_the_example_trains(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in islice(lines, 2)] == ["iteration 1", "iteration 2"]
     assert any(line.startswith("policy") for line in lines)
+
+
+def test_the_doctor_tells_what_compute_does_to_the_links_of_a_gpu():
+    device = LateDevice()
+    found = dict(host_links(QueuedDriver(device), 1 << 30))
+    assert {"link to host", "link from host", "both directions"} < set(found)
+    assert found["while computing"] == "100% of the rate away, 100% back (in the rates above)"
+    device.shares_memory = True
+    [(_, none)] = host_links(QueuedDriver(device), 1 << 30)
+    assert none.startswith("none")

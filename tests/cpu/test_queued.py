@@ -226,6 +226,21 @@ def test_hardware_is_measured(driver: QueuedDriver) -> None:
     assert driver.slabs.taken_bytes == 0
 
 
+def test_links_are_taken_as_they_are_beside_compute(
+    driver: QueuedDriver, device: LateDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every span takes twice as long from the first that is timed beside compute on."""
+    spans = count(1)
+    timed = 2 * 5 + 2 * 5  # one size alone in both directions, then both at once: five times each
+    calls = timed + 1  # and one span of the work itself
+    monkeypatch.setattr(device, "seconds", lambda *_: 1e-3 * (1 + (next(spans) > calls)))
+    hardware = driver.hardware(BUDGETS)
+    assert driver.links is not None
+    assert (driver.links.busy_out, driver.links.busy_in) == (0.5, 0.5)
+    assert driver.links.alone.copy_out == ((65536, 1e-3),)
+    assert hardware.link(Tier.DEVICE, Tier.HOST).bytes_per_second == pytest.approx(65536 / 2e-3)
+
+
 def test_memory_that_is_shared_is_no_outer_tier(driver: QueuedDriver, device: LateDevice) -> None:
     device.shares_memory = True
     hardware = driver.hardware(BUDGETS)

@@ -7,15 +7,21 @@ import platform
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from outcore import __version__
+from outcore.ir.hardware import Hardware, Tier
 from outcore.units import format_bytes, format_rate, format_seconds
 
+if TYPE_CHECKING:  # loads torch
+    from outcore.execute.queued import QueuedDriver
+
 WIDTH = 16
+GPU_TRIAL_BYTES = 2 << 30
+"""Host memory for which the link is measured with all sizes."""
 
 
 def doctor(
@@ -25,10 +31,10 @@ def doctor(
         typer.Option(envvar="OUTCORE_SPILL_DIR", help="The folder to try; else the temporary one."),
     ] = None,
 ) -> None:
-    """Show versions, devices, memory, and the spill disk with its measured link."""
+    """Show versions, devices, memory, and the links to disk and GPU as measured."""
     console = Console()
     folder = spill_dir or Path(tempfile.gettempdir())
-    for finding in (_versions(), _devices(), _memory(), _disk(folder)):
+    for finding in (_versions(), _devices(), _memory(), _disk(folder), _gpu()):
         for name, text in finding:
             console.print(f"{name:<{WIDTH}}{text}", highlight=False, soft_wrap=True)
 
@@ -76,7 +82,6 @@ def _disk(folder: Path) -> Iterator[tuple[str, str]]:
 
     from outcore.execute import open_driver  # noqa: PLC0415 - loads torch
     from outcore.execute.disk import SpillFile  # noqa: PLC0415 - loads torch
-    from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
     from outcore.runtime.host import memory_limit_bytes  # noqa: PLC0415 - loads torch
 
     file = SpillFile(folder)
@@ -86,11 +91,36 @@ def _disk(folder: Path) -> Iterator[tuple[str, str]]:
     driver = open_driver(torch.device("cpu"), folder, None)
     hardware = driver.hardware({Tier.DEVICE: memory_limit_bytes(), Tier.DISK: 0})
     driver.close()
-    for name, source, target in (
-        ("link to disk", Tier.DEVICE, Tier.DISK),
-        ("link from disk", Tier.DISK, Tier.DEVICE),
-    ):
-        link = hardware.link(source, target)
+    yield from _links(hardware, Tier.DISK)
+
+
+def _gpu() -> Iterator[tuple[str, str]]:
+    """The link between the current GPU and the host; nothing where there is none."""
+    import torch  # noqa: PLC0415 - as above
+
+    from outcore.execute.cuda import CudaDevice  # noqa: PLC0415 - loads torch
+    from outcore.execute.queued import QueuedDriver  # noqa: PLC0415 - loads torch
+
+    if torch.cuda.is_available():
+        driver = QueuedDriver(CudaDevice(torch.device("cuda")))
+        yield from host_links(driver, torch.cuda.mem_get_info()[0])
+        driver.close()
+
+
+def host_links(driver: QueuedDriver, free_bytes: int) -> Iterator[tuple[str, str]]:
+    """The links of a device of which `free_bytes` are free, and what compute does to them."""
+    hardware = driver.hardware({Tier.DEVICE: free_bytes, Tier.HOST: GPU_TRIAL_BYTES})
+    if driver.links is None:
+        yield "link to host", "none: the GPU shares the memory of the CPU"
+        return
+    yield from _links(hardware, Tier.HOST)
+    out, back = driver.links.busy_out, driver.links.busy_in
+    yield "while computing", f"{out:.0%} of the rate away, {back:.0%} back (in the rates above)"
+
+
+def _links(hardware: Hardware, outer: Tier) -> Iterator[tuple[str, str]]:
+    for name, ends in (("to", (Tier.DEVICE, outer)), ("from", (outer, Tier.DEVICE))):
+        link = hardware.link(*ends)
         rate, latency = format_rate(link.bytes_per_second), format_seconds(link.latency_seconds)
-        yield name, f"{rate}, {latency} latency"
+        yield f"link {name} {outer.value}", f"{rate}, {latency} latency"
     yield "both directions", "at full rate together" if hardware.duplex else "share one rate"

@@ -1,30 +1,49 @@
-"""probe: how fast a device with queues copies, alone and in both directions at once."""
+"""probe: how fast a device with queues copies, alone, in both directions at once, and at work."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from statistics import median
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
 from outcore.execute.device import Device, Event, Queue
-from outcore.execute.driver import LinkTables
+from outcore.execute.driver import LinkTable, LinkTables
 
 _NBYTES = tuple(1 << shift for shift in range(16, 29, 2))
 _REPEATS = 5
+_LEAST_SECONDS = 1e-6
+_MOST_WORK = 1000
 
 _Span: TypeAlias = tuple[Event, Event]
 
 
-def measure_queues(device: Device, largest_nbytes: int) -> LinkTables:
+class QueueLinks(NamedTuple):
+    """The links of a device with queues, as measured."""
+
+    alone: LinkTables
+    busy_out: float
+    """Rate of copies away while the device computes, of that alone: at most 1."""
+    busy_in: float
+    """Rate of copies back while the device computes, of that alone: at most 1."""
+
+    @property
+    def at_work(self) -> LinkTables:
+        """What a step finds: its copies run beside its ops."""
+        copy_out, copy_in, duplex = self.alone
+        return LinkTables(_slower(copy_out, self.busy_out), _slower(copy_in, self.busy_in), duplex)
+
+
+def measure_queues(device: Device, largest_nbytes: int) -> QueueLinks:
     """Time copies of 64 KiB to 256 MiB, or to `largest_nbytes`, in both directions.
 
-    By events in the queues; takes twice the largest size of device memory, and of the host's.
+    By events in the queues; takes thrice the largest size of device memory, twice of the host's.
     """
     sizes = [n for n in _NBYTES if n <= largest_nbytes] or [_NBYTES[0]]
     away, back = (device.host(sizes[-1]) for _ in range(2))
-    source, target = (device.empty(sizes[-1]) for _ in range(2))
+    source, target, scratch = (device.empty(sizes[-1]) for _ in range(3))
 
     def out(nbytes: int) -> Callable[[], _Span]:
         return lambda: _copy(device, device.out, away[:nbytes], source[:nbytes])
@@ -38,7 +57,38 @@ def measure_queues(device: Device, largest_nbytes: int) -> LinkTables:
     together = _seconds(device, out(sizes[-1]), into(sizes[-1]))
     # Halfway between the time of the slower one and that of one after the other.
     duplex = max(together) < (max(alone) + sum(alone)) / 2
-    return LinkTables(copy_out, copy_in, duplex)
+    compute = _Compute(device, scratch)
+    work = compute.lasting(sum(alone))
+    busy = [_seconds(device, copy, then=work)[0] for copy in (out(sizes[-1]), into(sizes[-1]))]
+    ratios = (min(1.0, before / now) for before, now in zip(alone, busy, strict=True))
+    return QueueLinks(LinkTables(copy_out, copy_in, duplex), *ratios)
+
+
+class _Compute:
+    """Work for the compute queue that does nothing but keep the device's memory busy."""
+
+    def __init__(self, device: Device, scratch: torch.Tensor) -> None:
+        self.device, self.scratch = device, scratch
+
+    def lasting(self, seconds: float) -> Callable[[], None]:
+        """So much of it as takes about `seconds`."""
+        start, stop = (self.device.event(timed=True) for _ in range(2))
+        queue = self.device.current()
+        self._once()
+        self.device.record(start, queue)
+        self._once()
+        self.device.record(stop, queue)
+        each = max(self.device.seconds(start, stop), _LEAST_SECONDS)
+        count = min(math.ceil(seconds / each), _MOST_WORK)
+
+        def work() -> None:
+            for _ in range(count):
+                self._once()
+
+        return work
+
+    def _once(self) -> None:
+        self.scratch.bitwise_not_()
 
 
 def _copy(device: Device, queue: Queue, target: torch.Tensor, source: torch.Tensor) -> _Span:
@@ -51,14 +101,26 @@ def _copy(device: Device, queue: Queue, target: torch.Tensor, source: torch.Tens
     return start, stop
 
 
-def _seconds(device: Device, *copies: Callable[[], _Span]) -> list[float]:
-    """Median seconds of each copy, all issued at once; the first time is warm-up."""
+def _seconds(
+    device: Device, *copies: Callable[[], _Span], then: Callable[[], None] | None = None
+) -> list[float]:
+    """Median seconds of each copy, all issued at once, and `then` behind them.
+
+    The first time is warm-up.
+    """
     times: list[list[float]] = [[] for _ in copies]
     for turn in range(_REPEATS + 1):
         spans = [copy() for copy in copies]
+        if then is not None:
+            then()
         for queue in (device.out, device.into):
             device.finish(queue)
         for taken, (start, stop) in zip(times, spans, strict=True):
             if turn:
                 taken.append(device.seconds(start, stop))
     return [median(taken) for taken in times]
+
+
+def _slower(table: LinkTable, ratio: float) -> LinkTable:
+    """A table of copies at `ratio` of their rate."""
+    return tuple((nbytes, seconds / ratio) for nbytes, seconds in table)

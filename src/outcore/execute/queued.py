@@ -30,7 +30,7 @@ from outcore.execute.driver import (
     fit_link,
     lane_nbytes,
 )
-from outcore.execute.probe import measure_queues
+from outcore.execute.probe import QueueLinks, measure_queues
 from outcore.execute.slabs import Slab, Slabs
 from outcore.gauges import Ledger
 from outcore.ir.hardware import Hardware, Tier
@@ -168,6 +168,8 @@ class QueuedDriver:
         self.device = device
         self.clock = QueueClock(device)
         self.slabs = Slabs(device)
+        self.links: QueueLinks | None = None
+        """As measured; None until then, and where there is nothing to move."""
         self._recorder: Recorder | None = None
         self._base: tuple[Event, float] | None = None
         self._spans: list[tuple[Direction, int, Event, Event, int]] = []
@@ -190,7 +192,8 @@ class QueuedDriver:
         if not host:
             return Hardware("this-machine", capacity, (), rounding_bytes=rounding)
         largest = min(budgets[Tier.DEVICE] // 16, host // 4)
-        tables = measure_queues(self.device, largest)
+        self.links = measure_queues(self.device, largest)
+        tables = self.links.at_work
         links = (
             (Tier.DEVICE, Tier.HOST, fit_link(tables.copy_out)),
             (Tier.HOST, Tier.DEVICE, fit_link(tables.copy_in)),
