@@ -238,10 +238,10 @@ def profiles(draw: st.DrawFn, trace: Trace) -> Profile:
 
 
 @st.composite
-def hardwares(draw: st.DrawFn) -> Hardware:
-    """Machines with a device and a host, a device and a disk, or all three."""
+def hardwares(draw: st.DrawFn, tiers: tuple[Tier, ...] = ()) -> Hardware:
+    """Machines with a device and `tiers`; else a host, a disk, or both."""
     dice = Dice(draw)
-    outer = dice.pick([(Tier.HOST,), (Tier.DISK,), (Tier.HOST, Tier.DISK)])
+    outer = tiers or dice.pick([(Tier.HOST,), (Tier.DISK,), (Tier.HOST, Tier.DISK)])
     routes = [(Tier.DEVICE, tier) for tier in outer] + [(tier, Tier.DEVICE) for tier in outer]
     return Hardware(
         name=dice.pick(["toy", "this machine"]),

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+STAGING_BUFFERS = 4
+"""Between a device and a disk, copies pass through so many host buffers of the largest one's size:
+two in each direction, so that one is filled while the other is emptied."""
+
 
 class Tier(Enum):
     """Where a slot lives. On a machine without a GPU, RAM is the device and disk the outer tier."""

@@ -1,6 +1,7 @@
 """Policies: Problem -> Plan. Every system of the papers is one of these."""
 
 from outcore.policies.floor import Floor, floor, floor_plan
+from outcore.policies.overflow import plan_with_overflow
 from outcore.policies.policy import Policy
 from outcore.policies.spec import parse_policy, resolve, spec_text
 from outcore.policies.table import POLICIES
@@ -12,6 +13,7 @@ __all__ = [
     "floor",
     "floor_plan",
     "parse_policy",
+    "plan_with_overflow",
     "resolve",
     "spec_text",
 ]

@@ -25,7 +25,7 @@ def settle(problem: Problem, choices: Mapping[Gap, Choice], policy: Policy) -> P
     for tier in (tier for tier in Tier if over[tier] > 0):
         if tier is Tier.DEVICE:
             raise infeasible(problem, plan_floor(problem, plan), plan.policy)
-        raise _outer_too_small(problem, tier, over[tier], plan.policy)
+        raise outer_too_small(problem, tier, over[tier], plan.policy)
     return plan
 
 
@@ -35,7 +35,8 @@ def excess_bytes(problem: Problem, plan: Plan) -> dict[Tier, int]:
     return {tier: tier_bytes(problem, program, tier) - problem.limit_bytes(tier) for tier in Tier}
 
 
-def _outer_too_small(problem: Problem, tier: Tier, over: int, policy: str) -> InfeasibleError:
+def outer_too_small(problem: Problem, tier: Tier, over: int, policy: str) -> InfeasibleError:
+    """The error for an outer tier that lacks `over` bytes for what `policy` offloads."""
     limit = problem.limit_bytes(tier)
     return InfeasibleError(
         budget_bytes=limit,

@@ -1,0 +1,109 @@
+"""The third tier: what the host has no room for goes to the disk."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from outcore.errors import InfeasibleError
+from outcore.ir.hardware import STAGING_BUFFERS, Hardware, Link, Tier
+from outcore.ir.memory import fits, tier_bytes
+from outcore.ir.plan import Offload, Plan
+from outcore.ir.problem import Problem
+from outcore.ir.profile import Profile, Source
+from outcore.ir.trace import Phase, Ref, Role
+from outcore.ir.verify_plan import verify_plan
+from outcore.lower import lower
+from outcore.policies import plan_with_overflow, resolve
+from outcore.simulate import simulate
+from tests.pure.building import TraceBuilder
+from tests.pure.strategies import hardwares, problems
+
+DEVICE, HOST, DISK = Tier.DEVICE, Tier.HOST, Tier.DISK
+MAPS, MAP_BYTES = 10, 1024
+SWAP_ALL = resolve("swap-all{min_bytes=512B}").plan
+
+
+def chained(host_bytes: int, disk_bytes: int = 1 << 20) -> Problem:
+    """`MAPS` maps made one from the other, and needed again in reverse; on three tiers."""
+    t = TraceBuilder()
+    x = t.new(1, Role.INPUT, pinned=True)
+    made = [x]
+    for _ in range(MAPS):
+        made.append(t.new(MAP_BYTES // 4, Role.ACTIVATION))
+        t.op("test.f", (Ref(made[-2]),), (made[-1],))
+    out, grad = t.new(1, Role.ACTIVATION), t.new(1, Role.GRAD)
+    t.op("test.loss", (Ref(made[-1]),), (out,))
+    tangent = grad
+    for value in reversed(made[1:]):
+        before, grad = grad, t.new(1, Role.GRAD)
+        t.op("test.b", (Ref(before), Ref(value)), (grad,), Phase.BACKWARD)
+    trace = t.trace([x], (Ref(out),), [tangent], (Ref(grad),))
+    n = len(trace.ops)
+    fast, slow = Link(1e6), Link(1e5)
+    hardware = Hardware(
+        "three tiers",
+        ((DEVICE, 1 << 20), (HOST, host_bytes), (DISK, disk_bytes)),
+        ((DEVICE, HOST, fast), (HOST, DEVICE, fast), (DEVICE, DISK, slow), (DISK, DEVICE, slow)),
+    )
+    profile = Profile((1e-3,) * n, (0,) * n, Source.ESTIMATED)
+    return Problem(trace, profile, hardware, budget_bytes=4 * MAP_BYTES)
+
+
+def away(plan: Plan) -> dict[int, Tier]:
+    """Op that leaves -> where to, in order."""
+    return {gap.after: c.tier for gap, c in plan.choices if isinstance(c, Offload)}
+
+
+def test_a_host_with_room_takes_all():
+    plan = plan_with_overflow(chained(MAPS * MAP_BYTES), SWAP_ALL)
+    assert set(away(plan).values()) == {HOST}
+
+
+def test_what_leaves_first_goes_to_the_disk():
+    room = STAGING_BUFFERS + 3
+    problem = chained(room * MAP_BYTES)
+    plan = plan_with_overflow(problem, SWAP_ALL)
+    order = [tier for _, tier in sorted(away(plan).items())]
+    assert order == [DISK] * (MAPS - 3) + [HOST] * 3
+    program = lower(problem, plan)
+    assert fits(problem, program)
+    assert tier_bytes(problem, program, HOST) == 3 * MAP_BYTES
+    assert plan.policy == "swap-all{min_bytes=512B}"
+
+
+def test_copies_to_the_disk_take_their_own_time():
+    slow, fast = (
+        simulate(p, lower(p, plan_with_overflow(p, SWAP_ALL)))
+        for p in (chained(5 * MAP_BYTES), chained(MAPS * MAP_BYTES))
+    )
+    assert slow.seconds > 2 * fast.seconds
+
+
+@pytest.mark.parametrize(
+    ("host_bytes", "disk_bytes", "tier"),
+    [((STAGING_BUFFERS - 1) * MAP_BYTES, 1 << 20, "host"), (5 * MAP_BYTES, 6 * MAP_BYTES, "disk")],
+)
+def test_too_little_of_both_is_refused(host_bytes, disk_bytes, tier):
+    with pytest.raises(InfeasibleError) as caught:
+        plan_with_overflow(chained(host_bytes, disk_bytes), SWAP_ALL)
+    assert caught.value.tier == tier
+
+
+@given(data=st.data())
+@settings(
+    max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
+def test_the_plan_fits_every_tier(data):
+    problem, hardware = data.draw(problems()), data.draw(hardwares(tiers=(HOST, DISK)))
+    host = data.draw(st.integers(0, 8000))
+    problem = replace(problem, hardware=hardware, host_budget_bytes=host, disk_budget_bytes=None)
+    try:
+        plan = plan_with_overflow(problem, SWAP_ALL)
+    except InfeasibleError:
+        return
+    verify_plan(problem, plan)
+    program = lower(problem, plan)
+    assert fits(problem, program)
+    simulate(problem, program)
