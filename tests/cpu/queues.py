@@ -12,14 +12,32 @@ memory, one of them a write, race unless the later one's queue knows of the earl
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import wraps
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 POISON = 0xFF
+_lock = threading.RLock()
+
+
+def one_at_a_time(method: Callable[P, R]) -> Callable[P, R]:
+    """Workers give commands too."""
+
+    @wraps(method)
+    def locked(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _lock:
+            return method(*args, **kwargs)
+
+    return locked
 
 
 class RaceError(AssertionError):
@@ -88,6 +106,8 @@ class LateDevice:
         self.copies = 0
         self.clocks[self.compute][self.compute] = self.computed = 1
         """Stands for what is computed from the latest copy on, which nobody tells us of."""
+        self.taken: dict[int, int] = {}
+        """Address of device memory -> how far the compute queue was when it was taken."""
         self.deaf = 0
         """A wait not to hear, counted from 1; for tests that want it missed."""
         self.waits = 0
@@ -107,11 +127,13 @@ class LateDevice:
     def event(self, *, timed: bool = False) -> LateEvent:
         return LateEvent(timed)
 
+    @one_at_a_time
     def record(self, event: LateEvent, queue: str) -> None:
         self._tick(queue)
         event.queue, event.number = queue, self.clocks[queue][queue]
         event.clock = dict(self.clocks[queue])
 
+    @one_at_a_time
     def wait(self, queue: str, event: LateEvent) -> None:
         assert event.queue, "an event that was never recorded"
         self.waits += 1
@@ -128,13 +150,15 @@ class LateDevice:
         else:
             self.commands[queue].append(LateWait(mine[queue], event.queue, event.number))
 
+    @one_at_a_time
     def copy(self, queue: str, target: torch.Tensor, source: torch.Tensor) -> None:
         assert target.dtype == source.dtype == torch.uint8
         assert target.shape == source.shape
         self._tick(queue)
         number = self.clocks[queue][queue]
         ends = [_access(queue, number, t, writes=t is target) for t in (target, source)]
-        if self.clocks[queue][self.compute] < self.computed:
+        known = self.clocks[queue][self.compute]
+        if known < (self.computed if queue == self.out else self.taken[target.data_ptr()]):
             raise RaceError(f"{ends} is not ordered after what was computed before it")
         for end in ends:
             self._check(end)
@@ -144,13 +168,17 @@ class LateDevice:
         self._tick(self.compute)
         self.computed = self.clocks[self.compute][self.compute]
 
+    @one_at_a_time
     def empty(self, nbytes: int) -> torch.Tensor:
-        self.check_given_back()
-        return torch.full((nbytes,), POISON, dtype=torch.uint8)
+        self._tick(self.compute)
+        memory = torch.full((nbytes,), POISON, dtype=torch.uint8)
+        self.taken[memory.data_ptr()] = self.clocks[self.compute][self.compute]
+        return memory
 
     def host(self, nbytes: int) -> torch.Tensor:
         return torch.full((nbytes,), POISON, dtype=torch.uint8)
 
+    @one_at_a_time
     def finish(self, queue: str) -> None:
         if queue != self.compute:
             self._run(queue, self.clocks[queue][queue])
@@ -158,11 +186,16 @@ class LateDevice:
             _learn(clock, self.clocks[queue])
         self._forget()
 
+    @one_at_a_time
+    def attend(self, event: LateEvent) -> None:
+        self._run(event.queue, event.number)
+
     def seconds(self, start: LateEvent, stop: LateEvent) -> float:
         assert start.timed
         assert stop.timed
         return 1e-6
 
+    @one_at_a_time
     def check_given_back(self) -> None:
         """Raise RaceError where memory is gone that a copy may still touch."""
         for access in self.accesses:

@@ -23,6 +23,7 @@ from outcore.errors import SpillError, VerifyError
 from outcore.execute.cpu import COPY_IN_OVERHEAD_BYTES, CpuDriver
 from outcore.execute.disk import MEMORY_ALIGNMENT_BYTES, region_nbytes
 from outcore.execute.driver import CopySpan, Region
+from outcore.ir.hardware import Tier
 from outcore.measure import metered
 from tests.cpu.storages import random_storage, region_of, regions_of, same
 
@@ -185,7 +186,7 @@ def failing(monkeypatch, name: str, after_calls: int) -> None:
 @pytest.mark.parametrize("name", ["pwritev", "preadv"])
 def test_an_io_error_surfaces_at_the_wait(driver, tmp_path, monkeypatch, name):
     tensor = torch.randn(6 << 20)  # three chunks
-    driver.reserve(1)
+    driver.reserve({Tier.DISK: 1})
     lane = driver.open_lane(regions_of(tensor))
     failing(monkeypatch, name, after_calls=1)
     out = lane.copy_out(tensor, 0)
@@ -211,12 +212,12 @@ def test_a_full_disk_is_told_before_anything_is_copied(driver, monkeypatch):
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(SpillError, match="No space left") as caught:
-        driver.reserve(1 << 20)
+        driver.reserve({Tier.DISK: 1 << 20})
     assert caught.value.needed_bytes == 1 << 20
     with pytest.raises(SpillError, match="No space left"):
         driver.open_lane(regions_of(torch.ones(10)))
     monkeypatch.undo()
-    driver.reserve(1 << 20)
+    driver.reserve({Tier.DISK: 1 << 20})
 
 
 def test_no_room_for_a_second_step_leaves_the_first_one_alone(driver, monkeypatch):
@@ -237,7 +238,7 @@ def test_a_missing_directory_is_told_when_it_is_needed(tmp_path):
     driver.open_lane({}).close()
     for _ in range(2):
         with pytest.raises(SpillError, match="No such file or directory"):
-            driver.reserve(1)
+            driver.reserve({Tier.DISK: 1})
     driver.close()
 
 
@@ -270,7 +271,7 @@ def test_a_lane_is_used_again_and_the_file_does_not_grow(driver):
 def test_room_is_reserved_for_one_lane_and_grows_for_a_second(driver):
     tensor = torch.randn(50_000)
     room = region_nbytes(200_000)
-    driver.reserve(200_000)
+    driver.reserve({Tier.DISK: 200_000})
     first = driver.open_lane(regions_of(tensor))
     assert first.file.nbytes == room
     second = driver.open_lane(regions_of(-tensor))
@@ -411,7 +412,7 @@ def test_a_driver_that_nobody_holds_is_closed(tmp_path):
     gc.collect()  # drivers of earlier tests
     before = set(workers())
     driver = CpuDriver(tmp_path)
-    driver.reserve(1)
+    driver.reserve({Tier.DISK: 1})
     alive = weakref.ref(driver)
     del driver
     gc.collect()
@@ -449,14 +450,14 @@ def test_a_driver_without_copies_has_no_file_and_no_threads(tmp_path):
     before = workers()
     driver = CpuDriver(tmp_path)
     lane = driver.open_lane({})
-    driver.reserve(0)
+    driver.reserve({Tier.DISK: 0})
     driver.drain()
     lane.close()
     assert workers() == before
     assert open_files(tmp_path) == []
     driver.close()
     with pytest.raises(SpillError, match="the driver is closed"):
-        driver.reserve(1)
+        driver.reserve({Tier.DISK: 1})
 
 
 def test_a_program_ends_with_copies_under_way(tmp_path):
@@ -483,7 +484,7 @@ def test_a_program_ends_with_copies_under_way(tmp_path):
 
 
 def test_a_forked_process_is_told(driver):
-    driver.reserve(1)
+    driver.reserve({Tier.DISK: 1})
     regions = regions_of(torch.ones(10))
     read, write = os.pipe()
     with warnings.catch_warnings():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from outcore.errors import HostMemoryError, VerifyError
 from outcore.execute import build
 from outcore.execute.driver import CopySpan, EmptyLane, Region
-from outcore.execute.queued import HOST_ALIGNMENT_BYTES, QueuedDriver, QueuedLane
+from outcore.execute.lane import QueuedLane
+from outcore.execute.queued import HOST_ALIGNMENT_BYTES, QueuedDriver
 from outcore.ir.hardware import Tier
 from outcore.ir.plan import Offload
-from outcore.ir.program import Program
+from outcore.ir.program import Program, Slot
 from outcore.lower import lower
 from tests.cpu.queues import LateDevice, RaceError
 from tests.cpu.test_adversarial import POISONED, Trained
@@ -27,7 +29,9 @@ from tests.cpu.training import same
 from tests.pure.strategies import plans
 
 KIB = 1 << 10
+TIERS = ((Tier.HOST,), (Tier.DISK,), (Tier.HOST, Tier.DISK))
 BUDGETS = {Tier.DEVICE: 1 << 20, Tier.HOST: 1 << 20}
+WITH_DISK = BUDGETS | {Tier.DISK: 1 << 22}
 
 
 def region(offset: int, count: int) -> Region:
@@ -166,12 +170,12 @@ def test_lanes_at_once_have_slabs_of_their_own(driver: QueuedDriver) -> None:
 
 
 def test_a_slab_serves_the_next_step(driver: QueuedDriver) -> None:
-    driver.reserve(64 * KIB)
+    driver.reserve({Tier.HOST: 64 * KIB})
     for _ in range(3):
         lane = driver.open_lane({0: region(0, 100), 1: region(60 * KIB, 512)})
         lane.close()
     assert driver.slabs.taken_bytes == 64 * KIB
-    driver.reserve(8 * KIB)  # the next plan's, instead of the last one's
+    driver.reserve({Tier.HOST: 8 * KIB})  # the next plan's, instead of the last one's
     assert driver.slabs.taken_bytes == 8 * KIB
 
 
@@ -187,7 +191,7 @@ def test_no_more_host_memory_than_allowed(driver: QueuedDriver) -> None:
 
 def test_nothing_to_copy_takes_nothing(driver: QueuedDriver) -> None:
     assert isinstance(driver.open_lane({}), EmptyLane)
-    driver.reserve(0)
+    driver.reserve({Tier.HOST: 0})
     assert driver.slabs.taken_bytes == 0
 
 
@@ -200,7 +204,7 @@ def test_a_storage_smaller_than_its_region_is_refused(driver: QueuedDriver) -> N
 
 def test_another_stream_in_one_step_is_refused(driver: QueuedDriver, device: LateDevice) -> None:
     lane = driver.open_lane({0: region(0, 100)})
-    device.compute = "another"
+    device.switch("another")
     with pytest.raises(RuntimeError, match="two streams"):
         lane.copy_in(0)
 
@@ -241,11 +245,26 @@ def test_links_are_taken_as_they_are_beside_compute(
     assert hardware.link(Tier.DEVICE, Tier.HOST).bytes_per_second == pytest.approx(65536 / 2e-3)
 
 
+def test_a_disk_lies_beyond_the_host(tmp_path: Path) -> None:
+    driver = QueuedDriver(LateDevice(), tmp_path)
+    near, wide = driver.hardware(WITH_DISK), driver.wider_hardware(WITH_DISK)
+    assert near.capacity(Tier.DISK) == 0
+    assert wide is not None
+    assert (wide.outer, wide.capacity(Tier.DISK)) == (Tier.HOST, 1 << 22)
+    for ends in ((Tier.DEVICE, Tier.DISK), (Tier.DISK, Tier.DEVICE)):
+        host = near.link(*(Tier.HOST if tier is Tier.DISK else tier for tier in ends))
+        assert wide.link(*ends).bytes_per_second < host.bytes_per_second
+    assert driver.wider_hardware(BUDGETS) is None
+    driver.close()
+    assert not list(tmp_path.iterdir())
+
+
 def test_memory_that_is_shared_is_no_outer_tier(driver: QueuedDriver, device: LateDevice) -> None:
     device.shares_memory = True
     hardware = driver.hardware(BUDGETS)
     assert hardware.capacity(Tier.HOST) == 0
     assert not hardware.links
+    assert driver.wider_hardware(WITH_DISK) is None
 
 
 def test_a_closed_driver_takes_no_more(driver: QueuedDriver) -> None:
@@ -281,6 +300,16 @@ def test_a_slab_given_back_in_the_middle_of_taking_one(
 # ---- whole programs -----------------------------------------------------------------------------
 
 
+def on_tiers(program: Program, *tiers: Tier) -> Program:
+    """The program with what leaves the device in `tiers` by turns; rooms stay where they are."""
+
+    def moved(slot: Slot) -> Slot:
+        away = slot.tier is not Tier.DEVICE
+        return replace(slot, tier=tiers[slot.buffer % len(tiers)]) if away else slot
+
+    return replace(program, slots=tuple(map(moved, program.slots)))
+
+
 class Queued(Trained):
     """A planned model whose next steps run on a device of queues."""
 
@@ -291,10 +320,11 @@ class Queued(Trained):
         device = LateDevice()
         device.deaf = deaf
         engine.driver = QueuedDriver(device)
-        trace, program = self.graph.captured.trace, program or self.program
+        trace, program = self.graph.captured.trace, program or on_tiers(self.program, Tier.HOST)
         self.graph.executable = build(trace, program, device.generator, POISONED)
         result = self.step()
         device.check_given_back()
+        engine.driver.close()
         return result, device
 
 
@@ -305,9 +335,10 @@ class Queued(Trained):
 def test_late_queues_change_nothing(policy: str) -> None:
     trained = Queued(policy)
     expected = trained.step()
-    got, device = trained.queued_step()
-    assert same([got], [expected])
-    assert (device.copies > 0) == (policy != "recompute-all")
+    for tiers in TIERS:
+        got, device = trained.queued_step(program=on_tiers(trained.program, *tiers))
+        assert same([got], [expected])
+        assert (device.copies > 0) == (policy != "recompute-all")
 
 
 def test_a_missed_wait_is_caught() -> None:
@@ -340,7 +371,8 @@ def test_any_plan_runs_without_races(trained: Queued, data: st.DataObject) -> No
     assert planned is not None
     problem = replace(planned.problem, budget_bytes=1 << 40)
     plan = data.draw(plans(problem))
-    got, device = trained.queued_step(program=lower(problem, plan))
+    program = on_tiers(lower(problem, plan), *data.draw(st.sampled_from(TIERS)))
+    got, device = trained.queued_step(program=program)
     expected, _ = trained.queued_step()
     assert same([got], [expected])
     assert device.copies >= sum(isinstance(choice, Offload) for _, choice in plan.choices)

@@ -127,7 +127,11 @@ class AdversarialDriver:
             links=((Tier.DEVICE, Tier.DISK, link), (Tier.DISK, Tier.DEVICE, link)),
         )
 
-    def reserve(self, nbytes: int) -> None:
+    def wider_hardware(self, _budgets: Mapping[Tier, int]) -> Hardware | None:
+        """None: there is nothing beyond the disk."""
+        return None
+
+    def reserve(self, nbytes: Mapping[Tier, int]) -> None:
         """Nothing to do."""
 
     def ledger(self) -> Ledger | None:

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 
@@ -43,6 +43,19 @@ HOLES_DIVISOR: Final = 50
 of the step's time, and to keep none costs 8 %."""
 
 
+class Watch(Protocol):
+    """What a lane asks of its driver."""
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """Who wants to hear of finished copies."""
+        ...
+
+    def check_resident(self) -> None:
+        """Keep resident memory bounded; called when a copy is issued."""
+        ...
+
+
 class CpuLane:
     """The room of one outstanding step in the file (`driver.Lane`)."""
 
@@ -60,7 +73,7 @@ class CpuLane:
 
     def __init__(
         self,
-        driver: CpuDriver,
+        driver: Watch,
         spill: Spill,
         regions: Mapping[int, Region],
         base: int,
@@ -203,12 +216,16 @@ class CpuDriver:
             fetch_padding_bytes=COPY_IN_OVERHEAD_BYTES,
         )
 
-    def reserve(self, nbytes: int) -> None:
-        """Take the disk space of a lane of `nbytes` now. Raises `SpillError` where it is full."""
-        if nbytes:
+    def wider_hardware(self, _budgets: Mapping[Tier, int]) -> Hardware | None:
+        """None: there is nothing beyond the disk."""
+        return None
+
+    def reserve(self, nbytes: Mapping[Tier, int]) -> None:
+        """Take the disk space of a lane now. Raises `SpillError` where it is full."""
+        room = region_nbytes(nbytes.get(Tier.DISK, 0))
+        if room:
             spill = self._ready()
-            nbytes = region_nbytes(nbytes)
-            spill.file.give(spill.take(nbytes), nbytes)
+            spill.file.give(spill.take(room), room)
 
     def open_lane(self, regions: Mapping[int, Region]) -> Lane:
         """A lane of `regions`, at offsets that are multiples of `FILE_BLOCK_BYTES`.

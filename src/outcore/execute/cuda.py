@@ -1,6 +1,6 @@
 """A CUDA device as queues: torch's streams and events, and its caching allocator.
 
-Nothing here waits for the device, but for `finish` and `seconds`.
+Nothing here waits for the device, but for `finish`, `attend` and `seconds`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class CudaDevice:
         return torch.cuda.current_stream(self.device)
 
     def event(self, *, timed: bool = False) -> torch.cuda.Event:
-        """A CUDA event."""
-        return torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]  # torch has no types for it
+        """A CUDA event; a host that waits for it sleeps, unless it is timed."""
+        return torch.cuda.Event(enable_timing=timed, blocking=not timed)  # type: ignore[no-untyped-call]  # torch has no types for it
 
     def record(self, event: torch.cuda.Event, queue: torch.cuda.Stream) -> None:
         """Record `event` on a stream."""
@@ -69,6 +69,10 @@ class CudaDevice:
     def finish(self, queue: torch.cuda.Stream) -> None:
         """Wait on the host for a stream."""
         queue.synchronize()
+
+    def attend(self, event: torch.cuda.Event) -> None:
+        """Wait on the host for `event`."""
+        event.synchronize()
 
     def seconds(self, start: torch.cuda.Event, stop: torch.cuda.Event) -> float:
         """Time between two events, in seconds; waits for the second."""

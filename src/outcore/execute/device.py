@@ -79,6 +79,10 @@ class Device(Protocol):
         """Let the host wait until `queue` has run all that was put into it."""
         ...
 
+    def attend(self, event: Event) -> None:
+        """Let the host wait until `event` has come. On any thread, as are `wait` to `record`."""
+        ...
+
     def seconds(self, start: Event, stop: Event) -> float:
         """Time between two timed events that were recorded; the host waits for them."""
         ...

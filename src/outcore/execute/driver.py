@@ -44,8 +44,9 @@ _PROBE_PATIENCE_SECONDS = 0.2
 class Region:
     """A place in the outer tier for one storage, and the root tensor that lies in the storage.
 
-    `offset` is in bytes from the start of the lane; `nbytes` is the whole storage, of which the
-    root tensor (`dtype`, `shape`, `stride`, storage offset 0) may leave gaps unused.
+    `offset` is in bytes from the start of the lane's part of its tier; `nbytes` is the whole
+    storage, of which the root tensor (`dtype`, `shape`, `stride`, storage offset 0) may leave gaps
+    unused.
     """
 
     offset: int
@@ -53,6 +54,8 @@ class Region:
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+    tier: Tier = Tier.HOST
+    """Which outer tier it lies in, for drivers that have two."""
 
 
 class CopySpan(NamedTuple):
@@ -122,11 +125,18 @@ class Driver(Protocol):
         ...
 
     def hardware(self, budgets: Mapping[Tier, int]) -> Hardware:
-        """This device with its links as measured, and capacities as given (bytes per tier)."""
+        """This device and its nearest outer tier: links as measured, capacities as given."""
         ...
 
-    def reserve(self, nbytes: int) -> None:
-        """See to it that a lane of `nbytes` finds room.
+    def wider_hardware(self, budgets: Mapping[Tier, int], /) -> Hardware | None:
+        """The same with a tier beyond that, for what it has no room for; None where there is none.
+
+        Raises `SpillError` where that is a disk that cannot be used.
+        """
+        ...
+
+    def reserve(self, nbytes: Mapping[Tier, int]) -> None:
+        """See to it that a lane that takes `nbytes` of each outer tier finds room.
 
         Raises `SpillError` (a disk) or `HostMemoryError` (a host) where none is left.
         """
@@ -186,6 +196,14 @@ class EmptyLane:
         """There is nothing to give back."""
 
 
+class OpensLanes(Protocol):
+    """What copies can be timed through."""
+
+    def open_lane(self, regions: Mapping[int, Region]) -> Lane:
+        """A lane of `regions`."""
+        ...
+
+
 class LinkTables(NamedTuple):
     """A link as measured: each direction alone, and whether both run at full rate together."""
 
@@ -194,7 +212,7 @@ class LinkTables(NamedTuple):
     duplex: bool
 
 
-def measure_link(driver: Driver, largest_nbytes: int = _PROBE_NBYTES[-1]) -> LinkTables:
+def measure_link(driver: OpensLanes, largest_nbytes: int = _PROBE_NBYTES[-1]) -> LinkTables:
     """Time single copies of 64 KiB to 64 MiB, or to `largest_nbytes`, in both directions.
 
     Takes a second or two: larger sizes are left out once a copy takes 0.2 s. The first copy to a

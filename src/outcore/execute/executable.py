@@ -16,7 +16,7 @@ from outcore.execute.codegen import NONE, Instruments, generate, root_values
 from outcore.execute.driver import Generator, Region
 from outcore.gauges import Moment
 from outcore.ir.hardware import Tier
-from outcore.ir.program import Program
+from outcore.ir.program import Program, Slot
 from outcore.ir.trace import Trace, Value
 
 _numbers = count()
@@ -74,12 +74,12 @@ def build(
 def _regions(trace: Trace, program: Program) -> dict[int, Region]:
     roots = root_values(trace)
     return {
-        slot.id: _region(trace.buffers[slot.buffer].nbytes, slot.offset, roots[slot.buffer])
+        slot.id: _region(slot, trace.buffers[slot.buffer].nbytes, roots[slot.buffer])
         for slot in program.slots
         if slot.tier is not Tier.DEVICE
     }
 
 
-def _region(nbytes: int, offset: int, root: Value) -> Region:
+def _region(slot: Slot, nbytes: int, root: Value) -> Region:
     dtype = getattr(torch, root.dtype)
-    return Region(offset, nbytes, dtype, root.shape, root.stride)
+    return Region(slot.offset, nbytes, dtype, root.shape, root.stride, slot.tier)

@@ -19,8 +19,8 @@ def open_driver(
 ) -> Driver:
     """The driver of `device`: a GPU offloads to the host's memory, a CPU to `spill_dir`.
 
-    A rate given slows the links of a CPU down to it. Raises CaptureError for a device that has no
-    driver yet, OptionValueError for a rate on a GPU.
+    So does a GPU where the host has too little. A rate given slows the links of a CPU down to it.
+    Raises CaptureError for a device that has no driver yet, OptionValueError for a rate on a GPU.
     """
     if device.type == "cpu":
         return CpuDriver(spill_dir, link_bytes_per_second)
@@ -39,4 +39,4 @@ def open_driver(
             'host. If the step does not fit, use policy="recompute-all"',
             stacklevel=2,
         )
-    return QueuedDriver(opened)
+    return QueuedDriver(opened, spill_dir)

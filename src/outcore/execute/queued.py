@@ -1,143 +1,45 @@
-"""The driver for devices with queues: three queues, an event per hazard, and no waiting host.
+"""The driver for devices with queues: one for what is computed, one for copies in each direction.
 
-Device memory is taken and given back in the order of the compute queue, which is that of the host.
-So each copy waits for the compute queue as it is when the copy is issued: its source is written,
-its target is free by then. And the compute queue waits for a copy before the memory at either end
-of it is given back or read. Between two copies of different directions the Program says what has
-to be waited for.
-
-Host memory of a lane is one slab, of the size that the plan needs.
+Host memory of a lane (`lane.py`) is one slab, of the size that the plan needs. What a plan sends to
+a disk passes through host memory (`staged.py`).
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from tempfile import gettempdir
 from typing import Final
 
-import torch
-
-from outcore.errors import VerifyError
 from outcore.execute.device import Device, Event, Queue
+from outcore.execute.disk import FILE_BLOCK_BYTES
 from outcore.execute.driver import (
     CopySpan,
     Direction,
     EmptyLane,
     Generator,
     Lane,
+    LinkTable,
+    LinkTables,
     Recorder,
     Region,
     fit_link,
     lane_nbytes,
 )
+from outcore.execute.lane import QueuedLane
 from outcore.execute.probe import QueueLinks, measure_queues
-from outcore.execute.slabs import Slab, Slabs
+from outcore.execute.slabs import Slabs
+from outcore.execute.staged import StagedDisk, StagedLane
 from outcore.gauges import Ledger
-from outcore.ir.hardware import Hardware, Tier
+from outcore.ir.hardware import Hardware, Link, Tier
+
+DISK_TRIAL_BYTES: Final = 64 << 20
+"""The largest copy with which a disk is tried."""
 
 HOST_ALIGNMENT_BYTES: Final = 512
 """Host offsets are multiples of this: a copy engine is slower with odd addresses."""
-
-
-class QueuedCopy:
-    """A copy under way: the handle of a lane."""
-
-    __slots__ = ("event", "issued", "kept", "queue")
-
-    def __init__(self, queue: Queue, event: Event, kept: torch.Tensor) -> None:
-        self.queue, self.event, self.issued = queue, event, False
-        self.kept: torch.Tensor | None = kept
-        """Keeps the device memory alive until the compute queue has waited for the copy."""
-
-
-class QueuedLane:
-    """One outstanding step (`driver.Lane`)."""
-
-    __slots__ = ("_mark", "_open", "_pending", "compute", "device", "driver", "regions")
-
-    def __init__(self, driver: QueuedDriver, regions: Mapping[int, Region], slab: Slab) -> None:
-        self.driver, self.device, self.regions = driver, driver.device, regions
-        self.compute = driver.device.current()
-        self._mark = driver.device.event()
-        self._pending: dict[QueuedCopy, None] = {}
-        """Copies that the compute queue has not waited for, oldest first."""
-        self._open = [slab]
-        """Emptied by `close`: one `pop` succeeds, whichever threads try."""
-        if slab.free is not None:
-            for queue in (driver.device.out, driver.device.into):
-                driver.device.wait(queue, slab.free)
-
-    def copy_out(self, tensor: torch.Tensor, region: int, /, *after: QueuedCopy) -> QueuedCopy:
-        """Put a copy of the storage of `tensor` to `region` into the queue of that direction."""
-        source, nbytes = _bytes_of(tensor), self.regions[region].nbytes
-        if len(source) < nbytes:
-            rule = "a storage has the bytes of its buffer"
-            detail = f"{len(source)} bytes for a region of {nbytes}"
-            raise VerifyError(noun="program", rule=rule, where=f"region {region}", detail=detail)
-        return self._issue("out", region, source[:nbytes], after)
-
-    def copy_in(self, region: int, /, *after: QueuedCopy) -> tuple[torch.Tensor, QueuedCopy]:
-        """Take memory in the order of the compute queue; put the copy that fills it into its."""
-        place = self.regions[region]
-        memory = self.device.empty(place.nbytes)
-        root = torch.empty(0, dtype=place.dtype, device=memory.device)
-        root.set_(memory.untyped_storage(), 0, place.shape, place.stride)
-        return root, self._issue("in", region, memory, after)
-
-    def wait(self, handle: QueuedCopy, /) -> None:
-        """Let the compute queue wait for the copy. The host goes on."""
-        self.device.wait(self.compute, handle.event)
-        self._pending.pop(handle, None)
-        handle.kept = None
-
-    def discard(self, tensor: torch.Tensor, /) -> None:
-        """Nothing to do: memory is given back by the last reference."""
-
-    def close(self) -> None:
-        """Let the compute queue wait for what is under way, and give the slab back."""
-        try:
-            slab = self._open.pop()
-        except IndexError:
-            return
-        for handle in list(self._pending):
-            if not handle.issued:  # interrupted on the way: perhaps it runs
-                self.device.record(handle.event, handle.queue)
-            self.wait(handle)
-        self.device.record(self._mark, self.compute)
-        slab.free = self._mark
-        self.driver.slabs.give(slab)
-
-    def _issue(
-        self,
-        direction: Direction,
-        region: int,
-        memory: torch.Tensor,
-        after: tuple[QueuedCopy, ...],
-    ) -> QueuedCopy:
-        device, driver = self.device, self.driver
-        if not self._open:
-            raise RuntimeError("outcore: this step's data was dropped")
-        if device.current() != self.compute:
-            raise RuntimeError(
-                "outcore: one step computes on two streams; call forward and backward on the same"
-            )
-        queue = device.out if direction == "out" else device.into
-        device.record(self._mark, self.compute)
-        device.wait(queue, self._mark)
-        for earlier in after:
-            if earlier.queue is not queue:
-                device.wait(queue, earlier.event)
-        place = self.regions[region]
-        host = self._open[0].memory[place.offset : place.offset + place.nbytes]
-        copy = QueuedCopy(queue, device.event(), memory)
-        self._pending[copy] = None
-        start = driver.timed_event(queue)
-        device.copy(queue, *((host, memory) if direction == "out" else (memory, host)))
-        device.record(copy.event, queue)
-        copy.issued = True
-        if start is not None:
-            driver.finished(direction, region, start, queue, place.nbytes)
-        return copy
 
 
 class QueueClock:
@@ -164,10 +66,12 @@ class QueueClock:
 class QueuedDriver:
     """A device with queues, and host memory as its outer tier (`driver.Driver`)."""
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    def __init__(self, device: Device, spill_dir: str | os.PathLike[str] | None = None) -> None:
+        self.device, self.spill_dir = device, spill_dir
         self.clock = QueueClock(device)
         self.slabs = Slabs(device)
+        self._disk: StagedDisk | None = None
+        self._near: Hardware | None = None
         self.links: QueueLinks | None = None
         """As measured; None until then, and where there is nothing to move."""
         self._recorder: Recorder | None = None
@@ -184,34 +88,71 @@ class QueuedDriver:
         """This device and the host, with the links between them as measured (under a second)."""
         host = 0 if self.device.shares_memory else budgets.get(Tier.HOST, 0)
         self.slabs.budget_bytes = host
-        rounding = (
-            (Tier.DEVICE, self.device.rounding_bytes),
-            (Tier.HOST, HOST_ALIGNMENT_BYTES),
+        self._near = Hardware(
+            name="this-machine",
+            capacity_bytes=((Tier.DEVICE, budgets[Tier.DEVICE]), (Tier.HOST, host)),
+            links=(),
+            rounding_bytes=(
+                (Tier.DEVICE, self.device.rounding_bytes),
+                (Tier.HOST, HOST_ALIGNMENT_BYTES),
+                (Tier.DISK, FILE_BLOCK_BYTES),
+            ),
         )
-        capacity = ((Tier.DEVICE, budgets[Tier.DEVICE]), (Tier.HOST, host))
-        if not host:
-            return Hardware("this-machine", capacity, (), rounding_bytes=rounding)
-        largest = min(budgets[Tier.DEVICE] // 16, host // 4)
-        self.links = measure_queues(self.device, largest)
-        tables = self.links.at_work
-        links = (
-            (Tier.DEVICE, Tier.HOST, fit_link(tables.copy_out)),
-            (Tier.HOST, Tier.DEVICE, fit_link(tables.copy_in)),
-        )
-        return Hardware("this-machine", capacity, links, tables.duplex, rounding_bytes=rounding)
+        if host:
+            largest = min(budgets[Tier.DEVICE] // 16, host // 4)
+            self.links = measure_queues(self.device, largest)
+            tables = self.links.at_work
+            links = _both_ways(Tier.HOST, tables)
+            self._near = replace(self._near, links=links, duplex=tables.duplex)
+        return self._near
 
-    def reserve(self, nbytes: int) -> None:
-        """Take the host memory of a lane of `nbytes` now, instead of what is not in use.
+    def wider_hardware(self, budgets: Mapping[Tier, int], /) -> Hardware | None:
+        """The same and the disk; None where there is nothing to move, or no disk in `budgets`.
 
-        Raises HostMemoryError where the budget or the system does not allow it.
+        Raises SpillError where the disk cannot be used.
         """
-        if nbytes:
-            self.slabs.make_ready(nbytes)
+        near = self._near or self.hardware(budgets)
+        if self.links is None or Tier.DISK not in budgets:
+            return None
+        disk = budgets[Tier.DISK]
+        beyond = self._staged().measure(min(disk // 4, DISK_TRIAL_BYTES))
+        tables = _one_after_the_other(self.links.at_work, beyond)
+        return replace(
+            near,
+            capacity_bytes=(*near.capacity_bytes, (Tier.DISK, disk)),
+            links=(*near.links, *_both_ways(Tier.DISK, tables)),
+        )
+
+    def reserve(self, nbytes: Mapping[Tier, int]) -> None:
+        """Take the host memory of a lane now, instead of what is not in use, and its disk space.
+
+        Raises HostMemoryError where the budget or the system does not allow it, SpillError where
+        the disk is full.
+        """
+        if nbytes.get(Tier.HOST):
+            self.slabs.make_ready(nbytes[Tier.HOST])
+        if nbytes.get(Tier.DISK):
+            self._staged().reserve(nbytes[Tier.DISK])
 
     def open_lane(self, regions: Mapping[int, Region]) -> Lane:
-        """A lane of `regions`. Raises HostMemoryError where there is no memory for one more."""
-        nbytes = lane_nbytes(regions, _host_nbytes)
-        return QueuedLane(self, regions, self.slabs.take(nbytes)) if nbytes else EmptyLane()
+        """A lane of `regions`. Raises as `reserve` where there is no room for one more."""
+        if not regions:
+            return EmptyLane()
+        away = {key: place for key, place in regions.items() if place.tier is Tier.DISK}
+        near = {key: place for key, place in regions.items() if key not in away}
+        disk = StagedLane(self._staged(), away, self._recorder) if away else None
+        try:
+            slab = self.slabs.take(lane_nbytes(near, _host_nbytes))
+        except BaseException:
+            if disk is not None:
+                disk.close()
+            raise
+        return QueuedLane(self, self.device, regions, slab, disk)
+
+    def _staged(self) -> StagedDisk:
+        if self._disk is None:
+            self._disk = StagedDisk(self.device, self.slabs, self.spill_dir or gettempdir())
+        return self._disk
 
     def record(self, recorder: Recorder | None) -> None:
         """Report every copy from now on to `recorder`, when `drain` is called."""
@@ -249,6 +190,8 @@ class QueuedDriver:
 
     def drain(self) -> None:
         """Let the host wait for all copies, and report those that are recorded."""
+        if self._disk is not None:
+            self._disk.spill.drain()
         for queue in (self.device.out, self.device.into):
             self.device.finish(queue)
         spans, self._spans = self._spans, []
@@ -263,14 +206,26 @@ class QueuedDriver:
     def close(self) -> None:
         """Wait for the copies and give the host memory back, that of lanes once they are closed."""
         self.drain()
+        if self._disk is not None:
+            self._disk.spill.close()
         self.slabs.close()
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole storage of `tensor` as flat bytes."""
-    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return flat.set_(tensor.untyped_storage())
 
 
 def _host_nbytes(nbytes: int) -> int:
     return -(-nbytes // HOST_ALIGNMENT_BYTES) * HOST_ALIGNMENT_BYTES
+
+
+def _both_ways(outer: Tier, tables: LinkTables) -> tuple[tuple[Tier, Tier, Link], ...]:
+    out, into = fit_link(tables.copy_out), fit_link(tables.copy_in)
+    return (Tier.DEVICE, outer, out), (outer, Tier.DEVICE, into)
+
+
+def _one_after_the_other(queues: LinkTables, disk: LinkTables) -> LinkTables:
+    """Copies to the disk by way of the host: each half waits for the other."""
+
+    def both(first: LinkTable, second: LinkTable) -> LinkTable:
+        link = fit_link(first)
+        return tuple((nbytes, seconds + link.seconds(nbytes)) for nbytes, seconds in second)
+
+    copy_out, copy_in = both(queues.copy_out, disk.copy_out), both(queues.copy_in, disk.copy_in)
+    return LinkTables(copy_out, copy_in, disk.duplex)

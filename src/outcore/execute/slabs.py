@@ -52,15 +52,17 @@ class Slabs:
                 self._free.remove(found)
                 return found
             self._drop()
-            budget, taken = self.budget_bytes, self.taken_bytes
-            if self._closed or (budget is not None and taken + nbytes > budget):
-                reason = "the driver is closed" if self._closed else "the budget is used up"
-                raise HostMemoryError(
-                    reason=reason, needed_bytes=nbytes, taken_bytes=taken, budget_bytes=budget
-                )
-            slab = Slab(self.device.host(nbytes))
+            self._check(nbytes)
+            nothing = torch.empty(0, dtype=torch.uint8)
+            slab = Slab(self.device.host(nbytes) if nbytes else nothing)
             self.taken_bytes += nbytes
             return slab
+
+    def hold(self, nbytes: int) -> None:
+        """Count `nbytes` of host memory that is taken elsewhere, for good. Raises as `take`."""
+        with self._lock:
+            self._check(nbytes)
+            self.taken_bytes += nbytes
 
     def make_ready(self, nbytes: int) -> None:
         """Have one of `nbytes`, in the place of all that are not in use. Raises as `take`."""
@@ -75,6 +77,14 @@ class Slabs:
             self._closed = True
             self._collect()
             self._drop()
+
+    def _check(self, nbytes: int) -> None:
+        budget, taken = self.budget_bytes, self.taken_bytes
+        if self._closed or (budget is not None and taken + nbytes > budget):
+            reason = "the driver is closed" if self._closed else "the budget is used up"
+            raise HostMemoryError(
+                reason=reason, needed_bytes=nbytes, taken_bytes=taken, budget_bytes=budget
+            )
 
     def _collect(self) -> None:
         while self._given:

@@ -6,13 +6,14 @@ import gc
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import ref
 
 import torch
 
+from outcore.errors import InfeasibleError, SpillError
 from outcore.execute import Driver, open_driver
 from outcore.ir.hardware import Hardware, Tier
 from outcore.ir.memory import crossing_bytes, fits
@@ -24,7 +25,7 @@ from outcore.ir.timeline import Timeline
 from outcore.ir.trace import Effect, Trace
 from outcore.lower import lower
 from outcore.measure import Meter, resident_bytes
-from outcore.policies import floor_plan
+from outcore.policies import floor_plan, plan_with_overflow
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.options import Settings
 from outcore.runtime.profiling import Profiling
@@ -201,14 +202,17 @@ class Engine:
     def hardware(self) -> Hardware:
         """This machine, with its links as measured (once)."""
         if self._hardware is None:
-            settings = self.settings
-            budgets = {
-                Tier.DEVICE: settings.budget_bytes,
-                Tier.HOST: settings.host_budget_bytes,
-                Tier.DISK: settings.disk_budget_bytes,
-            }
-            self._hardware = self.driver.hardware(budgets)
+            self._hardware = self.driver.hardware(self._budgets)
         return self._hardware
+
+    @property
+    def _budgets(self) -> dict[Tier, int]:
+        settings = self.settings
+        return {
+            Tier.DEVICE: settings.budget_bytes,
+            Tier.HOST: settings.host_budget_bytes,
+            Tier.DISK: settings.disk_budget_bytes,
+        }
 
     # ---- problems -------------------------------------------------------------------------------
 
@@ -276,8 +280,38 @@ class Engine:
         gc.collect()  # once per graph: what is no one's any more would be counted as resident
         self.driver.bound_memory(self.resident_bytes(), self.settings.budget_bytes)
         problem = self.problem(graph, profile, self.resident_besides(graph, inputs))
-        plan = floor_plan(problem)
+        problem, plan = self._solve(graph, problem, floor_plan)
         return lower(replace(problem, budget_bytes=1), plan)
+
+    def _solve(
+        self, graph: PlannedGraph, problem: Problem, make: Callable[[Problem], Plan]
+    ) -> tuple[Problem, Plan]:
+        """The plan of `make`; if need be, for the problem with the tier beyond the nearest one.
+
+        Raises InfeasibleError as `make` does.
+        """
+        try:
+            return problem, make(problem)
+        except InfeasibleError as error:
+            if not self._widen(error):
+                raise
+        room = self._outer_share(graph, Tier.DISK)
+        problem = replace(problem, hardware=self.hardware(), disk_budget_bytes=room)
+        return problem, plan_with_overflow(problem, make)
+
+    def _widen(self, error: InfeasibleError) -> bool:
+        """Take in the tier beyond the nearest one, and say whether there is one."""
+        known = self.hardware()
+        if known.capacity(Tier.HOST) and known.capacity(Tier.DISK):
+            return True
+        try:
+            hardware = self.driver.wider_hardware(self._budgets)
+        except SpillError as unusable:
+            error.add_note(f"outcore: nothing can go beyond the host: {unusable}")
+            return False
+        if hardware is not None:
+            self._hardware = hardware
+        return hardware is not None
 
     def plan(self, graph: PlannedGraph, profiled: Profiling) -> Planned:
         """Plan `graph` from what was measured. Everything is kept where that fits.
@@ -305,7 +339,7 @@ class Engine:
         if fits(problem, in_core):
             plan, program = keep, in_core
         else:
-            plan = self.settings.policy.plan(problem)
+            problem, plan = self._solve(graph, problem, self.settings.policy.plan)
             program = lower(problem, plan)
         timeline = simulate(problem, program)
         planned = Planned(
@@ -317,7 +351,7 @@ class Engine:
             time.perf_counter() - start,
             resident_bytes,
         )
-        self.driver.reserve(timeline.peak(self.hardware().outer))
+        self.driver.reserve({tier: timeline.peak(tier) for tier in (Tier.HOST, Tier.DISK)})
         self._remember(graph.digest, planned)
         self._bound_memory({graph: planned})
         return planned

@@ -1,0 +1,212 @@
+"""lane: one outstanding step on a device with queues; an event per hazard, and no waiting host.
+
+Device memory is taken and given back in the order of the compute queue, which is that of the host.
+So each copy waits for the compute queue as it is when the copy is issued: its source is written,
+its target is free by then. And the compute queue waits for a copy before the memory at either end
+of it is given back or read. Between two copies of different directions the Program says what has
+to be waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from outcore.errors import VerifyError
+from outcore.execute.device import Device, Event, Queue
+from outcore.execute.driver import Direction, Region
+from outcore.execute.slabs import Slab, Slabs
+from outcore.execute.staged import NOTHING, Known, StagedLane
+from outcore.ir.hardware import Tier
+
+
+class QueuedCopy:
+    """A copy under way: the handle of a lane."""
+
+    __slots__ = ("event", "issued", "kept", "known", "queue")
+
+    def __init__(self, queue: Queue, event: Event, kept: torch.Tensor, known: Known) -> None:
+        self.queue, self.event, self.known = queue, event, known
+        self.issued = False
+        """Whether `event` is recorded: for a copy from a disk, a worker does that."""
+        self.kept: torch.Tensor | None = kept
+        """Keeps the device memory alive until the compute queue has waited for the copy."""
+
+
+class Times(Protocol):
+    """What a lane asks of its driver: slabs, and whether to time copies."""
+
+    @property
+    def slabs(self) -> Slabs:
+        """Where the lane's slab goes in the end."""
+        ...
+
+    def timed_event(self, queue: Queue) -> Event | None:
+        """A timed event in `queue`, where somebody records."""
+        ...
+
+    def finished(
+        self, direction: Direction, region: int, start: Event, queue: Queue, nbytes: int
+    ) -> None:
+        """Note a copy that began at `start` and ends at what is now the end of `queue`."""
+        ...
+
+
+class QueuedLane:
+    """One outstanding step (`driver.Lane`)."""
+
+    __slots__ = ("_disk", "_mark", "_open", "_pending", "compute", "device", "driver", "regions")
+
+    def __init__(
+        self,
+        driver: Times,
+        device: Device,
+        regions: Mapping[int, Region],
+        slab: Slab,
+        disk: StagedLane | None = None,
+    ) -> None:
+        self.driver, self.device, self.regions = driver, device, regions
+        self.compute = device.current()
+        self._disk = disk
+        """For the regions on a disk; None: there are none."""
+        self._mark = device.event()
+        self._pending: dict[QueuedCopy, None] = {}
+        """Copies that the compute queue has not waited for, oldest first."""
+        self._open = [slab]
+        """Emptied by `close`: one `pop` succeeds, whichever threads try."""
+        if slab.free is not None:
+            for queue in (device.out, device.into):
+                device.wait(queue, slab.free)
+
+    def copy_out(self, tensor: torch.Tensor, region: int, /, *after: QueuedCopy) -> QueuedCopy:
+        """Put a copy of the storage of `tensor` to `region` into the queue of that direction."""
+        source, nbytes = _bytes_of(tensor), self.regions[region].nbytes
+        if len(source) < nbytes:
+            rule = "a storage has the bytes of its buffer"
+            detail = f"{len(source)} bytes for a region of {nbytes}"
+            raise VerifyError(noun="program", rule=rule, where=f"region {region}", detail=detail)
+        return self._issue("out", region, source[:nbytes], after)
+
+    def copy_in(self, region: int, /, *after: QueuedCopy) -> tuple[torch.Tensor, QueuedCopy]:
+        """Take memory in the order of the compute queue; put the copy that fills it into its."""
+        place = self.regions[region]
+        memory = self.device.empty(place.nbytes)
+        root = torch.empty(0, dtype=place.dtype, device=memory.device)
+        root.set_(memory.untyped_storage(), 0, place.shape, place.stride)
+        return root, self._issue("in", region, memory, after)
+
+    def wait(self, handle: QueuedCopy, /) -> None:
+        """Let the compute queue wait for the copy, and for all that comes before it.
+
+        The host goes on, but where a copy from a disk is among them: it waits until that has been
+        issued. Raises SpillError where it failed.
+        """
+        self._order(self.compute, handle)
+        if self._disk is not None:
+            self._disk.learn("compute", handle.known)
+        self._done(handle)
+
+    def discard(self, tensor: torch.Tensor, /) -> None:
+        """Nothing to do: memory is given back by the last reference."""
+
+    def close(self) -> None:
+        """Let the compute queue wait for what is under way, and give the slab back."""
+        try:
+            slab = self._open.pop()
+        except IndexError:
+            return
+        staged = self._disk is not None
+        if self._disk is not None:
+            self._disk.close()  # first: a worker that issues a copy from now on waits for it
+        for handle in list(self._pending):
+            if not handle.issued:
+                if staged and handle.queue is self.device.into:
+                    continue
+                self.device.record(handle.event, handle.queue)  # interrupted: perhaps it runs
+            self.device.wait(self.compute, handle.event)
+            self._done(handle)
+        self.device.record(self._mark, self.compute)
+        slab.free = self._mark
+        self.driver.slabs.give(slab)
+
+    def _issue(
+        self,
+        direction: Direction,
+        region: int,
+        memory: torch.Tensor,
+        after: tuple[QueuedCopy, ...],
+    ) -> QueuedCopy:
+        device = self.device
+        if not self._open:
+            raise RuntimeError("outcore: this step's data was dropped")
+        if device.current() != self.compute:
+            raise RuntimeError(
+                "outcore: one step computes on two streams; call forward and backward on the same"
+            )
+        queue = device.out if direction == "out" else device.into
+        for earlier in after:
+            if earlier.queue is not queue:
+                self._order(queue, earlier)
+        known = NOTHING
+        if self._disk is not None:
+            known = self._disk.learn(direction, *(earlier.known for earlier in after))
+        copy = QueuedCopy(queue, device.event(), memory, known)
+        self._pending[copy] = None
+        place = self.regions[region]
+        if place.tier is not Tier.DISK:
+            device.record(self._mark, self.compute)
+            device.wait(queue, self._mark)
+            host = self._open[0].memory[place.offset : place.offset + place.nbytes]
+            self._put(copy, direction, region, host)
+        else:
+            assert self._disk is not None  # noqa: S101 - it has this region
+            self._stage(self._disk, copy, direction, region)
+        return copy
+
+    def _stage(self, disk: StagedLane, copy: QueuedCopy, direction: Direction, region: int) -> None:
+        """Issue a copy to or from a disk."""
+        device, queue = self.device, copy.queue
+        buffer = disk.buffer() if direction == "out" else None
+        mark = device.event()  # of its own: a worker may wait for it later
+        device.record(mark, self.compute)
+        if buffer is None:
+            disk.back(region, copy, mark)
+            return
+        device.wait(queue, mark)
+        try:
+            self._put(copy, direction, region, buffer.memory[: self.regions[region].nbytes])
+        except BaseException:
+            disk.give_up(buffer)
+            raise
+        disk.away(region, copy, buffer)
+
+    def _put(self, copy: QueuedCopy, direction: Direction, region: int, host: torch.Tensor) -> None:
+        """Put the copy between device memory and `host` into its queue."""
+        device, driver, queue, memory = self.device, self.driver, copy.queue, copy.kept
+        assert memory is not None  # noqa: S101 - nobody has waited for it yet
+        start = driver.timed_event(queue)
+        device.copy(queue, *((host, memory) if direction == "out" else (memory, host)))
+        device.record(copy.event, queue)
+        copy.issued = True
+        if start is not None:
+            driver.finished(direction, region, start, queue, self.regions[region].nbytes)
+
+    def _order(self, queue: Queue, handle: QueuedCopy) -> None:
+        """Let `queue` wait for `handle` and all that comes before it."""
+        if self._disk is not None:
+            last = self._disk.settle(handle.known)
+            if last is not None:
+                self.device.wait(queue, last.event)
+        self.device.wait(queue, handle.event)
+
+    def _done(self, handle: QueuedCopy) -> None:
+        self._pending.pop(handle, None)
+        handle.kept = None
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole storage of `tensor` as flat bytes."""
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return flat.set_(tensor.untyped_storage())

@@ -1,0 +1,293 @@
+"""staged: copies between a device with queues and a disk, by way of host memory.
+
+No queue of the device reaches a file. A copy away goes to a buffer on the host by the device's
+queue, and from there to the disk by a worker thread; a copy back the other way round. Each
+direction has two buffers, so that one is filled while the other is emptied. The device's memory is
+free as soon as its bytes are in the buffer. The host waits where both buffers of a direction are
+full, and before a copy back may be used, for its second half is issued by the worker.
+
+A Program leaves out each wait that the order of its streams implies. Of the halves that workers do,
+the queues know nothing; so each handle knows how many copies to and from the disk come before it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import torch
+
+from outcore.execute.cpu import CpuLane
+from outcore.execute.device import Device, Event
+from outcore.execute.disk import MEMORY_ALIGNMENT_BYTES, region_nbytes, words
+from outcore.execute.driver import (
+    Direction,
+    Lane,
+    LinkTables,
+    Recorder,
+    Region,
+    lane_nbytes,
+    measure_link,
+)
+from outcore.execute.link import Barrier, Copy, Spill, Throttle
+from outcore.execute.slabs import Slabs
+from outcore.ir.hardware import STAGING_BUFFERS
+from outcore.units import format_bytes
+
+if TYPE_CHECKING:  # a lane has this one beside its slab
+    from outcore.execute.lane import QueuedCopy
+
+_BUFFERS: Final = STAGING_BUFFERS // 2
+"""Of each direction."""
+
+
+class Known(NamedTuple):
+    """How many copies of a lane, to the disk and from it, come before something."""
+
+    away: int = 0
+    back: int = 0
+
+
+NOTHING: Final = Known()
+
+
+@dataclass(slots=True, eq=False)
+class Buffer:
+    """Host memory that one copy passes through, and the place in a queue where it is free again."""
+
+    memory: torch.Tensor
+    busy: Event | None = None
+
+
+class Stages:
+    """The buffers of one direction, each of `nbytes`."""
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        self.device = device
+        self._free: SimpleQueue[Buffer] = SimpleQueue()
+        for _ in range(_BUFFERS):
+            self._free.put(Buffer(_aligned(device, nbytes)))
+
+    def take(self) -> Buffer:
+        """The one that was given back first. Waits on the host until there is one."""
+        buffer = self._free.get()
+        if buffer.busy is not None:
+            self.device.attend(buffer.busy)
+            buffer.busy = None
+        return buffer
+
+    def give(self, buffer: Buffer, busy: Event | None) -> None:
+        """Let another copy have `buffer`, once `busy` has come."""
+        buffer.busy = busy
+        self._free.put(buffer)
+
+
+class Away(Copy):
+    """From a buffer to the disk, once the device has filled it."""
+
+    __slots__ = ("arrived", "buffer", "stages")
+
+    stages: Stages
+    buffer: Buffer
+    arrived: Event
+
+    def _move(self, bounce: memoryview, throttle: Throttle) -> None:
+        try:
+            self.stages.device.attend(self.arrived)
+            super()._move(bounce, throttle)
+        finally:
+            self.stages.give(self.buffer, self.arrived)
+
+
+class Back(Copy):
+    """From the disk to a buffer, and on to the device by its queue."""
+
+    __slots__ = ("handle", "mark", "stages")
+
+    stages: Stages
+    handle: QueuedCopy
+    mark: Event
+
+    def _move(self, bounce: memoryview, throttle: Throttle) -> None:
+        room, device, handle = self.lane, self.stages.device, self.handle
+        assert room is not None  # noqa: S101 - a copy runs once
+        buffer, busy = self.stages.take(), None
+        try:
+            self.address = buffer.memory.data_ptr()
+            super()._move(bounce, throttle)
+            busy = handle.event
+            device.wait(handle.queue, self.mark)
+            assert isinstance(self.kept, torch.Tensor)  # noqa: S101 - until the copy is done
+            device.copy(handle.queue, self.kept, buffer.memory[: len(self.kept)])
+            device.record(busy, handle.queue)
+            handle.issued = True
+            try:
+                room.check_open()
+            except CancelledError:
+                # Whoever closed the lane may have looked before this was issued.
+                device.attend(busy)
+        finally:
+            self.stages.give(buffer, busy)
+
+
+class StagedLane:
+    """What one lane has on the disk (`link.Room`): regions, their place, and what comes before."""
+
+    def __init__(
+        self, disk: StagedDisk, regions: Mapping[int, Region], recorder: Recorder | None
+    ) -> None:
+        self.regions, self.recorder = regions, recorder
+        self._stages = disk.stages(max(region.nbytes for region in regions.values()))
+        self._spill, self.file = disk.spill, disk.spill.file
+        self._nbytes = lane_nbytes(regions, region_nbytes)
+        self._base = self._spill.take(self._nbytes)
+        self._known = {"out": NOTHING, "in": NOTHING, "compute": NOTHING}
+        self._away: list[Copy] = []
+        self._back: list[tuple[Copy, QueuedCopy]] = []
+        self._settled = 0
+        """Copies back that the host has waited for."""
+        self._open = [True]
+        """Emptied by `close`: one `pop` succeeds, whichever threads try."""
+
+    def learn(self, stream: Literal["out", "in", "compute"], *more: Known) -> Known:
+        """What comes before the next command of `stream`: copies come after what was computed."""
+        known = (self._known[stream], self._known["compute"], *more)
+        self._known[stream] = Known(*map(max, zip(*known, strict=True)))
+        return self._known[stream]
+
+    def settle(self, known: Known) -> QueuedCopy | None:
+        """Wait on the host until the copies back in `known` are issued; the last one of them.
+
+        Raises SpillError where one failed.
+        """
+        while self._settled < known.back:
+            self._wait(self._back[self._settled][0])
+            self._settled += 1
+        return self._back[known.back - 1][1] if known.back else None
+
+    def buffer(self) -> Buffer:
+        """A buffer for a copy away. Waits on the host until there is one."""
+        return self._stages["out"].take()
+
+    def give_up(self, buffer: Buffer) -> None:
+        """Take back what `buffer` gave, once nothing is under way to it."""
+        device = self._stages["out"].device
+        device.finish(device.out)
+        self._stages["out"].give(buffer, None)
+
+    def away(self, region: int, handle: QueuedCopy, buffer: Buffer) -> None:
+        """Send `buffer` to the place of `region` once `handle` has filled it."""
+        memory, before = buffer.memory, handle.known.back
+        after = (self._back[before - 1][0],) if before else ()
+        job = Away(self, "out", region, memory.data_ptr(), memory, after)
+        job.stages, job.buffer, job.arrived = self._stages["out"], buffer, handle.event
+        self._away.append(job)
+        self._known["out"] = handle.known = handle.known._replace(away=len(self._away))
+        self._put(job)
+
+    def back(self, region: int, handle: QueuedCopy, mark: Event) -> None:
+        """Fetch `region` to the device's memory, which is free once `mark` has come."""
+        memory, before = handle.kept, handle.known.away
+        assert memory is not None  # noqa: S101 - nobody has waited for it yet
+        after = (self._away[before - 1],) if before else ()
+        job = Back(self, "in", region, 0, memory, after)
+        job.stages, job.handle, job.mark = self._stages["in"], handle, mark
+        self._back.append((job, handle))
+        self._known["in"] = handle.known = handle.known._replace(back=len(self._back))
+        self._put(job)
+
+    def close(self) -> None:
+        """Give the room back once what runs has ended; what has not begun is dropped."""
+        try:
+            self._open.pop()
+        except IndexError:
+            return
+        file, base, nbytes = self.file, self._base, self._nbytes
+        self._spill.out.put(Barrier(lambda: file.give(base, nbytes)))
+
+    def offset(self, region: int) -> int:
+        """Where `region` lies in the file."""
+        return self._base + self.regions[region].offset
+
+    def check_open(self) -> None:
+        """Raise CancelledError where nobody can be interested in the copies of this lane."""
+        if not self._open or self._spill.closed:
+            raise CancelledError("it was dropped when its lane was closed")
+
+    def _wait(self, job: Copy) -> None:
+        with job.done:
+            pass
+        if job.error is not None:
+            size = format_bytes(self.regions[job.region].nbytes)
+            place = f"region {job.region} ({size} at file offset {self.offset(job.region)})"
+            reason = f"copy {job.direction} of {place} failed: {words(job.error)}"
+            raise self.file.error(reason) from job.error
+
+    def _put(self, job: Copy) -> None:
+        if self._spill.closed:
+            raise self.file.error("the driver is closed")
+        (self._spill.out if job.direction == "out" else self._spill.into).put(job)
+
+
+class StagedDisk:
+    """A file in `spill_dir`, its workers, and the buffers on the way there.
+
+    Raises SpillError where the folder is missing, or cannot be written.
+    """
+
+    def __init__(self, device: Device, slabs: Slabs, spill_dir: str | os.PathLike[str]) -> None:
+        self.device, self.slabs = device, slabs
+        self.spill = Spill(spill_dir, None)
+        self._stages: dict[Direction, Stages] = {}
+        self._nbytes = 0
+        self._lock = threading.Lock()
+
+    def stages(self, nbytes: int) -> dict[Direction, Stages]:
+        """Buffers of at least `nbytes`. Raises HostMemoryError where there is no memory for them.
+
+        Larger ones take the place of those that there are, which go with the last copy in them.
+        """
+        with self._lock:
+            if nbytes > self._nbytes:
+                self.slabs.hold(STAGING_BUFFERS * (nbytes - self._nbytes))
+                self._nbytes = nbytes
+                out, into = (Stages(self.device, nbytes) for _ in range(2))
+                self._stages = {"out": out, "in": into}
+            return self._stages
+
+    def reserve(self, nbytes: int) -> None:
+        """Take disk space of `nbytes` now. Raises SpillError where it is full."""
+        nbytes = region_nbytes(nbytes)
+        self.spill.file.give(self.spill.take(nbytes), nbytes)
+
+    def measure(self, largest_nbytes: int) -> LinkTables:
+        """The disk alone, to and from host memory."""
+        return measure_link(_FromMemory(self.spill), largest_nbytes)
+
+
+class _FromMemory:
+    """Lanes between host memory and the file."""
+
+    recorder = None
+
+    def __init__(self, spill: Spill) -> None:
+        self.spill = spill
+
+    def open_lane(self, regions: Mapping[int, Region]) -> Lane:
+        """A lane of `regions`. Raises SpillError where the disk is full."""
+        nbytes = lane_nbytes(regions, region_nbytes)
+        return CpuLane(self, self.spill, regions, self.spill.take(nbytes), nbytes)
+
+    def check_resident(self) -> None:
+        """Nothing is bounded here."""
+
+
+def _aligned(device: Device, nbytes: int) -> torch.Tensor:
+    memory = device.host(nbytes + MEMORY_ALIGNMENT_BYTES)
+    start = -memory.data_ptr() % MEMORY_ALIGNMENT_BYTES
+    return memory[start : start + nbytes]
