@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,6 +15,8 @@ from benchmarks.gpu.scale import FULL, SMALL, Scale
 from benchmarks.gpu.table import BENCHMARKS
 from benchmarks.kit.command import Kit, run_kit
 from outcore.errors import OptionValueError
+from outcore.runtime.host import memory_limit_bytes
+from outcore.units import parse_size
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +25,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("cuda", "cpu"),
         default="cuda",
         help="cpu: with --small, only to see that it works",
+    )
+    parser.add_argument(
+        "--host-budget",
+        metavar="SIZE",
+        help="host memory for outcore (88GiB); else most of what the system says is free",
     )
 
 
@@ -32,7 +40,15 @@ def _scale(given: argparse.Namespace) -> Scale:
             value="cuda",
             reason="torch sees no GPU here; `--device cpu --small` runs all of this without one",
         )
-    return replace(SMALL if given.small else FULL, device=given.device)
+    host = None if given.host_budget is None else _host_bytes(given.host_budget)
+    return replace(SMALL if given.small else FULL, device=given.device, host_bytes=host)
+
+
+def _host_bytes(given: str) -> int:
+    try:
+        return parse_size(given, memory_limit_bytes())
+    except ValueError as error:
+        raise OptionValueError(option="--host-budget", value=given, reason=str(error)) from error
 
 
 KIT = Kit(
@@ -49,4 +65,6 @@ KIT = Kit(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what the command line names."""
+    # For the processes to come, and for all of them: outcore would set it for its own.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     run_kit(KIT, arguments)

@@ -10,18 +10,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 from benchmarks.gpu.scale import Scale
-from benchmarks.gpu.trainer import Trainer, Turn
+from benchmarks.gpu.trainer import Results, Trainer, Turn
 from benchmarks.gpu.training import Training, compared, judged, reported, timed
 from benchmarks.gpu.workloads import Workload
 from benchmarks.kit.benchmark import Patience
 from benchmarks.kit.modes import Mode
-from benchmarks.kit.rounds import Turns, take_turns
+from benchmarks.kit.rounds import FEWEST_ROUNDS, Turns, take_turns
 from benchmarks.kit.rows import Check
 from benchmarks.kit.worker import Worker, WorkerError
 from outcore.errors import InfeasibleError, OutcoreError
@@ -30,14 +28,21 @@ from outcore.units import format_bytes
 CROWDED_SHARE = 0.9
 """The part of the device that the reference and another process may take at once."""
 OUT_OF_MEMORY = "out of memory"
+SAMPLES = 3
+"""Steps whose results must agree before they are compared with: atomics agree by chance."""
 _KINDS = {"OutOfMemoryError": OUT_OF_MEMORY, "ImportError": "not installed"}
-PATIENT = Patience()
 
-Process: TypeAlias = Worker[Trainer]
 Goals: TypeAlias = Callable[[Training], tuple[Check, ...]]
 
 
-def _no_goals(_: Training) -> tuple[Check, ...]:
+class Process(Worker[Trainer]):
+    """A Trainer in a process of its own; nothing that it is asked takes longer than this."""
+
+    answer_seconds = 240.0
+
+
+def no_goals(_: Training) -> tuple[Check, ...]:
+    """None."""
     return ()
 
 
@@ -47,7 +52,7 @@ class Contender:
 
     mode: Mode
     cap_bytes: int | None = None
-    goals: Goals = _no_goals
+    goals: Goals = no_goals
 
 
 def compare(
@@ -63,10 +68,14 @@ def compare(
     """
     if patience.over():
         return
-    with Comparison(workload, in_core, scale) as comparison:
-        yield comparison.reference
-        if comparison.reference.note in {"", OUT_OF_MEMORY}:
-            yield from comparison.rows(contenders(comparison.in_core_bytes), patience)
+    comparison = Comparison(workload, in_core, scale, patience)
+    try:
+        reference = comparison.begin()
+        yield reference
+        if reference.note in {"", OUT_OF_MEMORY}:
+            yield from comparison.rows(contenders(reference.allocated_bytes or 0))
+    finally:
+        comparison.end()
 
 
 class Comparison:
@@ -75,144 +84,149 @@ class Comparison:
     Where it does not fit on the device, there are no ratios and no results to compare with.
     """
 
-    def __init__(self, workload: Workload, in_core: Mode, scale: Scale) -> None:
-        self.workload, self.scale = workload, scale
-        self.reference = Training(workload=workload.name, mode=in_core.name)
-        self._processes = ExitStack()
-        self._worker: Process | None = None
+    def __init__(self, workload: Workload, in_core: Mode, scale: Scale, patience: Patience) -> None:
+        self.workload, self.in_core, self.scale, self.patience = workload, in_core, scale, patience
+        self._process: Process | None = None
         self._turns: Turns[Turn] = ()
         self._results: dict[int, str] = {}
+        self._traced: dict[int, str] | None = None
+        """Those of `aot_eager`, once somebody asked."""
+
+    def begin(self) -> Training:
+        """Start the reference, and measure it by itself."""
+        row = Training(workload=self.workload.name, mode=self.in_core.name)
         try:
-            worker = Worker(Trainer, workload, in_core, scale.device, None)
-            self._worker = self._processes.enter_context(worker)
-            self.reference = self._measure_reference(worker)
+            self._process = process = Process(*self._trainer(Contender(self.in_core)))
+            first = process.ask(Trainer.warm_up)[0]
+            self._turns = self._take_turns({row.mode: process}, FEWEST_ROUNDS)[row.mode]
+            self._results = _repeatable(process, Trainer.results)
+            row = timed(row, self.workload.batch, self._turns, self._turns)
+            return _weighed(replace(row, first_step_seconds=first), process)
         except WorkerError as error:
-            self.reference = replace(self.reference, note=_reason(error))
-            self._leave()
+            self.end()
+            return replace(row, note=reason(error))
 
-    @property
-    def in_core_bytes(self) -> int:
-        """What the step takes in-core; 0 where that is not known."""
-        return self.reference.allocated_bytes or 0
-
-    def rows(self, contenders: Sequence[Contender], patience: Patience) -> Iterator[Training]:
-        """One row each. The process of the next is started while one is measured."""
+    def rows(self, contenders: Sequence[Contender]) -> Iterator[Training]:
+        """One row each. The process of the next one loads its libraries while one is measured."""
         with ThreadPoolExecutor(1) as pool:
-            started: Future[Process] | None = None
+
+            def start(number: int) -> Future[Process] | None:
+                if number >= len(contenders):
+                    return None
+                return pool.submit(Process, *self._trainer(contenders[number]))
+
+            started = start(0)
             for number, contender in enumerate(contenders):
-                if started is None:
-                    if patience.over():
-                        return
-                    started = pool.submit(self._start, contender)
-                current, started = started, None
-                later = contenders[number + 1 : number + 2]
-                try:
-                    with current.result() as worker:
-                        if later and not patience.over():
-                            started = pool.submit(self._start, later[0])
-                        yield self._row(contender, worker)
-                except (WorkerError, OutcoreError) as error:
-                    yield self._failed(contender, error)
+                assert started is not None
+                current, started = started, start(number + 1)
+                with current.result() as process:
+                    if self.patience.over():
+                        break
+                    try:
+                        yield self._row(contender, process)
+                    except (WorkerError, OutcoreError) as error:
+                        yield replace(self._blank(contender), note=reason(error))
+            if started is not None:
+                started.result().close()
 
-    def __enter__(self) -> Self:
-        return self
+    def end(self) -> None:
+        """End the reference's process. More than once is fine."""
+        if self._process is not None:
+            self._process.close()
+        self._process = None
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._leave()
+    def _trainer(
+        self, contender: Contender
+    ) -> tuple[type[Trainer], Workload, Mode, str, int | None]:
+        return Trainer, self.workload, contender.mode, self.scale.device, contender.cap_bytes
 
-    def _start(self, contender: Contender) -> Process:
-        args = self.workload, contender.mode, self.scale.device, contender.cap_bytes
-        return Worker(Trainer, *args)
-
-    def _measure_reference(self, worker: Process) -> Training:
-        scale, row = self.scale, self.reference
-        first = worker.ask(Trainer.warm_up)[0]
-        taken = take_turns({row.mode: worker}, Trainer.turn, scale.rounds, scale.steps, PATIENT)
-        self._turns = taken[row.mode]
-        self._results = _repeatable(worker)
-        row = replace(row, first_step_seconds=first)
-        return _weighed(timed(row, self.workload.batch, self._turns, self._turns), worker)
-
-    def _row(self, contender: Contender, worker: Process) -> Training:
+    def _row(self, contender: Contender, process: Process) -> Training:
         row = self._blank(contender)
         self._make_room(contender)
-        first = worker.ask(Trainer.warm_up)[0]
-        turns, reference = self._take_turns(contender, worker)
+        first = process.ask(Trainer.warm_up)[0]
+        turns, reference = self._turns_of(row.mode, process)
         if not turns:
             return replace(row, note="failed in a turn")
         row = timed(replace(row, first_step_seconds=first), self.workload.batch, turns, reference)
-        row = self._compared(row, worker)
-        row = judged(reported(_weighed(row, worker), worker.ask(Trainer.report)))
+        row = self._compared(row, process.ask(Trainer.results))
+        row = judged(reported(_weighed(row, process), process.ask(Trainer.report)))
         return replace(row, checks=(*contender.goals(row), *row.checks))
 
-    def _compared(self, row: Training, worker: Process) -> Training:
+    def _turns_of(self, name: str, process: Process) -> tuple[Turns[Turn], Turns[Turn]]:
+        """Those of `process` (empty: it failed in one), and of the reference."""
+        rounds = self.scale.rounds
+        if self._process is not None:
+            reference = f"{self.in_core.name} in-core"
+            try:
+                taken = self._take_turns({reference: self._process, name: process}, rounds)
+                return taken.get(name, ()), taken[reference]
+            except WorkerError as error:
+                print(f"the reference failed: {error}", file=sys.stderr)
+                self.end()
+        return self._take_turns({name: process}, rounds)[name], self._turns
+
+    def _take_turns(self, processes: dict[str, Process], rounds: int) -> dict[str, Turns[Turn]]:
+        return take_turns(processes, Trainer.turn, rounds, self.scale.steps, self.patience)
+
+    def _compared(self, row: Training, mine: Results) -> Training:
         """The row with the results that differ from eager's; if any do, from `aot_eager`'s.
 
         torch's own tracing changes some (which kernels run under autocast, say).
         """
-        mine = worker.ask(Trainer.results)
         found = compared(row, self._results, mine)
-        if not found.unlike or self._worker is None:
+        if not found.unlike:
             return found
-        traced = compared(row, _repeatable(self._worker, Trainer.traced_results), mine)
-        return replace(traced, note=f"{found.unlike} of {found.compared} unlike eager")
-
-    def _take_turns(self, contender: Contender, worker: Process) -> tuple[Turns[Turn], Turns[Turn]]:
-        """Those of the contender (empty: it failed in one), and of the reference."""
-        mine, its = contender.mode.name, f"{self.reference.mode} in-core"
-        reference = {} if self._worker is None else {its: self._worker}
-        scale = self.scale
-        taken = take_turns(
-            reference | {mine: worker}, Trainer.turn, scale.rounds, scale.steps, PATIENT
-        )
-        return taken.get(mine, ()), taken.get(its, self._turns)
+        note = f"{found.unlike} of {found.compared} unlike {self.in_core.name}"
+        if self._traced is None and self._process is not None:
+            try:
+                self._traced = _repeatable(self._process, Trainer.traced_results)
+                self._process.ask(Trainer.settle)
+            except WorkerError as error:
+                print(f"aot_eager failed: {error}", file=sys.stderr)
+                self.end()
+        if self._traced is None:
+            return found
+        return replace(compared(row, self._traced, mine), note=note)
 
     def _make_room(self, contender: Contender) -> None:
         """End the reference's process where another one would not fit beside it, for good."""
-        if self._worker is None:
+        if self._process is None:
             return
-        total = self._worker.ask(Trainer.total_bytes)
-        taken = self.reference.reserved_bytes or 0
-        if total is not None and taken + (contender.cap_bytes or taken) > CROWDED_SHARE * total:
-            self._leave()
+        memory = self._process.ask(Trainer.memory)
+        if memory is None:
+            return
+        taken = memory.reserved_bytes
+        if taken + (contender.cap_bytes or taken) > CROWDED_SHARE * memory.total_bytes:
+            self.end()
 
     def _blank(self, contender: Contender) -> Training:
         name, mode = self.workload.name, contender.mode.name
         return Training(workload=name, mode=mode, cap_bytes=contender.cap_bytes)
 
-    def _failed(self, contender: Contender, error: WorkerError | OutcoreError) -> Training:
-        return replace(self._blank(contender), note=_reason(error))
 
-    def _leave(self) -> None:
-        self._worker = None
-        self._processes.close()
-
-
-def _repeatable(
-    worker: Process, results: Callable[[Trainer], tuple[str, ...]] = Trainer.results
-) -> dict[int, str]:
-    """Digests of the results that come out the same twice."""
-    first, second = (worker.ask(results) for _ in range(2))
-    pairs = enumerate(zip(first, second, strict=True))
-    return {number: one for number, (one, other) in pairs if one == other}
-
-
-def _weighed(row: Training, worker: Process) -> Training:
-    """The row with the peak by the meter, where the device does not count."""
-    if row.allocated_bytes is not None:
-        return row
-    return replace(row, allocated_bytes=worker.ask(Trainer.metered_bytes))
-
-
-def _reason(error: WorkerError | OutcoreError) -> str:
+def reason(error: WorkerError | OutcoreError) -> str:
+    """Why there are no figures, for a note; what nobody expected is printed whole."""
     if isinstance(error, InfeasibleError):
-        return f"infeasible: needs {format_bytes(error.floor_bytes)}"
+        needed = format_bytes(error.floor_bytes)
+        return f"infeasible: needs {needed} of {error.tier} memory for {error.op}"
     if isinstance(error, WorkerError) and error.kind in _KINDS:
         return _KINDS[error.kind]
     print(error, file=sys.stderr)
     return f"failed: {error.kind if isinstance(error, WorkerError) else type(error).__name__}"
+
+
+def _repeatable(process: Process, results: Callable[[Trainer], Results]) -> dict[int, str]:
+    """Digests of the results that come out the same each time."""
+    first, *others = (process.ask(results) for _ in range(SAMPLES))
+    return {
+        number: digest
+        for number, digest in enumerate(first)
+        if all(other[number] == digest for other in others)
+    }
+
+
+def _weighed(row: Training, process: Process) -> Training:
+    """The row with the peak by the meter, where the device does not count."""
+    if row.allocated_bytes is not None:
+        return row
+    return replace(row, allocated_bytes=process.ask(Trainer.metered_bytes))

@@ -16,14 +16,22 @@ class Peaks:
 
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
+    retries: int | None = None
+    """How often the allocator had to give all its free memory back to serve a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of the device: all of it, and what this process has taken now."""
+
+    total_bytes: int
+    reserved_bytes: int
 
 
 class Instruments(Protocol):
     """One device, as a stopwatch and a scale."""
 
     device: torch.device
-    total_bytes: int | None
-    """Of the device; None where its memory is everybody's."""
 
     def cap(self, nbytes: int) -> None:
         """Let this process take no more than `nbytes` of the device, where it can be held to it."""
@@ -41,33 +49,55 @@ class Instruments(Protocol):
         """The most memory since then."""
         ...
 
+    def memory(self) -> Memory | None:
+        """Now; None where the device's memory is everybody's."""
+        ...
+
+    def release(self) -> None:
+        """Give back what the allocator keeps for later."""
+        ...
+
 
 class CudaInstruments:
     """A GPU. The counts are those of torch's allocator, whoever calls it."""
 
     def __init__(self) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
-        properties = torch.cuda.get_device_properties(self.device)
-        self.total_bytes: int | None = properties.total_memory
+        self._retries = 0
 
     def cap(self, nbytes: int) -> None:
         """By torch's allocator, which then fails as on a smaller GPU."""
-        assert self.total_bytes is not None
-        fraction = min(1.0, nbytes / self.total_bytes)
-        torch.cuda.set_per_process_memory_fraction(fraction, self.device)
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, nbytes / total), self.device)
 
     def finish(self) -> None:
         """Wait for all streams."""
         torch.cuda.synchronize(self.device)
 
     def reset(self) -> None:
-        """Both counts."""
+        """All counts."""
         torch.cuda.reset_peak_memory_stats(self.device)
+        self._retries = self._all_retries()
 
     def peaks(self) -> Peaks:
         """Of blocks in use, and of segments taken from the driver."""
-        allocated = torch.cuda.max_memory_allocated(self.device)
-        return Peaks(allocated, torch.cuda.max_memory_reserved(self.device))
+        return Peaks(
+            torch.cuda.max_memory_allocated(self.device),
+            torch.cuda.max_memory_reserved(self.device),
+            self._all_retries() - self._retries,
+        )
+
+    def memory(self) -> Memory | None:
+        """Of the whole GPU, and of torch's allocator."""
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        return Memory(total, torch.cuda.memory_reserved(self.device))
+
+    def release(self) -> None:
+        """The segments without blocks in use."""
+        torch.cuda.empty_cache()
+
+    def _all_retries(self) -> int:
+        return int(torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0))
 
 
 class CpuInstruments:
@@ -76,7 +106,6 @@ class CpuInstruments:
     def __init__(self) -> None:
         own_malloc()
         self.device = torch.device("cpu")
-        self.total_bytes: int | None = None
 
     def cap(self, nbytes: int) -> None:
         """Nothing: a process cannot be held to a part of the memory for tensors."""
@@ -90,6 +119,13 @@ class CpuInstruments:
     def peaks(self) -> Peaks:
         """Unknown: see `Trainer.metered_bytes`."""
         return Peaks()
+
+    def memory(self) -> Memory | None:
+        """None: everybody's."""
+        return None
+
+    def release(self) -> None:
+        """Nothing: malloc was told what to keep."""
 
 
 def instruments(device: str) -> Instruments:

@@ -24,8 +24,9 @@ from outcore.execute import open_driver
 from outcore.execute.driver import CopySpan, Direction, Region
 from outcore.ir.hardware import Tier
 
-GIB = 1 << 30
 REPEATS = 5
+CALLS = 20
+"""Of one thing in a row: a single short one would count the time to launch it."""
 REGIONS = 8
 """Copies in a row, in each direction."""
 
@@ -35,9 +36,9 @@ class Rate(Row):
     """One thing that the device does; `of_alone_ratio`: its rate beside others over that alone."""
 
     what: str
-    while_: str = "alone"
-    gib_per_second: float | None = None
-    tflop_per_second: float | None = None
+    beside: str = "nothing"
+    bytes_per_second: float | None = None
+    flop_per_second: float | None = None
     of_alone_ratio: float | None = None
 
 
@@ -55,27 +56,27 @@ def links(scale: Scale, patience: Patience) -> Iterator[Row]:
         return
     with Worker(Machine, scale) as machine:
         for name in machine.ask(Machine.precisions):
-            tflop = machine.ask(Machine.arithmetic, name) / 1e12
-            yield Rate(what=f"matrix product, {name}", tflop_per_second=tflop)
+            rate = machine.ask(Machine.arithmetic, name)
+            yield Rate(what=f"matrix product, {name}", flop_per_second=rate)
         rate = machine.ask(Machine.memory)
-        yield Rate(what="device memory, read and written", gib_per_second=rate / GIB)
+        yield Rate(what="device memory, read and written", bytes_per_second=rate)
         out = machine.ask(Machine.together, copy_out=True).out
         into = machine.ask(Machine.together, copy_in=True).into
         flop = machine.ask(Machine.together, compute=True).flop
-        yield _link("device to outer tier", "alone", out, out)
-        yield _link("outer tier to device", "alone", into, into)
+        yield _link("device to outer tier", "nothing", out, out)
+        yield _link("outer tier to device", "nothing", into, into)
         both = machine.ask(Machine.together, copy_out=True, copy_in=True)
-        yield _link("device to outer tier", "copying back", both.out, out)
-        yield _link("outer tier to device", "copying away", both.into, into)
+        yield _link("device to outer tier", "copies back", both.out, out)
+        yield _link("outer tier to device", "copies away", both.into, into)
         busy = machine.ask(Machine.together, copy_out=True, copy_in=True, compute=True)
-        others = "computing and copying both ways"
+        others = "compute and copies both ways"
         yield _link("device to outer tier", others, busy.out, out)
         yield _link("outer tier to device", others, busy.into, into)
         if flop and busy.flop:
             yield Rate(
                 what="matrix product, float32",
-                while_="copying both ways",
-                tflop_per_second=busy.flop / 1e12,
+                beside="copies both ways",
+                flop_per_second=busy.flop,
                 of_alone_ratio=busy.flop / flop,
             )
 
@@ -165,7 +166,8 @@ class Machine:
         return torch.ones(self.nbytes, dtype=torch.uint8, device=self.device)
 
     def _seconds(self, call: Callable[[], object]) -> float:
-        return median([self._span(call, 1) for _ in range(REPEATS + 1)][1:])  # the first: warm-up
+        spans = [self._span(call, CALLS) for _ in range(REPEATS + 1)]
+        return median(spans[1:]) / CALLS  # the first is warm-up
 
     def _span(self, call: Callable[[], object], count: int) -> float:
         """Seconds of `count` calls in a row."""
@@ -192,7 +194,7 @@ def _median(rates: Iterable[float | None]) -> float | None:
 def _link(what: str, others: str, rate: float | None, alone: float | None) -> Rate:
     assert rate is not None
     assert alone is not None
-    return Rate(what=what, while_=others, gib_per_second=rate / GIB, of_alone_ratio=rate / alone)
+    return Rate(what=what, beside=others, bytes_per_second=rate, of_alone_ratio=rate / alone)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ def plot(file: Path) -> tuple[Path, ...]:
         print("no plots: matplotlib is not installed", file=sys.stderr)
         return ()
     mpl.use("Agg")
-    rows = _trained(json.loads(file.read_text(encoding="utf-8")))
+    rows = _trainings(json.loads(file.read_text(encoding="utf-8")))
     if not rows:
         return ()
     drawn = tuple(file.with_name(f"{file.stem}-{what}.png") for what in ("throughput", "memory"))
@@ -32,18 +32,26 @@ def plot(file: Path) -> tuple[Path, ...]:
     return drawn
 
 
-def _trained(found: Values) -> list[Values]:
-    """The rows of all benchmarks that have a throughput."""
+def _trainings(found: Values) -> list[Values]:
+    """The rows of all benchmarks that train, those that failed too."""
     parts = found["benchmarks"].values()
-    return [row for part in parts for row in part["rows"] if "of_in_core_ratio" in row]
+    return [row for part in parts for row in part["rows"] if "workload" in row]
 
 
 def _throughput(rows: Sequence[Values], file: Path) -> None:
     figure, axes = _bars(rows)
-    axes.barh(range(len(rows)), [row["of_in_core_ratio"] for row in rows], color=_MEASURED)
+    ratios = [row.get("of_in_core_ratio", 0) for row in rows]
+    axes.barh(range(len(rows)), ratios, color=_MEASURED)
+    for y, (row, ratio) in enumerate(zip(rows, ratios, strict=True)):
+        if not ratio:
+            axes.text(0.01, y, row["note"] or _rate(row), va="center", fontsize=7)
     axes.axvline(1, color=_IN_CORE, linewidth=1)
     axes.set_xlabel("throughput, of the step in-core")
     figure.savefig(file, dpi=120)
+
+
+def _rate(row: Values) -> str:
+    return f"{row['samples_per_second']:.3g} samples/s, nothing to compare with"
 
 
 def _memory(rows: Sequence[Values], file: Path) -> None:

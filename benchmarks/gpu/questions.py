@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from benchmarks.gpu.compare import Contender, compare
+from benchmarks.gpu.compare import Contender, Goals, compare, no_goals
 from benchmarks.gpu.peers import SaveOnCpu, StreamOffload
 from benchmarks.gpu.scale import Scale
 from benchmarks.gpu.training import Training, at_least
@@ -14,7 +14,7 @@ from benchmarks.kit.benchmark import Patience
 from benchmarks.kit.modes import AotEager, Checkpoint, Eager, Inductor, Outcore
 from benchmarks.kit.rows import Check, Row
 from outcore.policies import POLICIES
-from outcore.runtime.options import DEFAULT_POLICY
+from outcore.runtime.options import DEFAULT_POLICY, HEADROOM_DIVISOR
 
 SMALL_SHARE = 0.75
 """The cap of tiny networks, of what they take in-core: their weights are a large part of it."""
@@ -25,29 +25,39 @@ IDLE = 1 / 1.01
 HALF, THIRD, QUARTER = 1 / 2, 1 / 3, 1 / 4
 COMPARED = ("search", "pooch", "swap-all", "superneurons", "window")
 """Policies beside the default one, those that there are."""
-KEPT_SHARES = (0.75, 0.5, 0.25)
-"""Steps of Inductor's `activation_memory_budget`."""
+HOOKED_BATCH = 256
+"""Hooks that move every saved tensor pin half as much again as those take: not too many, then."""
 
 
 def resnet(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """ResNet-50, float32 without TF32, at the first batch: outcore's policies and all peers."""
+    """ResNet-50, float32 without TF32, at the first batch: outcore's policies and their peers."""
     workload = _resnet(scale, scale.batches[0])
 
     def contenders(in_core_bytes: int) -> Sequence[Contender]:
         cap = _cap(scale, in_core_bytes)
-        policies = [policy for policy in COMPARED if policy in POLICIES]
-        shares = KEPT_SHARES[-1:] if scale.small else (1.0, *KEPT_SHARES)
+        policies = [p for p in COMPARED if p in POLICIES and p != DEFAULT_POLICY]
+        shares = (0.5,) if scale.small else (0.5, 1.0, 0.75, 0.25)
         return (
-            Contender(Outcore(DEFAULT_POLICY, cap), cap, _worth),
-            Contender(AotEager()),
-            *(Contender(Outcore(p, cap), cap) for p in policies if p != DEFAULT_POLICY),
+            _outcore(DEFAULT_POLICY, cap, scale, _worth),
             Contender(Checkpoint()),
-            Contender(Eager("eager, capped"), cap),
-            Contender(Outcore("keep-all", cap), cap),
-            Contender(SaveOnCpu()),
-            Contender(StreamOffload()),
+            *(_outcore(policy, cap, scale) for policy in policies),
+            Contender(AotEager()),
             *(Contender(Inductor(share)) for share in shares),
+            Contender(Eager("eager, capped"), cap),
+            _outcore("keep-all", cap, scale),
         )
+
+    yield from compare(workload, Eager(), contenders, scale, patience)
+
+
+def hooks(scale: Scale, patience: Patience) -> Iterator[Row]:
+    """The same at a smaller batch, beside hooks that move every saved tensor to the host."""
+    workload = _resnet(scale, scale.batches[-1] if scale.small else HOOKED_BATCH)
+
+    def contenders(in_core_bytes: int) -> Sequence[Contender]:
+        cap = int(in_core_bytes * (SMALL_SHARE if scale.small else HALF))
+        peers = (Contender(StreamOffload()), Contender(SaveOnCpu()))
+        return (_outcore(DEFAULT_POLICY, cap, scale), *peers) if in_core_bytes else peers
 
     yield from compare(workload, Eager(), contenders, scale, patience)
 
@@ -61,8 +71,9 @@ def batches(scale: Scale, patience: Patience) -> Iterator[Row]:
 
 def idle(scale: Scale, patience: Patience) -> Iterator[Row]:
     """What outcore costs where everything fits, beside the same graph run by torch."""
-    often = replace(scale, rounds=2 * scale.rounds, steps=4 * scale.steps)
-    for workload in (_resnet(scale, 128), _sized(_decoder(length=1024, batch=4), scale)):
+    often = replace(scale, rounds=2 * scale.rounds)
+    text = Workload(network="gpt2", batch=8)
+    for workload in (_resnet(scale, 128), _sized(text, scale)):
         yield from compare(workload, AotEager(), _keeping, often, patience)
 
 
@@ -78,15 +89,16 @@ def precision(scale: Scale, patience: Patience) -> Iterator[Row]:
 
 def decoder(scale: Scale, patience: Patience) -> Iterator[Row]:
     """GPT-2 large at a long context, under bfloat16 autocast."""
-    workload = replace(_decoder(length=8192, batch=1), bf16=True, tf32=True)
+    length = (("length", 8192),)
+    workload = Workload(network="gpt2-large", sizes=length, options=length, bf16=True, tf32=True)
     yield from _shared(_sized(workload, scale), (HALF, THIRD), scale, patience)
 
 
 def volumes(scale: Scale, patience: Patience) -> Iterator[Row]:
     """Single volumes that need more than the cap."""
     for workload in (
-        Workload(network="unet3d", sizes=(("size", 224),)),
-        Workload(network="resnext101-3d", sizes=(("frames", 256), ("size", 224))),
+        Workload(network="unet3d", sizes=(("size", 192),)),
+        Workload(network="resnext101-3d", sizes=(("frames", 512), ("size", 224))),
     ):
         yield from _capped(_sized(workload, scale), (DEFAULT_POLICY,), scale, patience)
 
@@ -95,6 +107,12 @@ def alexnet(scale: Scale, patience: Patience) -> Iterator[Row]:
     """AlexNet, whose saved bytes are few beside its arithmetic, at half of its peak."""
     workload = _sized(Workload(network="alexnet", batch=4096), scale)
     yield from _shared(workload, (HALF,), scale, patience)
+
+
+def _outcore(policy: str, cap_bytes: int, scale: Scale, goals: Goals = no_goals) -> Contender:
+    """Outcore with the budget that it would find on a device of the cap's size."""
+    budget = cap_bytes - cap_bytes // HEADROOM_DIVISOR
+    return Contender(Outcore(policy, budget, host_budget=scale.host_bytes), cap_bytes, goals)
 
 
 def _keeping(_: int) -> Sequence[Contender]:
@@ -108,7 +126,7 @@ def _capped(
 
     def contenders(in_core_bytes: int) -> Sequence[Contender]:
         cap = _cap(scale, in_core_bytes)
-        return [Contender(Outcore(policy, cap), cap) for policy in policies]
+        return [_outcore(policy, cap, scale) for policy in policies]
 
     yield from compare(workload, Eager(), contenders, scale, patience)
 
@@ -122,18 +140,13 @@ def _shared(
         if not in_core_bytes:
             return ()
         caps = [int(share * in_core_bytes) for share in ((SMALL_SHARE,) if scale.small else shares)]
-        return [Contender(Outcore(DEFAULT_POLICY, cap), cap) for cap in caps]
+        return [_outcore(DEFAULT_POLICY, cap, scale) for cap in caps]
 
     yield from compare(workload, Eager(), contenders, scale, patience)
 
 
 def _resnet(scale: Scale, batch: int) -> Workload:
     return replace(_sized(Workload(network="resnet50"), scale), batch=batch)
-
-
-def _decoder(length: int, batch: int) -> Workload:
-    size = (("length", length),)
-    return Workload(network="gpt2-large", batch=batch, sizes=size, options=size)
 
 
 def _sized(workload: Workload, scale: Scale) -> Workload:

@@ -17,6 +17,8 @@ class Scale:
     """Tiny networks."""
     cap_bytes: int
     """What a process may take of the device where a benchmark names no share of the peak."""
+    host_bytes: int | None
+    """outcore's `host_budget`; None: what it finds to be free."""
     batches: tuple[int, ...]
     """Of ResNet-50: the first is compared with all peers, the others with few."""
     rounds: int
@@ -28,7 +30,8 @@ FULL = Scale(
     device="cuda",
     small=False,
     cap_bytes=16 * GIB,
-    batches=(640, 128, 256, 384, 512, 1440),
+    host_bytes=None,
+    batches=(640, 256, 384, 512, 128, 1440),
     rounds=5,
     steps=2,
 )
@@ -37,6 +40,7 @@ SMALL = Scale(
     device="cuda",
     small=True,
     cap_bytes=0,  # by a share of the peak everywhere: nobody knows what a tiny network takes
+    host_bytes=None,
     batches=(32, 16),
     rounds=3,
     steps=1,

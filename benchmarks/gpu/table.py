@@ -7,6 +7,7 @@ from benchmarks.gpu.questions import (
     alexnet,
     batches,
     decoder,
+    hooks,
     idle,
     precision,
     resnet,
@@ -17,12 +18,13 @@ from benchmarks.kit.benchmark import Benchmark
 
 _ROWS = (
     Benchmark("links", "arithmetic, memory, and copies beside each other", links, 0.5),
-    Benchmark("resnet", "ResNet-50 under a cap, all policies and peers", resnet, 5),
+    Benchmark("resnet", "ResNet-50 under a cap, policies and peers", resnet, 5),
     Benchmark("idle", "what it costs where everything fits", idle),
     Benchmark("precision", "ResNet-50 with TF32 and bfloat16 under shares", precision, 2),
     Benchmark("decoder", "GPT-2 large at a long context under shares", decoder, 1.5),
     Benchmark("volumes", "3-D networks under a cap", volumes, 1.5),
     Benchmark("batches", "ResNet-50 at other batches under a cap", batches, 2),
+    Benchmark("hooks", "ResNet-50 beside hooks that move all saved tensors", hooks),
     Benchmark("alexnet", "AlexNet under a share", alexnet, 0.5),
 )
 

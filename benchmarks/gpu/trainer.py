@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.instruments import Peaks, instruments
-from benchmarks.gpu.workloads import Workload
+from benchmarks.gpu.instruments import Instruments, Memory, Peaks, instruments
+from benchmarks.gpu.workloads import Step, Workload
 from benchmarks.kit.digests import digests
 from benchmarks.kit.modes import AotEager, Call, Mode
+from outcore import Backend
 from outcore.measure import metered, resident_bytes
 
 FEWEST_WARM_UPS, MOST_WARM_UPS = 3, 14
 MOMENTUM = 0.9
 PROBE_SEED = 1
+
+Results: TypeAlias = tuple[str, ...]
+"""Digests of a step's loss and gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +37,41 @@ class Turn:
 class Trainer:
     """A workload under a mode, on a device of which it may take `cap_bytes` (None: all).
 
-    The optimizer keeps its momenta and has a rate of zero: every step is the same step, so that
-    results of any two can be compared, whatever came before.
+    Touches the device from `warm_up` on. The optimizer keeps its momenta and has a rate of zero:
+    every step is the same step, so that results of any two can be compared, whatever came before.
     """
 
+    instruments: Instruments
+    work: Step
+    call: Call
+    backend: Backend | None
+    optimizer: torch.optim.Optimizer
+
     def __init__(self, workload: Workload, mode: Mode, device: str, cap_bytes: int | None) -> None:
-        self.instruments = instruments(device)
-        if cap_bytes is not None:
-            self.instruments.cap(cap_bytes)
-        self.work = workload.build(self.instruments.device)
-        self.call, self.backend = mode.apply(self.work.module)
-        self.optimizer = torch.optim.SGD(self.work.module.parameters(), 0.0, MOMENTUM)
+        self.workload, self.mode, self.kind, self.cap_bytes = workload, mode, device, cap_bytes
         self.steps = 0
         self._traced: Call | None = None
+
+    def warm_up(self) -> tuple[float, ...]:
+        """Make the model, and train until nothing changes any more; seconds of each step.
+
+        Raises InfeasibleError where no plan fits, torch's OutOfMemoryError where the step does not.
+        """
+        self.instruments = instruments(self.kind)
+        if self.cap_bytes is not None:
+            self.instruments.cap(self.cap_bytes)
+        self.work = self.workload.build(self.instruments.device)
+        self.call, self.backend = self.mode.apply(self.work.module)
+        self.optimizer = torch.optim.SGD(self.work.module.parameters(), 0.0, MOMENTUM)
+        seconds: list[float] = []
+        while len(seconds) < FEWEST_WARM_UPS or not (
+            self._steady() or len(seconds) >= MOST_WARM_UPS
+        ):
+            start = time.perf_counter()
+            self.train()
+            self.instruments.finish()
+            seconds.append(time.perf_counter() - start)
+        return tuple(seconds)
 
     def train(self) -> Tensor:
         """One step. The seed is set by its number."""
@@ -55,21 +82,6 @@ class Trainer:
         self.optimizer.step()
         self.steps += 1
         return loss
-
-    def warm_up(self) -> tuple[float, ...]:
-        """Train until nothing changes any more; seconds of each step.
-
-        Raises InfeasibleError where no plan fits, torch's OutOfMemoryError where the step does not.
-        """
-        seconds: list[float] = []
-        while len(seconds) < FEWEST_WARM_UPS or not (
-            self._steady() or len(seconds) >= MOST_WARM_UPS
-        ):
-            start = time.perf_counter()
-            self.train()
-            self.instruments.finish()
-            seconds.append(time.perf_counter() - start)
-        return tuple(seconds)
 
     def turn(self, steps: int) -> Turn:
         """`steps` steps under the clock; the host waits for the device before and after."""
@@ -90,25 +102,32 @@ class Trainer:
         _, reading = metered(self.train)
         return held + reading.peak_bytes()
 
-    def results(self) -> tuple[str, ...]:
-        """Digests of the loss and the gradients of a step with a seed of its own."""
+    def results(self) -> Results:
+        """Those of a step with a seed of its own."""
         return self._results(self.call)
 
-    def traced_results(self) -> tuple[str, ...]:
+    def traced_results(self) -> Results:
         """The same through `aot_eager`: the graph, and so the kernels, that outcore runs."""
         if self._traced is None:
             self._traced, _ = AotEager().apply(self.work.module)
         return self._results(self._traced)
 
-    def total_bytes(self) -> int | None:
-        """Memory of the device; None where it is everybody's."""
-        return self.instruments.total_bytes
+    def settle(self) -> None:
+        """Forget what other steps than those of turns have left, and be as before."""
+        self.optimizer.zero_grad()
+        gc.collect()
+        self.instruments.release()
+        self.train()
+
+    def memory(self) -> Memory | None:
+        """Of the device now; None where it is everybody's."""
+        return self.instruments.memory()
 
     def report(self) -> dict[str, Any]:
         """The report of outcore as plain values; empty for other modes."""
         return {} if self.backend is None else self.backend.report().to_dict()
 
-    def _results(self, call: Call) -> tuple[str, ...]:
+    def _results(self, call: Callable[..., Any]) -> Results:
         torch.manual_seed(PROBE_SEED)
         self.optimizer.zero_grad()
         loss = self.work.loss(call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,9 +20,11 @@ class Training(Row):
 
     `of_in_core_ratio`: throughput, of that of the reference in the same turns, by medians;
     `quartiles`: of the ratio within a turn. `allocated_bytes`, `reserved_bytes`: the most that
-    torch's allocator gave out, and took, during the turns. `unlike`: results (loss and gradients)
-    that are not bitwise those of the reference, of `compared` that come out the same twice there;
-    where eager's differ, `aot_eager`'s.
+    torch's allocator gave out, and took, during the turns; `retries`: how often in a turn it had to
+    give all free memory back first. `predicted_of_measured_ratio` is of outcore's graphs alone, by
+    its own clock: a step has the loss and the optimizer besides. `unlike`: results (loss and
+    gradients) that are not bitwise those of the reference, of `compared` that come out the same
+    each time there; where eager's differ, `aot_eager`'s.
     """
 
     workload: str
@@ -34,6 +37,7 @@ class Training(Row):
     quartiles: str | None = None
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
+    retries: int | None = None
     budget_bytes: int | None = None
     predicted_peak_bytes: int | None = None
     predicted_seconds: float | None = None
@@ -64,6 +68,7 @@ def timed(row: Training, samples: int, turns: Turns[Turn], reference: Turns[Turn
         samples_per_second=samples / median,
         allocated_bytes=_most(turn.peaks.allocated_bytes for turn in taken),
         reserved_bytes=_most(turn.peaks.reserved_bytes for turn in taken),
+        retries=_most(turn.peaks.retries for turn in taken),
     )
 
 
@@ -76,7 +81,7 @@ def reported(row: Training, report: dict[str, Any]) -> Training:
         budget_bytes=report["budget_bytes"],
         predicted_peak_bytes=report["predicted_peak_bytes"],
         predicted_seconds=report["predicted_seconds"],
-        predicted_of_measured_ratio=ratio(report["predicted_seconds"], row.step_seconds),
+        predicted_of_measured_ratio=ratio(report["predicted_seconds"], report["measured_seconds"]),
         planning_seconds=report["planning_seconds"],
         keep_offload_recompute="/".join(str(n) for n in report["counts"].values()),
         offloaded_bytes=report["offloaded_bytes"],
@@ -119,5 +124,5 @@ def at_least(what: str, figure: float | None, limit: float) -> tuple[Check, ...]
     return (Check(f"{what} {figure:.3f} at least {limit:g}", figure >= limit),)
 
 
-def _most(figures: Any) -> int | None:
+def _most(figures: Iterable[int | None]) -> int | None:
     return max((figure for figure in figures if figure is not None), default=None)

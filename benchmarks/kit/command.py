@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any, Generic, TypeVar
 from benchmarks.kit import results, show
 from benchmarks.kit.benchmark import Benchmark, Patience
 from benchmarks.kit.rows import Row
-from benchmarks.kit.worker import WorkerError
 from outcore.errors import OutcoreError, did_you_mean
 
 S = TypeVar("S")
@@ -91,8 +91,8 @@ def _run(
             save(complete=False)
         if rows:  # what an earlier run left is better than nothing
             save(complete=not patience.cut)
-    except (OutcoreError, WorkerError) as error:
-        print(f"\n{error}", file=sys.stderr)
+    except Exception:  # noqa: BLE001 - the other benchmarks are still to come
+        print(f"\n{traceback.format_exc()}", file=sys.stderr)
         fine = False
     print(file=sys.stderr, flush=True)
     print(show.table(rows) if rows else "there are no rows")

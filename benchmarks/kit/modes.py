@@ -113,6 +113,7 @@ class Outcore:
     policy: str
     budget: int | str = "100%"
     link_limit: str | None = None
+    host_budget: int | None = None
 
     @property
     def name(self) -> str:
@@ -125,6 +126,7 @@ class Outcore:
             budget=self.budget,
             policy=self.policy,
             link_limit=self.link_limit,
+            host_budget=self.host_budget,
             spill_dir=spill_folder(),
         )
         return torch.compile(module, backend=backend), backend

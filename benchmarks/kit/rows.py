@@ -18,7 +18,8 @@ class Check:
 class Row:
     """The base of all rows. Fields are plain values; None where there is no such figure.
 
-    Names tell units: `..._bytes`, `..._seconds`, `..._ratio`, `..._share` (1 is everything).
+    Names tell units: `..._bytes`, `..._seconds`, `..._ratio`, `..._share` (1 is everything),
+    `bytes_per_second`, `flop_per_second`.
     """
 
     checks: tuple[Check, ...] = ()

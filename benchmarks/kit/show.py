@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from benchmarks.kit.rows import Check, Row, values
-from outcore.units import format_bytes, format_seconds
+from outcore.units import format_bytes, format_rate, format_seconds
 
 NOTHING = "-"
-_UNITS = ("_bytes", "_seconds", "_ratio", "_share")
+_UNITS = ("_bytes_per_second", "_flop_per_second", "_bytes", "_seconds", "_ratio", "_share")
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -51,6 +51,10 @@ def cell(name: str, value: object) -> str:
 
 
 def _number(name: str, value: float) -> str:
+    if name.endswith("bytes_per_second"):
+        return format_rate(value)
+    if name.endswith("flop_per_second"):
+        return f"{value / 1e12:.3g} TFLOP/s"
     if name.endswith("_bytes"):
         return format_bytes(value)
     if name.endswith("_seconds"):

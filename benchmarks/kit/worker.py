@@ -6,20 +6,21 @@ it does nothing: workers that take turns share a machine step by step, so that n
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import tempfile
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import IO, Any, ClassVar, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from outcore.errors import OutcoreError
 
-ANSWER_SECONDS = 3600.0
-"""No answer takes longer, unless something hangs."""
 _TAIL_BYTES = 2000
+_SCORE = Path("/proc/self/oom_score_adj")
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -44,6 +45,9 @@ class Worker(Generic[T]):
     for the details of an error.
     """
 
+    answer_seconds: ClassVar[float] = 3600.0
+    """No answer takes longer, unless something hangs."""
+
     def __init__(self, make: Callable[..., T], *args: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
@@ -58,7 +62,10 @@ class Worker(Generic[T]):
 
     def ask(self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """`method(object, ...)` over there. Raises as the class does."""
-        self._pipe.send((method, args, kwargs))
+        try:
+            self._pipe.send((method, args, kwargs))
+        except OSError as error:
+            raise self._died() from error
         answer: R = self._answer()
         return answer
 
@@ -82,19 +89,24 @@ class Worker(Generic[T]):
         self.close()
 
     def _answer(self) -> Any:
-        if not self._pipe.poll(ANSWER_SECONDS):
-            raise WorkerError("Timeout", f"no answer within {ANSWER_SECONDS:.0f} s")
+        if not self._pipe.poll(self.answer_seconds):
+            raise WorkerError("Timeout", f"no answer within {self.answer_seconds:.0f} s")
         try:
             fine, answer = self._pipe.recv()
         except (EOFError, ConnectionResetError) as error:
-            self._process.join()
-            raise WorkerError("Died", f"exit code {self._process.exitcode}") from error
+            raise self._died() from error
         if not fine:
             raise answer
         return answer
 
+    def _died(self) -> WorkerError:
+        self._process.join()
+        return WorkerError("Died", f"exit code {self._process.exitcode}")
+
 
 def _serve(pipe: Connection, make: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    with contextlib.suppress(OSError):  # should memory run out, this process goes, not the other
+        _SCORE.write_text("500")
     with tempfile.TemporaryFile() as log:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)

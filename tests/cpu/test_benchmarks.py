@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import operator
+import os
 from dataclasses import dataclass
 
 import pytest
@@ -154,6 +155,19 @@ class TestWorker:
 
 def _raise():
     raise SpillError(directory="somewhere", reason="full")
+
+
+def end_the_process(_):
+    os._exit(3)
+
+
+def test_a_process_that_died_is_told_of():
+    worker: Worker[list[str]] = Worker(list, "abc")
+    with worker:
+        for _ in range(2):
+            with pytest.raises(WorkerError, match="Died") as caught:
+                worker.ask(end_the_process)
+            assert "exit code 3" in caught.value.details
 
 
 def test_high_water_mark_begins_anew():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.command import main
-from benchmarks.gpu.compare import Comparison, Contender
+from benchmarks.gpu.compare import OUT_OF_MEMORY, Comparison, Contender, compare, reason
 from benchmarks.gpu.instruments import Peaks
 from benchmarks.gpu.peers import SaveOnCpu, StreamOffload
 from benchmarks.gpu.plots import plot
@@ -21,6 +21,8 @@ from benchmarks.gpu.workloads import Workload
 from benchmarks.kit.benchmark import Patience
 from benchmarks.kit.markdown import markdown
 from benchmarks.kit.modes import Eager
+from benchmarks.kit.worker import WorkerError
+from outcore.errors import InfeasibleError
 from outcore.networks import NETWORKS
 from outcore.report import Report
 
@@ -34,7 +36,7 @@ def row(**more) -> Training:
 
 
 def turns(*seconds: float, allocated: int | None = None):
-    return tuple(Turn(each, Peaks(allocated, allocated)) for each in seconds)
+    return tuple(Turn(each, Peaks(allocated, allocated, 0)) for each in seconds)
 
 
 class TestRows:
@@ -54,7 +56,14 @@ class TestRows:
         assert compared(row(), {}, ("a",)).unlike is None
 
     def test_goals_of_a_row_of_outcore(self):
-        report = Report("pooch", "planned", 10, predicted_peak_bytes=8, predicted_seconds=1.2)
+        report = Report(
+            "pooch",
+            "planned",
+            10,
+            predicted_peak_bytes=8,
+            predicted_seconds=1.2,
+            measured_seconds=1.0,
+        )
         one = row(step_seconds=1.0, allocated_bytes=9, unlike=1, compared=3)
         checks = judged(reported(one, report.to_dict())).checks
         assert [check.met for check in checks] == [True, False, False, False]
@@ -64,20 +73,37 @@ class TestRows:
 
 class TestComparison:
     def test_a_peer_and_one_that_is_not_there(self):
-        with Comparison(TINY, Eager(), ON_CPU) as comparison:
-            assert comparison.in_core_bytes > 0
-            peers = [Contender(SaveOnCpu()), Contender(StreamOffload())]
-            there, missing = comparison.rows(peers, Patience())
+        peers = [Contender(SaveOnCpu()), Contender(StreamOffload())]
+        reference, there, missing = compare(TINY, Eager(), lambda _: peers, ON_CPU, Patience())
+        assert reference.allocated_bytes
         assert (there.unlike, there.compared, there.note) == (0, 15, "")
         assert there.of_in_core_ratio is not None
         assert (missing.step_seconds, missing.note) == (None, "not installed")
 
+    def test_results_unlike_eager_are_held_against_those_of_the_traced_step(self, monkeypatch):
+        comparison = Comparison(TINY, Eager(), ON_CPU, Patience())
+        try:
+            assert not comparison.begin().note
+            mine = tuple(comparison._results.values())
+            comparison._results[0] = "another"
+            found = comparison._compared(row(), mine)
+        finally:
+            comparison.end()
+        assert (found.unlike, found.compared) == (0, 15)
+        assert found.note == "1 of 15 unlike eager"
+
     def test_what_does_not_run_in_core_is_noted(self, capsys):
         broken = replace(TINY, sizes=(("height", 3),))
-        with Comparison(broken, Eager(), ON_CPU) as comparison:
-            assert comparison.reference.note == "failed: TypeError"
-            assert comparison.in_core_bytes == 0
+        [reference] = compare(broken, Eager(), lambda _: (), ON_CPU, Patience())
+        assert reference.note == "failed: TypeError"
         assert "height" in capsys.readouterr().err
+
+    def test_what_does_not_fit_is_said_of_which_tier(self):
+        error = InfeasibleError(
+            budget_bytes=1, floor_bytes=2**20, op="op 3", policy="", needed_bytes=2, tier="host"
+        )
+        assert reason(error) == "infeasible: needs 1.00 MiB of host memory for op 3"
+        assert reason(WorkerError("OutOfMemoryError", "")) == OUT_OF_MEMORY
 
 
 class TestCommand:
@@ -88,7 +114,7 @@ class TestCommand:
         links, decoder = (found["benchmarks"][name] for name in ("links", "decoder"))
         assert links["complete"]
         assert decoder["complete"]
-        assert {each["what"] for each in links["rows"]} >= {"device to outer tier"}
+        assert any("bytes_per_second" in each for each in links["rows"])
         eager, ours = decoder["rows"]
         assert eager["of_in_core_ratio"] == 1
         assert ours["unlike"] == 0
@@ -110,6 +136,13 @@ class TestCommand:
         patience = Patience(-1.0)
         assert [row for b in BENCHMARKS.values() for row in b.run(ON_CPU, patience)] == []
         assert patience.cut
+
+    def test_what_failed_stands_in_the_plots_too(self, tmp_path):
+        file = tmp_path / "one.json"
+        failed = {"workload": "net b1", "mode": "eager", "note": "out of memory"}
+        alone = {"workload": "net b1", "mode": "outcore", "note": "", "samples_per_second": 3.0}
+        file.write_text(json.dumps({"benchmarks": {"x": {"rows": [failed, alone]}}}))
+        assert len(plot(file)) == 2
 
     def test_no_plots_without_trained_rows(self, tmp_path):
         file = tmp_path / "none.json"

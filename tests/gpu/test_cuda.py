@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from outcore import Backend
 from outcore.errors import OptionValueError
@@ -18,29 +18,10 @@ from outcore.execute import open_driver
 from outcore.execute.driver import Region
 from outcore.execute.queued import QueuedDriver
 from outcore.ir.hardware import Tier
-from outcore.policies import floor
-from tests.cpu.training import PROFILED_STEPS as CPU_PROFILED_STEPS
-from tests.cpu.training import Small, mean_square, same, train
-
-MIB = 1 << 20
-PROFILED_STEPS = CPU_PROFILED_STEPS + 1
-"""One more is metered than on a CPU."""
-POLICIES = ("swap-all", "swap-all-naive", "recompute-all", "swap-opt", "pooch", "pooch{early=true}")
-
+from tests.cpu.training import mean_square, same
+from tests.gpu.training import POLICIES, PROFILED_STEPS, images, planned, reference, small, tight
 
 pytestmark = pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
-
-
-@pytest.fixture(autouse=True)
-def _repeatable() -> Iterator[None]:
-    """The same kernels each time, and an empty device before and after."""
-    torch._dynamo.reset()
-    torch.cuda.empty_cache()
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
-        yield
-    torch._dynamo.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 @contextmanager
@@ -57,39 +38,6 @@ def gpu_driver() -> QueuedDriver:
     driver = open_driver(torch.device("cuda", 0), Path(), None)
     assert isinstance(driver, QueuedDriver)
     return driver
-
-
-def images(n: int = 32, size: int = 64) -> Tensor:
-    return torch.randn(n, 3, size, size, generator=torch.Generator().manual_seed(0)).cuda()
-
-
-def small() -> nn.Module:
-    torch.manual_seed(0)
-    return Small().cuda()
-
-
-def reference(steps: int) -> list[list[Tensor]]:
-    torch._dynamo.reset()
-    module = small()
-    return train(module, torch.compile(module, backend="aot_eager"), [images()], mean_square, steps)
-
-
-def planned(steps: int, **options: Any) -> tuple[list[list[Tensor]], Backend, nn.Module, Any]:
-    torch._dynamo.reset()
-    module, backend = small(), Backend(**options)
-    call = torch.compile(module, backend=backend)
-    return train(module, call, [images()], mean_square, steps), backend, module, call
-
-
-def tight(share: float = 0.3) -> int:
-    """A budget between the floor and what keeping everything takes."""
-    _, backend, *_ = planned(PROFILED_STEPS, budget="4GiB")
-    assert backend.engine is not None
-    plan = backend.engine.graphs[0].planned
-    assert plan is not None
-    least, most = floor(plan.problem).nbytes, plan.in_core.peak(Tier.DEVICE)
-    margin = (4 << 30) // 200
-    return int((least + share * (most - least) - margin) * 1.01)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

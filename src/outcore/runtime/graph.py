@@ -31,7 +31,8 @@ from outcore.runtime.store import Store, versions_of
 from outcore.units import format_bytes
 
 if TYPE_CHECKING:  # the engine holds graphs, and a graph calls its engine
-    from outcore.runtime.engine import Engine, Planned
+    from outcore.runtime.engine import Engine
+from outcore.runtime.planning import Planned
 
 log = logging.getLogger("outcore")
 

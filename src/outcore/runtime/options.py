@@ -20,6 +20,10 @@ from outcore.units import parse_rate, parse_size
 DEFAULT_POLICY = "pooch{early=true}"
 """The best there is until the planner of our own."""
 
+HEADROOM_DIVISOR = 32
+"""This part of a GPU's free memory stays out of the default budget: torch's allocator takes memory
+in pages of up to 20 MiB, and between tensors they are seldom full."""
+
 ENVIRONMENT = {
     "budget": "OUTCORE_BUDGET",
     "policy": "OUTCORE_POLICY",
@@ -34,13 +38,14 @@ ENVIRONMENT = {
 class Options:
     """The options as given, flat and JSON-able. None: from the environment, else the default.
 
-    `budget`: peak device bytes of the training step ("12GiB", bytes, "80%", a fraction; on a CPU it
-    must be given). `policy`: a spec such as "pooch" or "swap-all{min_bytes=4096}". `host_budget`:
-    most bytes of host memory for what leaves a GPU (default: three quarters of what is available;
-    on a CPU, where the host is the device, it has no meaning). `disk_budget`: most bytes of the
-    spill file. `spill_dir`: where it lies (default: the system's temporary
-    folder). `link_limit`: bytes per second per direction, to play a slower link. `strict`: raise
-    where a graph cannot be planned, instead of running it in-core with a warning.
+    `budget`: peak device bytes of the training step ("12GiB", bytes, "80%", a fraction; default: 31
+    of 32 parts of what is free on a GPU; on a CPU it must be given). `policy`: a spec such as
+    "pooch" or "swap-all{min_bytes=4096}". `host_budget`: most bytes of host memory for what leaves
+    a GPU (default: three quarters of what is available; on a CPU, where the host is the device, it
+    has no meaning). `disk_budget`: most bytes of the spill file. `spill_dir`: where it lies
+    (default: the system's temporary folder). `link_limit`: bytes per second per direction, to play
+    a slower link. `strict`: raise where a graph cannot be planned, instead of running it in-core
+    with a warning.
     """
 
     budget: str | int | float | None = None
@@ -102,7 +107,8 @@ def _budget(given: str | float | None, device: torch.device) -> int:
         if device.type == "cpu":
             reason = "on a CPU the budget must be given; write for example budget='8GiB'"
             raise BudgetError(option="budget", value=given, reason=reason)
-        return int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+        return int(free - free // HEADROOM_DIVISOR)
     return _size("budget", given, total)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from outcore.gauges import Moment
 
 if TYPE_CHECKING:  # the engine makes plans
-    from outcore.runtime.engine import Planned
+    from outcore.runtime.planning import Planned
 
 
 class State(Enum):

@@ -14,8 +14,9 @@ from outcore.ir.plan import Offload, Recompute
 from outcore.ir.program import Copy, Run, Stream
 from outcore.policies import spec_text
 from outcore.report import Counts, Report
-from outcore.runtime.engine import Engine, Planned
+from outcore.runtime.engine import Engine
 from outcore.runtime.options import DEFAULT_POLICY
+from outcore.runtime.planning import Planned
 from outcore.runtime.standing import Standing, State
 
 if TYPE_CHECKING:  # the backend makes its report through here

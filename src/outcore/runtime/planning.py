@@ -1,0 +1,232 @@
+"""planning: from a graph and its profile to a program, within shares of one budget."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from outcore.errors import InfeasibleError, SpillError
+from outcore.execute import Driver
+from outcore.ir.hardware import Hardware, Tier
+from outcore.ir.memory import crossing_bytes, fits
+from outcore.ir.plan import Keep, Plan, make_plan
+from outcore.ir.problem import Problem
+from outcore.ir.profile import Profile, Source
+from outcore.ir.program import Program
+from outcore.ir.timeline import Timeline
+from outcore.ir.trace import Effect, Trace
+from outcore.lower import lower
+from outcore.policies import floor_plan, plan_with_overflow
+from outcore.runtime.options import Settings
+from outcore.runtime.profiling import Profiling
+from outcore.simulate import simulate
+
+if TYPE_CHECKING:  # graphs are planned through here
+    from outcore.runtime.graph import PlannedGraph
+
+MARGIN_DIVISOR = 200
+"""The safety margin is the budget over this: half a percent."""
+
+TIGHTER_DIVISOR = 10
+"""A plan that ran out of device memory is made again with the budget over this left free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A problem, its plan, the program, and what the simulator says of it."""
+
+    problem: Problem
+    plan: Plan
+    program: Program
+    predicted: Timeline
+    in_core: Timeline
+    planning_seconds: float
+    resident_bytes: int
+    """The most that was held besides the graph's own buffers when a profiled step began."""
+
+    @property
+    def everything_kept(self) -> bool:
+        """Whether the plan moves nothing."""
+        return all(isinstance(choice, Keep) for _, choice in self.plan.choices)
+
+
+class Planner:
+    """What plans the graphs of one budget: its shares, the machine, the policy."""
+
+    def __init__(self, settings: Settings, driver: Driver) -> None:
+        self.settings, self.driver = settings, driver
+        self._hardware: Hardware | None = None
+
+    def hardware(self) -> Hardware:
+        """This machine, with its links as measured (once)."""
+        if self._hardware is None:
+            self._hardware = self.driver.hardware(self._budgets)
+        return self._hardware
+
+    @property
+    def _budgets(self) -> dict[Tier, int]:
+        settings = self.settings
+        return {
+            Tier.DEVICE: settings.budget_bytes,
+            Tier.HOST: settings.host_budget_bytes,
+            Tier.DISK: settings.disk_budget_bytes,
+        }
+
+    def problem(
+        self,
+        graph: PlannedGraph,
+        active: Sequence[PlannedGraph],
+        profile: Profile,
+        resident_bytes: int,
+        between_bytes: int = 0,
+    ) -> Problem:
+        """The problem of `graph`, with `resident_bytes` held besides its own buffers.
+
+        `active` are the graphs that run, `graph` among them.
+
+        Graphs of one step nest: forwards in order, backwards in reverse. What the earlier ones hold
+        is resident; the later ones are left a share in proportion to what they would keep. Calls of
+        one graph that wait for their backward at once get equal shares.
+        """
+        trace = graph.captured.trace
+        budget = self.settings.budget_bytes
+        later = [g for g in active if graph in g.before]
+        gradients = sum(_gradient_bytes(g) for g in later)
+        states = _state_bytes(trace, self.driver.generator.get_state().nbytes)
+        margin = budget // MARGIN_DIVISOR
+        outside = resident_bytes + gradients + states + margin
+        arguments = sum(b.nbytes for b in trace.buffers if b.pinned)
+        free = max(0, budget - outside - arguments)
+        outside += free - free // graph.most_outstanding
+        problem = Problem(
+            trace,
+            profile,
+            self.hardware(),
+            budget,
+            self._outer_share(graph, active, Tier.HOST),
+            self._outer_share(graph, active, Tier.DISK),
+            outside_bytes=outside,
+            between_bytes=between_bytes,
+        )
+        if not later:
+            return problem
+        mine, theirs = kept_bytes(graph), sum(kept_bytes(g) for g in later)
+        free = max(0, budget - outside - arguments)
+        share = free * theirs // max(1, mine + theirs)
+        return replace(problem, between_bytes=max(between_bytes, share))
+
+    def floor_program(
+        self, graph: PlannedGraph, active: Sequence[PlannedGraph], resident_bytes: int
+    ) -> Program:
+        """The program of the profiled steps: nothing overlaps, least memory.
+
+        Raises InfeasibleError where even that does not fit the budget.
+        """
+        ops = len(graph.captured.trace.ops)
+        profile = Profile((0.0,) * ops, (0,) * ops, Source.ESTIMATED)
+        problem = self.problem(graph, active, profile, resident_bytes)
+        problem, plan = self._solve(graph, active, problem, floor_plan)
+        return lower(replace(problem, budget_bytes=1), plan)
+
+    def plan(
+        self, graph: PlannedGraph, active: Sequence[PlannedGraph], profiled: Profiling
+    ) -> Planned:
+        """Plan `graph` from what was measured. Everything is kept where that fits.
+
+        Raises InfeasibleError where no plan of the policy fits the budget.
+        """
+        resident = profiled.resident_bytes + profiled.lingering_bytes
+        profile, between = profiled.profile(), profiled.between_bytes
+        problem = self.problem(graph, active, profile, resident, between)
+        return self._planned(graph, active, problem, profiled.resident_bytes)
+
+    def plan_tighter(
+        self, graph: PlannedGraph, active: Sequence[PlannedGraph], planned: Planned
+    ) -> Planned:
+        """The same with less of the budget. Raises InfeasibleError where no plan fits."""
+        problem, tighter = planned.problem, planned.problem.budget_bytes // TIGHTER_DIVISOR
+        problem = replace(problem, outside_bytes=problem.outside_bytes + tighter)
+        return self._planned(graph, active, problem, planned.resident_bytes)
+
+    def _planned(
+        self,
+        graph: PlannedGraph,
+        active: Sequence[PlannedGraph],
+        problem: Problem,
+        resident_bytes: int,
+    ) -> Planned:
+        start = time.perf_counter()
+        keep = make_plan({}, "keep-all")
+        in_core = lower(problem, keep)
+        in_core_timeline = simulate(problem, in_core)
+        if fits(problem, in_core):
+            plan, program = keep, in_core
+        else:
+            problem, plan = self._solve(graph, active, problem, self.settings.policy.plan)
+            program = lower(problem, plan)
+        timeline = simulate(problem, program)
+        seconds = time.perf_counter() - start
+        return Planned(problem, plan, program, timeline, in_core_timeline, seconds, resident_bytes)
+
+    def _solve(
+        self,
+        graph: PlannedGraph,
+        active: Sequence[PlannedGraph],
+        problem: Problem,
+        make: Callable[[Problem], Plan],
+    ) -> tuple[Problem, Plan]:
+        """The plan of `make`; if need be, for the problem with the tier beyond the nearest one.
+
+        Raises InfeasibleError as `make` does.
+        """
+        try:
+            return problem, make(problem)
+        except InfeasibleError as error:
+            if not self._widen(error):
+                raise
+        room = self._outer_share(graph, active, Tier.DISK)
+        problem = replace(problem, hardware=self.hardware(), disk_budget_bytes=room)
+        return problem, plan_with_overflow(problem, make)
+
+    def _widen(self, error: InfeasibleError) -> bool:
+        """Take in the tier beyond the nearest one, and say whether there is one."""
+        known = self.hardware()
+        if known.capacity(Tier.HOST) and known.capacity(Tier.DISK):
+            return True
+        try:
+            hardware = self.driver.wider_hardware(self._budgets)
+        except SpillError as unusable:
+            error.add_note(f"outcore: nothing can go beyond the host: {unusable}")
+            return False
+        if hardware is not None:
+            self._hardware = hardware
+        return hardware is not None
+
+    def _outer_share(self, graph: PlannedGraph, active: Sequence[PlannedGraph], tier: Tier) -> int:
+        """Bytes of an outer tier that other graphs' plans leave, for one call of `graph`."""
+        plans = [(g.planned, g.most_outstanding) for g in active if g is not graph]
+        taken = sum(p.predicted.peak(tier) * calls for p, calls in plans if p is not None)
+        return max(0, self.hardware().capacity(tier) - taken) // graph.most_outstanding
+
+
+def kept_bytes(graph: PlannedGraph) -> int:
+    """Device bytes that a graph holds between its calls: as planned, else with everything kept."""
+    if graph.planned is not None:
+        return crossing_bytes(graph.planned.program)
+    trace = graph.captured.trace
+    made = {b for op in range(trace.boundary) for b in trace.writes[op]}
+    used = {b for op in range(trace.boundary, len(trace.ops)) for b in trace.reads[op]}
+    return sum(trace.buffers[b].nbytes for b in made & used)
+
+
+def _state_bytes(trace: Trace, state_bytes: int) -> int:
+    """Bytes of generator states that a program may keep for reruns: one per random forward op."""
+    draws = (Effect.RANDOM in op.effects for op in trace.ops[: trace.boundary])
+    return sum(draws) * state_bytes
+
+
+def _gradient_bytes(graph: PlannedGraph) -> int:
+    trace = graph.captured.trace
+    return sum(trace.buffers[b].nbytes for b in trace.value_buffers(trace.gradients))

@@ -1,0 +1,156 @@
+"""What goes wrong on a GPU: told in numbers, memory back, the model usable afterwards."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from outcore import Backend
+from outcore.execute import pinned
+from outcore.execute.lane import QueuedLane
+from outcore.ir.hardware import Tier
+from tests.cpu.training import mean_square, same, snapshot
+from tests.gpu.training import PROFILED_STEPS, images, planned, reference, small, tight
+
+STEPS = PROFILED_STEPS + 3
+
+
+def held() -> int:
+    gc.collect()
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated()
+
+
+def one_step(module: nn.Module, call: Any, data: Tensor) -> list[Tensor]:
+    module.zero_grad()
+    torch.manual_seed(0)
+    loss = mean_square(call(data))
+    loss.backward()
+    return snapshot(module, loss)[: 1 + len(list(module.parameters()))]
+
+
+@contextmanager
+def no_more_than(nbytes: int) -> Iterator[None]:
+    """Let this process take no more of the device."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(nbytes / total)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_out_of_memory_inside_a_step() -> None:
+    _, backend, module, call = planned(STEPS, budget=tight(), policy="swap-all")
+    data = images()
+    expected = one_step(module, call, data)
+    module.zero_grad()
+    del expected[1:]
+    before = held()
+    with no_more_than(torch.cuda.memory_reserved()):
+        taken = torch.empty(torch.cuda.memory_reserved() - before, dtype=torch.uint8, device="cuda")
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            one_step(module, call, data)
+        del taken
+    assert "of a budget of" in caught.value.__notes__[-1]
+    caught.value.__traceback__ = None  # its frames hold the step's tensors
+    module.zero_grad()
+    assert held() <= before
+    assert torch.equal(one_step(module, call, data)[0], expected[0])
+    assert backend.report().state == "planned"
+
+
+def test_host_memory_that_cannot_be_locked_is_slower_and_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Refusing:
+        def cudaHostRegister(self, *_: object) -> int:  # noqa: N802 - CUDA's name
+            return 2
+
+    expected, budget = reference(STEPS), tight()
+    monkeypatch.setattr(pinned, "_runtime", Refusing)
+    with pytest.warns(UserWarning, match="cannot be locked"):
+        seen, backend, *_ = planned(STEPS, budget=budget, policy="swap-all")
+    assert same(seen, expected)
+    assert backend.report().offloaded_bytes
+
+
+@pytest.mark.parametrize("call_name", ["copy_out", "copy_in", "wait"])
+def test_an_interrupt_in_the_middle_of_a_step(
+    monkeypatch: pytest.MonkeyPatch, call_name: str
+) -> None:
+    _, _, module, call = planned(STEPS, budget=tight(), policy="swap-all")
+    data = images()
+    expected = one_step(module, call, data)
+    module.zero_grad()
+    before = held()
+    method, calls = getattr(QueuedLane, call_name), count(1)
+
+    def interrupted(*args: Any) -> Any:
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        return method(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(QueuedLane, call_name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            one_step(module, call, data)
+    module.zero_grad()
+    assert held() <= before
+    assert same([one_step(module, call, data)], [expected])
+
+
+def test_a_host_with_too_little_sends_the_rest_to_the_disk(tmp_path: Path) -> None:
+    expected, budget = reference(STEPS), tight()
+    _, roomy, *_ = planned(STEPS, budget=budget, policy="swap-all")
+    assert roomy.engine is not None
+    plan = roomy.engine.graphs[0].planned
+    assert plan is not None
+    taken = plan.predicted.peak(Tier.HOST)
+    seen, backend, *_ = planned(
+        STEPS, budget=budget, policy="swap-all", host_budget=taken * 3 // 4, spill_dir=tmp_path
+    )
+    assert same(seen, expected)
+    assert backend.engine is not None
+    plan = backend.engine.graphs[0].planned
+    assert plan is not None
+    assert plan.predicted.peak(Tier.DISK) > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_raises_leaves_nothing_behind() -> None:
+    class Raising(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.broken = small(), False
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.inner(x)
+            torch._dynamo.graph_break()
+            if self.broken:
+                raise ValueError("a fault of the user's")
+            return y * 2
+
+    module = Raising()
+    call = torch.compile(module, backend=Backend(budget="2GiB"))
+    data = images()
+    for _ in range(STEPS):
+        mean_square(call(data)).backward()
+    module.zero_grad()
+    before = held()
+    module.broken = True
+    with pytest.raises(ValueError, match="fault of the user") as caught:
+        call(data)
+    caught.value.__traceback__ = None
+    assert held() <= before
+    module.broken = False
+    mean_square(call(data)).backward()

@@ -1,0 +1,95 @@
+"""Training the same thing twice on a GPU: through outcore, and as torch runs the same graph."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outcore import Backend
+from outcore.ir.hardware import Tier
+from outcore.policies import floor
+from outcore.runtime.planning import MARGIN_DIVISOR
+from tests.cpu.training import PROFILED_STEPS as CPU_PROFILED_STEPS
+from tests.cpu.training import Small, mean_square, train
+
+PROFILED_STEPS = CPU_PROFILED_STEPS + 1
+"""One more is metered than on a CPU."""
+POLICIES = ("swap-all", "swap-all-naive", "recompute-all", "swap-opt", "pooch", "pooch{early=true}")
+ROOMY_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the small model is trained: layout of images and weights, and precision."""
+
+    layout: torch.memory_format = torch.contiguous_format
+    autocast: torch.dtype | None = None
+
+    def images(self) -> Tensor:
+        seeded = torch.Generator().manual_seed(0)
+        return torch.randn(32, 3, 64, 64, generator=seeded).cuda().to(memory_format=self.layout)
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(0)
+        module: nn.Module = Small().cuda()
+        module.to(memory_format=self.layout)  # type: ignore[call-overload]  # torch's types lack it
+        return module
+
+    def precision(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.autocast is None else torch.autocast("cuda", self.autocast)
+
+    def train(self, backend: Any, steps: int) -> tuple[list[list[Tensor]], nn.Module, Any]:
+        """Results of all steps, the model, and the compiled call."""
+        torch._dynamo.reset()
+        module = self.model()
+        compiled = torch.compile(module, backend=backend)
+
+        def call(*args: Any) -> Any:
+            with self.precision():
+                return compiled(*args)
+
+        return train(module, call, [self.images()], mean_square, steps), module, call
+
+    def reference(self, steps: int) -> list[list[Tensor]]:
+        """What torch gives with the same graph."""
+        return self.train("aot_eager", steps)[0]
+
+    def tight(self, share: float = 0.3) -> int:
+        """A budget between the floor and what keeping everything takes."""
+        backend = Backend(budget=ROOMY_BYTES)
+        self.train(backend, PROFILED_STEPS)
+        assert backend.engine is not None
+        plan = backend.engine.graphs[0].planned
+        assert plan is not None
+        least, most = floor(plan.problem).nbytes, plan.in_core.peak(Tier.DEVICE)
+        margin = ROOMY_BYTES // MARGIN_DIVISOR
+        return int((least + share * (most - least) - margin) * (1 + 2 / MARGIN_DIVISOR))
+
+
+PLAIN = Way()
+
+
+def images() -> Tensor:
+    return PLAIN.images()
+
+
+def small() -> nn.Module:
+    return PLAIN.model()
+
+
+def reference(steps: int) -> list[list[Tensor]]:
+    return PLAIN.reference(steps)
+
+
+def tight() -> int:
+    return PLAIN.tight()
+
+
+def planned(steps: int, **options: Any) -> tuple[list[list[Tensor]], Backend, nn.Module, Any]:
+    backend = Backend(**options)
+    seen, module, call = PLAIN.train(backend, steps)
+    return seen, backend, module, call
