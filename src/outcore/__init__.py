@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from outcore.api import Backend
+    from outcore.api import Backend, trace
     from outcore.errors import (
         BudgetError,
         CaptureError,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         SpillError,
         VerifyError,
     )
+    from outcore.estimate import estimate
     from outcore.ir.hardware import Hardware, Tier
     from outcore.ir.plan import Plan
     from outcore.ir.problem import Problem
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from outcore.ir.trace import Trace
     from outcore.lower import lower
     from outcore.policies import Policy
+    from outcore.presets import preset
     from outcore.report import Report
     from outcore.simulate import simulate
 
@@ -65,9 +67,12 @@ __all__ = [
     "Timeline",
     "Trace",
     "VerifyError",
+    "estimate",
     "lower",
     "plan",
+    "preset",
     "simulate",
+    "trace",
 ]
 
 _HOMES = {
@@ -94,8 +99,11 @@ _HOMES = {
     "Timeline": "outcore.ir.timeline",
     "Trace": "outcore.ir.trace",
     "VerifyError": "outcore.errors",
+    "estimate": "outcore.estimate",
     "lower": "outcore.lower",
+    "preset": "outcore.presets",
     "simulate": "outcore.simulate",
+    "trace": "outcore.api",
 }
 """Where each public name lives that is not defined here."""
 

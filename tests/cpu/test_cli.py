@@ -159,6 +159,55 @@ def test_the_example_trains(capsys):
     assert any(line.startswith("policy") for line in lines)
 
 
+COMPARE = ("compare", "--network", "two-heads", "--batch", "8", "--hardware", "titan-xp")
+
+
+def test_compare_for_programs(outcore):
+    budgets = ("--budget", "1GiB", "--budget", "8MiB")
+    run = outcore(*COMPARE, *budgets, "--policies", "keep-all;swap-all", "--json")
+    assert run.exit_code == 0, run.output
+    rows = json.loads(run.stdout)
+    assert [(row["policy"], row["feasible"]) for row in rows] == [
+        ("keep-all", True),
+        ("swap-all", True),
+        ("keep-all", False),
+        ("swap-all", False),
+    ]
+    assert set(rows[0]) >= {
+        "policy",
+        "feasible",
+        "seconds",
+        "items_per_second",
+        "relative_to_in_core",
+        "peak_bytes",
+        "counts",
+        "planning_seconds",
+        "lower_bound_seconds",
+        "reason",
+    }
+    assert rows[0]["relative_to_in_core"] == 1
+    assert "smallest feasible budget" in rows[2]["reason"]
+
+
+def test_compare_for_spreadsheets(outcore):
+    run = outcore(*COMPARE, "--policies", "keep-all", "--csv")
+    header, row = run.stdout.splitlines()
+    assert header.split(",")[:3] == ["batch", "policy", "budget_bytes"]
+    assert row.startswith("8,keep-all,")
+
+
+def test_compare_for_people(outcore):
+    run = outcore(*COMPARE, "--budget", "100%", "--budget", "8MiB", "--policies", "keep-all")
+    assert "all predicted" in run.stdout
+    assert "100.0%" in run.stdout
+    assert "needs" in run.stdout
+
+
+def test_compare_names_what_is_unknown(outcore):
+    assert "did you mean 'titan-xp'" in outcore("compare", "--hardware", "titan").stderr
+    assert "--budget" in outcore("compare", "--budget", "much").stderr
+
+
 def test_the_doctor_tells_what_compute_does_to_the_links_of_a_gpu():
     device = LateDevice()
     found = dict(host_links(QueuedDriver(device), 1 << 30))

@@ -12,7 +12,7 @@ from outcore.cli.progress import progress
 from outcore.cli.training import METERING, STEADY, Run, Step
 from outcore.report import Counts, Report
 
-COMMANDS = ("demo", "doctor", "networks", "policies")
+COMMANDS = ("compare", "demo", "doctor", "hardware", "networks", "policies")
 HELP_SECONDS = 0.3
 
 RUN = """
@@ -51,6 +51,12 @@ def test_help_and_version_need_no_torch(command):
     finished = run(*command.split(), "--help") if command else run("--version")
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.strip()
+
+
+def test_hardware_needs_no_torch():
+    finished = run("hardware")
+    assert finished.returncode == 0, finished.stderr
+    assert "v100-pcie3" in finished.stdout
 
 
 def test_policies_need_no_torch():

@@ -9,7 +9,7 @@ import pytest
 import outcore
 from tests.pure.building import small_problem
 
-NEED_TORCH = {"Backend"}
+NEED_TORCH = {"Backend", "trace"}
 
 USE_ALL_BUT = """
 import sys, outcore

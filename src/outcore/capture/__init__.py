@@ -11,6 +11,7 @@ from outcore.capture.compat import (
     stand_in_survives,
 )
 from outcore.capture.graph import Captured, capture
+from outcore.capture.offline import trace
 from outcore.capture.passing import passing
 from outcore.capture.shells import Shells, shells
 
@@ -26,4 +27,5 @@ __all__ = [
     "passing",
     "shells",
     "stand_in_survives",
+    "trace",
 ]

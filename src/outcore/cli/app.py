@@ -11,8 +11,10 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from outcore import __version__
+from outcore.cli.compare import compare
 from outcore.cli.demo import demo
 from outcore.cli.doctor import doctor
+from outcore.cli.hardware import hardware
 from outcore.cli.networks import networks
 from outcore.cli.policies import policies
 from outcore.errors import OutcoreError
@@ -71,7 +73,7 @@ def common(
         os.environ.setdefault(variable, value)
 
 
-for command in (demo, doctor, policies, networks):
+for command in (demo, doctor, compare, policies, networks, hardware):
     app.command()(command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from outcore.report.report import Counts, Report
+from outcore.report.counts import Counts, count_choices
+from outcore.report.report import Report
 
-__all__ = ["Counts", "Report"]
+__all__ = ["Counts", "Report", "count_choices"]

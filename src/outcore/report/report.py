@@ -6,16 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from outcore.report.counts import Counts
 from outcore.units import format_bytes, format_seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Gaps of the plan that cross from the forward to the backward call, by choice."""
-
-    keep: int = 0
-    offload: int = 0
-    recompute: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 
 from outcore.gauges import Clock
 from outcore.ir.hardware import Tier
-from outcore.ir.liveness import gaps, liveness
-from outcore.ir.plan import Offload, Recompute
 from outcore.ir.program import Copy, Run, Stream
 from outcore.policies import spec_text
-from outcore.report import Counts, Report
+from outcore.report import Counts, Report, count_choices
 from outcore.runtime.engine import Engine
 from outcore.runtime.options import DEFAULT_POLICY
 from outcore.runtime.planning import Planned
@@ -72,7 +70,7 @@ def _with_plans(
         measured_seconds=sum(measured) if measured else None,
         in_core_seconds=_total(planned, lambda p: p.in_core.seconds),
         planning_seconds=_total(planned, lambda p: p.planning_seconds),
-        counts=_counts(planned),
+        counts=sum((count_choices(p.problem.trace, p.plan) for p in planned), start=Counts()),
         offloaded_bytes=sum(copies),
         recompute_seconds=sum(p.problem.profile.seconds[r.op] for p, r in runs if r.again),
         stall_seconds=_total(planned, lambda p: p.predicted.stall_seconds()),
@@ -91,17 +89,3 @@ def _total(planned: list[Planned], figure: Callable[[Planned], float]) -> float:
 def _resident_bytes(planned: Planned) -> int:
     problem = planned.problem
     return problem.outside_bytes + sum(b.nbytes for b in problem.trace.buffers if b.pinned)
-
-
-def _counts(planned: list[Planned]) -> Counts:
-    keep = offload = recompute = 0
-    for p in planned:
-        trace = p.problem.trace
-        for gap in gaps(trace, liveness(trace)):
-            if not gap.after < trace.boundary <= gap.before:
-                continue
-            choice = p.plan.choice(gap)
-            offload += isinstance(choice, Offload)
-            recompute += isinstance(choice, Recompute)
-            keep += not isinstance(choice, Offload | Recompute)
-    return Counts(keep, offload, recompute)

@@ -1,0 +1,78 @@
+"""trace: a training step as a Trace, without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from outcore.capture.compat import ShortenTraceback, aot_autograd
+from outcore.capture.graph import Captured, capture
+from outcore.capture.passing import passing
+from outcore.errors import CaptureError
+from outcore.ir.trace import Trace
+from outcore.ir.verify import verify_trace
+
+
+class _Seen(ShortenTraceback):
+    """Ends compilation once the joint graph is known: nothing is to run."""
+
+    def __init__(self, captured: Captured) -> None:
+        super().__init__(first_useful_frame=None)
+        self.captured = captured
+
+
+def trace(step: Callable[..., Any], *inputs: Any) -> Trace:
+    """The forward and backward ops of `step(*inputs)`, whose result is differentiated.
+
+    Nothing is computed, and no memory is taken beyond what `step` and `inputs` hold. Under torch's
+    FakeTensorMode that is nothing either, whatever their size:
+
+    >>> with FakeTensorMode():                                   # doctest: +SKIP
+    ...     model, images = ResNet(), torch.empty(1440, 3, 224, 224)
+    ...     found = outcore.trace(model, images)
+
+    Raises CaptureError where the step is not one graph that a Trace can express, or where there is
+    nothing to differentiate. Forgets what torch has compiled so far.
+    """
+    torch._dynamo.reset()
+    call = torch.compile(step, backend=_backend, fullgraph=True, dynamic=False)
+    try:
+        call(*inputs)
+    except _Seen as seen:
+        return seen.captured.trace
+    except torch._dynamo.exc.Unsupported as error:
+        reason = f"the step is not one graph: {str(error).splitlines()[0]}"
+        raise CaptureError(reason=reason) from error
+    finally:
+        torch._dynamo.reset()
+    reason = "nothing in it needs a gradient: no parameter, no input"
+    raise CaptureError(reason=reason)
+
+
+def _backend(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    compiler = aot_autograd(
+        fw_compiler=_run, bw_compiler=_run, inference_compiler=_run, partition_fn=_partition
+    )
+    with passing():
+        compiled: Callable[..., Any] = compiler(module, inputs)
+    return compiled
+
+
+def _partition(
+    joint: GraphModule,
+    _inputs: Any,
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: Sequence[int] | None = None,
+    **_: Any,
+) -> tuple[GraphModule, GraphModule]:
+    captured = capture(joint, num_fwd_outputs, list(static_lifetime_input_indices or ()))
+    verify_trace(captured.trace)
+    raise _Seen(captured)
+
+
+def _run(module: GraphModule, _: Any) -> Callable[..., Any]:
+    return module.forward

@@ -1,0 +1,137 @@
+"""outcore compare: policies on a network and a machine, predicted."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from outcore.units import format_bytes, format_seconds, parse_size
+
+if TYPE_CHECKING:
+    from outcore.compare import Compared
+    from outcore.ir.trace import Trace
+
+ALL = "all"
+NOTHING = "-"
+
+
+def compare(
+    *,
+    network: Annotated[str, typer.Option(help="A network of `outcore networks`.")] = "resnet50",
+    batch: Annotated[list[int], typer.Option(help="Samples; may be given several times.")] = [128],  # noqa: B006 - typer copies it
+    hardware: Annotated[str, typer.Option(help="A machine of `outcore hardware`.")] = "v100-pcie3",
+    budget: Annotated[
+        list[str],
+        typer.Option(help="Device memory (16GiB, 80%); several times; else all of it."),
+    ] = ["100%"],  # noqa: B006 - as above
+    policies: Annotated[str, typer.Option(help="Specs separated by ;, or all.")] = ALL,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
+) -> None:
+    """Plan a training step on a machine that need not be here, and simulate it."""
+    from outcore.compare import Comparison  # noqa: PLC0415 - loads numpy
+    from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
+    from outcore.policies import POLICIES  # noqa: PLC0415 - loads numpy
+    from outcore.presets import preset  # noqa: PLC0415 - reads files
+
+    machine = preset(hardware)
+    total = machine.hardware.capacity(Tier.DEVICE)
+    budgets = [_size(text, total) for text in budget]
+    specs = list(POLICIES) if policies == ALL else policies.split(";")
+    found: list[dict[str, Any]] = []
+    progress = Console(stderr=True)
+    for samples in batch:
+        with progress.status(f"{network}, batch {samples}: tracing"):
+            comparison = Comparison(_trace(network, samples), machine, samples)
+        rows = []
+        with progress.status(f"{network}, batch {samples}: planning") as status:
+            for row in comparison.rows(budgets, specs):
+                rows.append(row)
+                status.update(f"{network}, batch {samples}: {row.policy} done")
+        found += [{"batch": samples, **row.to_dict()} for row in rows]
+        if not (as_json or as_csv):
+            seconds = comparison.in_core.seconds
+            peak = format_bytes(comparison.in_core.peak(Tier.DEVICE))
+            title = (
+                f"{network}, batch {samples}, on {hardware}: in-core {samples / seconds:.4g} "
+                f"items/s in {peak} (all predicted)"
+            )
+            Console().print(_table(title, rows))
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    if as_csv:
+        _write_csv(found)
+
+
+def _size(text: str, total: int) -> int:
+    from outcore.errors import BudgetError  # noqa: PLC0415 - beside its only use
+
+    try:
+        return parse_size(text, total)
+    except ValueError as error:
+        raise BudgetError(option="--budget", value=text, reason=str(error)) from error
+
+
+def _trace(name: str, samples: int) -> Trace:
+    """The network's step at full size, under fake tensors."""
+    from torch._subclasses import FakeTensorMode  # noqa: PLC0415 - loads torch
+
+    from outcore.capture import trace  # noqa: PLC0415 - loads torch
+    from outcore.networks import network  # noqa: PLC0415 - loads torch
+
+    spec = network(name)
+    with FakeTensorMode():
+        model, batch = spec.build(), spec.batch(samples)
+        return trace(lambda *inputs: spec.criterion(model(*inputs), batch.targets), *batch.inputs)
+
+
+def _table(title: str, rows: Iterable[Compared]) -> Table:
+    table = Table("policy", title=title, title_justify="left")
+    for name in (
+        "budget",
+        "step",
+        "items/s",
+        "of in-core",
+        "peak",
+        "keep / offload / recompute",
+        "planned in",
+    ):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(row.policy, format_bytes(row.budget_bytes), *_cells(row))
+    return table
+
+
+def _cells(row: Compared) -> tuple[str, ...]:
+    planning = NOTHING if row.planning_seconds is None else format_seconds(row.planning_seconds)
+    if row.seconds is None or row.items_per_second is None or row.counts is None:
+        return (f"needs {format_bytes(row.needed_bytes or 0)}", *[NOTHING] * 4, planning)
+    counts = row.counts
+    return (
+        format_seconds(row.seconds),
+        f"{row.items_per_second:.4g}",
+        f"{row.relative_to_in_core or 0:.1%}",
+        format_bytes(row.peak_bytes or 0),
+        f"{counts.keep} / {counts.offload} / {counts.recompute}",
+        planning,
+    )
+
+
+def _write_csv(found: list[dict[str, Any]]) -> None:
+    flat = [{**row, **_counts(row.pop("counts"))} for row in found]
+    writer = csv.DictWriter(sys.stdout, list(flat[0]))
+    writer.writeheader()
+    writer.writerows(flat)
+
+
+def _counts(counts: dict[str, int] | None) -> dict[str, int | None]:
+    return {
+        name: None if counts is None else counts[name] for name in ("keep", "offload", "recompute")
+    }

@@ -1,0 +1,30 @@
+"""outcore hardware: the machines that can be planned for by name."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from outcore.units import format_bytes, format_rate
+
+
+def hardware() -> None:
+    """List the machines with their memory, rates and links, and where the figures come from."""
+    from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the next
+    from outcore.presets import presets  # noqa: PLC0415 - reads files; only where it is used
+
+    table = Table("machine", "what it is")
+    for name in ("memory", "its rate", "float32", "link"):
+        table.add_column(name, justify="right")
+    for name, found in presets().items():
+        machine = found.hardware
+        link = machine.link(Tier.DEVICE, Tier.HOST)
+        table.add_row(
+            name,
+            found.summary,
+            format_bytes(machine.capacity(Tier.DEVICE)),
+            format_rate(machine.memory_bytes_per_second),
+            f"{dict(machine.flops_per_second)['float32'] / 1e12:.3g} TFLOP/s",
+            format_rate(link.bytes_per_second),
+        )
+    Console().print(table)

@@ -1,0 +1,107 @@
+"""compare: policies side by side on one trace and one machine, without running anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from outcore.errors import InfeasibleError
+from outcore.estimate import estimate
+from outcore.ir.hardware import Tier
+from outcore.ir.plan import make_plan
+from outcore.ir.problem import Problem
+from outcore.ir.timeline import Timeline
+from outcore.ir.trace import Role, Trace
+from outcore.lower import lower
+from outcore.policies import Policy, resolve, spec_text
+from outcore.presets import Preset
+from outcore.report import Counts, count_choices
+from outcore.simulate import simulate
+
+ENDLESS_BYTES = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One policy under one budget; all figures predicted. None where the policy has no plan.
+
+    `relative_to_in_core`: throughput, of that of the step with everything kept on a device that has
+    the room. `reason`: why there is no plan; `needed_bytes`: the budget that one would need.
+    """
+
+    policy: str
+    budget_bytes: int
+    feasible: bool = False
+    seconds: float | None = None
+    items_per_second: float | None = None
+    relative_to_in_core: float | None = None
+    peak_bytes: int | None = None
+    counts: Counts | None = None
+    planning_seconds: float | None = None
+    lower_bound_seconds: float | None = None
+    needed_bytes: int | None = None
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values by field name; `counts` as a dict."""
+        return asdict(self)
+
+
+class Comparison:
+    """A trace on a machine: what it takes in-core, and what policies make of it.
+
+    `items`: samples in the trace's batch. `states`: copies of the parameters that the optimizer
+    holds on the device besides (1: SGD with momentum, 2: Adam).
+    """
+
+    def __init__(self, trace: Trace, machine: Preset, items: int, states: int = 1) -> None:
+        self.trace, self.machine, self.items = trace, machine, items
+        self.profile = estimate(trace, machine.hardware, machine.efficiency)
+        weights = sum(b.nbytes for b in trace.buffers if b.role is Role.PARAM)
+        self.outside_bytes = states * weights
+        problem = self.problem(ENDLESS_BYTES)
+        self.in_core: Timeline = simulate(problem, lower(problem, make_plan({}, "keep-all")))
+
+    def problem(self, budget_bytes: int) -> Problem:
+        """The problem under a device budget."""
+        hardware = self.machine.hardware
+        return Problem(
+            self.trace, self.profile, hardware, budget_bytes, outside_bytes=self.outside_bytes
+        )
+
+    def rows(self, budgets: Iterable[int], policies: Iterable[str | Policy]) -> Iterator[Compared]:
+        """One row for each budget and policy. Raises PolicyError for a spec that is wrong."""
+        resolved = [resolve(policy) for policy in policies]
+        for budget in budgets:
+            for policy in resolved:
+                yield self.row(budget, policy)
+
+    def row(self, budget_bytes: int, policy: Policy) -> Compared:
+        """What `policy` makes of `budget_bytes`."""
+        problem = self.problem(budget_bytes)
+        blank = Compared(policy=spec_text(policy), budget_bytes=budget_bytes)
+        start = time.perf_counter()
+        try:
+            plan = policy.plan(problem)
+        except InfeasibleError as error:
+            seconds = time.perf_counter() - start
+            return replace(
+                blank,
+                planning_seconds=seconds,
+                needed_bytes=error.floor_bytes,
+                reason=str(error),
+            )
+        seconds = time.perf_counter() - start
+        timeline = simulate(problem, lower(problem, plan))
+        return replace(
+            blank,
+            feasible=True,
+            seconds=timeline.seconds,
+            items_per_second=self.items / timeline.seconds,
+            relative_to_in_core=self.in_core.seconds / timeline.seconds,
+            peak_bytes=timeline.peak(Tier.DEVICE),
+            counts=count_choices(self.trace, plan),
+            planning_seconds=seconds,
+        )

@@ -1,0 +1,34 @@
+"""Counts: how many tensors are kept, offloaded and recomputed between forward and backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outcore.ir.liveness import gaps, liveness
+from outcore.ir.plan import Offload, Plan, Recompute
+from outcore.ir.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Gaps of the plan that cross from the forward to the backward call, by choice."""
+
+    keep: int = 0
+    offload: int = 0
+    recompute: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.keep + other.keep,
+            self.offload + other.offload,
+            self.recompute + other.recompute,
+        )
+
+
+def count_choices(trace: Trace, plan: Plan) -> Counts:
+    """The Counts of one plan."""
+    crossing = (g for g in gaps(trace, liveness(trace)) if g.after < trace.boundary <= g.before)
+    choices = [plan.choice(gap) for gap in crossing]
+    offload = sum(isinstance(choice, Offload) for choice in choices)
+    recompute = sum(isinstance(choice, Recompute) for choice in choices)
+    return Counts(len(choices) - offload - recompute, offload, recompute)
