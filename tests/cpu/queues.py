@@ -189,6 +189,11 @@ class LateDevice:
     @one_at_a_time
     def attend(self, event: LateEvent) -> None:
         self._run(event.queue, event.number)
+        # Who waited may give memory back that was copied to. That a copy away is waited for by the
+        # compute queue too is still to be seen.
+        self.accesses = [
+            a for a in self.accesses if a.queue != self.into or event.clock[a.queue] < a.number
+        ]
 
     def seconds(self, start: LateEvent, stop: LateEvent) -> float:
         assert start.timed

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
+import threading
 import time
+import weakref
 from collections.abc import Iterator
+from functools import partialmethod
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from outcore import Backend
 from outcore.errors import HostMemoryError, InfeasibleError, SpillError
 from outcore.execute import lane as lanes
+from outcore.execute import staged
 from outcore.execute.driver import Region
+from outcore.execute.handles import NOTHING
 from outcore.execute.queued import QueuedDriver
-from outcore.execute.staged import NOTHING, StagedLane
-from outcore.ir.hardware import STAGING_BUFFERS, Tier
+from outcore.execute.staged import StagedLane
+from outcore.ir.hardware import STAGING_BUFFERS, Tier, staging_bytes
 from outcore.runtime import engine as runtime
 from tests.cpu.queues import LateDevice, RaceError
 from tests.cpu.test_queued import Queued, on_tiers
@@ -93,41 +101,209 @@ def test_a_wait_is_one_for_all_that_comes_before(driver: QueuedDriver) -> None:
     lane.close()
 
 
-def test_device_memory_is_free_once_its_bytes_are_on_the_host(driver: QueuedDriver) -> None:
-    device = driver.device
+def test_device_memory_is_free_once_its_bytes_are_on_the_host(
+    driver: QueuedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the disk is still at it."""
+    device, going_on = driver.device, threading.Event()
     assert isinstance(device, LateDevice)
+    write = os.pwritev
+
+    def late(*args: Any) -> int:
+        assert going_on.wait(10)
+        return write(*args)
+
+    monkeypatch.setattr(os, "pwritev", late)
     lane = driver.open_lane({0: on_disk(0)})
     tensor = filled(1)
+    memory = StorageWeakRef(tensor.untyped_storage())
     handle = lane.copy_out(tensor, 0)
     lane.wait(handle)
     del tensor
+    assert memory.expired()
     device.check_given_back()
+    going_on.set()
     lane.close()
 
 
+@pytest.fixture
+def _no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_no_collector")
 def test_a_closed_lane_drops_what_is_under_way(driver: QueuedDriver) -> None:
+    memories = []
     for _ in range(20):
         lane = driver.open_lane({n: on_disk(n) for n in range(4)})
         for number in range(4):
             lane.wait(lane.copy_out(filled(number), number))
-        lane.copy_in(0)
-        lane.copy_in(1)
+        for number in (0, 1):
+            tensor, _ = lane.copy_in(number)
+            memories.append(StorageWeakRef(tensor.untyped_storage()))
+            del tensor
         lane.close()
         lane.close()
+    del lane
     driver.drain()
     assert isinstance(driver.device, LateDevice)
     driver.device.check_given_back()
+    assert all(memory.expired() for memory in memories)
+    room = 4 * ROOM
+    assert driver._disk is not None
+    assert (
+        driver._disk.spill.file.nbytes <= 2 * room
+    )  # each lane's, once it was closed, served again
+    assert not driver._disk.lanes
+
+
+def test_a_second_backward_finds_the_bytes_again(driver: QueuedDriver) -> None:
+    lane = driver.open_lane({n: on_disk(n) for n in range(3)})
+    for number in range(3):
+        lane.wait(lane.copy_out(filled(number), number))
+    for _ in range(2):
+        for number in reversed(range(3)):
+            tensor, back = lane.copy_in(number)
+            lane.wait(back)
+            assert torch.equal(tensor, filled(number))
+    lane.close()
+
+
+def test_lanes_at_once_share_buffers_and_nothing_else(driver: QueuedDriver) -> None:
+    lanes = [driver.open_lane({n: on_disk(n) for n in range(3)}) for _ in range(3)]
+    for number in range(3):
+        for which, lane in enumerate(lanes):
+            lane.wait(lane.copy_out(filled(10 * which + number), number))
+    for number in reversed(range(3)):
+        for which, lane in enumerate(lanes):
+            tensor, back = lane.copy_in(number)
+            lane.wait(back)
+            assert torch.equal(tensor, filled(10 * which + number))
+    for lane in lanes:
+        lane.close()
+
+
+def test_larger_buffers_take_the_place_of_smaller_ones(driver: QueuedDriver) -> None:
+    first = driver.open_lane({0: on_disk(0)})
+    first.wait(first.copy_out(filled(1), 0))
+    large = Region(0, 4 * NBYTES, torch.float32, (4 * COUNT,), (1,), Tier.DISK)
+    second = driver.open_lane({0: large})
+    second.wait(second.copy_out(torch.full((4 * COUNT,), 2.0), 0))
+    assert driver.slabs.taken_bytes == staging_bytes(4 * NBYTES)
+    for lane, expected in ((first, filled(1)), (second, torch.full((4 * COUNT,), 2.0))):
+        tensor, back = lane.copy_in(0)
+        lane.wait(back)
+        assert torch.equal(tensor, expected)
+        lane.close()
+    driver.reserve({Tier.DISK: ROOM})  # the next plan's, instead of the last one's
+    assert driver.slabs.taken_bytes == 0
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+@pytest.mark.parametrize("method", ["record", "wait", "copy"])
+def test_an_interrupt_loses_no_buffer(
+    driver: QueuedDriver, monkeypatch: pytest.MonkeyPatch, method: str, at: int
+) -> None:
+    """More often than there are buffers: the next steps still have them all."""
+    monkeypatch.setattr(staged, "_LOST_SECONDS", 0.05)
+    device, compute = driver.device, threading.current_thread()
+    call = getattr(device, method)
+    for _ in range(STAGING_BUFFERS):
+        lane = driver.open_lane({0: on_disk(0)})
+        calls = count(1)
+
+        def interrupted(*args: Any, calls: Iterator[int] = calls) -> None:
+            if threading.current_thread() is compute and next(calls) == at:
+                raise KeyboardInterrupt
+            call(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(device, method, interrupted)
+            with contextlib.suppress(KeyboardInterrupt):
+                lane.wait(lane.copy_out(filled(1), 0))
+                lane.wait(lane.copy_in(0)[1])
+        lane.close()
+    test_bytes_go_to_the_disk_and_come_back(driver)
+
+
+def test_a_copy_from_the_host_interrupted_beside_a_disk_is_waited_for(
+    driver: QueuedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near = Region(0, NBYTES, torch.float32, (COUNT,), (1,))
+    lane = driver.open_lane({0: on_disk(0), 1: near})
+    lane.wait(lane.copy_out(filled(1), 1))
+    device = driver.device
+    assert isinstance(device, LateDevice)
+    copy = device.copy
+
+    def interrupted(*args: Any) -> None:
+        copy(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "copy", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lane.copy_in(1)
+    lane.close()
+    device.check_given_back()
 
 
 def test_buffers_count_as_host_memory(tmp_path: Path) -> None:
     driver = QueuedDriver(LateDevice(), tmp_path)
-    driver.hardware({Tier.DEVICE: 1 << 20, Tier.HOST: STAGING_BUFFERS * NBYTES})
+    room = staging_bytes(NBYTES)
+    driver.hardware({Tier.DEVICE: 1 << 20, Tier.HOST: room})
     driver.open_lane({0: on_disk(0)}).close()
-    assert driver.slabs.taken_bytes == STAGING_BUFFERS * NBYTES
+    assert driver.slabs.taken_bytes == room
     near = Region(0, 512, torch.float32, (128,), (1,))
     with pytest.raises(HostMemoryError, match="budget"):
         driver.open_lane({0: on_disk(0), 1: near})
     driver.close()
+
+
+def test_slabs_that_nobody_uses_make_way_for_buffers(tmp_path: Path) -> None:
+    driver = QueuedDriver(LateDevice(), tmp_path)
+    driver.hardware({Tier.DEVICE: 1 << 20, Tier.HOST: staging_bytes(NBYTES)})
+    driver.open_lane({0: Region(0, NBYTES, torch.float32, (COUNT,), (1,))}).close()
+    driver.open_lane({0: on_disk(0)}).close()
+    assert driver.slabs.taken_bytes == staging_bytes(NBYTES)
+    driver.close()
+
+
+def test_buffers_that_cannot_be_had_are_not_counted(
+    driver: QueuedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: int) -> torch.Tensor:
+        raise HostMemoryError(reason="refused", needed_bytes=1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.device, "host", refused)
+        with pytest.raises(HostMemoryError, match="refused"):
+            driver.open_lane({0: on_disk(0)})
+    assert driver.slabs.taken_bytes == 0
+    test_bytes_go_to_the_disk_and_come_back(driver)
+
+
+def test_a_driver_that_nobody_holds_ends_its_workers(tmp_path: Path) -> None:
+    before = threading.active_count()
+    driver = QueuedDriver(LateDevice(), tmp_path)
+    driver.open_lane({0: on_disk(0)}).close()
+    assert threading.active_count() == before + 2
+    alive = weakref.ref(driver)
+    del driver
+    gc.collect()
+    assert alive() is None
+    assert threading.active_count() == before
+
+
+def test_a_closed_driver_leaves_the_disk_alone(driver: QueuedDriver) -> None:
+    driver.open_lane({0: on_disk(0)}).close()
+    driver.close()
+    for call in (lambda: driver.reserve({Tier.DISK: 1}), lambda: driver.open_lane({0: on_disk(0)})):
+        with pytest.raises(SpillError, match="closed"):
+            call()
 
 
 @pytest.mark.parametrize("call", ["pwritev", "preadv"])
@@ -153,8 +329,27 @@ def test_a_failing_disk_is_told_where_the_bytes_are_needed(
     again.close()
 
 
-FAULTS = {
-    "the host does not wait for the device": (LateDevice, "attend", lambda *_: None),
+def _without_attending(self: Any, *args: Any, move: Any) -> None:
+    """What a worker does, but for the waiting for the device."""
+    device = self.stages.device
+    attend, device.attend = device.attend, lambda _: None
+    try:
+        move(self, *args)
+    finally:
+        device.attend = attend
+
+
+FAULTS: dict[str, tuple[object, str, object]] = {
+    "a worker does not wait for the device": (
+        staged.Away,
+        "_move",
+        partialmethod(_without_attending, move=staged.Away._move),
+    ),
+    "a buffer is taken while it is busy": (
+        staged.Stages,
+        "give",
+        lambda self, buffer, _: self._free.put(buffer),
+    ),
     "nothing comes before anything": (StagedLane, "learn", lambda *_: NOTHING),
     "queues do not wait for workers": (StagedLane, "settle", lambda *_: None),
     "nothing waits for a copy": (lanes.QueuedLane, "_order", lambda *_: None),
@@ -220,6 +415,9 @@ class TestTraining:
         taken = {tier: planned.predicted.peak(tier) for tier in Tier}
         assert taken[Tier.DISK] > 0
         assert taken[Tier.HOST] <= 1 << 20
+        driver = backend.engine.driver
+        assert isinstance(driver, QueuedDriver)
+        assert driver.slabs.taken_bytes <= 1 << 20  # with the buffers on the way to the disk
         assert backend.report().state == "planned"
 
     def test_a_folder_that_is_missing_is_named_beside_what_is_needed(

@@ -1,5 +1,6 @@
 """The third tier: what the host has no room for goes to the disk."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outcore.errors import InfeasibleError
-from outcore.ir.hardware import STAGING_BUFFERS, Hardware, Link, Tier
+from outcore.ir.hardware import Hardware, Link, Tier, staging_bytes
 from outcore.ir.memory import fits, tier_bytes
 from outcore.ir.plan import Offload, Plan
 from outcore.ir.problem import Problem
@@ -15,7 +16,7 @@ from outcore.ir.profile import Profile, Source
 from outcore.ir.trace import Phase, Ref, Role
 from outcore.ir.verify_plan import verify_plan
 from outcore.lower import lower
-from outcore.policies import plan_with_overflow, resolve
+from outcore.policies import overflow, plan_with_overflow, resolve, staging_needed
 from outcore.simulate import simulate
 from tests.pure.building import TraceBuilder
 from tests.pure.strategies import hardwares, problems
@@ -25,13 +26,15 @@ MAPS, MAP_BYTES = 10, 1024
 SWAP_ALL = resolve("swap-all{min_bytes=512B}").plan
 
 
-def chained(host_bytes: int, disk_bytes: int = 1 << 20) -> Problem:
-    """`MAPS` maps made one from the other, and needed again in reverse; on three tiers."""
+def chained(
+    host_bytes: int, disk_bytes: int = 1 << 20, sizes: Sequence[int] = (MAP_BYTES,) * MAPS
+) -> Problem:
+    """Maps of `sizes` made one from the other, and needed again in reverse; on three tiers."""
     t = TraceBuilder()
     x = t.new(1, Role.INPUT, pinned=True)
     made = [x]
-    for _ in range(MAPS):
-        made.append(t.new(MAP_BYTES // 4, Role.ACTIVATION))
+    for size in sizes:
+        made.append(t.new(size // 4, Role.ACTIVATION))
         t.op("test.f", (Ref(made[-2]),), (made[-1],))
     out, grad = t.new(1, Role.ACTIVATION), t.new(1, Role.GRAD)
     t.op("test.loss", (Ref(made[-1]),), (out,))
@@ -48,7 +51,7 @@ def chained(host_bytes: int, disk_bytes: int = 1 << 20) -> Problem:
         ((DEVICE, HOST, fast), (HOST, DEVICE, fast), (DEVICE, DISK, slow), (DISK, DEVICE, slow)),
     )
     profile = Profile((1e-3,) * n, (0,) * n, Source.ESTIMATED)
-    return Problem(trace, profile, hardware, budget_bytes=4 * MAP_BYTES)
+    return Problem(trace, profile, hardware, budget_bytes=4 * max(sizes))
 
 
 def away(plan: Plan) -> dict[int, Tier]:
@@ -62,8 +65,7 @@ def test_a_host_with_room_takes_all():
 
 
 def test_what_leaves_first_goes_to_the_disk():
-    room = STAGING_BUFFERS + 3
-    problem = chained(room * MAP_BYTES)
+    problem = chained(staging_bytes(MAP_BYTES) + 3 * MAP_BYTES)
     plan = plan_with_overflow(problem, SWAP_ALL)
     order = [tier for _, tier in sorted(away(plan).items())]
     assert order == [DISK] * (MAPS - 3) + [HOST] * 3
@@ -73,17 +75,27 @@ def test_what_leaves_first_goes_to_the_disk():
     assert plan.policy == "swap-all{min_bytes=512B}"
 
 
+def test_a_large_map_stays_where_small_ones_will_do():
+    """What goes to the disk passes through four buffers of its size."""
+    sizes = [MAP_BYTES] * 14 + [10 * MAP_BYTES] + [MAP_BYTES] * 6
+    problem = chained(22 * MAP_BYTES, sizes=sizes)
+    plan = plan_with_overflow(problem, SWAP_ALL)
+    assert staging_needed(problem.trace, plan) == staging_bytes(MAP_BYTES)
+    assert fits(problem, lower(problem, plan))
+    assert overflow(problem, plan) == plan
+
+
 def test_copies_to_the_disk_take_their_own_time():
     slow, fast = (
         simulate(p, lower(p, plan_with_overflow(p, SWAP_ALL)))
-        for p in (chained(5 * MAP_BYTES), chained(MAPS * MAP_BYTES))
+        for p in (chained(6 * MAP_BYTES), chained(MAPS * MAP_BYTES))
     )
     assert slow.seconds > 2 * fast.seconds
 
 
 @pytest.mark.parametrize(
     ("host_bytes", "disk_bytes", "tier"),
-    [((STAGING_BUFFERS - 1) * MAP_BYTES, 1 << 20, "host"), (5 * MAP_BYTES, 6 * MAP_BYTES, "disk")],
+    [(staging_bytes(MAP_BYTES) - 1, 1 << 20, "host"), (6 * MAP_BYTES, 6 * MAP_BYTES, "disk")],
 )
 def test_too_little_of_both_is_refused(host_bytes, disk_bytes, tier):
     with pytest.raises(InfeasibleError) as caught:
@@ -106,4 +118,6 @@ def test_the_plan_fits_every_tier(data):
     verify_plan(problem, plan)
     program = lower(problem, plan)
     assert fits(problem, program)
+    taken = tier_bytes(problem, program, HOST) + staging_needed(problem.trace, plan)
+    assert taken <= problem.limit_bytes(HOST)
     simulate(problem, program)

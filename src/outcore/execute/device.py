@@ -80,7 +80,10 @@ class Device(Protocol):
         ...
 
     def attend(self, event: Event) -> None:
-        """Let the host wait until `event` has come. On any thread, as are `wait` to `record`."""
+        """Let the host wait until `event` has come.
+
+        Worker threads call this, `record`, `wait` and `copy` too.
+        """
         ...
 
     def seconds(self, start: Event, stop: Event) -> float:

@@ -1,4 +1,4 @@
-"""lane: one outstanding step on a device with queues; an event per hazard, and no waiting host.
+"""lane: one outstanding step on a device with queues, with an event for each hazard.
 
 Device memory is taken and given back in the order of the compute queue, which is that of the host.
 So each copy waits for the compute queue as it is when the copy is issued: its source is written,
@@ -17,22 +17,10 @@ import torch
 from outcore.errors import VerifyError
 from outcore.execute.device import Device, Event, Queue
 from outcore.execute.driver import Direction, Region
+from outcore.execute.handles import NOTHING, QueuedCopy
 from outcore.execute.slabs import Slab, Slabs
-from outcore.execute.staged import NOTHING, Known, StagedLane
+from outcore.execute.staged import StagedLane
 from outcore.ir.hardware import Tier
-
-
-class QueuedCopy:
-    """A copy under way: the handle of a lane."""
-
-    __slots__ = ("event", "issued", "kept", "known", "queue")
-
-    def __init__(self, queue: Queue, event: Event, kept: torch.Tensor, known: Known) -> None:
-        self.queue, self.event, self.known = queue, event, known
-        self.issued = False
-        """Whether `event` is recorded: for a copy from a disk, a worker does that."""
-        self.kept: torch.Tensor | None = kept
-        """Keeps the device memory alive until the compute queue has waited for the copy."""
 
 
 class Times(Protocol):
@@ -100,7 +88,7 @@ class QueuedLane:
     def wait(self, handle: QueuedCopy, /) -> None:
         """Let the compute queue wait for the copy, and for all that comes before it.
 
-        The host goes on, but where a copy from a disk is among them: it waits until that has been
+        The host goes on, unless a copy from a disk is among them: it waits until that has been
         issued. Raises SpillError where it failed.
         """
         self._order(self.compute, handle)
@@ -117,15 +105,14 @@ class QueuedLane:
             slab = self._open.pop()
         except IndexError:
             return
-        staged = self._disk is not None
         if self._disk is not None:
             self._disk.close()  # first: a worker that issues a copy from now on waits for it
         for handle in list(self._pending):
-            if not handle.issued:
-                if staged and handle.queue is self.device.into:
-                    continue
-                self.device.record(handle.event, handle.queue)  # interrupted: perhaps it runs
-            self.device.wait(self.compute, handle.event)
+            if not (handle.issued or handle.staged):  # interrupted on the way: perhaps it runs
+                self.device.record(handle.event, handle.queue)
+                handle.issued = True
+            if handle.issued:
+                self.device.wait(self.compute, handle.event)
             self._done(handle)
         self.device.record(self._mark, self.compute)
         slab.free = self._mark
@@ -167,19 +154,15 @@ class QueuedLane:
 
     def _stage(self, disk: StagedLane, copy: QueuedCopy, direction: Direction, region: int) -> None:
         """Issue a copy to or from a disk."""
-        device, queue = self.device, copy.queue
-        buffer = disk.buffer() if direction == "out" else None
-        mark = device.event()  # of its own: a worker may wait for it later
-        device.record(mark, self.compute)
-        if buffer is None:
+        mark = self.device.event()  # of its own: a worker may wait for it later
+        self.device.record(mark, self.compute)
+        if direction == "in":
+            copy.staged = True
             disk.back(region, copy, mark)
             return
-        device.wait(queue, mark)
-        try:
-            self._put(copy, direction, region, buffer.memory[: self.regions[region].nbytes])
-        except BaseException:
-            disk.give_up(buffer)
-            raise
+        self.device.wait(copy.queue, mark)
+        buffer = disk.buffer()
+        self._put(copy, direction, region, buffer.memory[: self.regions[region].nbytes])
         disk.away(region, copy, buffer)
 
     def _put(self, copy: QueuedCopy, direction: Direction, region: int, host: torch.Tensor) -> None:

@@ -130,7 +130,7 @@ class Copy:
         try:
             self._move(bounce, throttle)
         except Exception as error:  # noqa: BLE001 - the lane's `wait` raises it
-            self.error = error
+            self.error = error.with_traceback(None)  # its frames lead back here
         # Before `done`: from then on the compute thread counts on its `del` to free the memory.
         self.lane = self.kept = None
         self.after = ()

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from tempfile import gettempdir
 from typing import Final
 
+from outcore.errors import SpillError
 from outcore.execute.device import Device, Event, Queue
 from outcore.execute.disk import FILE_BLOCK_BYTES
 from outcore.execute.driver import (
@@ -71,6 +73,7 @@ class QueuedDriver:
         self.clock = QueueClock(device)
         self.slabs = Slabs(device)
         self._disk: StagedDisk | None = None
+        self._closed = False
         self._near: Hardware | None = None
         self.links: QueueLinks | None = None
         """As measured; None until then, and where there is nothing to move."""
@@ -129,10 +132,10 @@ class QueuedDriver:
         Raises HostMemoryError where the budget or the system does not allow it, SpillError where
         the disk is full.
         """
+        if nbytes.get(Tier.DISK) or self._disk is not None:
+            self._staged().reserve(nbytes.get(Tier.DISK, 0))
         if nbytes.get(Tier.HOST):
             self.slabs.make_ready(nbytes[Tier.HOST])
-        if nbytes.get(Tier.DISK):
-            self._staged().reserve(nbytes[Tier.DISK])
 
     def open_lane(self, regions: Mapping[int, Region]) -> Lane:
         """A lane of `regions`. Raises as `reserve` where there is no room for one more."""
@@ -140,7 +143,7 @@ class QueuedDriver:
             return EmptyLane()
         away = {key: place for key, place in regions.items() if place.tier is Tier.DISK}
         near = {key: place for key, place in regions.items() if key not in away}
-        disk = StagedLane(self._staged(), away, self._recorder) if away else None
+        disk = StagedLane(self._staged(), away) if away else None
         try:
             slab = self.slabs.take(lane_nbytes(near, _host_nbytes))
         except BaseException:
@@ -150,12 +153,23 @@ class QueuedDriver:
         return QueuedLane(self, self.device, regions, slab, disk)
 
     def _staged(self) -> StagedDisk:
+        folder = self.spill_dir or gettempdir()
+        if self._closed:
+            raise SpillError(directory=str(folder), reason="the driver is closed")
         if self._disk is None:
-            self._disk = StagedDisk(self.device, self.slabs, self.spill_dir or gettempdir())
+            self._disk = StagedDisk(self.device, self.slabs, folder)
+            weakref.finalize(self, self._disk.spill.close)
+        if self._disk.spill.pid != os.getpid():
+            raise self._disk.spill.file.error(
+                "the driver belongs to the process that forked this one"
+            )
         return self._disk
 
     def record(self, recorder: Recorder | None) -> None:
-        """Report every copy from now on to `recorder`, when `drain` is called."""
+        """Report every copy from now on to `recorder`, when `drain` is called.
+
+        Of copies to a disk that is their half to the host, and of copies from one nothing.
+        """
         self.drain()
         self._recorder = recorder
         if recorder is not None:
@@ -206,6 +220,7 @@ class QueuedDriver:
     def close(self) -> None:
         """Wait for the copies and give the host memory back, that of lanes once they are closed."""
         self.drain()
+        self._closed = True
         if self._disk is not None:
             self._disk.spill.close()
         self.slabs.close()

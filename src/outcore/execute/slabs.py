@@ -36,7 +36,7 @@ class Slabs:
 
     def give(self, slab: Slab) -> None:
         """Let the next lane have `slab`. For finalisers too: takes no lock."""
-        if not self._closed:
+        if not self._closed and len(slab.memory):
             self._given.append(slab)
 
     def take(self, nbytes: int) -> Slab:
@@ -44,6 +44,8 @@ class Slabs:
 
         Raises HostMemoryError where the budget or the system does not allow it.
         """
+        if not nbytes:
+            return Slab(torch.empty(0, dtype=torch.uint8))
         with self._lock:
             self._collect()
             fitting = [slab for slab in self._free if len(slab.memory) >= nbytes]
@@ -53,15 +55,22 @@ class Slabs:
                 return found
             self._drop()
             self._check(nbytes)
-            nothing = torch.empty(0, dtype=torch.uint8)
-            slab = Slab(self.device.host(nbytes) if nbytes else nothing)
+            slab = Slab(self.device.host(nbytes))
             self.taken_bytes += nbytes
             return slab
 
     def hold(self, nbytes: int) -> None:
-        """Count `nbytes` of host memory that is taken elsewhere, for good. Raises as `take`."""
+        """Count `nbytes` of host memory that is taken elsewhere; negative: given back.
+
+        Slabs that are not in use make way where need be. Raises as `take`.
+        """
         with self._lock:
-            self._check(nbytes)
+            budget = self.budget_bytes
+            if budget is not None and self.taken_bytes + nbytes > budget:
+                self._collect()
+                self._drop()
+            if nbytes > 0:
+                self._check(nbytes)
             self.taken_bytes += nbytes
 
     def make_ready(self, nbytes: int) -> None:

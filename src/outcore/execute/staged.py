@@ -3,22 +3,25 @@
 No queue of the device reaches a file. A copy away goes to a buffer on the host by the device's
 queue, and from there to the disk by a worker thread; a copy back the other way round. Each
 direction has two buffers, so that one is filled while the other is emptied. The device's memory is
-free as soon as its bytes are in the buffer. The host waits where both buffers of a direction are
-full, and before a copy back may be used, for its second half is issued by the worker.
+free as soon as its bytes are in the buffer.
 
 A Program leaves out each wait that the order of its streams implies. Of the halves that workers do,
 the queues know nothing; so each handle knows how many copies to and from the disk come before it.
+
+The compute thread waits for a copy away where both buffers of that direction are full, and for a
+copy back before anything may come after it: its second half is issued by the worker.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from queue import Empty, SimpleQueue
+from typing import Final, Literal
 
 import torch
 
@@ -29,34 +32,24 @@ from outcore.execute.driver import (
     Direction,
     Lane,
     LinkTables,
-    Recorder,
     Region,
     lane_nbytes,
     measure_link,
 )
+from outcore.execute.handles import NOTHING, Known, QueuedCopy
 from outcore.execute.link import Barrier, Copy, Spill, Throttle
 from outcore.execute.slabs import Slabs
-from outcore.ir.hardware import STAGING_BUFFERS
+from outcore.ir.hardware import STAGING_BUFFERS, staging_bytes
 from outcore.units import format_bytes
-
-if TYPE_CHECKING:  # a lane has this one beside its slab
-    from outcore.execute.lane import QueuedCopy
 
 _BUFFERS: Final = STAGING_BUFFERS // 2
 """Of each direction."""
 
-
-class Known(NamedTuple):
-    """How many copies of a lane, to the disk and from it, come before something."""
-
-    away: int = 0
-    back: int = 0
+_LOST_SECONDS: Final = 1.0
+"""After waiting for a buffer this long, see whether one is lost."""
 
 
-NOTHING: Final = Known()
-
-
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Buffer:
     """Host memory that one copy passes through, and the place in a queue where it is free again."""
 
@@ -65,17 +58,27 @@ class Buffer:
 
 
 class Stages:
-    """The buffers of one direction, each of `nbytes`."""
+    """The buffers of one direction, each of `nbytes`.
+
+    One that is lost on the way, because whoever took it was interrupted, is replaced.
+    """
 
     def __init__(self, device: Device, nbytes: int) -> None:
-        self.device = device
+        self.device, self.nbytes = device, nbytes
         self._free: SimpleQueue[Buffer] = SimpleQueue()
+        self._all: weakref.WeakSet[Buffer] = weakref.WeakSet()
         for _ in range(_BUFFERS):
-            self._free.put(Buffer(_aligned(device, nbytes)))
+            self._free.put(self._new())
 
     def take(self) -> Buffer:
         """The one that was given back first. Waits on the host until there is one."""
-        buffer = self._free.get()
+        while True:
+            try:
+                buffer = self._free.get(timeout=_LOST_SECONDS)
+                break
+            except Empty:
+                if len(self._all) < _BUFFERS:
+                    return self._new()
         if buffer.busy is not None:
             self.device.attend(buffer.busy)
             buffer.busy = None
@@ -85,6 +88,13 @@ class Stages:
         """Let another copy have `buffer`, once `busy` has come."""
         buffer.busy = busy
         self._free.put(buffer)
+
+    def _new(self) -> Buffer:
+        memory = self.device.host(self.nbytes + MEMORY_ALIGNMENT_BYTES)
+        start = -memory.data_ptr() % MEMORY_ALIGNMENT_BYTES
+        buffer = Buffer(memory[start : start + self.nbytes])
+        self._all.add(buffer)
+        return buffer
 
 
 class Away(Copy):
@@ -138,12 +148,12 @@ class Back(Copy):
 class StagedLane:
     """What one lane has on the disk (`link.Room`): regions, their place, and what comes before."""
 
-    def __init__(
-        self, disk: StagedDisk, regions: Mapping[int, Region], recorder: Recorder | None
-    ) -> None:
-        self.regions, self.recorder = regions, recorder
+    recorder = None
+
+    def __init__(self, disk: StagedDisk, regions: Mapping[int, Region]) -> None:
+        self.regions = regions
         self._stages = disk.stages(max(region.nbytes for region in regions.values()))
-        self._spill, self.file = disk.spill, disk.spill.file
+        self._spill, self.file, self._lanes = disk.spill, disk.spill.file, disk.lanes
         self._nbytes = lane_nbytes(regions, region_nbytes)
         self._base = self._spill.take(self._nbytes)
         self._known = {"out": NOTHING, "in": NOTHING, "compute": NOTHING}
@@ -153,6 +163,7 @@ class StagedLane:
         """Copies back that the host has waited for."""
         self._open = [True]
         """Emptied by `close`: one `pop` succeeds, whichever threads try."""
+        self._lanes[id(self)] = None
 
     def learn(self, stream: Literal["out", "in", "compute"], *more: Known) -> Known:
         """What comes before the next command of `stream`: copies come after what was computed."""
@@ -174,21 +185,17 @@ class StagedLane:
         """A buffer for a copy away. Waits on the host until there is one."""
         return self._stages["out"].take()
 
-    def give_up(self, buffer: Buffer) -> None:
-        """Take back what `buffer` gave, once nothing is under way to it."""
-        device = self._stages["out"].device
-        device.finish(device.out)
-        self._stages["out"].give(buffer, None)
-
     def away(self, region: int, handle: QueuedCopy, buffer: Buffer) -> None:
-        """Send `buffer` to the place of `region` once `handle` has filled it."""
-        memory, before = buffer.memory, handle.known.back
-        after = (self._back[before - 1][0],) if before else ()
-        job = Away(self, "out", region, memory.data_ptr(), memory, after)
+        """Send `buffer` to the place of `region` once `handle` has filled it.
+
+        The copies back that come before it are done: whoever issued it has settled them.
+        """
+        memory = buffer.memory
+        job = Away(self, "out", region, memory.data_ptr(), memory, ())
         job.stages, job.buffer, job.arrived = self._stages["out"], buffer, handle.event
+        self._put(job)
         self._away.append(job)
         self._known["out"] = handle.known = handle.known._replace(away=len(self._away))
-        self._put(job)
 
     def back(self, region: int, handle: QueuedCopy, mark: Event) -> None:
         """Fetch `region` to the device's memory, which is free once `mark` has come."""
@@ -197,9 +204,9 @@ class StagedLane:
         after = (self._away[before - 1],) if before else ()
         job = Back(self, "in", region, 0, memory, after)
         job.stages, job.handle, job.mark = self._stages["in"], handle, mark
+        self._put(job)
         self._back.append((job, handle))
         self._known["in"] = handle.known = handle.known._replace(back=len(self._back))
-        self._put(job)
 
     def close(self) -> None:
         """Give the room back once what runs has ended; what has not begun is dropped."""
@@ -207,6 +214,7 @@ class StagedLane:
             self._open.pop()
         except IndexError:
             return
+        self._lanes.pop(id(self), None)
         file, base, nbytes = self.file, self._base, self._nbytes
         self._spill.out.put(Barrier(lambda: file.give(base, nbytes)))
 
@@ -243,6 +251,8 @@ class StagedDisk:
     def __init__(self, device: Device, slabs: Slabs, spill_dir: str | os.PathLike[str]) -> None:
         self.device, self.slabs = device, slabs
         self.spill = Spill(spill_dir, None)
+        self.lanes: dict[int, None] = {}
+        """Those that are open."""
         self._stages: dict[Direction, Stages] = {}
         self._nbytes = 0
         self._lock = threading.Lock()
@@ -250,20 +260,33 @@ class StagedDisk:
     def stages(self, nbytes: int) -> dict[Direction, Stages]:
         """Buffers of at least `nbytes`. Raises HostMemoryError where there is no memory for them.
 
-        Larger ones take the place of those that there are, which go with the last copy in them.
+        Larger ones take the place of those that there are, which older lanes keep as long as they
+        last.
         """
         with self._lock:
             if nbytes > self._nbytes:
-                self.slabs.hold(STAGING_BUFFERS * (nbytes - self._nbytes))
-                self._nbytes = nbytes
-                out, into = (Stages(self.device, nbytes) for _ in range(2))
-                self._stages = {"out": out, "in": into}
+                more = staging_bytes(nbytes) - staging_bytes(self._nbytes)
+                self.slabs.hold(more)
+                try:
+                    out, into = (Stages(self.device, nbytes) for _ in range(2))
+                except BaseException:
+                    self.slabs.hold(-more)
+                    raise
+                self._nbytes, self._stages = nbytes, {"out": out, "in": into}
             return self._stages
 
     def reserve(self, nbytes: int) -> None:
-        """Take disk space of `nbytes` now. Raises SpillError where it is full."""
+        """Take disk space of `nbytes` now, and drop the buffers of an earlier plan.
+
+        Raises SpillError where the disk is full.
+        """
+        with self._lock:
+            if not self.lanes:
+                self.slabs.hold(-staging_bytes(self._nbytes))
+                self._nbytes, self._stages = 0, {}
         nbytes = region_nbytes(nbytes)
-        self.spill.file.give(self.spill.take(nbytes), nbytes)
+        if nbytes:
+            self.spill.file.give(self.spill.take(nbytes), nbytes)
 
     def measure(self, largest_nbytes: int) -> LinkTables:
         """The disk alone, to and from host memory."""
@@ -285,9 +308,3 @@ class _FromMemory:
 
     def check_resident(self) -> None:
         """Nothing is bounded here."""
-
-
-def _aligned(device: Device, nbytes: int) -> torch.Tensor:
-    memory = device.host(nbytes + MEMORY_ALIGNMENT_BYTES)
-    start = -memory.data_ptr() % MEMORY_ALIGNMENT_BYTES
-    return memory[start : start + nbytes]

@@ -9,6 +9,14 @@ STAGING_BUFFERS = 4
 """Between a device and a disk, copies pass through so many host buffers of the largest one's size:
 two in each direction, so that one is filled while the other is emptied."""
 
+STAGING_PADDING_BYTES = 512
+"""What each takes more, to lie where direct I/O can reach."""
+
+
+def staging_bytes(largest_nbytes: int) -> int:
+    """Host memory for copies to and from a disk, of which the largest has `largest_nbytes`."""
+    return STAGING_BUFFERS * (largest_nbytes + STAGING_PADDING_BYTES) if largest_nbytes else 0
+
 
 class Tier(Enum):
     """Where a slot lives. On a machine without a GPU, RAM is the device and disk the outer tier."""

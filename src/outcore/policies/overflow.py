@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from outcore.ir.hardware import STAGING_BUFFERS, Hardware, Tier
+from outcore.ir.hardware import Hardware, Tier, staging_bytes
 from outcore.ir.memory import tier_bytes
 from outcore.ir.plan import Choice, Gap, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.store import digest
+from outcore.ir.trace import Trace
 from outcore.lower import lower
 from outcore.policies.settle import outer_too_small
 
@@ -40,35 +41,62 @@ def with_roomy_host(problem: Problem) -> Problem:
 def overflow(problem: Problem, plan: Plan) -> Plan:
     """The plan with as much of what it offloads sent to the disk as the host's limit asks for.
 
-    What goes is what leaves first: it comes back last, so that a slow disk has the most time.
-    Lowers the plan about log2(n) times for n buffers. Raises InfeasibleError where a tier is too
-    small.
+    What goes is what leaves first: it comes back last, so that a slow disk has the most time. Large
+    buffers stay where smaller ones will do: what goes to the disk passes through buffers on the
+    host of the largest one's size. Lowers the plan once for each size, and about log2(n) times for
+    n buffers. Raises InfeasibleError where a tier is too small.
     """
+    sizes = [buffer.nbytes for buffer in problem.trace.buffers]
     away = [gap for gap, choice in plan.choices if isinstance(choice, Offload)]
     order = list(dict.fromkeys(g.buffer for g in sorted(away, key=lambda g: (g.after, g.buffer))))
 
-    def moved(count: int) -> Plan:
-        return _moved(problem, plan, order[:count])
+    def over(moved: Sequence[int]) -> int:
+        """Bytes of the host beyond its limit."""
+        through = max((sizes[buffer] for buffer in moved), default=0)
+        taken = _taken(problem, _moved(plan, moved), Tier.HOST)
+        return taken + staging_bytes(through) - problem.limit_bytes(Tier.HOST)
 
-    high = 0 if _host_excess(problem, moved(0)) <= 0 else len(order)
-    low = min(1, high)  # one that goes costs the host the buffers that it passes through
+    least = over(())
+    chosen: Sequence[int] = ()
+    for largest in sorted({sizes[buffer] for buffer in order}) if least > 0 else ():
+        small = [buffer for buffer in order if sizes[buffer] <= largest]
+        excess = over(small)
+        least = min(least, excess)
+        if excess <= 0:
+            chosen = _fewest(small, over)
+            break
+    if least > 0:
+        raise outer_too_small(problem, Tier.HOST, least, plan.policy)
+    found = _moved(plan, chosen)
+    excess = _taken(problem, found, Tier.DISK) - problem.limit_bytes(Tier.DISK)
+    if excess > 0:
+        raise outer_too_small(problem, Tier.DISK, excess, plan.policy)
+    return replace(found, problem_digest=digest(problem), trace_digest=digest(problem.trace))
+
+
+def staging_needed(trace: Trace, plan: Plan) -> int:
+    """Host memory that the copies of `plan` to and from a disk pass through."""
+    through = (
+        trace.buffers[gap.buffer].nbytes
+        for gap, choice in plan.choices
+        if isinstance(choice, Offload) and choice.tier is Tier.DISK
+    )
+    return staging_bytes(max(through, default=0))
+
+
+def _fewest(order: Sequence[int], over: Callable[[Sequence[int]], int]) -> Sequence[int]:
+    """The shortest beginning of `order` that is not over; all of it is not."""
+    low, high = 1, len(order)
     while low < high:
         middle = (low + high) // 2
-        if _host_excess(problem, moved(middle)) > 0:
+        if over(order[:middle]) > 0:
             low = middle + 1
         else:
             high = middle
-    found = moved(low)
-    for tier, over in (
-        (Tier.HOST, _host_excess(problem, found)),
-        (Tier.DISK, _taken(problem, found, Tier.DISK) - problem.limit_bytes(Tier.DISK)),
-    ):
-        if over > 0:
-            raise outer_too_small(problem, tier, over, plan.policy)
-    return found
+    return order[:high]
 
 
-def _moved(problem: Problem, plan: Plan, buffers: Sequence[int]) -> Plan:
+def _moved(plan: Plan, buffers: Sequence[int]) -> Plan:
     chosen = set(buffers)
 
     def choice(gap: Gap, before: Choice) -> Choice:
@@ -77,19 +105,7 @@ def _moved(problem: Problem, plan: Plan, buffers: Sequence[int]) -> Plan:
         return before
 
     choices = {gap: choice(gap, before) for gap, before in plan.choices}
-    return make_plan(choices, plan.policy, digest(problem), digest(problem.trace))
-
-
-def _host_excess(problem: Problem, plan: Plan) -> int:
-    """Bytes of the host beyond its limit, with the buffers that copies to the disk pass through."""
-    trace = problem.trace
-    through = [
-        trace.buffers[gap.buffer].nbytes
-        for gap, choice in plan.choices
-        if isinstance(choice, Offload) and choice.tier is Tier.DISK
-    ]
-    staging = STAGING_BUFFERS * max(through, default=0)
-    return _taken(problem, plan, Tier.HOST) + staging - problem.limit_bytes(Tier.HOST)
+    return make_plan(choices, plan.policy)
 
 
 def _taken(problem: Problem, plan: Plan, tier: Tier) -> int:

@@ -18,7 +18,7 @@ from outcore.ir.program import Program
 from outcore.ir.timeline import Timeline
 from outcore.ir.trace import Effect, Trace
 from outcore.lower import lower
-from outcore.policies import floor_plan, plan_with_overflow
+from outcore.policies import floor_plan, overflow, staging_needed, with_roomy_host
 from outcore.runtime.options import Settings
 from outcore.runtime.profiling import Profiling
 from outcore.simulate import simulate
@@ -90,7 +90,7 @@ class Planner:
         is resident; the later ones are left a share in proportion to what they would keep. Calls of
         one graph that wait for their backward at once get equal shares.
         """
-        trace = graph.captured.trace
+        trace, hardware = graph.captured.trace, self.hardware()
         budget = self.settings.budget_bytes
         later = [g for g in active if graph in g.before]
         gradients = sum(_gradient_bytes(g) for g in later)
@@ -100,13 +100,17 @@ class Planner:
         arguments = sum(b.nbytes for b in trace.buffers if b.pinned)
         free = max(0, budget - outside - arguments)
         outside += free - free // graph.most_outstanding
+
+        def share(tier: Tier) -> int:
+            return self._outer_share(graph, active, tier, hardware.capacity(tier))
+
         problem = Problem(
             trace,
             profile,
-            self.hardware(),
+            hardware,
             budget,
-            self._outer_share(graph, active, Tier.HOST),
-            self._outer_share(graph, active, Tier.DISK),
+            host_budget_bytes=share(Tier.HOST),
+            disk_budget_bytes=share(Tier.DISK),
             outside_bytes=outside,
             between_bytes=between_bytes,
         )
@@ -114,8 +118,8 @@ class Planner:
             return problem
         mine, theirs = kept_bytes(graph), sum(kept_bytes(g) for g in later)
         free = max(0, budget - outside - arguments)
-        share = free * theirs // max(1, mine + theirs)
-        return replace(problem, between_bytes=max(between_bytes, share))
+        for_them = free * theirs // max(1, mine + theirs)
+        return replace(problem, between_bytes=max(between_bytes, for_them))
 
     def floor_program(
         self, graph: PlannedGraph, active: Sequence[PlannedGraph], resident_bytes: int
@@ -177,38 +181,52 @@ class Planner:
         problem: Problem,
         make: Callable[[Problem], Plan],
     ) -> tuple[Problem, Plan]:
-        """The plan of `make`; if need be, for the problem with the tier beyond the nearest one.
+        """The plan of `make`; if need be, with a disk beyond the host.
 
         Raises InfeasibleError as `make` does.
         """
         try:
             return problem, make(problem)
         except InfeasibleError as error:
-            if not self._widen(error):
+            if not problem.hardware.capacity(Tier.HOST):
                 raise
-        room = self._outer_share(graph, active, Tier.DISK)
-        problem = replace(problem, hardware=self.hardware(), disk_budget_bytes=room)
-        return problem, plan_with_overflow(problem, make)
+            room = self._outer_share(graph, active, Tier.DISK, self.settings.disk_budget_bytes)
+            wider = replace(problem, disk_budget_bytes=room)
+            try:
+                plan = make(with_roomy_host(wider))
+                hardware = self._with_disk()
+            except InfeasibleError:
+                if not self.settings.disk_budget_bytes:
+                    folder = self.settings.spill_dir
+                    error.add_note(f"outcore: the disk cannot help: {folder} is missing or full")
+                raise error from None
+            except SpillError as unusable:
+                error.add_note(f"outcore: the disk cannot help: {unusable}")
+                raise error from None
+            if hardware is None:
+                raise
+        wider = replace(wider, hardware=hardware)
+        return wider, overflow(wider, plan)
 
-    def _widen(self, error: InfeasibleError) -> bool:
-        """Take in the tier beyond the nearest one, and say whether there is one."""
+    def _with_disk(self) -> Hardware | None:
+        """This machine with a disk beyond the host (measured once); None where there is none."""
         known = self.hardware()
-        if known.capacity(Tier.HOST) and known.capacity(Tier.DISK):
-            return True
-        try:
-            hardware = self.driver.wider_hardware(self._budgets)
-        except SpillError as unusable:
-            error.add_note(f"outcore: nothing can go beyond the host: {unusable}")
-            return False
-        if hardware is not None:
-            self._hardware = hardware
-        return hardware is not None
+        if not known.capacity(Tier.DISK):
+            wider = self.driver.wider_hardware(self._budgets)
+            self._hardware = wider or known
+            return wider
+        return known
 
-    def _outer_share(self, graph: PlannedGraph, active: Sequence[PlannedGraph], tier: Tier) -> int:
-        """Bytes of an outer tier that other graphs' plans leave, for one call of `graph`."""
-        plans = [(g.planned, g.most_outstanding) for g in active if g is not graph]
-        taken = sum(p.predicted.peak(tier) * calls for p, calls in plans if p is not None)
-        return max(0, self.hardware().capacity(tier) - taken) // graph.most_outstanding
+    def _outer_share(
+        self, graph: PlannedGraph, active: Sequence[PlannedGraph], tier: Tier, room: int
+    ) -> int:
+        """Bytes of the `room` in a tier that other graphs' plans leave, for a call of `graph`."""
+        others = [(g.planned, g.most_outstanding) for g in active if g is not graph]
+        plans = [(planned, calls) for planned, calls in others if planned is not None]
+        taken = sum(p.predicted.peak(tier) * calls for p, calls in plans)
+        if tier is Tier.HOST:
+            taken += max((staging_needed(p.problem.trace, p.plan) for p, _ in plans), default=0)
+        return max(0, room - taken) // graph.most_outstanding
 
 
 def kept_bytes(graph: PlannedGraph) -> int:
