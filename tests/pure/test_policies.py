@@ -32,7 +32,7 @@ from outcore.policies.keep_all import KeepAll
 from outcore.policies.pooch import Pooch
 from outcore.policies.pooch_log import KEEP, OFFLOAD, RECOMPUTE
 from outcore.policies.pooch_model import PoochModel
-from outcore.policies.pooch_plan import _choices, one_ahead, published
+from outcore.policies.pooch_plan import choices_of, one_ahead, published
 from outcore.policies.recompute_all import RecomputeAll
 from outcore.policies.settle import settle
 from outcore.simulate import simulate
@@ -52,6 +52,11 @@ SPECS = (
     "swap-opt{min_bytes=1B,early=true}",
     "pooch{min_bytes=1B}",
     "pooch{min_bytes=1B,early=true}",
+    "superneurons{min_bytes=1B}",
+    "cheap{min_bytes=1B}",
+    "cheap{min_bytes=1B,early=true}",
+    "chen-sqrt{min_bytes=1B}",
+    "chen-sqrt{min_bytes=1B,greedy=true}",
 )
 """Every policy, deciding on buffers as small as those of the drawn traces."""
 
@@ -237,7 +242,7 @@ def test_what_poochs_model_says_fits_does_fit(problem, data):
     schedule = data.draw(st.sampled_from([published, one_ahead, None]))
     model = PoochModel(problem, crossing, tier, problem.budget_bytes, early=schedule is None)
     if model.fits(kinds):
-        settle(problem, _choices(model, kinds, tier, schedule), Pooch())
+        settle(problem, choices_of(model, kinds, tier, schedule), Pooch())
 
 
 # ---- the floor ----------------------------------------------------------------------------------

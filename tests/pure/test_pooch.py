@@ -43,6 +43,7 @@ from outcore.policies.pooch_search import (
     recompute_overhead,
     recompute_where_cheaper,
 )
+from outcore.policies.superneurons import by_type
 from outcore.simulate import simulate
 from tests.pure.chainer_resnet import IMAGES_PER_SECOND, chainer_resnet50, table3_problem
 from tests.pure.strategies import problems, traces
@@ -196,6 +197,29 @@ def test_what_step_1_leaves_is_superneurons_row_of_table_3():
     ]
     convolutions = sum(kind_of(problem, gap) == "conv" for gap in left)
     assert (105 - len(left), convolutions, len(left) - convolutions) == (66, 21, 18)
+
+
+@pytest.mark.parametrize(
+    ("memory_gb", "expected"),
+    [(15.1, (66, 21, 18)), (15.4, (66, 21, 18)), (15.8, (66, 21, 18)), (16.1, (68, 20, 17))],
+)
+def test_superneurons_row_of_table_3(memory_gb, expected):
+    problem = problem_at(512, memory_gb, 13)
+    kinds = Counter(by_type(problem, model_of(problem)))
+    assert (kinds[KEEP], kinds[OFFLOAD], kinds[RECOMPUTE]) == expected
+
+
+@pytest.mark.parametrize("memory_gb", [15.1, 16.1])
+def test_superneurons_runs_out_of_memory_at_640_images(memory_gb):
+    with pytest.raises(InfeasibleError, match="superneurons"):
+        planned("superneurons", 640, memory_gb, 13)
+
+
+@pytest.mark.parametrize(("batch", "ratio"), [(256, 1.17), (384, 1.55), (512, 1.73)])
+def test_pooch_is_faster_than_superneurons(batch, ratio):
+    """The paper has 1.40 to 1.73."""
+    theirs, ours = (seconds(spec, batch, 16.1, 13) for spec in ("superneurons", "pooch"))
+    assert theirs / ours == pytest.approx(ratio, abs=0.02)
 
 
 @pytest.mark.parametrize("memory_gb", [15.1, 16.1])

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outcore.ir.hardware import Tier
+from outcore.ir.liveness import liveness
 from outcore.ir.plan import Gap
 from outcore.ir.problem import Problem
 from outcore.policies.pooch_backward import Backward, BackwardModel, Detour
@@ -47,6 +48,9 @@ class PoochModel:
         self.capacity_bytes, self.early = capacity_bytes, early
         self.log = record(problem, gaps, tier)
         self.targets = self.log.targets
+        producer = liveness(problem.trace).producer
+        self.producers = tuple(producer[target.gap.buffer] for target in self.targets)
+        """The op that makes each target; None for what the caller passes in."""
         self.backwards = BackwardModel(problem, self.log)
 
     # ---- forward --------------------------------------------------------------------------------

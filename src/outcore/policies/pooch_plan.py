@@ -61,7 +61,7 @@ def pooch_plan(
         if not model.fits(kinds):
             break
         try:
-            return settle(problem, _choices(model, kinds, leave.tier, schedule), policy)
+            return settle(problem, choices_of(model, kinds, leave.tier, schedule), policy)
         except InfeasibleError as error:
             if error.tier != Tier.DEVICE.value:
                 raise
@@ -69,9 +69,10 @@ def pooch_plan(
     return settle(problem, dict.fromkeys(gaps, leave), policy)
 
 
-def _choices(
+def choices_of(
     model: PoochModel, kinds: Sequence[Kind], tier: Tier, schedule: Schedule | None
 ) -> dict[Gap, Choice]:
+    """The choices of `kinds`, with hints where there is a `schedule`."""
     issue = _issue_ops(model, kinds, schedule) if schedule else {}
     release = model.log.boundary if schedule else None
 

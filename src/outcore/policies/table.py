@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from outcore.policies.cheap import Cheap
+from outcore.policies.chen import ChenSqrt
 from outcore.policies.keep_all import KeepAll
 from outcore.policies.policy import Policy
 from outcore.policies.pooch import Pooch
 from outcore.policies.recompute_all import RecomputeAll
+from outcore.policies.superneurons import SuperNeurons
 from outcore.policies.swap_all import SwapAll
 from outcore.policies.swap_all_naive import SwapAllNaive
 from outcore.policies.swap_opt import SwapOpt
@@ -15,6 +18,9 @@ POLICIES: dict[str, type[Policy]] = {
     "swap-all-naive": SwapAllNaive,
     "swap-all": SwapAll,
     "recompute-all": RecomputeAll,
+    "chen-sqrt": ChenSqrt,
+    "superneurons": SuperNeurons,
     "swap-opt": SwapOpt,
+    "cheap": Cheap,
     "pooch": Pooch,
 }

@@ -1,0 +1,109 @@
+"""chen-sqrt: checkpoints along the forward pass, all else made again in between."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from math import isqrt, sqrt
+from typing import ClassVar
+
+from outcore.errors import InfeasibleError
+from outcore.ir.liveness import liveness
+from outcore.ir.plan import Choice, Gap, Plan, Recompute
+from outcore.ir.problem import Problem
+from outcore.lower import lower
+from outcore.policies.candidates import candidates, recomputable
+from outcore.policies.policy import MIN_BYTES, check_min_bytes
+from outcore.policies.settle import settle
+from outcore.simulate import simulate
+
+STEPS = 24
+"""Sizes of a segment that are tried, each smaller by the square root of two."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChenSqrt:
+    """Keep every k-th articulation point of the forward pass, k the root of their number.
+
+    The rest is made again, a segment at a time, once: O(sqrt n) memory for one more forward pass in
+    a chain of n layers. With `greedy`, a point is kept whenever more than b bytes have been made
+    since the last one; b is tried on a grid by the square root of two, and the fastest plan that
+    fits is taken.
+    """
+
+    name: ClassVar[str] = "chen-sqrt"
+    summary: ClassVar[str] = "keep every sqrt(n)-th articulation point, recompute the rest"
+
+    min_bytes: int = MIN_BYTES
+    greedy: bool = False
+
+    def __post_init__(self) -> None:
+        check_min_bytes(self, self.min_bytes)
+
+    def plan(self, problem: Problem) -> Plan:
+        """The checkpoints' plan. Raises InfeasibleError where it does not fit, or none does."""
+        if self.greedy:
+            return self._fastest(problem)
+        points = articulation_points(problem)
+        step = max(1, isqrt(len(points)))
+        return settle(problem, _between(problem, self.min_bytes, points[step - 1 :: step]), self)
+
+    def _fastest(self, problem: Problem) -> Plan:
+        found: list[tuple[float, Plan]] = []
+        leanest: InfeasibleError | None = None
+        for checkpoints in dict.fromkeys(_greedily(problem)):
+            try:
+                plan = settle(problem, _between(problem, self.min_bytes, checkpoints), self)
+            except InfeasibleError as error:
+                if leanest is None or error.floor_bytes < leanest.floor_bytes:
+                    leanest = error
+                continue
+            found.append((simulate(problem, lower(problem, plan, fast=True)).seconds, plan))
+        if found:
+            return min(found, key=lambda each: each[0])[1]
+        assert leanest is not None  # noqa: S101 - at least one was tried
+        raise leanest
+
+
+def articulation_points(problem: Problem) -> tuple[int, ...]:
+    """Buffers that alone connect the forward ops before them with those after, in their order.
+
+    What the caller holds (parameters, inputs) connects nothing. Linear in the forward ops.
+    """
+    trace, live = problem.trace, liveness(problem.trace)
+    forward = range(trace.boundary)
+    last_read = {b: op for op in forward for b in trace.reads[op]}
+    held = {b.id for b in trace.buffers if b.pinned}
+    open_now: set[int] = set()
+    points: list[int] = []
+    for op in forward:
+        open_now |= {b for b in trace.writes[op] if last_read.get(b, -1) > op}
+        open_now -= {b for b in trace.reads[op] if last_read[b] <= op}
+        across = open_now - held
+        if len(across) == 1 and live.producer[min(across)] == op:
+            points += across
+    return tuple(points)
+
+
+def _greedily(problem: Problem) -> Iterator[tuple[int, ...]]:
+    """Checkpoints for each size of a segment on the grid, from one segment on."""
+    trace = problem.trace
+    points = set(articulation_points(problem))
+    made = [b for op in range(trace.boundary) for b in trace.writes[op]]
+    most = sum(trace.buffers[b].nbytes for b in made)
+    for step in range(STEPS):
+        limit = most / sqrt(2) ** step
+        since, chosen = 0, []
+        for buffer in made:
+            since += trace.buffers[buffer].nbytes
+            if buffer in points and since > limit:
+                chosen.append(buffer)
+                since = 0
+        yield tuple(chosen)
+
+
+def _between(problem: Problem, min_bytes: int, kept: Collection[int]) -> dict[Gap, Choice]:
+    """Recompute all candidates but those in `kept`, and those that cannot be made again."""
+    gaps = candidates(problem, min_bytes)
+    again = recomputable(problem, gaps)
+    return {gap: Recompute(stay=True) for gap in gaps if gap.buffer not in kept and gap in again}
