@@ -1,4 +1,6 @@
 import sys
+from operator import mul
+from unittest import mock
 
 import pytest
 import torch
@@ -6,11 +8,14 @@ import transformers
 from sklearn.datasets import load_sample_images
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 
 from outcore.errors import OptionValueError, PhotographsError
 from outcore.networks import NETWORKS, network, photograph_batches
 from outcore.networks.alexnet import AlexNet
 from outcore.networks.bert import BERT
+from outcore.networks.deeplabv3plus import enlarged
+from outcore.networks.densenet import DenseNet
 from outcore.networks.googlenet import GoogLeNet
 from outcore.networks.gpt import GPT
 from outcore.networks.lstm import LSTM
@@ -23,26 +28,41 @@ from tests.cpu.models import CASES
 
 TINY = TransformerShape(layers=2, heads=4, width=32)
 
+DEEP = {"resnet1920", "resnet2500-units"}  # a step of these has tens of thousands of operators
+
 # One row of each class: the other rows differ in options that the counts below, or the comparison
 # with transformers, tell apart.
 SMALL = [
     NETWORKS[name].small
     for name in NETWORKS
-    if name not in {"gpt2-large", "resnet50-v1", "resnet101", "resnet152"}
+    if name not in DEEP | {"gpt2-large", "resnet50-v1", "resnet101", "resnet152"}
 ]
+
+# What one bottleneck more adds to a ResNet, by stage: weights of 1x1, 3x3 and 1x1 (17 width²), and
+# scales and shifts of three batch norms (12 width).
+BOTTLENECKS = tuple(17 * width**2 + 12 * width for width in (64, 128, 256, 512))
 
 # Parameters as the literature or the reference implementation has them.
 PARAMETERS = {
     "alexnet": 62_378_344,  # one group; 60,965,224 with the paper's two
     "bert": 109_514_298,  # bert-base-uncased with its masked-language head, without pooler
+    # ResNet-101 without its classifier, the pyramid, the decoder: counted by hand from Figure 2
+    "deeplabv3plus": 44_549_160 - 2_049_000 + 15_535_104 + 1_309_045,
+    "densenet121": 7_978_856,  # torchvision's
     "googlenet": 13_004_888,  # torchvision's, with both auxiliary classifiers
     "gpt2": 124_439_808,
     "gpt2-large": 774_030_080,
+    "inception-v4": 42_679_816,  # Keras's and pytorchcv's
     "lstm": 19_775_200,  # Zaremba et al., "medium"
+    # Counted by hand: first convolution, halvings, 18 convolutions of 1024, doublings, last one
+    "pix2pixhd": 112_960 + 6_268_800 + 18 * 9_438_208 + 6_267_840 + 9_411,
     "resnet50": 25_557_032,
     "resnet50-v1": 25_557_032,
     "resnet101": 44_549_160,
     "resnet152": 60_192_808,
+    # ResNet-50 and what (6, 32, n3, 6) has more than (3, 4, 6, 3)
+    "resnet1920": 25_557_032 + sum(map(mul, (3, 28, 589, 3), BOTTLENECKS)),
+    "resnet2500-units": 25_557_032 + sum(map(mul, (3, 28, 2450, 3), BOTTLENECKS)),
     "resnext101-3d": 48_340_816,
     "two-heads": 110_925,
     "unet3d": 19_069_955 + 2_336,  # the paper leaves the scales of the batch norms out
@@ -51,6 +71,11 @@ PARAMETERS = {
 }
 
 each_network = pytest.mark.parametrize("spec", NETWORKS.values(), ids=lambda spec: spec.name)
+each_traceable = pytest.mark.parametrize(
+    "spec",
+    [spec for spec in NETWORKS.values() if spec.name not in DEEP],
+    ids=lambda spec: spec.name,
+)
 each_small = pytest.mark.parametrize("spec", SMALL, ids=lambda spec: spec.name)
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -65,7 +90,12 @@ def parameters(model):
 
 
 def on_meta(build, **options):
-    with torch.device("meta"):
+    """Build without memory, and without first weights: they take most of the time there."""
+    keep = dict.fromkeys(
+        ("kaiming_normal_", "kaiming_uniform_", "ones_", "zeros_"),
+        lambda tensor, *_, **__: tensor,
+    )
+    with torch.device("meta"), mock.patch.multiple(nn.init, **keep):
         return build(**options)
 
 
@@ -82,6 +112,8 @@ def test_parameters_are_as_many_as_in_the_literature(spec):
 
 def test_parameters_of_the_other_variants():
     assert parameters(on_meta(AlexNet, groups=2)) == 60_965_224
+    assert parameters(on_meta(DenseNet, blocks=(6, 12, 32, 32))) == 14_149_480  # torchvision's 169
+    assert parameters(on_meta(DenseNet, blocks=(6, 12, 48, 32))) == 20_013_928  # and its 201
     assert parameters(on_meta(GoogLeNet, batch_norm=False)) == 13_378_280  # Caffe's, with 5x5
 
 
@@ -89,7 +121,7 @@ def test_rows_are_found_by_name():
     assert all(spec.name == name and spec.summary for name, spec in NETWORKS.items())
 
 
-@each_network
+@each_traceable
 def test_a_step_at_full_size_takes_no_memory_under_fake_tensors(spec):
     with FakeTensorMode():
         batch = spec.batch(3)
@@ -101,10 +133,14 @@ def test_a_step_at_full_size_takes_no_memory_under_fake_tensors(spec):
     ("name", "shapes"),
     [
         ("resnet50", [(2, 10)]),
+        ("deeplabv3plus", [(2, 5, 65, 65)]),
+        ("densenet121", [(2, 10)]),
         ("googlenet", [(2, 10)] * 3),
         ("gpt2", [(2, 64, 500), ()]),
         ("bert", [(2, 64, 500)]),
+        ("inception-v4", [(2, 10)]),
         ("lstm", [(2, 8, 500)]),
+        ("pix2pixhd", [(2, 3, 32, 64)]),
         ("two-heads", [(2, 10), (2, 3, 32, 32)]),
         ("resnext101-3d", [(2, 10)]),
         ("unet3d", [(2, 3, 16, 16, 16)]),
@@ -307,6 +343,13 @@ def test_lstm_computes_what_torch_does():
 def test_unet3d_keeps_sides_that_are_multiples_of_its_coarsest_voxel():
     model = UNet3d(width=2, levels=3)
     assert model(torch.randn(1, 3, 4, 8, 12)).shape == (1, 3, 4, 8, 12)
+
+
+@pytest.mark.parametrize("size", [(9, 17), (65, 33)])
+def test_deeplabv3plus_enlarges_as_torch_interpolates(size):
+    features = torch.randn(2, 3, 5, 9)
+    expected = functional.interpolate(features, size, mode="bilinear", align_corners=True)
+    torch.testing.assert_close(enlarged(features, size), expected)
 
 
 @pytest.mark.parametrize(

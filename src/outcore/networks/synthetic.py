@@ -36,6 +36,25 @@ def volumes(
     return Batch((voxels,), (_integers((n, size, size, size), classes, generator),))
 
 
+def scenes(n: int, generator: Generator, *, size: int = 513, classes: int = 21) -> Batch:
+    """Images (n, 3, size, size) from N(0, 1), and a class for each pixel."""
+    pixels = torch.randn(n, 3, size, size, generator=generator)
+    return Batch((pixels,), (_integers((n, size, size), classes, generator),))
+
+
+def label_maps(n: int, generator: Generator, *, size: int = 512, labels: int = 35) -> Batch:
+    """Maps (n, labels + 1, size, 2 * size) of zeros and ones, and images (n, 3, size, 2 * size).
+
+    In the maps each pixel has one of the labels, and may be on a boundary: the last map. The
+    images are from -1 to 1.
+    """
+    label = _integers((n, 1, size, 2 * size), labels, generator)
+    boundary = _integers((n, 1, size, 2 * size), 2, generator)
+    one_hot = label == torch.arange(labels).view(-1, 1, 1)
+    pixels = torch.rand(n, 3, size, 2 * size, generator=generator) * 2 - 1
+    return Batch((torch.cat([one_hot.float(), boundary.float()], dim=1),), (pixels,))
+
+
 def clips(
     n: int, generator: Generator, *, frames: int = 16, size: int = 112, classes: int = 400
 ) -> Batch:
@@ -97,6 +116,11 @@ def classify_and_reconstruct(outputs: tuple[Tensor, Tensor], targets: tuple[Tens
     logits, reconstructed = outputs
     labels, originals = targets
     return functional.cross_entropy(logits, labels) + functional.mse_loss(reconstructed, originals)
+
+
+def reconstruct(images: Tensor, targets: tuple[Tensor, ...]) -> Tensor:
+    """Mean absolute error of images."""
+    return functional.l1_loss(images, targets[0])
 
 
 def own_loss(outputs: tuple[Tensor, Tensor], _targets: tuple[Tensor, ...]) -> Tensor:

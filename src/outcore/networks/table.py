@@ -8,9 +8,13 @@ from outcore.errors import OptionValueError, did_you_mean
 from outcore.networks import synthetic
 from outcore.networks.alexnet import AlexNet
 from outcore.networks.bert import BERT
+from outcore.networks.deeplabv3plus import DeepLabV3Plus
+from outcore.networks.densenet import DenseNet
 from outcore.networks.googlenet import GoogLeNet
 from outcore.networks.gpt import GPT
+from outcore.networks.inception_v4 import InceptionV4
 from outcore.networks.lstm import LSTM
+from outcore.networks.pix2pixhd import Pix2PixHD
 from outcore.networks.resnet import Blocks, ResNet
 from outcore.networks.resnext3d import ResNeXt3d
 from outcore.networks.spec import NetworkSpec
@@ -36,6 +40,15 @@ def _resnet(name: str, summary: str, blocks: Blocks, **options: bool) -> Network
         small_build={"blocks": (1, 2, 1, 1), "width": 16, "classes": 10},
         small_batch=_SMALL_IMAGES,
     )
+
+
+def _superneurons(name: str, summary: str, n3: int) -> NetworkSpec:
+    """One of SuperNeurons' ResNets, 3 * (6 + 32 + n3 + 6) + 2 layers deep.
+
+    Wang et al., "SuperNeurons", 2018 (Table 4), where n3 alone varies. Strides as in the authors'
+    program.
+    """
+    return _resnet(name, summary, (6, 32, n3, 6), stride_in_1x1=True)
 
 
 def _gpt(name: str, summary: str, shape: TransformerShape) -> NetworkSpec:
@@ -70,6 +83,24 @@ _ROWS = (
         small_batch=_SMALL_TEXT,
     ),
     NetworkSpec(
+        name="deeplabv3plus",
+        summary="DeepLabv3+ on ResNet-101, output stride 16, 513x513",
+        build=DeepLabV3Plus,
+        make_batch=synthetic.scenes,
+        criterion=synthetic.classify,
+        small_build={"blocks": (1, 1, 1, 2), "width": 8, "classes": 5},
+        small_batch={"size": 65, "classes": 5},
+    ),
+    NetworkSpec(
+        name="densenet121",
+        summary="DenseNet-121, growth 32, 224x224",
+        build=DenseNet,
+        make_batch=synthetic.images,
+        criterion=synthetic.classify,
+        small_build={"blocks": (2, 2, 2, 2), "width": 16, "growth": 8, "classes": 10},
+        small_batch=_SMALL_IMAGES,
+    ),
+    NetworkSpec(
         name="googlenet",
         summary="GoogLeNet, batch norm, two auxiliary losses, 224x224",
         build=GoogLeNet,
@@ -81,6 +112,15 @@ _ROWS = (
     _gpt("gpt2", "GPT-2, 12 layers, dropout, 1024 tokens", TransformerShape()),
     _gpt("gpt2-large", "GPT-2 large, 36 layers, dropout, 1024 tokens", _LARGE),
     NetworkSpec(
+        name="inception-v4",
+        summary="Inception-v4, dropout, 299x299",
+        build=InceptionV4,
+        make_batch=partial(synthetic.images, size=299),
+        criterion=synthetic.classify,
+        small_build={"modules": (1, 1, 1), "width": 4, "classes": 10},
+        small_batch={"size": 107, "classes": 10},
+    ),
+    NetworkSpec(
         name="lstm",
         summary="LSTM language model, two layers, unrolled over 35 tokens, dropout",
         build=LSTM,
@@ -88,6 +128,15 @@ _ROWS = (
         criterion=synthetic.classify_tokens,
         small_build={"width": 64, "vocabulary": 500},
         small_batch={"length": 8, "vocabulary": 500},
+    ),
+    NetworkSpec(
+        name="pix2pixhd",
+        summary="the global generator of pix2pixHD, 36 label maps of 512x1024, L1 loss",
+        build=Pix2PixHD,
+        make_batch=synthetic.label_maps,
+        criterion=synthetic.reconstruct,
+        small_build={"channels": 6, "width": 8, "levels": 2, "blocks": 2},
+        small_batch={"size": 32, "labels": 5},
     ),
     _resnet("resnet50", "ResNet-50, stride in the 3x3, 224x224", (3, 4, 6, 3)),
     _resnet(
@@ -98,6 +147,16 @@ _ROWS = (
     ),
     _resnet("resnet101", "ResNet-101, stride in the 3x3, 224x224", (3, 4, 23, 3)),
     _resnet("resnet152", "ResNet-152, stride in the 3x3, 224x224", (3, 8, 36, 3)),
+    _superneurons(
+        "resnet1920",
+        "ResNet of SuperNeurons, 639 bottlenecks: 1919 layers, the nearest to 1920, 224x224",
+        n3=595,
+    ),
+    _superneurons(
+        "resnet2500-units",
+        "ResNet of SuperNeurons, 2500 bottlenecks: 7502 layers, 224x224",
+        n3=2456,
+    ),
     NetworkSpec(
         name="resnext101-3d",
         summary="ResNeXt-101 for volumes and video, 32 groups, 16 frames of 112x112",
