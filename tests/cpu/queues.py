@@ -53,6 +53,8 @@ class Access(NamedTuple):
     stop: int
     writes: bool
     storage: StorageWeakRef
+    host: bool
+    """Whether it is the host's memory: a device keeps that until its copies are done."""
 
 
 @dataclass(slots=True)
@@ -71,6 +73,8 @@ class LateCopy(NamedTuple):
     number: int
     target: Access
     source: Access
+    kept: tuple[torch.Tensor, ...]
+    """The host's end."""
 
 
 class LateWait(NamedTuple):
@@ -106,6 +110,8 @@ class LateDevice:
         self.copies = 0
         self.clocks[self.compute][self.compute] = self.computed = 1
         """Stands for what is computed from the latest copy on, which nobody tells us of."""
+        self.hosts: list[StorageWeakRef] = []
+        """What `host` gave."""
         self.taken: dict[int, int] = {}
         """Address of device memory -> how far the compute queue was when it was taken."""
         self.deaf = 0
@@ -156,14 +162,16 @@ class LateDevice:
         assert target.shape == source.shape
         self._tick(queue)
         number = self.clocks[queue][queue]
-        ends = [_access(queue, number, t, writes=t is target) for t in (target, source)]
+        ends = [self._access(queue, number, t, writes=t is target) for t in (target, source)]
         known = self.clocks[queue][self.compute]
         if known < (self.computed if queue == self.out else self.taken[target.data_ptr()]):
             raise RaceError(f"{ends} is not ordered after what was computed before it")
         for end in ends:
             self._check(end)
         self.accesses += ends
-        self.commands[queue].append(LateCopy(number, *ends))
+        tensors = zip((target, source), ends, strict=True)
+        kept = tuple(memory for memory, end in tensors if end.host)
+        self.commands[queue].append(LateCopy(number, ends[0], ends[1], kept))
         self.copies += 1
         self._tick(self.compute)
         self.computed = self.clocks[self.compute][self.compute]
@@ -176,7 +184,9 @@ class LateDevice:
         return memory
 
     def host(self, nbytes: int) -> torch.Tensor:
-        return torch.full((nbytes,), POISON, dtype=torch.uint8)
+        memory = torch.full((nbytes,), POISON, dtype=torch.uint8)
+        self.hosts.append(StorageWeakRef(memory.untyped_storage()))
+        return memory
 
     @one_at_a_time
     def finish(self, queue: str) -> None:
@@ -206,7 +216,7 @@ class LateDevice:
         for access in self.accesses:
             computing = (self.clocks[q] for q in (self.compute, *self.earlier))
             known = any(clock[access.queue] >= access.number for clock in computing)
-            if access.storage.expired() and not known:
+            if access.storage.expired() and not (known or access.host):
                 raise RaceError(f"memory given back before {access}")
 
     def _forget(self) -> None:
@@ -229,6 +239,12 @@ class LateDevice:
                 continue
             raise RaceError(f"nothing orders {other} and {mine}")
 
+    def _access(self, queue: str, number: int, memory: torch.Tensor, *, writes: bool) -> Access:
+        start, weak = memory.data_ptr(), StorageWeakRef(memory.untyped_storage())
+        self.hosts = [host for host in self.hosts if not host.expired()]
+        host = any(host.cdata == weak.cdata for host in self.hosts)
+        return Access(queue, number, start, start + memory.nbytes, writes, weak, host)
+
     def _run(self, queue: str, until: int) -> None:
         """Run the commands of `queue` up to number `until`, and before them what they wait for."""
         commands = self.commands[queue]
@@ -247,9 +263,3 @@ def _learn(clock: dict[str, int], other: dict[str, int]) -> None:
     """Let `clock` know what `other` knows."""
     for queue, number in other.items():
         clock[queue] = max(clock[queue], number)
-
-
-def _access(queue: str, number: int, memory: torch.Tensor, *, writes: bool) -> Access:
-    start = memory.data_ptr()
-    weak = StorageWeakRef(memory.untyped_storage())
-    return Access(queue, number, start, start + memory.nbytes, writes, weak)

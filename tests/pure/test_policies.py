@@ -126,8 +126,8 @@ def test_spaces_and_empty_braces_are_read():
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("poch", "policy 'poch': unknown policy 'poch': did you mean 'pooch'? Known: keep-all, "),
-        ("", "unknown policy '': Known: keep-all, "),
+        ("poch", "policy 'poch': unknown policy 'poch': did you mean 'pooch'? Known: cheap, "),
+        ("", "unknown policy '': Known: cheap, "),
         ("Pooch", "did you mean 'pooch'?"),
         ("pooch{min_byte=1KiB}", "unknown option 'min_byte': did you mean 'min_bytes'?"),
         ("keep-all{min_bytes=1KiB}", "unknown option 'min_bytes': it has none"),

@@ -72,7 +72,10 @@ class Device(Protocol):
         ...
 
     def host(self, nbytes: int) -> torch.Tensor:
-        """Flat bytes of host memory that copies reach at full speed, where the system allows."""
+        """Flat bytes of host memory that copies reach at full speed, where the system allows.
+
+        They may be dropped with a copy under way: the device sees to it that they last so long.
+        """
         ...
 
     def finish(self, queue: Queue) -> None:

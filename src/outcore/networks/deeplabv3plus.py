@@ -1,4 +1,4 @@
-"""DeepLabv3+: Chen et al., "Encoder-Decoder with Atrous Separable Convolution ...", 2018 (Figure 2).
+"""DeepLabv3+: Chen et al., "Encoder-Decoder with Atrous ... Convolution ...", 2018 (Figure 2).
 
 With an output stride of 16. Differs from the paper's best network in its encoder, which is the
 ResNet-101 of this package (stride in the 3x3), with holes in its last stage as in DeepLabv3 (Chen

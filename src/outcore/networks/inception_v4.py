@@ -135,9 +135,7 @@ def _inception(
 
 def _fork(width: int, channels: int, steps: Branch) -> nn.Module:
     last, _ = steps[-1]
-    return nn.Sequential(
-        _branch(width, channels, steps), Parallel(*_branches(width, last, C_ENDS))
-    )
+    return nn.Sequential(_branch(width, channels, steps), Parallel(*_branches(width, last, C_ENDS)))
 
 
 def _reduction(width: int, channels: int, branches: tuple[Branch, ...]) -> nn.Module:

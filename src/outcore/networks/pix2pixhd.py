@@ -5,6 +5,8 @@ discriminators. Its 36 input channels are those of the published setting for Cit
 for each of 35 labels, and one of the boundaries between instances.
 """
 
+from itertools import pairwise
+
 from torch import Tensor, nn
 
 DEVIATION = 0.02  # of the first weights, as in the authors' program
@@ -36,7 +38,7 @@ class Pix2PixHD(nn.Module):
     ) -> None:
         super().__init__()
         wide = [width << level for level in range(levels + 1)]
-        steps = list(zip(wide[:-1], wide[1:], strict=True))
+        steps = list(pairwise(wide))
         self.encode = nn.Sequential(
             *(*_reflected(channels, width, 7), nn.ReLU(inplace=True)),
             *(_halve(shallow, deep) for shallow, deep in steps),

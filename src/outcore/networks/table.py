@@ -46,7 +46,8 @@ def _superneurons(name: str, summary: str, n3: int) -> NetworkSpec:
     """One of SuperNeurons' ResNets, 3 * (6 + 32 + n3 + 6) + 2 layers deep.
 
     Wang et al., "SuperNeurons", 2018 (Table 4), where n3 alone varies. Strides as in the authors'
-    program.
+    program, whose deepest has n3 = 788. The text of section 4.2 has 2500 residual units; with so
+    many, the weights alone would take 11 of the paper's 12 GB, so layers must be meant.
     """
     return _resnet(name, summary, (6, 32, n3, 6), stride_in_1x1=True)
 
@@ -153,9 +154,9 @@ _ROWS = (
         n3=595,
     ),
     _superneurons(
-        "resnet2500-units",
-        "ResNet of SuperNeurons, 2500 bottlenecks: 7502 layers, 224x224",
-        n3=2456,
+        "resnet2500",
+        "ResNet of SuperNeurons, 832 bottlenecks: 2498 layers, 224x224",
+        n3=788,
     ),
     NetworkSpec(
         name="resnext101-3d",
