@@ -28,7 +28,8 @@ class Compared:
     """One policy under one budget; all figures predicted. None where the policy has no plan.
 
     `relative_to_in_core`: throughput, of that of the step with everything kept on a device that has
-    the room. `reason`: why there is no plan; `needed_bytes`: the budget that one would need.
+    the room. `reason`: why there is no plan; `needed_bytes`: what
+    one would need of `needed_tier`.
     """
 
     policy: str
@@ -42,6 +43,7 @@ class Compared:
     planning_seconds: float | None = None
     lower_bound_seconds: float | None = None
     needed_bytes: int | None = None
+    needed_tier: str = ""
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,6 +93,7 @@ class Comparison:
                 blank,
                 planning_seconds=seconds,
                 needed_bytes=error.floor_bytes,
+                needed_tier=error.tier,
                 reason=str(error),
             )
         seconds = time.perf_counter() - start

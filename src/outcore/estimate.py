@@ -29,6 +29,9 @@ class Efficiency:
 
 TYPICAL = Efficiency()
 
+TF32 = "tfloat32"
+"""The type that torch lets convolutions of float32 compute in, where a device has it."""
+
 EXTRA_PASSES = {
     "batch_norm": (1, 2),
     "layer_norm": (1, 2),
@@ -104,6 +107,12 @@ def _seconds(op: Op, shapes: _Shapes, hardware: Hardware, efficiency: Efficiency
     if not count:
         return moved + hardware.op_overhead_seconds
     dtype = next(value.dtype for value in shapes.outputs(op) if value is not None)
+    if (
+        dtype == "float32"
+        and "convolution" in op.target
+        and TF32 in dict(hardware.flops_per_second)
+    ):
+        dtype = TF32
     computed = count / (_peak(hardware, dtype) * _class_efficiency(op.target, efficiency))
     return max(computed, moved) + hardware.op_overhead_seconds
 
@@ -123,6 +132,8 @@ def _traffic(op: Op, shapes: _Shapes) -> float:
     """Bytes read and written, with the passes that a kernel needs beyond one."""
     read = shapes.read(op)
     written = [value for value in shapes.outputs(op) if value is not None]
+    if _name(op.target) == "embedding":  # reads as many rows of the table as it writes
+        read = [*read[1:], *written]
     nbytes = sum(map(shapes.nbytes, (*read, *written)))
     backward = "backward" in op.target
     for name, passes in EXTRA_PASSES.items():
@@ -147,9 +158,9 @@ def _class_efficiency(target: str, efficiency: Efficiency) -> float:
 
 
 def _name(target: str) -> str:
-    """The op's name: `aten.mm.default` -> `mm`."""
+    """The name of an op of torch's own: `aten.mm.default` -> `mm`; empty for others."""
     parts = target.split(".")
-    return parts[1] if len(parts) > 1 else target
+    return parts[1] if parts[0] == "aten" and len(parts) > 1 else ""
 
 
 def _convolution(op: Op, shapes: _Shapes) -> float:

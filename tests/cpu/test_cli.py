@@ -1,5 +1,6 @@
 """The command line with torch behind it."""
 
+import csv
 import json
 import runpy
 from itertools import islice
@@ -190,10 +191,14 @@ def test_compare_for_programs(outcore):
 
 
 def test_compare_for_spreadsheets(outcore):
-    run = outcore(*COMPARE, "--policies", "keep-all", "--csv")
-    header, row = run.stdout.splitlines()
-    assert header.split(",")[:3] == ["batch", "policy", "budget_bytes"]
-    assert row.startswith("8,keep-all,")
+    run = outcore(
+        *COMPARE, "--budget", "100%", "--budget", "8MiB", "--policies", "keep-all", "--csv"
+    )
+    kept, infeasible = csv.DictReader(run.stdout.splitlines())
+    assert (kept["batch"], kept["policy"], kept["feasible"]) == ("8", "keep-all", "True")
+    assert int(kept["keep"]) > 0
+    assert (kept["offload"], infeasible["keep"], infeasible["feasible"]) == ("0", "", "False")
+    assert "counts" not in kept
 
 
 def test_compare_for_people(outcore):
@@ -203,9 +208,21 @@ def test_compare_for_people(outcore):
     assert "needs" in run.stdout
 
 
-def test_compare_names_what_is_unknown(outcore):
-    assert "did you mean 'titan-xp'" in outcore("compare", "--hardware", "titan").stderr
-    assert "--budget" in outcore("compare", "--budget", "much").stderr
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--hardware", "titan"), "did you mean 'titan-xp'"),
+        (("--budget", "much"), "--budget"),
+        (("--budget", "100GiB", "--hardware", "titan-xp"), "the machine has 11.9 GiB"),
+        (("--policies", "poch"), "did you mean 'pooch'"),
+        (("--batch", "0"), "--batch"),
+        (("--json", "--csv"), "choose one"),
+    ],
+)
+def test_compare_answers_mistakes_before_it_traces(outcore, options, said):
+    run = outcore("compare", *options)
+    assert run.exit_code == 2
+    assert said in run.stderr
 
 
 def test_the_doctor_tells_what_compute_does_to_the_links_of_a_gpu():

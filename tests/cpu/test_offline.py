@@ -80,8 +80,12 @@ def test_a_step_in_two_graphs_is_refused() -> None:
 
 
 def test_nothing_to_differentiate_is_said() -> None:
-    with pytest.raises(CaptureError, match="needs a gradient"):
-        outcore.trace(torch.relu, torch.ones(3))
+    frozen = nn.BatchNorm1d(4).requires_grad_(requires_grad=False)
+    for step, x in ((torch.relu, torch.ones(3)), (frozen, torch.full((2, 4), 3.0))):
+        with pytest.raises(CaptureError, match="needs a gradient"):
+            outcore.trace(step, x)
+    assert frozen.running_mean is not None
+    assert not frozen.running_mean.any()  # nothing was run
 
 
 def test_what_a_trace_cannot_hold_is_refused() -> None:

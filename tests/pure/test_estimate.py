@@ -85,8 +85,29 @@ CONVOLUTION = (None, (1, 1), (0, 0), (1, 1))
             (),
             2 * 2 * (2 * 4 * 16 * 8) * 32,
         ),
+        (
+            "aten._scaled_dot_product_flash_attention_backward.default",  # the gradient comes first
+            [(2, 4, 16, 8), (2, 4, 16, 8), (2, 4, 32, 8), (2, 4, 32, 8)],
+            (2, 4, 16, 8),
+            (),
+            5 * 2 * (2 * 4 * 16 * 8) * 32,
+        ),
+        ("aten.baddbmm.default", [(3, 4, 6), (3, 4, 5), (3, 5, 6)], (3, 4, 6), (), 720),
+        ("mylib.mm.default", [(4, 5), (5, 6)], (4, 6), (), 0),
     ],
-    ids=["mm", "bmm", "addmm", "relu", "convolution", "grouped", "transposed", "attention"],
+    ids=[
+        "mm",
+        "bmm",
+        "addmm",
+        "relu",
+        "convolution",
+        "grouped",
+        "transposed",
+        "attention",
+        "attention-backward",
+        "baddbmm",
+        "somebody-elses",
+    ],
 )
 def test_flops_by_formula(target, shapes, result, more, expected):
     assert flops(one_op(target, shapes, result, *more)) == (expected,)
@@ -110,10 +131,40 @@ def test_the_longer_of_arithmetic_and_memory():
     assert estimate(product, fast, half).seconds == pytest.approx([4e9 / 1e12])
 
 
-def test_batch_norm_reads_its_argument_twice():
-    trace = one_op("aten.native_batch_norm.default", [(8, 4, 4, 4)], (8, 4, 4, 4))
-    once = 8 * 4 * 4 * 4 * 4
-    assert estimate(trace, MACHINE, PEAK).seconds == pytest.approx([3 * once / 1e9])
+ITEMS = (8, 4, 4, 4)
+ONCE = 8 * 4 * 4 * 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "passes"),
+    [
+        ("aten._native_batch_norm_legit_functional.default", 1, 3),
+        ("aten.native_batch_norm_backward.default", 2, 5),
+        ("aten.native_layer_norm.default", 1, 3),
+        ("aten.native_layer_norm_backward.default", 2, 5),
+        ("aten._softmax.default", 1, 3),
+        ("aten._softmax_backward_data.default", 2, 3),
+        ("aten.relu.default", 1, 2),
+        ("aten.threshold_backward.default", 2, 3),
+        ("aten.add.Tensor", 2, 3),
+    ],
+)
+def test_passes_over_memory(target, arguments, passes):
+    trace = one_op(target, [ITEMS] * arguments, ITEMS)
+    assert estimate(trace, MACHINE, PEAK).seconds == pytest.approx([passes * ONCE / 1e9])
+
+
+def test_an_embedding_reads_the_rows_it_writes():
+    trace = one_op("aten.embedding.default", [(1000, 8), (4,)], (4, 8))
+    assert estimate(trace, MACHINE, PEAK).seconds == pytest.approx([(16 + 2 * 4 * 8 * 4) / 1e9])
+
+
+def test_convolutions_of_float32_compute_in_tf32_where_there_is_such_a_thing():
+    convolution = one_op("aten.convolution.default", [X, W], Y, *CONVOLUTION, False, (0, 0), 1)
+    fast = replace(MACHINE, memory_bytes_per_second=1e15)
+    tf32 = replace(fast, flops_per_second=(("float32", 1e12), ("tfloat32", 8e12)))
+    (plain,), (faster,) = (estimate(convolution, m, PEAK).seconds for m in (fast, tf32))
+    assert plain / faster == pytest.approx(8, rel=1e-3)
 
 
 def test_an_expanded_view_moves_what_there_is():

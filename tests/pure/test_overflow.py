@@ -83,6 +83,8 @@ def test_a_large_map_stays_where_small_ones_will_do():
     assert staging_needed(problem.trace, plan) == staging_bytes(MAP_BYTES)
     assert fits(problem, lower(problem, plan))
     assert overflow(problem, plan) == plan
+    with pytest.raises(InfeasibleError):
+        overflow(replace(problem, host_budget_bytes=staging_bytes(MAP_BYTES)), plan)
 
 
 def test_copies_to_the_disk_take_their_own_time():

@@ -48,13 +48,15 @@ def trace(step: Callable[..., Any], *inputs: Any) -> Trace:
         raise CaptureError(reason=reason) from error
     finally:
         torch._dynamo.reset()
-    reason = "nothing in it needs a gradient: no parameter, no input"
-    raise CaptureError(reason=reason)
+    raise _nothing_to_differentiate()  # not even compiled
 
 
 def _backend(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     compiler = aot_autograd(
-        fw_compiler=_run, bw_compiler=_run, inference_compiler=_run, partition_fn=_partition
+        fw_compiler=_refuse,
+        bw_compiler=_refuse,
+        inference_compiler=_refuse,
+        partition_fn=_partition,
     )
     with passing():
         compiled: Callable[..., Any] = compiler(module, inputs)
@@ -74,5 +76,10 @@ def _partition(
     raise _Seen(captured)
 
 
-def _run(module: GraphModule, _: Any) -> Callable[..., Any]:
-    return module.forward
+def _refuse(_module: GraphModule, _inputs: Any) -> Callable[..., Any]:
+    """Where there is no backward, torch compiles the forward alone, to run it."""
+    raise _nothing_to_differentiate()
+
+
+def _nothing_to_differentiate() -> CaptureError:
+    return CaptureError(reason="nothing in it needs a gradient: no parameter, no input")

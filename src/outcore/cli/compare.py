@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from outcore.errors import BudgetError, OptionValueError
 from outcore.units import format_bytes, format_seconds, parse_size
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ NOTHING = "-"
 def compare(
     *,
     network: Annotated[str, typer.Option(help="A network of `outcore networks`.")] = "resnet50",
-    batch: Annotated[list[int], typer.Option(help="Samples; may be given several times.")] = [128],  # noqa: B006 - typer copies it
+    batch: Annotated[
+        list[int], typer.Option(min=1, help="Samples; may be given several times.")
+    ] = [128],  # noqa: B006 - typer copies it
     hardware: Annotated[str, typer.Option(help="A machine of `outcore hardware`.")] = "v100-pcie3",
     budget: Annotated[
         list[str],
@@ -38,13 +41,16 @@ def compare(
     """Plan a training step on a machine that need not be here, and simulate it."""
     from outcore.compare import Comparison  # noqa: PLC0415 - loads numpy
     from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
-    from outcore.policies import POLICIES  # noqa: PLC0415 - loads numpy
+    from outcore.policies import POLICIES, resolve  # noqa: PLC0415 - loads numpy
     from outcore.presets import preset  # noqa: PLC0415 - reads files
 
+    if as_json and as_csv:
+        raise OptionValueError(option="--csv", value="with --json", reason="choose one of the two")
     machine = preset(hardware)
     total = machine.hardware.capacity(Tier.DEVICE)
     budgets = [_size(text, total) for text in budget]
-    specs = list(POLICIES) if policies == ALL else policies.split(";")
+    wanted = list(POLICIES) if policies == ALL else policies.split(";")
+    specs = [resolve(spec) for spec in wanted]  # before anything is traced
     found: list[dict[str, Any]] = []
     progress = Console(stderr=True)
     for samples in batch:
@@ -71,12 +77,15 @@ def compare(
 
 
 def _size(text: str, total: int) -> int:
-    from outcore.errors import BudgetError  # noqa: PLC0415 - beside its only use
-
+    """Raises BudgetError for what cannot be read, and for more than the machine has."""
     try:
-        return parse_size(text, total)
+        found = parse_size(text, total)
     except ValueError as error:
         raise BudgetError(option="--budget", value=text, reason=str(error)) from error
+    if found > total:
+        reason = f"the machine has {format_bytes(total)}"
+        raise BudgetError(option="--budget", value=text, reason=reason)
+    return found
 
 
 def _trace(name: str, samples: int) -> Trace:
@@ -112,7 +121,8 @@ def _table(title: str, rows: Iterable[Compared]) -> Table:
 def _cells(row: Compared) -> tuple[str, ...]:
     planning = NOTHING if row.planning_seconds is None else format_seconds(row.planning_seconds)
     if row.seconds is None or row.items_per_second is None or row.counts is None:
-        return (f"needs {format_bytes(row.needed_bytes or 0)}", *[NOTHING] * 4, planning)
+        needed = f"needs {format_bytes(row.needed_bytes or 0)} of {row.needed_tier}"
+        return (needed, *[NOTHING] * 4, planning)
     counts = row.counts
     return (
         format_seconds(row.seconds),
@@ -125,13 +135,10 @@ def _cells(row: Compared) -> tuple[str, ...]:
 
 
 def _write_csv(found: list[dict[str, Any]]) -> None:
-    flat = [{**row, **_counts(row.pop("counts"))} for row in found]
+    flat = []
+    for row in found:
+        counts = row.pop("counts") or dict.fromkeys(("keep", "offload", "recompute"))
+        flat.append(row | counts)
     writer = csv.DictWriter(sys.stdout, list(flat[0]))
     writer.writeheader()
     writer.writerows(flat)
-
-
-def _counts(counts: dict[str, int] | None) -> dict[str, int | None]:
-    return {
-        name: None if counts is None else counts[name] for name in ("keep", "offload", "recompute")
-    }

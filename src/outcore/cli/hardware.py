@@ -9,7 +9,7 @@ from outcore.units import format_bytes, format_rate
 
 
 def hardware() -> None:
-    """List the machines with their memory, rates and links, and where the figures come from."""
+    """List the machines with their memory, rates and links."""
     from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the next
     from outcore.presets import presets  # noqa: PLC0415 - reads files; only where it is used
 

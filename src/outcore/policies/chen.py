@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import isqrt, sqrt
 from typing import ClassVar
 
 from outcore.errors import InfeasibleError
-from outcore.ir.liveness import liveness
 from outcore.ir.plan import Choice, Gap, Plan, Recompute
 from outcore.ir.problem import Problem
 from outcore.lower import lower
@@ -42,18 +41,20 @@ class ChenSqrt:
 
     def plan(self, problem: Problem) -> Plan:
         """The checkpoints' plan. Raises InfeasibleError where it does not fit, or none does."""
+        gaps = candidates(problem, self.min_bytes)
+        crossing = {gap.buffer for gap in gaps}
+        points = [b for b in articulation_points(problem) if b in crossing]
         if self.greedy:
-            return self._fastest(problem)
-        points = articulation_points(problem)
+            return self._fastest(problem, gaps, points)
         step = max(1, isqrt(len(points)))
-        return settle(problem, _between(problem, self.min_bytes, points[step - 1 :: step]), self)
+        return settle(problem, _between(problem, gaps, points[step - 1 :: step]), self)
 
-    def _fastest(self, problem: Problem) -> Plan:
+    def _fastest(self, problem: Problem, gaps: Sequence[Gap], points: Sequence[int]) -> Plan:
         found: list[tuple[float, Plan]] = []
         leanest: InfeasibleError | None = None
-        for checkpoints in dict.fromkeys(_greedily(problem)):
+        for checkpoints in dict.fromkeys(_greedily(problem, points)):
             try:
-                plan = settle(problem, _between(problem, self.min_bytes, checkpoints), self)
+                plan = settle(problem, _between(problem, gaps, checkpoints), self)
             except InfeasibleError as error:
                 if leanest is None or error.floor_bytes < leanest.floor_bytes:
                     leanest = error
@@ -70,25 +71,24 @@ def articulation_points(problem: Problem) -> tuple[int, ...]:
 
     What the caller holds (parameters, inputs) connects nothing. Linear in the forward ops.
     """
-    trace, live = problem.trace, liveness(problem.trace)
+    trace = problem.trace
     forward = range(trace.boundary)
     last_read = {b: op for op in forward for b in trace.reads[op]}
     held = {b.id for b in trace.buffers if b.pinned}
-    open_now: set[int] = set()
+    across: set[int] = set()
     points: list[int] = []
     for op in forward:
-        open_now |= {b for b in trace.writes[op] if last_read.get(b, -1) > op}
-        open_now -= {b for b in trace.reads[op] if last_read[b] <= op}
-        across = open_now - held
-        if len(across) == 1 and live.producer[min(across)] == op:
+        made = {b for b in trace.writes[op] if last_read.get(b, -1) > op} - held
+        across |= made
+        across -= {b for b in trace.reads[op] if last_read[b] <= op}
+        if len(across) == 1 and across == made:
             points += across
     return tuple(points)
 
 
-def _greedily(problem: Problem) -> Iterator[tuple[int, ...]]:
-    """Checkpoints for each size of a segment on the grid, from one segment on."""
-    trace = problem.trace
-    points = set(articulation_points(problem))
+def _greedily(problem: Problem, points: Collection[int]) -> Iterator[tuple[int, ...]]:
+    """Checkpoints among `points` for each size of a segment on the grid, from one segment on."""
+    trace, allowed = problem.trace, set(points)
     made = [b for op in range(trace.boundary) for b in trace.writes[op]]
     most = sum(trace.buffers[b].nbytes for b in made)
     for step in range(STEPS):
@@ -96,14 +96,15 @@ def _greedily(problem: Problem) -> Iterator[tuple[int, ...]]:
         since, chosen = 0, []
         for buffer in made:
             since += trace.buffers[buffer].nbytes
-            if buffer in points and since > limit:
+            if buffer in allowed and since > limit:
                 chosen.append(buffer)
                 since = 0
         yield tuple(chosen)
 
 
-def _between(problem: Problem, min_bytes: int, kept: Collection[int]) -> dict[Gap, Choice]:
-    """Recompute all candidates but those in `kept`, and those that cannot be made again."""
-    gaps = candidates(problem, min_bytes)
-    again = recomputable(problem, gaps)
+def _between(
+    problem: Problem, gaps: Sequence[Gap], checkpoints: Collection[int]
+) -> dict[Gap, Choice]:
+    """Recompute all of `gaps` but the checkpoints, and what cannot be made again."""
+    kept, again = set(checkpoints), recomputable(problem, gaps)
     return {gap: Recompute(stay=True) for gap in gaps if gap.buffer not in kept and gap in again}

@@ -43,8 +43,8 @@ def overflow(problem: Problem, plan: Plan) -> Plan:
 
     What goes is what leaves first: it comes back last, so that a slow disk has the most time. Large
     buffers stay where smaller ones will do: what goes to the disk passes through buffers on the
-    host of the largest one's size. Lowers the plan once for each size, and about log2(n) times for
-    n buffers. Raises InfeasibleError where a tier is too small.
+    host of the largest one's size. Lowers the plan once for each distinct size up to that, and
+    about log2(n) times for n buffers. Raises InfeasibleError where a tier is too small.
     """
     sizes = [buffer.nbytes for buffer in problem.trace.buffers]
     away = [gap for gap, choice in plan.choices if isinstance(choice, Offload)]
@@ -52,9 +52,9 @@ def overflow(problem: Problem, plan: Plan) -> Plan:
 
     def over(moved: Sequence[int]) -> int:
         """Bytes of the host beyond its limit."""
-        through = max((sizes[buffer] for buffer in moved), default=0)
-        taken = _taken(problem, _moved(plan, moved), Tier.HOST)
-        return taken + staging_bytes(through) - problem.limit_bytes(Tier.HOST)
+        found = _moved(plan, moved)
+        staging = staging_needed(problem.trace, found)
+        return _taken(problem, found, Tier.HOST) + staging - problem.limit_bytes(Tier.HOST)
 
     least = over(())
     chosen: Sequence[int] = ()
@@ -85,7 +85,10 @@ def staging_needed(trace: Trace, plan: Plan) -> int:
 
 
 def _fewest(order: Sequence[int], over: Callable[[Sequence[int]], int]) -> Sequence[int]:
-    """The shortest beginning of `order` that is not over; all of it is not."""
+    """A short beginning of `order` that is not over, the shortest where sizes are equal.
+
+    All of it is not over.
+    """
     low, high = 1, len(order)
     while low < high:
         middle = (low + high) // 2

@@ -6,7 +6,7 @@ is kept, from the output side. Copies back are issued one convolution ahead.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,6 +19,9 @@ from outcore.policies.pooch_log import KEEP, OFFLOAD, RECOMPUTE, Kind
 from outcore.policies.pooch_model import PoochModel
 from outcore.policies.pooch_plan import choices_of
 from outcore.policies.settle import settle
+
+CONVOLUTIONS = frozenset({"convolution", "convolution_backward", "conv", "conv_backward"})
+"""Names of ops, without namespace and overload; Chainer's among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +56,15 @@ class SuperNeurons:
 
 def by_type(problem: Problem, model: PoochModel) -> list[Kind]:
     """One kind per target. What cannot be made again is offloaded, whatever made it."""
-    kinds: list[Kind] = [OFFLOAD] * len(model.targets)
-    for target in reversed(range(len(kinds))):
-        kinds[target] = KEEP
-        if not model.fits(kinds):
-            kinds[target] = OFFLOAD
-            break
+    count = len(model.targets)
+
+    def kept(number: int) -> list[Kind]:
+        return [OFFLOAD] * (count - number) + [KEEP] * number
+
+    # What is kept is an end of the list, and one more never takes less: bisection finds the first
+    # that does not fit as well as a walk does.
+    most = bisect_right(range(1, count + 1), False, key=lambda n: not model.fits(kept(n)))
+    kinds = kept(most)
     for number, made_by in enumerate(model.producers):
         convolution = made_by is not None and _is_convolution(problem, made_by)
         if kinds[number] is OFFLOAD and model.targets[number].recomputable and not convolution:
@@ -86,4 +92,4 @@ class _OneConvolutionAhead:
 
 
 def _is_convolution(problem: Problem, op: int) -> bool:
-    return "conv" in problem.trace.ops[op].target
+    return any(part in CONVOLUTIONS for part in problem.trace.ops[op].target.split("."))
