@@ -18,7 +18,6 @@ from benchmarks.cpu.spill import Spill
 from benchmarks.cpu.trainer import Trainer, Turn, alone
 from benchmarks.kit.benchmark import Patience
 from benchmarks.kit.modes import (
-    EVERY_POLICY,
     AotEager,
     Checkpoint,
     Eager,
@@ -36,6 +35,8 @@ from outcore.units import format_bytes
 SLOW_LINK = "300MiB/s"
 RECOMPUTE_ALL = "recompute-all"
 """Takes tens of times as long as eager, whatever the link: it is run at full speed alone."""
+COMPARED = ("swap-all-naive", "swap-all", RECOMPUTE_ALL, "swap-opt", "pooch", DEFAULT_POLICY)
+"""Not all that there are: each has a process of its own, and all are alive at once."""
 SPEEDY_RECOMPUTE = f"{RECOMPUTE_ALL}{{max_ops=12,stay=true}}"
 TIME_LIMIT = 1.15
 """The most that a step of the default policy may take of eager's, at full speed of the disk."""
@@ -81,8 +82,8 @@ def worth(scale: Scale, patience: Patience) -> Iterator[Row]:
 
 def _modes(scale: Scale, budget: int, link: str | None) -> Sequence[Mode]:
     """The reference first."""
-    left_out = {"keep-all"} if link is None else {"keep-all", RECOMPUTE_ALL}
-    policies = (DEFAULT_POLICY,) if scale != FULL else (*EVERY_POLICY, SPEEDY_RECOMPUTE)
+    left_out = set() if link is None else {RECOMPUTE_ALL}
+    policies = (DEFAULT_POLICY,) if scale != FULL else (*COMPARED, SPEEDY_RECOMPUTE)
     planned = [Outcore(policy, budget, link) for policy in policies if policy not in left_out]
     unlimited: list[Mode] = [AotEager(), Inductor()] if link is None and scale == FULL else []
     return (Eager(), *unlimited, *planned, Checkpoint(), Inductor(0.5), Spill(link))

@@ -16,7 +16,7 @@ from outcore.ir.profile import Profile, Source
 from outcore.ir.trace import Phase, Ref, Role
 from outcore.ir.verify_plan import verify_plan
 from outcore.lower import lower
-from outcore.policies import overflow, plan_with_overflow, resolve, staging_needed
+from outcore.policies import overflow, resolve, staging_needed, with_roomy_host
 from outcore.simulate import simulate
 from tests.pure.building import TraceBuilder
 from tests.pure.strategies import hardwares, problems
@@ -54,19 +54,24 @@ def chained(
     return Problem(trace, profile, hardware, budget_bytes=4 * max(sizes))
 
 
+def spilling(problem: Problem) -> Plan:
+    """As the runtime plans where the host has too little."""
+    return overflow(problem, SWAP_ALL(with_roomy_host(problem)))
+
+
 def away(plan: Plan) -> dict[int, Tier]:
     """Op that leaves -> where to, in order."""
     return {gap.after: c.tier for gap, c in plan.choices if isinstance(c, Offload)}
 
 
 def test_a_host_with_room_takes_all():
-    plan = plan_with_overflow(chained(MAPS * MAP_BYTES), SWAP_ALL)
+    plan = spilling(chained(MAPS * MAP_BYTES))
     assert set(away(plan).values()) == {HOST}
 
 
 def test_what_leaves_first_goes_to_the_disk():
     problem = chained(staging_bytes(MAP_BYTES) + 3 * MAP_BYTES)
-    plan = plan_with_overflow(problem, SWAP_ALL)
+    plan = spilling(problem)
     order = [tier for _, tier in sorted(away(plan).items())]
     assert order == [DISK] * (MAPS - 3) + [HOST] * 3
     program = lower(problem, plan)
@@ -79,7 +84,7 @@ def test_a_large_map_stays_where_small_ones_will_do():
     """What goes to the disk passes through four buffers of its size."""
     sizes = [MAP_BYTES] * 14 + [10 * MAP_BYTES] + [MAP_BYTES] * 6
     problem = chained(22 * MAP_BYTES, sizes=sizes)
-    plan = plan_with_overflow(problem, SWAP_ALL)
+    plan = spilling(problem)
     assert staging_needed(problem.trace, plan) == staging_bytes(MAP_BYTES)
     assert fits(problem, lower(problem, plan))
     assert overflow(problem, plan) == plan
@@ -89,7 +94,7 @@ def test_a_large_map_stays_where_small_ones_will_do():
 
 def test_copies_to_the_disk_take_their_own_time():
     slow, fast = (
-        simulate(p, lower(p, plan_with_overflow(p, SWAP_ALL)))
+        simulate(p, lower(p, spilling(p)))
         for p in (chained(6 * MAP_BYTES), chained(MAPS * MAP_BYTES))
     )
     assert slow.seconds > 2 * fast.seconds
@@ -101,7 +106,7 @@ def test_copies_to_the_disk_take_their_own_time():
 )
 def test_too_little_of_both_is_refused(host_bytes, disk_bytes, tier):
     with pytest.raises(InfeasibleError) as caught:
-        plan_with_overflow(chained(host_bytes, disk_bytes), SWAP_ALL)
+        spilling(chained(host_bytes, disk_bytes))
     assert caught.value.tier == tier
 
 
@@ -114,7 +119,7 @@ def test_the_plan_fits_every_tier(data):
     host = data.draw(st.integers(0, 8000))
     problem = replace(problem, hardware=hardware, host_budget_bytes=host, disk_budget_bytes=None)
     try:
-        plan = plan_with_overflow(problem, SWAP_ALL)
+        plan = spilling(problem)
     except InfeasibleError:
         return
     verify_plan(problem, plan)

@@ -1,7 +1,7 @@
 """Policies: Problem -> Plan. Every system of the papers is one of these."""
 
 from outcore.policies.floor import Floor, floor, floor_plan
-from outcore.policies.overflow import overflow, plan_with_overflow, staging_needed, with_roomy_host
+from outcore.policies.overflow import overflow, staging_needed, with_roomy_host
 from outcore.policies.policy import Policy
 from outcore.policies.spec import parse_policy, resolve, spec_text
 from outcore.policies.table import POLICIES
@@ -14,7 +14,6 @@ __all__ = [
     "floor_plan",
     "overflow",
     "parse_policy",
-    "plan_with_overflow",
     "resolve",
     "spec_text",
     "staging_needed",

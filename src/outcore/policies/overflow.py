@@ -1,7 +1,8 @@
 """overflow: a plan for a machine whose host has too little memory for what leaves the device.
 
-No paper has this third tier. The policy plans as if the host had the disk's room too; then what is
-away for longest goes to the disk, until the rest fits in the host. A copy to the disk passes
+No paper has this third tier. The policy plans as if the host had the disk's room too
+(`with_roomy_host`); then what is away for longest goes to the disk, until the rest fits in the host
+(`overflow`). A copy to the disk passes
 through host memory: the driver stages it there.
 """
 
@@ -18,16 +19,6 @@ from outcore.ir.store import digest
 from outcore.ir.trace import Trace
 from outcore.lower import lower
 from outcore.policies.settle import outer_too_small
-
-MakePlan = Callable[[Problem], Plan]
-
-
-def plan_with_overflow(problem: Problem, make: MakePlan) -> Plan:
-    """The plan of `make` with host and disk as its outer tiers; `problem` has links to both.
-
-    Raises InfeasibleError as `make` does, or where the disk has too little room as well.
-    """
-    return overflow(problem, make(with_roomy_host(problem)))
 
 
 def with_roomy_host(problem: Problem) -> Problem:
