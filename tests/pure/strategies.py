@@ -300,7 +300,14 @@ def plans(draw: st.DrawFn, problem: Problem) -> Plan:
 
 
 def _offload(dice: Dice, gap: Gap, tier: Tier) -> Offload:
-    """Hints inside the gap, the release no later than the prefetch; each may be left out."""
+    """Hints inside the gap, in order of time; each may be left out."""
     ops = range(gap.after + 1, gap.before + 1)
-    release, prefetch = sorted((dice.pick(ops), dice.pick(ops)))
-    return Offload(tier, dice.pick([None, release]), dice.pick([None, prefetch]))
+    depart, prefetch, arrive = sorted((dice.pick(ops), dice.pick(ops), dice.pick(ops)))
+    release = dice.pick(range(depart, gap.before + 1))
+    return Offload(
+        tier,
+        depart=dice.pick([None, depart]),
+        release=dice.pick([None, release]),
+        prefetch=dice.pick([None, prefetch]),
+        arrive=dice.pick([None, arrive]),
+    )

@@ -15,12 +15,15 @@ from outcore.ir.hardware import Tier
 from outcore.ir.memory import fits, peak
 from outcore.ir.plan import Gap, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
+from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Copy, Free, Instruction, Program, Run
 from outcore.ir.text import parse, to_text
+from outcore.ir.trace import Phase, Ref, Role
 from outcore.lower import lower
 from outcore.simulate import simulate
 from tests.pure import meaning
-from tests.pure.strategies import plans, problems, small_problem, traces
+from tests.pure.building import TraceBuilder, small_hardware, small_problem
+from tests.pure.strategies import plans, problems, traces
 
 Golden = Callable[[str, str], None]
 
@@ -131,15 +134,21 @@ class TestHints:
                 assert run_at[choice.release - 1] < freed[slot] < run_at[choice.release]
 
     @given(st.data())
-    def test_a_copy_comes_back_where_the_plan_says(self, data) -> None:
+    def test_copies_go_and_come_back_where_the_plan_says(self, data) -> None:
         """One gap is offloaded; among several, copies back keep to the order of first use."""
         problem = data.draw(problems())
         for gap, choice in offloads(data.draw(plans(problem))):
             program = lower(ample(problem), make_plan({gap: choice}))
-            (issued,) = (i for i, x in enumerate(program.body) if is_copy_back(program, x))
-            run_at = starts(program)
-            hint = gap.after + 1 if choice.prefetch is None else choice.prefetch
-            assert run_at[hint - 1] < issued < run_at[hint]
+            out, back = (i for i, x in enumerate(program.body) if is_copy(x))
+            run_at, spans = starts(program), simulate(ample(problem), program).spans
+            depart = gap.after + 1 if choice.depart is None else choice.depart
+            prefetch = depart if choice.prefetch is None else choice.prefetch
+            arrive = gap.before if choice.arrive is None else choice.arrive
+            assert run_at[depart - 1] < out < run_at[depart]
+            assert run_at[prefetch - 1] < back < run_at[prefetch]
+            assert spans[back].stop_seconds <= spans[run_at[arrive]].start_seconds
+            paced = {i for i, x in enumerate(program.body) if x.pace}
+            assert paced <= {run_at[arrive]}
 
     def test_each_gap_keeps_to_its_own_hint(self) -> None:
         """The second gap's hint says nothing of the first one's copy back."""
@@ -173,12 +182,60 @@ class TestHints:
 
     def test_memory_comes_before_hints(self) -> None:
         """With no room to linger, the same plan frees at once and fetches at the last moment."""
-        plan = parse("plan\ngap 3 after 3 before 8 offload host release 7 prefetch 4", Plan)
-        program = lower(small_problem(1), plan)
-        freed = {x.action.slot: i for i, x in enumerate(program.body) if is_free(x)}
-        (back,) = (i for i, x in enumerate(program.body) if is_copy_back(program, x))
-        assert freed[slot_at(program, 3, 3)] < starts(program)[4]
-        assert starts(program)[7] < back
+        hints = ("release 7 prefetch 4", "depart 6 release 7 prefetch 6 arrive 7")
+        for plan in (parse(f"plan\ngap 3 after 3 before 8 offload host {h}", Plan) for h in hints):
+            program = lower(small_problem(1), plan)
+            freed = {x.action.slot: i for i, x in enumerate(program.body) if is_free(x)}
+            (back,) = (i for i, x in enumerate(program.body) if is_copy_back(program, x))
+            assert freed[slot_at(program, 3, 3)] < starts(program)[4]
+            assert starts(program)[7] < back
+            assert not any(x.pace for x in program.body)
+
+    def test_what_is_to_depart_soonest_makes_room_first(self) -> None:
+        """One of the two that linger has to go at the boundary: not the one that left first."""
+        plan = parse(
+            "plan\n"
+            "gap 3 after 3 before 8 offload host depart 8\n"
+            "gap 5 after 3 before 6 offload host depart 6",
+            Plan,
+        )
+        roomy = small_problem(1 << 20)
+        most = peak(roomy, lower(roomy, plan), Tier.DEVICE).nbytes
+        program = lower(small_problem(most - 1), plan)
+        body = enumerate(program.body)
+        out = {x.action.source: i for i, x in body if is_copy(x) and not is_copy_back(program, x)}
+        conv, curved = slot_at(program, 3, 3), slot_at(program, 3, 5)
+        assert out[curved] < starts(program)[5]
+        assert starts(program)[7] < out[conv] < starts(program)[8]
+
+    def test_a_copy_departs_before_a_recomputation_reads_it(self) -> None:
+        """`dropped` is made from `conv` again before op 7, where the plan still has `conv` here."""
+        plan = parse(
+            "plan\ngap 3 after 3 before 8 offload host depart 8\ngap 4 after 2 before 7 recompute",
+            Plan,
+        )
+        program = lower(small_problem(1 << 20), plan)
+        out, back = (i for i, x in enumerate(program.body) if is_copy(x))
+        assert starts(program)[6] < out < back < starts(program)[7]
+
+    def test_a_copy_departs_before_a_rerun_gives_it_up(self) -> None:
+        """Op 0 makes both; run again for the second, it makes the first too: its copy is freed."""
+        t = TraceBuilder()
+        x = t.new(16, Role.INPUT, pinned=True)
+        first, second, out, tangent, grad = (t.new(16, Role.ACTIVATION) for _ in range(5))
+        t.op("test.f", (Ref(x),), (first, second))
+        t.op("test.g", (Ref(first), Ref(second)), (out,))
+        t.op("test.b", (Ref(tangent), Ref(first), Ref(second)), (grad,), Phase.BACKWARD)
+        trace = t.trace([x], (Ref(out),), [tangent], (Ref(grad),))
+        profile = Profile((1e-3,) * 3, (0,) * 3, Source.ESTIMATED)
+        problem = Problem(trace, profile, small_hardware(), 1 << 20)
+        text = (
+            "plan\ngap 1 after 1 before 2 offload host depart 2\ngap 2 after 1 before 2 recompute"
+        )
+        program = lower(problem, parse(text, Plan))
+        (copy,) = (i for i, x in enumerate(program.body) if is_copy(x))
+        assert starts(program)[1] < copy < starts(program)[2]
+        assert run(problem, program) == run(problem, lower(problem, make_plan({})))
 
 
 def is_copy(instruction: Instruction) -> bool:
@@ -205,6 +262,11 @@ class TestText:
                 "offload_with_hints",
                 10_000,
                 ("3 after 3 before 8 offload disk release 5 prefetch 7",),
+            ),
+            (
+                "offload_with_every_hint",
+                10_000,
+                ("3 after 3 before 8 offload host depart 5 release 6 prefetch 6 arrive 7",),
             ),
             (
                 "offload_two_gaps",

@@ -27,7 +27,10 @@ Golden = Callable[[str, str], None]
 
 GAP = Gap(3, 3, 8)
 PLAN = make_plan(
-    {GAP: Offload(Tier.HOST, release=5), Gap(4, 2, 7): Recompute()}, "p{x=1}", "abc", "def"
+    {GAP: Offload(Tier.HOST, release=5, arrive=7), Gap(4, 2, 7): Recompute()},
+    "p{x=1}",
+    "abc",
+    "def",
 )
 PROGRAM = Program(
     slots=(Slot(0, 0, Tier.DEVICE, 64), Slot(1, 0, Tier.DISK, 64, offset=512)),
@@ -195,6 +198,8 @@ def test_a_number_of_seconds_may_be_an_int() -> None:
         (PLAN, "offload host", "offload disk"),
         (PLAN, "release 5", "release 6"),
         (PLAN, "release 5", "prefetch 5"),
+        (PLAN, "release 5", "depart 5"),
+        (PLAN, "arrive 7", ""),
         (PROGRAM, "boundary 2", "boundary 3"),
         (PROGRAM, "at 512", "at 0"),
         (PROGRAM, "rerun", "run"),
@@ -256,7 +261,7 @@ def test_a_file_of_another_kind(trace_file: Path) -> None:
 
 def test_a_file_of_another_version(trace_file: Path) -> None:
     rewritten(trace_file, lambda whole: whole["format"].update(version=7))
-    with pytest.raises(FormatError, match="has version 7, this release reads 1"):
+    with pytest.raises(FormatError, match="has version 7, this release reads 2"):
         load(trace_file, Trace)
 
 

@@ -137,8 +137,9 @@ def test_plan_with_any_policy_text_round_trips(
 ) -> None:
     choices = (
         (Gap(0, 1, 2), Keep()),
-        (Gap(3, 4, 9), Offload(Tier.DISK, None, 8)),
-        (Gap(3, 9, 11), Offload(Tier.HOST, 10, None)),
+        (Gap(3, 4, 9), Offload(Tier.DISK, prefetch=8)),
+        (Gap(3, 9, 11), Offload(Tier.HOST, release=10)),
+        (Gap(3, 11, 15), Offload(Tier.HOST, depart=12, release=13, prefetch=14, arrive=15)),
         (Gap(5, 1, 9), Recompute(stay=True)),
     )
     assert undoes(Plan(choices, policy, problem_digest, trace_digest))

@@ -124,10 +124,37 @@ def test_what_is_offloaded_can_go_and_come_back(
     refused(with_hardware(old, new), plan_of(f"3 after 3 before 8 {choice}"), rule, detail)
 
 
-@pytest.mark.parametrize("hint", ["release 3", "release 9", "prefetch 0", "prefetch 3"])
+OUTSIDE = [
+    "depart 3",
+    "depart 9",
+    "release 3",
+    "release 9",
+    "prefetch 0",
+    "prefetch 3",
+    "arrive 3",
+    "arrive 9",
+]
+
+
+@pytest.mark.parametrize("hint", OUTSIDE)
 def test_hints_lie_inside_the_gap(hint: str) -> None:
     plan = plan_of(f"3 after 3 before 8 offload host {hint}")
     refused(small_problem(), plan, "hints name ops inside the gap", hint)
+
+
+@pytest.mark.parametrize(
+    ("hints", "detail"),
+    [
+        ("depart 6 release 5", "depart 6 and release 5"),
+        ("depart 6 prefetch 5", "depart 6 and prefetch 5"),
+        ("depart 6 arrive 5", "depart 6 and arrive 5"),
+        ("prefetch 7 arrive 6", "prefetch 7 and arrive 6"),
+        ("depart 4 release 8 prefetch 7 arrive 6", "prefetch 7 and arrive 6"),
+    ],
+)
+def test_hints_come_in_order_of_time(hints: str, detail: str) -> None:
+    plan = plan_of(f"3 after 3 before 8 offload host {hints}")
+    refused(small_problem(), plan, "departs before its release and before it comes back", detail)
 
 
 def test_messages_show_the_gap_and_the_name_of_the_buffer() -> None:
@@ -143,6 +170,8 @@ def test_messages_show_the_gap_and_the_name_of_the_buffer() -> None:
         ("", "", "3 after 1 before 3 keep"),
         ("", "", "3 after 3 before 8 offload host release 4 prefetch 8"),
         ("", "", "3 after 3 before 8 offload host release 8 prefetch 4"),
+        ("", "", "3 after 3 before 8 offload host depart 4 release 8 prefetch 4 arrive 4"),
+        ("", "", "3 after 3 before 8 offload host depart 8 release 8 prefetch 8 arrive 8"),
         ("pinned ", "", "0 after 0 before 8 offload disk"),
         ("!random", "!unrepeatable", "4 after 2 before 7 offload disk release 4 prefetch 6"),
     ],

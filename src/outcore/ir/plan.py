@@ -26,14 +26,19 @@ class Keep:
 class Offload:
     """Leave for `tier` and come back.
 
-    `release` (op id): the device memory is free again before this op runs, waiting for the copy if
-    need be. `prefetch` (op id): the copy back is issued before this op. Where they are None, or
-    where memory does not allow the hint, lowering decides (`lower/release.py`, `prefetch.py`).
+    Four hints, all op ids, in order of time. `depart`: the copy out is issued before this op runs,
+    and the buffer holds its memory until then; None is right after the use. `release`: the device
+    memory is free again before this op runs, waiting for the copy if need be. `prefetch`: the copy
+    back is issued before this op. `arrive`: compute waits for the copy back before this op runs,
+    though only a later one needs it. Where `release` or `prefetch` is None, or where memory does
+    not allow a hint, lowering decides (`lower/release.py`, `prefetch.py`).
     """
 
     tier: Tier
+    depart: int | None = None
     release: int | None = None
     prefetch: int | None = None
+    arrive: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,14 @@ CHOICE = tagged(
         "keep": (Keep, record(Keep)),
         "offload": (
             Offload,
-            record(Offload, tier=TIER, release=optional(INT), prefetch=optional(INT)),
+            record(
+                Offload,
+                tier=TIER,
+                depart=optional(INT),
+                release=optional(INT),
+                prefetch=optional(INT),
+                arrive=optional(INT),
+            ),
         ),
         "recompute": (Recompute, record(Recompute, stay=BOOL)),
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NoReturn
 
 from outcore.errors import VerifyError
@@ -47,9 +48,21 @@ def _verify_offload(problem: Problem, gap: Gap, choice: Offload) -> None:
             rule = "what is offloaded can be copied there and back"
             detail = f"{hardware.name} has no link from {start.value} to {stop.value}"
             _fail(trace, gap, rule, detail)
-    for word, op in (("release", choice.release), ("prefetch", choice.prefetch)):
+    _verify_hints(trace, gap, choice)
+
+
+def _verify_hints(trace: Trace, gap: Gap, choice: Offload) -> None:
+    going = (("depart", choice.depart), ("release", choice.release))
+    coming = (("depart", choice.depart), ("prefetch", choice.prefetch), ("arrive", choice.arrive))
+    for word, op in (*going, *coming[1:]):
         if op is not None and not gap.after < op <= gap.before:
             _fail(trace, gap, "hints name ops inside the gap, its end included", f"{word} {op}")
+    for order in (going, coming):
+        given = [(word, op) for word, op in order if op is not None]
+        for (word, op), (later_word, later) in pairwise(given):
+            if later < op:
+                rule = "a copy departs before its release and before it comes back, then it arrives"
+                _fail(trace, gap, rule, f"{word} {op} and {later_word} {later}")
 
 
 def _linked(hardware: Hardware, start: Tier, stop: Tier) -> bool:

@@ -7,7 +7,7 @@ the actions (`sync`), so a pass only moves actions and need not care for edges.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outcore.ir.hardware import Tier
 from outcore.ir.problem import Problem
@@ -17,11 +17,15 @@ from outcore.lower.sync import sync
 
 @dataclass(slots=True)
 class Step:
-    """One Run; `before` and `after` are the actions around it, in order of issue."""
+    """One Run; `before` and `after` are the actions around it, in order of issue.
+
+    `awaits`: slots whose copy back is to be done before the run, by a choice of the plan.
+    """
 
     before: list[Action]
     run: Run
     after: list[Action]
+    awaits: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -39,20 +43,27 @@ class Draft:
         """The step of each op's original run."""
         return {step.run.op: i for i, step in enumerate(self.steps) if not step.run.again}
 
+    def first_step_for(self) -> dict[int, int]:
+        """Per op the first step of those that run for it: reruns for an op come right before it."""
+        own = self.first_step()
+        return {op: own[op - 1] + 1 if op else 0 for op in own}
+
 
 def assemble(draft: Draft) -> Program:
-    """The Program of `draft`, with hazards derived. Linear in actions."""
+    """The Program of `draft`, with hazards derived and waits of choice. Linear in actions."""
     body: list[Action] = []
+    awaits: dict[int, list[int]] = {}
     boundary = 0
     for index, step in enumerate(draft.steps):
         if index == draft.boundary:
             boundary = len(body)
+        awaits[len(body) + len(step.before)] = step.awaits
         body += [*step.before, step.run, *step.after]
     if draft.boundary >= len(draft.steps):
         boundary = len(body)
     slots = tuple(draft.slots)
     return Program(
-        slots, sync(slots, body), boundary, draft.arguments, draft.tangents, draft.results
+        slots, sync(slots, body, awaits), boundary, draft.arguments, draft.tangents, draft.results
     )
 
 

@@ -3,12 +3,14 @@
 Copies back stay in order of first use, hints or not. Each is issued before the earliest step from
 which on memory is free for it until its use (PoocH section 4: as early as free memory allows), or
 where the plan's hint says; where memory does not allow the hint, as soon after it as memory does.
+Where the plan wants a copy done before it is needed (`arrive`), compute waits for it there, unless
+memory lets it go out only later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,6 +28,7 @@ def prefetch(problem: Problem, plan: Plan, draft: Draft) -> Draft:
     room_between = problem.budget_bytes - held.between
     hints = _hints(draft, plan)
     moved: list[list[Action]] = [[] for _ in draft.steps]
+    awaits: list[list[int]] = [[] for _ in draft.steps]
     left: list[list[Action]] = []
     earliest = 0
     ready: dict[int, int] = {}
@@ -34,8 +37,8 @@ def prefetch(problem: Problem, plan: Plan, draft: Draft) -> Draft:
         left.append(stay)
         for group, source, target in groups:
             nbytes = draft.slots[target].nbytes
-            buffer = draft.slots[target].buffer
-            low = max(earliest, ready.get(source, 0), _hint(hints.get(buffer, ()), index))
+            hint = _hint(hints.get(draft.slots[target].buffer, ()), index)
+            low = max(earliest, ready.get(source, 0), hint.issue)
             if low < draft.boundary <= index and nbytes > room_between:
                 low = draft.boundary
             full = np.flatnonzero(steps[low:index] + nbytes > problem.budget_bytes)
@@ -44,13 +47,15 @@ def prefetch(problem: Problem, plan: Plan, draft: Draft) -> Draft:
             if at < draft.boundary <= index:
                 room_between -= nbytes
             moved[at] += group
+            if at <= hint.arrive < index:
+                awaits[hint.arrive].append(target)
             earliest = at
         for action in step.after:
             if isinstance(action, Copy):
                 ready[action.target] = index + 1
     new = [
-        Step(_order(draft, stay, copies), step.run, step.after)
-        for stay, copies, step in zip(left, moved, draft.steps, strict=True)
+        Step(_order(draft, stay, copies), step.run, step.after, awaited)
+        for stay, copies, awaited, step in zip(left, moved, awaits, draft.steps, strict=True)
     ]
     return replace(draft, steps=new)
 
@@ -85,19 +90,39 @@ def _order(draft: Draft, stay: list[Action], copies: list[Action]) -> list[Actio
     return [*device_free, *copies, *(a for a in stay if a not in device_free)]
 
 
-def _hints(draft: Draft, plan: Plan) -> dict[int, list[tuple[int, int, int]]]:
-    """Buffer -> (step before a gap, step after it, step to issue the copy at), ascending."""
-    # Reruns for the hinted op come right before it; the copy goes before them.
-    last_run = draft.first_step()
-    first = {op: last_run[op - 1] + 1 if op else 0 for op in last_run}
-    hints: dict[int, list[tuple[int, int, int]]] = {}
+@dataclass(frozen=True, slots=True)
+class _Hint:
+    """What the plan says of the copy back in one gap, by steps.
+
+    The gap lies after step `start`, up to step `stop`. The copy is issued before step `issue`, and
+    compute waits for it before step `arrive`.
+    """
+
+    start: int
+    stop: int
+    issue: int
+    arrive: int
+
+
+_NO_HINT = _Hint(0, 0, issue=0, arrive=-1)
+
+
+def _hints(draft: Draft, plan: Plan) -> dict[int, list[_Hint]]:
+    """The hints for each buffer, ascending."""
+    own, first = draft.first_step(), draft.first_step_for()
+    hints: dict[int, list[_Hint]] = {}
     for gap, choice in plan.choices:
-        if isinstance(choice, Offload) and choice.prefetch is not None:
-            hint = (last_run[gap.after], last_run[gap.before], first[choice.prefetch])
+        if isinstance(choice, Offload):
+            hint = _Hint(
+                own[gap.after],
+                own[gap.before],
+                _NO_HINT.issue if choice.prefetch is None else first[choice.prefetch],
+                _NO_HINT.arrive if choice.arrive is None else first[choice.arrive],
+            )
             hints.setdefault(gap.buffer, []).append(hint)
     return hints
 
 
-def _hint(hints: Sequence[tuple[int, int, int]], step: int) -> int:
-    """The hint of the gap that `step` lies in; 0 where there is none."""
-    return next((issue for low, high, issue in hints if low < step <= high), 0)
+def _hint(hints: Sequence[_Hint], step: int) -> _Hint:
+    """The hint of the gap that `step` lies in."""
+    return next((hint for hint in hints if hint.start < step <= hint.stop), _NO_HINT)

@@ -1,69 +1,151 @@
 """Pass `release`: let a copy out run beside the ops that follow, and free its source later.
 
-The device memory of an offloaded buffer is freed before the step where the copy should be done by
-the profile's clock, or where the plan's hint says; earlier where memory is needed: then the compute
-stream waits there (PoocH section 4, "sync_swapout"). The positions are fixed here, so the peak
-never depends on how long a copy really takes.
+A copy out is issued right after the use, or where the plan's hint says; the device memory is freed
+before the step where the copy should be done by the profile's clock, or where the hint says. Both
+come earlier where memory is needed: then the compute stream waits there (PoocH section 4,
+"sync_swapout"). The positions are fixed here, so the peak never depends on how long a copy really
+takes.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import replace
+from heapq import heappop, heappush
 
 from outcore.ir.hardware import Tier
 from outcore.ir.plan import Offload, Plan
 from outcore.ir.problem import Problem
-from outcore.ir.program import Action, Copy, Free
+from outcore.ir.program import Action, Alloc, Copy, Free
 from outcore.lower.draft import Draft, Step, occupancy
 
 
 def release(problem: Problem, plan: Plan, draft: Draft) -> Draft:
-    """Move the frees of copied-out slots to where the copy is done. Linear in actions."""
+    """Move copies out to where the plan wants them, and frees of their sources to their ends.
+
+    Near-linear in actions.
+    """
     return _Release(problem, plan, draft).run()
 
 
 class _Release:
-    """A clock of the compute stream, and the slots whose copies out are under way."""
+    """A clock of the compute stream, and the slots whose copies out are to come or under way."""
 
     def __init__(self, problem: Problem, plan: Plan, draft: Draft) -> None:
         self.problem, self.draft = problem, draft
-        self.deadlines = _deadlines(draft, plan)
+        self.hints = _hints(draft, plan)
         self.clock = 0.0
         self.link_free = 0.0
+        self.waiting: dict[int, Copy] = {}
+        """Outer slot -> the copy into it, not issued yet."""
+        self.next_departure: list[tuple[int, int]] = []
+        """A heap of (step, outer slot): when the plan wants each copy issued."""
+        self.deadlines: dict[int, int | None] = {}
+        """Slot whose copy is not issued yet -> the step the plan wants its memory free by."""
         self.leaving: OrderedDict[int, float] = OrderedDict()
         """Slot -> when its copy is done, in order of issue."""
         self.unhurried: deque[int] = deque()
         """Those without a deadline."""
         self.due: dict[int, list[int]] = {}
         """Step -> the slots that the plan wants gone by then."""
-        self.leaving_bytes = 0
+        self.held_bytes = 0
+        """What waits or leaves."""
 
     def run(self) -> Draft:
         draft = self.draft
         steps: list[Step] = []
         held = occupancy(self.problem, draft)
         for index, step in enumerate(draft.steps):
+            last = steps[-1].after if steps else []
+            self._depart(index, step, last)
             if index == draft.boundary and steps:
-                self._make_room(held.between, steps[-1].after)
+                self._make_room(held.between, last, last)
             before: list[Action] = []
             self._let_go_of_what_is_due(index, before)
-            self._make_room(held.steps[index], before)
+            self._make_room(held.steps[index], last, before)
             self.clock += self.problem.profile.seconds[step.run.op]
-            steps.append(Step(before + step.before, step.run, self._copy_out(step)))
+            steps.append(Step(before + step.before, step.run, self._leave(index, step)))
         while self.leaving:
             self._let_go(next(iter(self.leaving)), steps[-1].after)
         return replace(draft, steps=steps)
 
+    # ---- issuing copies -------------------------------------------------------------------------
+
+    def _leave(self, index: int, step: Step) -> list[Action]:
+        """Take over the step's copies out; returns what follows the run now, without their frees.
+
+        Those that the plan wants later are held back.
+        """
+        slots = self.draft.slots
+        copies = [
+            a for a in step.after if isinstance(a, Copy) and slots[a.source].tier is Tier.DEVICE
+        ]
+        for copy in copies:
+            self.held_bytes += slots[copy.source].nbytes
+            leaves = slots[copy.source].buffer, step.run.op
+            departure, self.deadlines[copy.source] = self.hints.get(leaves, (0, None))
+            if departure > index + 1:
+                self.waiting[copy.target] = copy
+                heappush(self.next_departure, (departure, copy.target))
+            else:
+                self._start(copy)
+        copied = {copy.source for copy in copies}
+        return [
+            a
+            for a in step.after
+            if not (isinstance(a, Free) and a.slot in copied)
+            and not (isinstance(a, Alloc) and a.slot in self.waiting)
+            and not (isinstance(a, Copy) and a.target in self.waiting)
+        ]
+
+    def _depart(self, index: int, step: Step, actions: list[Action]) -> None:
+        """Issue the copies that the plan wants by now, and those whose result `step` touches."""
+        while self.next_departure and self.next_departure[0][0] <= index:
+            self._issue(heappop(self.next_departure)[1], actions)
+        for action in (*step.before, *step.after) if self.waiting else ():
+            if isinstance(action, Copy):
+                self._issue(action.source, actions)
+            elif isinstance(action, Free):
+                self._issue(action.slot, actions)
+
+    def _issue(self, outer: int, actions: list[Action]) -> None:
+        """Issue the copy into `outer` where it is still to come."""
+        copy = self.waiting.pop(outer, None)
+        if copy is not None:
+            actions += [Alloc(outer), copy]
+            self._start(copy)
+
+    def _start(self, copy: Copy) -> None:
+        """Set the clock of a copy that is issued now."""
+        slot, target = self.draft.slots[copy.source], self.draft.slots[copy.target]
+        link = self.problem.hardware.link(Tier.DEVICE, target.tier)
+        nbytes = self.problem.trace.buffers[slot.buffer].nbytes
+        self.link_free = max(self.clock, self.link_free) + link.seconds(nbytes)
+        self.leaving[slot.id] = self.link_free
+        deadline = self.deadlines.pop(slot.id)
+        if deadline is None:
+            self.unhurried.append(slot.id)
+        else:
+            self.due.setdefault(deadline, []).append(slot.id)
+
+    # ---- freeing their sources ------------------------------------------------------------------
+
     def _let_go(self, slot: int, actions: list[Action]) -> None:
         """Wait for the copy of `slot`, and free it."""
         self.clock = max(self.clock, self.leaving.pop(slot))
-        self.leaving_bytes -= self.draft.slots[slot].nbytes
+        self.held_bytes -= self.draft.slots[slot].nbytes
         actions.append(Free(slot))
 
-    def _make_room(self, held_bytes: int, actions: list[Action]) -> None:
-        """Let go of the oldest until what is left fits beside `held_bytes`."""
-        while self.leaving and held_bytes + self.leaving_bytes > self.problem.budget_bytes:
+    def _make_room(self, other_bytes: int, last: list[Action], actions: list[Action]) -> None:
+        """Let go of the oldest until what is left fits beside `other_bytes`.
+
+        First of what is under way; then what waits departs, into `last`, the soonest first.
+        """
+        while other_bytes + self.held_bytes > self.problem.budget_bytes:
+            while self.waiting and not self.leaving:
+                self._issue(heappop(self.next_departure)[1], last)
+            if not self.leaving:
+                break
             self._let_go(next(iter(self.leaving)), actions)
 
     def _let_go_of_what_is_due(self, step: int, actions: list[Action]) -> None:
@@ -75,33 +157,19 @@ class _Release:
             if slot in self.leaving:
                 self._let_go(slot, actions)
 
-    def _copy_out(self, step: Step) -> list[Action]:
-        """Issue the step's copies out; returns what follows the run, without their frees."""
-        slots = self.draft.slots
-        copies = [
-            a for a in step.after if isinstance(a, Copy) and slots[a.source].tier is Tier.DEVICE
-        ]
-        for copy in copies:
-            slot = slots[copy.source]
-            link = self.problem.hardware.link(Tier.DEVICE, slots[copy.target].tier)
-            nbytes = self.problem.trace.buffers[slot.buffer].nbytes
-            self.link_free = max(self.clock, self.link_free) + link.seconds(nbytes)
-            self.leaving[slot.id] = self.link_free
-            self.leaving_bytes += slot.nbytes
-            deadline = self.deadlines.get((slot.buffer, step.run.op))
-            if deadline is None:
-                self.unhurried.append(slot.id)
-            else:
-                self.due.setdefault(deadline, []).append(slot.id)
-        copied = {copy.source for copy in copies}
-        return [a for a in step.after if not (isinstance(a, Free) and a.slot in copied)]
 
+def _hints(draft: Draft, plan: Plan) -> dict[tuple[int, int], tuple[int, int | None]]:
+    """(buffer, op after which it leaves) -> the steps of its `depart` (0: at once) and `release`.
 
-def _deadlines(draft: Draft, plan: Plan) -> dict[tuple[int, int], int]:
-    """(buffer, op after which it leaves) -> the step the plan wants its memory free by."""
-    first = draft.first_step()
+    Memory is free before the op's own run; the copy is issued before the reruns for that op too, as
+    a copy back at the same op is.
+    """
+    own, first = draft.first_step(), draft.first_step_for()
     return {
-        (gap.buffer, gap.after): first[choice.release]
+        (gap.buffer, gap.after): (
+            0 if choice.depart is None else first[choice.depart],
+            None if choice.release is None else own[choice.release],
+        )
         for gap, choice in plan.choices
-        if isinstance(choice, Offload) and choice.release is not None
+        if isinstance(choice, Offload)
     }

@@ -1,20 +1,24 @@
-"""Pass `sync`: give each action its stream, and the hazards it waits for.
+"""Pass `sync`: give each action its stream, the hazards it waits for, and the waits of choice.
 
 A hazard orders two accesses of one slot of which one writes (read after write, write after read),
 and the end of a room in an outer tier before its next owner. Only edges that the streams' own order
-and earlier edges do not imply already are kept.
+and earlier edges do not imply already are kept. A wait of choice (`pace`) implies none of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Action, Alloc, Copy, Free, Instruction, Run, Slot, Stream
 from outcore.ir.rooms import Rooms
 
 STREAMS = tuple(Stream)
+
+_Clock: TypeAlias = tuple[int, ...]
+"""Per stream the last position that must be done, -1 for none."""
 
 
 @dataclass(slots=True)
@@ -25,30 +29,45 @@ class _Access:
     reads: list[int] = field(default_factory=list)
 
 
-def sync(slots: Sequence[Slot], actions: Iterable[Action]) -> tuple[Instruction, ...]:
-    """Instructions for `actions` over `slots`, with streams and hazards. Linear in actions."""
+def sync(
+    slots: Sequence[Slot], actions: Iterable[Action], awaits: Mapping[int, Sequence[int]]
+) -> tuple[Instruction, ...]:
+    """Instructions for `actions` over `slots`, with streams and waits. Linear in actions.
+
+    `awaits`: position -> slots whose last write the plan wants done before the action there.
+    """
     accesses = [_Access() for _ in slots]
     rooms = {tier: Rooms() for tier in Tier}
     body: list[Instruction] = []
     streams: list[int] = []
-    clocks: list[tuple[int, ...]] = []
-    latest = [(-1,) * len(STREAMS)] * len(STREAMS)
+    clocks: list[_Clock] = []
+    latest: list[_Clock] = [(-1,) * len(STREAMS)] * len(STREAMS)
     for position, action in enumerate(actions):
         stream = stream_of(slots, action)
         index = STREAMS.index(stream)
-        clock = latest[index]
-        after = []
-        for earlier in sorted(_hazards(slots, accesses, rooms, action), reverse=True):
-            if clock[streams[earlier]] < earlier:
-                after.append(earlier)
-                clock = tuple(map(max, clock, clocks[earlier]))
+        hazards = _hazards(slots, accesses, rooms, action)
+        after, clock = _unmet(hazards, latest[index], streams, clocks)
+        wanted = {accesses[slot].write for slot in awaits.get(position, ())}
+        pace, _ = _unmet(wanted, clock, streams, clocks)
         clock = (*clock[:index], position, *clock[index + 1 :])
-        body.append(Instruction(action, stream, tuple(sorted(after))))
+        body.append(Instruction(action, stream, after, pace))
         streams.append(index)
         clocks.append(clock)
         latest[index] = clock
         _record(accesses, action, position)
     return tuple(body)
+
+
+def _unmet(
+    earlier: Iterable[int], clock: _Clock, streams: Sequence[int], clocks: Sequence[_Clock]
+) -> tuple[tuple[int, ...], _Clock]:
+    """Those of `earlier` that `clock` does not imply, ascending; the clock once they are done."""
+    unmet = []
+    for position in sorted(earlier, reverse=True):
+        if clock[streams[position]] < position:
+            unmet.append(position)
+            clock = tuple(map(max, clock, clocks[position]))
+    return tuple(reversed(unmet)), clock
 
 
 def stream_of(slots: Sequence[Slot], action: Action) -> Stream:

@@ -78,7 +78,7 @@ def choices_of(
 
     def choice(target: int) -> Choice:
         if kinds[target] is OFFLOAD:
-            return Offload(tier, release, issue.get(target))
+            return Offload(tier, release=release, prefetch=issue.get(target))
         return Recompute() if kinds[target] is RECOMPUTE else STAY
 
     return {target.gap: choice(i) for i, target in enumerate(model.targets)}

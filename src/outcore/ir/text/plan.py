@@ -28,10 +28,16 @@ def _choice_text(choice: Choice) -> str:
     if isinstance(choice, Offload):
         return row(
             f"offload {choice.tier.value}",
-            "" if choice.release is None else f"release {choice.release}",
-            "" if choice.prefetch is None else f"prefetch {choice.prefetch}",
+            *("" if op is None else f"{word} {op}" for word, op in _hints(choice)),
         )
     return "recompute stay" if choice.stay else "recompute"
+
+
+def _hints(choice: Offload) -> Iterator[tuple[str, int | None]]:
+    yield "depart", choice.depart
+    yield "release", choice.release
+    yield "prefetch", choice.prefetch
+    yield "arrive", choice.arrive
 
 
 def read_plan(lines: Lines) -> Plan:
@@ -60,6 +66,14 @@ def _choice(line: Line) -> Choice:
         return Recompute(stay=line.accept("stay"))
     if not line.accept("offload"):
         line.miss("keep or offload or recompute")
-    tier = line.member(Tier)
-    release = line.integer() if line.accept("release") else None
-    return Offload(tier, release, line.integer() if line.accept("prefetch") else None)
+    return Offload(
+        line.member(Tier),
+        depart=_hint(line, "depart"),
+        release=_hint(line, "release"),
+        prefetch=_hint(line, "prefetch"),
+        arrive=_hint(line, "arrive"),
+    )
+
+
+def _hint(line: Line, word: str) -> int | None:
+    return line.integer() if line.accept(word) else None
