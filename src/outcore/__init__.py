@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from outcore.allocators import Reservation, reserve
     from outcore.api import Backend, trace
     from outcore.errors import (
         BudgetError,
@@ -62,6 +63,7 @@ __all__ = [
     "Profile",
     "Program",
     "Report",
+    "Reservation",
     "SpillError",
     "Tier",
     "Timeline",
@@ -71,6 +73,7 @@ __all__ = [
     "lower",
     "plan",
     "preset",
+    "reserve",
     "simulate",
     "trace",
 ]
@@ -94,6 +97,7 @@ _HOMES = {
     "Profile": "outcore.ir.profile",
     "Program": "outcore.ir.program",
     "Report": "outcore.report",
+    "Reservation": "outcore.allocators",
     "SpillError": "outcore.errors",
     "Tier": "outcore.ir.hardware",
     "Timeline": "outcore.ir.timeline",
@@ -102,6 +106,7 @@ _HOMES = {
     "estimate": "outcore.estimate",
     "lower": "outcore.lower",
     "preset": "outcore.presets",
+    "reserve": "outcore.allocators",
     "simulate": "outcore.simulate",
     "trace": "outcore.api",
 }

@@ -14,7 +14,7 @@ def policies() -> None:
     """List the policies with their options and what they do."""
     # Policies load numpy, which `outcore --help` does not need.
     from outcore.policies import POLICIES  # noqa: PLC0415 - see above
-    from outcore.policies.policy import options  # noqa: PLC0415 - see above
+    from outcore.spec import options  # noqa: PLC0415 - with it
 
     table = Table("policy", "options and defaults", "what it does")
     for name, kind in POLICIES.items():

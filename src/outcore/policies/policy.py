@@ -1,8 +1,7 @@
-"""Policy: what every planner is, and how one is written as text."""
+"""Policy: what every planner is."""
 
 from __future__ import annotations
 
-from dataclasses import Field, fields, is_dataclass
 from typing import ClassVar, Protocol
 
 from outcore.errors import PolicyError
@@ -29,41 +28,6 @@ class Policy(Protocol):
         plan that fits.
         """
         ...
-
-
-def options(policy: Policy | type[Policy]) -> tuple[Field[object], ...]:
-    """The options of a policy, in order of declaration."""
-    if not is_dataclass(policy):
-        raise TypeError(f"{policy!r} is no policy: a policy is a dataclass with a name")
-    return fields(policy)
-
-
-def spec_text(policy: Policy) -> str:
-    """The spec that `parse_policy` turns back into `policy`: `pooch{min_bytes=128KiB}`.
-
-    Options that have their default value are left out.
-    """
-    given = ((f.name, getattr(policy, f.name), f.default) for f in options(policy))
-    written = [
-        f"{name}={_value_text(name, value)}" for name, value, usual in given if value != usual
-    ]
-    return f"{policy.name}{{{','.join(written)}}}" if written else policy.name
-
-
-def _value_text(name: str, value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int) and name.endswith("_bytes"):
-        return _size_text(value)
-    return repr(value) if isinstance(value, float) else str(value)
-
-
-def _size_text(nbytes: int) -> str:
-    """The largest binary unit that spells `nbytes` exactly."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes % size == 0:
-            return f"{nbytes // size}{unit}"
-    return f"{nbytes}B"
 
 
 def check_min_bytes(policy: Policy, min_bytes: int) -> None:

@@ -12,7 +12,8 @@ from outcore.ir.problem import Problem
 from outcore.ir.store import digest
 from outcore.lower import lower
 from outcore.policies.floor import infeasible, plan_floor
-from outcore.policies.policy import Policy, spec_text
+from outcore.policies.policy import Policy
+from outcore.spec import spec_text
 
 
 def settle(problem: Problem, choices: Mapping[Gap, Choice], policy: Policy) -> Plan:

@@ -1,0 +1,8 @@
+"""Allocators: readers of a Program that tell what serving it would take from the device."""
+
+from outcore.allocators.allocator import Allocator, Heap
+from outcore.allocators.reserve import Reservation, reserve
+from outcore.allocators.spec import resolve
+from outcore.allocators.table import ALLOCATORS
+
+__all__ = ["ALLOCATORS", "Allocator", "Heap", "Reservation", "reserve", "resolve"]

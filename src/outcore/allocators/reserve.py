@@ -1,0 +1,150 @@
+"""reserve: what a real allocator would take from the device to serve a Program.
+
+The program's device slots are requested and freed in its own order, one after another, as the
+compute stream does: copies back are allocated there too. A run that donates hands the block on. A
+workspace is requested before its run and freed after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outcore.allocators.allocator import Allocator, Heap
+from outcore.allocators.spec import resolve
+from outcore.ir.hardware import Tier
+from outcore.ir.memory import Peak
+from outcore.ir.problem import Problem
+from outcore.ir.program import Action, Alloc, Free, Program, Run
+from outcore.spec import spec_text
+
+STEPS = 3
+"""Training steps that are served: what the first leaves cached serves the second otherwise than an
+empty device would."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """What an allocator takes for a program, over all steps.
+
+    `allocator` is its spec. `live`: the most bytes that are asked for and not freed; `reserved`:
+    the most that the allocator holds for that; each with the body position where it was first so. A
+    real process ends where it would need more than `capacity_bytes`; here it goes on, so that
+    `reserved` says by how much.
+    """
+
+    allocator: str
+    capacity_bytes: int
+    live: Peak
+    reserved: Peak
+
+    @property
+    def fragmentation(self) -> float:
+        """Reserved bytes for each live byte, both at their peaks; 1 where nothing is asked for."""
+        return self.reserved.nbytes / self.live.nbytes if self.live.nbytes else 1.0
+
+    @property
+    def met(self) -> bool:
+        """Whether the device has the room."""
+        return self.reserved.nbytes <= self.capacity_bytes
+
+
+def reserve(
+    problem: Problem,
+    program: Program,
+    allocator: str | Allocator = "best-fit",
+    *,
+    capacity_bytes: int | None = None,
+    steps: int = STEPS,
+) -> Reservation:
+    """What `allocator` (a spec such as `"best-fit"`, or an instance) takes for `program`.
+
+    The program is served `steps` times, one step after another; between two, its results are freed,
+    but what the caller holds. `capacity_bytes`: where the allocator begins to give back what it
+    caches; the device's, unless given. `outside_bytes` count as one block. About n log n for n
+    instructions.
+
+    Raises OptionValueError for a spec that is wrong.
+    """
+    chosen = resolve(allocator)
+    if capacity_bytes is None:
+        capacity_bytes = problem.hardware.capacity(Tier.DEVICE)
+    process = _Process(problem, program, chosen.heap(capacity_bytes))
+    process.take(problem.outside_bytes)
+    for _ in range(steps):
+        process.step()
+    spec, live, reserved = spec_text(chosen), process.live_peak, process.reserved_peak
+    return Reservation(allocator=spec, capacity_bytes=capacity_bytes, live=live, reserved=reserved)
+
+
+class _Process:
+    """A heap, the blocks of the slots that live, and the peaks so far."""
+
+    def __init__(self, problem: Problem, program: Program, heap: Heap) -> None:
+        self.problem, self.program, self.heap = problem, program, heap
+        self.slots: dict[int, int] = {}
+        """Slot -> address of its block. A slot without bytes has none."""
+        self.nbytes: dict[int, int] = {}
+        """Address -> bytes that were asked for."""
+        self.live = self.position = 0
+        self.live_peak = self.reserved_peak = Peak(0, 0)
+
+    def step(self) -> None:
+        """The forward and the backward call, and what follows until the next step."""
+        program = self.program
+        self.position = 0
+        for slot in program.arguments:
+            self._take_slot(slot)
+        for self.position, instruction in enumerate(program.body):
+            if self.position == program.boundary:
+                for slot in program.tangents:
+                    self._take_slot(slot)
+                self._pass(self.problem.between_bytes)
+            self._serve(instruction.action)
+        for slot in set(program.results) - set(program.arguments):
+            self._free_slot(slot)
+
+    def take(self, nbytes: int) -> int | None:
+        """The address of a new block of `nbytes`; None for none."""
+        if not nbytes:
+            return None
+        address = self.heap.malloc(nbytes)
+        self.nbytes[address] = nbytes
+        self.live += nbytes
+        if self.live > self.live_peak.nbytes:
+            self.live_peak = Peak(self.live, self.position)
+        if self.heap.reserved_bytes > self.reserved_peak.nbytes:
+            self.reserved_peak = Peak(self.heap.reserved_bytes, self.position)
+        return address
+
+    def give(self, address: int | None) -> None:
+        """Free the block at `address`."""
+        if address is not None:
+            self.live -= self.nbytes.pop(address)
+            self.heap.free(address)
+
+    def _serve(self, action: Action) -> None:
+        if isinstance(action, Alloc):
+            self._take_slot(action.slot)
+        elif isinstance(action, Free):
+            self._free_slot(action.slot)
+        elif isinstance(action, Run):
+            self._pass(self.problem.profile.workspace_bytes[action.op])
+            for source, target in action.donate:
+                if source in self.slots:
+                    self.slots[target] = self.slots.pop(source)
+
+    def _pass(self, nbytes: int) -> None:
+        """A block that is there for this position only."""
+        self.give(self.take(nbytes))
+
+    def _take_slot(self, index: int) -> None:
+        """A block for a device slot that has none: an argument may still have that of last step."""
+        slot = self.program.slots[index]
+        if slot.tier is not Tier.DEVICE or index in self.slots:
+            return
+        address = self.take(slot.nbytes)
+        if address is not None:
+            self.slots[index] = address
+
+    def _free_slot(self, slot: int) -> None:
+        self.give(self.slots.pop(slot, None))

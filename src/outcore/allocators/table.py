@@ -1,0 +1,17 @@
+"""ALLOCATORS: every allocator by name. A new one adds a file, a row here and a part of the docs."""
+
+from __future__ import annotations
+
+from outcore.allocators.allocator import Allocator
+from outcore.allocators.best_fit import BestFit, BestFitNnabla
+from outcore.allocators.first_fit import FirstFit
+from outcore.allocators.ideal import Ideal
+from outcore.allocators.virtual_chunks import VirtualChunks
+
+ALLOCATORS: dict[str, type[Allocator]] = {
+    "ideal": Ideal,
+    "best-fit": BestFit,
+    "best-fit-nnabla": BestFitNnabla,
+    "first-fit": FirstFit,
+    "virtual-chunks": VirtualChunks,
+}

@@ -1,0 +1,129 @@
+"""Specs: a choice by name, as text: `pooch` or `pooch{min_bytes=128KiB,early=true}`.
+
+A spec is a name, and options in braces where they differ from their defaults. What is chosen is a
+dataclass with a name, whose fields are its options. They are typed: sizes (`..._bytes`) take a
+unit, switches are `true` or `false`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, fields, is_dataclass
+from typing import ClassVar, Generic, Protocol, TypeVar, get_type_hints
+
+from outcore.errors import did_you_mean
+from outcore.units import parse_size
+
+_SPEC = re.compile(r"\s*(?P<name>[^{}\s]*)\s*(\{(?P<options>[^{}]*)\})?\s*")
+_SWITCH = {"true": True, "false": False}
+
+
+class Named(Protocol):
+    """What can be chosen: an implementation is a dataclass, and its fields are its options."""
+
+    name: ClassVar[str]
+
+
+T = TypeVar("T", bound=Named)
+
+
+def options(named: Named | type[Named]) -> tuple[Field[object], ...]:
+    """The options of a choice, in order of declaration."""
+    if not is_dataclass(named):
+        raise TypeError(f"{named!r} cannot be chosen: only a dataclass with a name can")
+    return fields(named)
+
+
+def spec_text(named: Named) -> str:
+    """The spec that `SpecParser.parse` turns back into `named`: `pooch{min_bytes=128KiB}`.
+
+    Options that have their default value are left out.
+    """
+    given = ((f.name, getattr(named, f.name), f.default) for f in options(named))
+    written = [
+        f"{name}={_value_text(name, value)}" for name, value, usual in given if value != usual
+    ]
+    return f"{named.name}{{{','.join(written)}}}" if written else named.name
+
+
+def _value_text(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int) and name.endswith("_bytes"):
+        return _size_text(value)
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def _size_text(nbytes: int) -> str:
+    """The largest binary unit that spells `nbytes` exactly."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes % size == 0:
+            return f"{nbytes // size}{unit}"
+    return f"{nbytes}B"
+
+
+@dataclass(frozen=True, slots=True)
+class SpecParser(Generic[T]):
+    """Reads specs of one kind of choice.
+
+    `noun`: what is chosen, for messages, and `example` a spec of it with an option; `known`: the
+    choices by name; `wrong(spec, reason)` makes the error that is raised.
+    """
+
+    noun: str
+    example: str
+    known: Mapping[str, type[T]]
+    wrong: Callable[[str, str], Exception]
+
+    def parse(self, spec: str) -> T:
+        """The choice that `spec` describes.
+
+        Raises what `wrong` makes for a text of another form, an unknown name or option (with the
+        nearest known one), and a value that an option cannot take.
+        """
+        match = _SPEC.fullmatch(spec)
+        if match is None:
+            reason = f"it is no spec: write a name, or a name and options as in {self.example}"
+            raise self.wrong(spec, reason)
+        kind = self.known.get(match["name"])
+        if kind is None:
+            hint = did_you_mean(match["name"], self.known)
+            raise self.wrong(spec, f"unknown {self.noun} {match['name']!r}: {hint}")
+        return kind(**self._options(spec, kind, match["options"] or ""))
+
+    def _options(self, spec: str, kind: type[T], text: str) -> dict[str, object]:
+        known = {field.name for field in options(kind)}
+        types = get_type_hints(kind)
+        values: dict[str, object] = {}
+        for item in text.split(",") if text.strip() else ():
+            name, equals, value = (part.strip() for part in item.partition("="))
+            if not equals or not value:
+                raise self.wrong(spec, f"cannot read {item.strip()!r}: write option=value")
+            if name not in known:
+                hint = did_you_mean(name, known) if known else "it has none"
+                raise self.wrong(spec, f"unknown option {name!r}: {hint}")
+            if name in values:
+                raise self.wrong(spec, f"option {name} is given twice")
+            values[name] = self._value(spec, name, types[name], value)
+        return values
+
+    def _value(self, spec: str, name: str, kind: type, text: str) -> object:
+        try:
+            if kind is bool:
+                return _SWITCH[text]
+            if kind is int and name.endswith("_bytes"):
+                return parse_size(text, None)
+            return kind(text)
+        except (KeyError, ValueError) as error:
+            wanted = _wanted(name, kind, error)
+            raise self.wrong(spec, f"{name}={text}: {wanted}") from error
+
+
+def _wanted(name: str, kind: type, error: Exception) -> str:
+    """What an option takes, or what the parser of sizes says about it."""
+    if kind is int and name.endswith("_bytes"):
+        return str(error)
+    return {bool: "write true or false", int: "write a whole number", float: "write a number"}.get(
+        kind, str(error)
+    )

@@ -1,0 +1,444 @@
+"""What allocators reserve: their rules by hand, and what holds for any program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outcore.allocators import ALLOCATORS, Allocator, Heap, Reservation, reserve, resolve
+from outcore.allocators.best_fit import NNABLA, PYTORCH, BestFit, BestFitHeap
+from outcore.allocators.first_fit import FirstFit
+from outcore.allocators.ideal import Ideal
+from outcore.allocators.virtual_chunks import VirtualChunks
+from outcore.errors import OptionValueError, VerifyError
+from outcore.ir.hardware import Tier
+from outcore.ir.memory import Peak, peak
+from outcore.ir.plan import make_plan
+from outcore.ir.problem import Problem
+from outcore.ir.program import Program
+from outcore.ir.text import parse
+from outcore.lower import lower
+from outcore.spec import spec_text
+from tests.pure.building import small_problem
+from tests.pure.strategies import plans, problems
+
+KIB, MIB = 2**10, 2**20
+ENDLESS = 1 << 60
+
+SPECS = (
+    "ideal",
+    "best-fit",
+    "best-fit-nnabla",
+    "first-fit",
+    "first-fit{block_bytes=16B}",
+    "virtual-chunks",
+    "virtual-chunks{chunk_bytes=1000B}",
+    "virtual-chunks{chunk_bytes=4KiB,small_bytes=1KiB}",
+)
+
+
+def pytorch(capacity: int = ENDLESS) -> BestFitHeap:
+    return BestFitHeap(PYTORCH, capacity)
+
+
+# ---- the table, specs ----------------------------------------------------------------------------
+
+
+def test_the_table_names_each_allocator_by_its_name() -> None:
+    assert {name: kind.name for name, kind in ALLOCATORS.items()} == {n: n for n in ALLOCATORS}
+    assert {resolve(spec).name for spec in SPECS} == set(ALLOCATORS)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_spec_is_read_and_written(spec: str) -> None:
+    chosen = resolve(spec)
+    assert resolve(spec_text(chosen)) == chosen
+    assert resolve(chosen) is chosen
+    assert not chosen.summary.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("best", "unknown allocator 'best': did you mean 'best-fit'? Known: best-fit, "),
+        ("best-fit{x=1}", "unknown option 'x': it has none"),
+        ("virtual-chunks{chunk_bytes=20}", "chunk_bytes=20: cannot read"),
+        ("virtual-chunks{", "write a name, or a name and options as in virtual-chunks{"),
+    ],
+)
+def test_a_wrong_spec_is_answered_with_what_would_do(spec: str, said: str) -> None:
+    with pytest.raises(OptionValueError) as caught:
+        resolve(spec)
+    assert str(caught.value).startswith("option allocator=")
+    assert said in str(caught.value)
+
+
+def test_blocks_and_chunks_have_bytes() -> None:
+    with pytest.raises(OptionValueError, match="chunk_bytes=0: a chunk has"):
+        VirtualChunks(0)
+    with pytest.raises(OptionValueError, match="block_bytes=0: a block has"):
+        FirstFit(0)
+
+
+# ---- best fit ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "segment"),
+    [
+        (1, 2 * MIB),
+        (MIB, 2 * MIB),
+        (MIB + 1, 20 * MIB),
+        (10 * MIB - 512, 20 * MIB),
+        (10 * MIB - 511, 10 * MIB),  # rounded to 10 MiB first
+        (10 * MIB + 1, 12 * MIB),
+        (12 * MIB, 12 * MIB),
+    ],
+)
+def test_segments_of_pytorch(asked: int, segment: int) -> None:
+    heap = pytorch()
+    heap.malloc(asked)
+    assert heap.reserved_bytes == segment
+
+
+@pytest.mark.parametrize(
+    ("asked", "segment"),
+    [(1, MIB), (MIB, MIB), (MIB + 1, MIB + 128 * KIB), (10 * MIB, 10 * MIB)],
+)
+def test_segments_of_nnabla(asked: int, segment: int) -> None:
+    heap = BestFitHeap(NNABLA, ENDLESS)
+    heap.malloc(asked)
+    assert heap.reserved_bytes == segment
+
+
+def test_small_requests_share_a_segment_in_steps_of_512_bytes() -> None:
+    heap = pytorch()
+    assert [heap.malloc(n) for n in (1, 513, 512, MIB)] == [0, 512, 1536, 2048]
+    assert heap.reserved_bytes == 2 * MIB
+    heap.malloc(MIB)  # the rest is 2048 bytes short of it
+    assert heap.reserved_bytes == 4 * MIB
+
+
+def test_small_and_large_requests_have_pools_of_their_own() -> None:
+    heap = pytorch()
+    heap.malloc(2 * MIB)  # leaves 18 MiB free
+    heap.malloc(512)
+    assert heap.reserved_bytes == 22 * MIB
+
+
+@pytest.mark.parametrize(("asked", "split"), [(19 * MIB, False), (19 * MIB - 512, True)])
+def test_a_large_block_is_split_where_more_than_a_mebibyte_is_left(asked: int, split: bool) -> None:
+    heap = pytorch()
+    heap.free(heap.malloc(20 * MIB))
+    heap.malloc(asked)
+    assert bool(heap.large.free) is split
+
+
+def test_the_smallest_block_that_fits_is_taken_and_the_lowest_among_equals() -> None:
+    heap = pytorch()
+    sizes = [30, 14, 12, 14]
+    first, second, third, fourth = (heap.malloc(n * MIB) for n in sizes)
+    for address in (fourth, first, third, second):
+        heap.free(address)
+    assert heap.malloc(13 * MIB) == second
+    assert heap.malloc(13 * MIB) == fourth
+    assert heap.malloc(13 * MIB) == first
+    assert heap.malloc(12 * MIB) == third
+    assert heap.reserved_bytes == 70 * MIB
+
+
+def test_the_rest_of_a_split_block_serves_later_requests() -> None:
+    heap = pytorch()
+    addresses = [heap.malloc(n * MIB) for n in (5, 5, 6, 4)]
+    assert addresses == [0, 5 * MIB, 10 * MIB, 16 * MIB]
+    assert heap.reserved_bytes == 20 * MIB
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1), (1, 0, 2), (2, 1, 0)])
+def test_free_neighbours_become_one_block(order: tuple[int, ...]) -> None:
+    heap = pytorch()
+    addresses = [heap.malloc(n * MIB) for n in (5, 9, 6)]
+    for index in order:
+        heap.free(addresses[index])
+    assert heap.large.free == [(20 * MIB, 0)]
+    assert heap.malloc(20 * MIB) == 0
+    assert heap.reserved_bytes == 20 * MIB
+
+
+def test_a_block_in_use_keeps_its_neighbours_apart() -> None:
+    heap = pytorch()
+    first, _, third = (heap.malloc(n * MIB) for n in (5, 9, 6))
+    heap.free(first)
+    heap.free(third)
+    heap.malloc(11 * MIB)  # as much as is free
+    assert heap.reserved_bytes == (20 + 12) * MIB
+
+
+def test_segments_never_join() -> None:
+    heap = pytorch()
+    for address in [heap.malloc(10 * MIB), heap.malloc(10 * MIB)]:
+        heap.free(address)
+    heap.malloc(20 * MIB)
+    assert heap.reserved_bytes == 40 * MIB
+
+
+def test_a_full_device_gets_back_what_is_free_as_a_whole() -> None:
+    heap = pytorch(40 * MIB)
+    for address in [heap.malloc(10 * MIB), heap.malloc(10 * MIB)]:
+        heap.free(address)
+    heap.malloc(5 * MIB)  # splits the first of the two
+    heap.malloc(22 * MIB)  # with 20 MiB it is too much: the other goes
+    assert heap.reserved_bytes == (10 + 22) * MIB
+    heap.malloc(10 * MIB)  # what is too much is served all the same
+    assert heap.reserved_bytes == (10 + 22 + 10) * MIB
+
+
+# ---- first fit, chunks ---------------------------------------------------------------------------
+
+
+def test_the_first_hole_that_fits_is_taken() -> None:
+    heap = FirstFit().heap(ENDLESS)
+    first, second, third, _ = (heap.malloc(n * KIB) for n in (4, 1, 2, 1))
+    assert (first, second, third) == (0, 4 * KIB, 5 * KIB)
+    heap.free(first)
+    heap.free(third)
+    assert heap.malloc(2 * KIB) == 0  # though the other hole is as large as this request
+    assert heap.malloc(1) == 2 * KIB
+    assert heap.malloc(KIB + 1) == 5 * KIB
+    assert heap.reserved_bytes == 8 * KIB
+    heap.malloc(2 * KIB)
+    assert heap.reserved_bytes == 10 * KIB
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1), (1, 0, 2), (2, 1, 0), (0, 1, 2)])
+def test_holes_that_touch_become_one(order: tuple[int, ...]) -> None:
+    heap = FirstFit().heap(ENDLESS)
+    addresses = [heap.malloc(KIB) for _ in range(4)]
+    for index in order:
+        heap.free(addresses[index])
+    assert heap.holes == [(0, 3 * KIB)]
+    heap.free(addresses[3])
+    heap.malloc(5 * KIB)  # the hole at the end grows
+    assert heap.reserved_bytes == 5 * KIB
+
+
+def test_chunks_are_used_again_wherever_they_lie() -> None:
+    heap = VirtualChunks(100).heap(ENDLESS)
+    first, _, third = heap.malloc(100), heap.malloc(101), heap.malloc(1)
+    assert heap.reserved_bytes == 400
+    heap.free(first)
+    heap.free(third)
+    heap.malloc(200)  # two chunks that are no neighbours
+    assert heap.reserved_bytes == 400
+    heap.malloc(1)
+    assert heap.reserved_bytes == 500
+
+
+def test_small_requests_may_go_to_a_caching_allocator() -> None:
+    heap = VirtualChunks(20 * MIB, small_bytes=MIB).heap(ENDLESS)
+    small, large = heap.malloc(MIB - 1), heap.malloc(MIB)
+    assert heap.reserved_bytes == 22 * MIB
+    heap.free(small)
+    heap.free(large)
+    heap.malloc(512)
+    heap.malloc(20 * MIB)
+    assert heap.reserved_bytes == 22 * MIB
+
+
+# ---- any requests --------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class WatchedHeap:
+    """A heap whose blocks are held against each other at each request."""
+
+    inner: Heap
+    live: dict[int, int] = field(default_factory=dict)
+    most: int = 0
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.inner.reserved_bytes
+
+    def malloc(self, nbytes: int) -> int:
+        address = self.inner.malloc(nbytes)
+        for start, size in self.live.items():
+            assert address + nbytes <= start or start + size <= address
+        self.live[address] = nbytes
+        self.most = max(self.most, len(self.live))
+        assert self.reserved_bytes >= sum(self.live.values())
+        return address
+
+    def free(self, address: int) -> None:
+        del self.live[address]
+        self.inner.free(address)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """An allocator with a watch on it."""
+
+    name: ClassVar[str] = "watched"
+    summary: ClassVar[str] = "for tests"
+    inner: Allocator
+    heaps: list[WatchedHeap] = field(default_factory=list)
+
+    def heap(self, capacity_bytes: int) -> WatchedHeap:
+        self.heaps.append(WatchedHeap(self.inner.heap(capacity_bytes)))
+        return self.heaps[-1]
+
+
+sizes = st.sampled_from([1, 512, 1000, KIB, MIB, MIB + 1, 2 * MIB, 5 * MIB, 13 * MIB, 40 * MIB])
+requests = st.lists(st.one_of(sizes, st.integers(-20, -1)), max_size=40)
+"""Sizes to ask for; below zero: which one of those that live to free, from the end."""
+
+
+def serve(heap: WatchedHeap, asked: list[int]) -> None:
+    for request in asked:
+        if request > 0:
+            heap.malloc(request)
+        elif -request <= len(heap.live):
+            heap.free(list(heap.live)[request])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@given(asked=requests, capacity=st.sampled_from([ENDLESS, 60 * MIB]))
+def test_no_two_blocks_overlap_and_what_lives_is_reserved(
+    spec: str, asked: list[int], capacity: int
+) -> None:
+    serve(WatchedHeap(resolve(spec).heap(capacity)), asked)
+
+
+@given(asked=requests, capacity=st.sampled_from([ENDLESS, 60 * MIB]))
+def test_the_blocks_of_best_fit_tile_what_it_reserves(asked: list[int], capacity: int) -> None:
+    heap = pytorch(capacity)
+    serve(WatchedHeap(heap), asked)
+    assert sum(b.nbytes for b in heap.blocks.values()) == heap.reserved_bytes
+    free = sorted((b.nbytes, b.start) for b in heap.blocks.values() if b.free)
+    assert free == sorted(heap.small.free + heap.large.free)
+    assert heap.large.free == sorted(heap.large.free)
+    for block in heap.blocks.values():
+        if block.after is not None:
+            assert block.after.start == block.start + block.nbytes
+            assert block.after.before is block
+            assert not (block.free and block.after.free)
+
+
+@given(asked=requests)
+def test_first_fit_reaches_no_further_than_all_requests_together(asked: list[int]) -> None:
+    heap = FirstFit().heap(ENDLESS)
+    serve(WatchedHeap(heap), asked)
+    assert heap.reserved_bytes <= sum(-(-n // KIB) * KIB for n in asked if n > 0)
+    ends = [edge for hole in heap.holes for edge in hole]
+    assert ends == sorted(set(ends))
+
+
+# ---- programs ------------------------------------------------------------------------------------
+
+
+@st.composite
+def served(draw: st.DrawFn) -> tuple[Problem, Program]:
+    """A problem, and a program for it from any plan that can be carried out."""
+    problem = draw(problems())
+    try:
+        return problem, lower(problem, draw(plans(problem)), fast=True)
+    except VerifyError:  # it recomputes from what is gone for good
+        return problem, lower(problem, make_plan({}), fast=True)
+
+
+@given(drawn=served())
+def test_the_ideal_is_the_programs_own_peak(drawn: tuple[Problem, Program]) -> None:
+    problem, program = drawn
+    found = reserve(problem, program, Ideal(), steps=1)
+    assert found.live == found.reserved == peak(problem, program, Tier.DEVICE)
+    assert found.fragmentation == 1
+    assert reserve(problem, program, Ideal(), steps=3).live == found.live
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@given(drawn=served())
+def test_what_a_program_has_alive_is_reserved(spec: str, drawn: tuple[Problem, Program]) -> None:
+    problem, program = drawn
+    watched = Watched(resolve(spec))
+    found = reserve(problem, program, watched)
+    assert found.live == peak(problem, program, Tier.DEVICE)
+    assert found.reserved.nbytes >= found.live.nbytes
+    assert found.fragmentation >= 1
+    held = {s for s in program.results if s in program.arguments and program.slots[s].nbytes}
+    (heap,) = watched.heaps
+    assert len(heap.live) == len(held) + bool(problem.outside_bytes)
+
+
+@given(drawn=served())
+def test_chunks_waste_less_than_one_for_each_tensor_alive(drawn: tuple[Problem, Program]) -> None:
+    """Sony section 4, equation 2."""
+    problem, program = drawn
+    watched = Watched(VirtualChunks(1000))
+    found = reserve(problem, program, watched)
+    assert found.reserved.nbytes - found.live.nbytes < 1000 * watched.heaps[0].most
+
+
+DONATING = """
+program boundary 3
+slot s0 buffer 2 device 1024 B
+slot s1 buffer 2 device 1024 B
+slot s2 buffer 2 device 4096 B
+arguments s0
+0: compute alloc s2
+1: compute free s2
+2: compute run 0 s0 -> s1 donate s0:s1
+3: compute free s1
+"""
+
+
+def donating() -> tuple[Problem, Program]:
+    problem = small_problem()
+    profile = replace(problem.profile, workspace_bytes=(3000,) * len(problem.trace.ops))
+    return replace(problem, profile=profile, between_bytes=5000), parse(DONATING, Program)
+
+
+def test_a_donated_block_is_handed_on_and_freed_once() -> None:
+    problem, program = donating()
+    watched = Watched(Ideal())
+    found = reserve(problem, program, watched, steps=2)
+    assert not watched.heaps[0].live
+    assert found.live == Peak(1024 + 5000, 3)
+
+
+def test_workspaces_and_what_is_between_the_calls_go_through_the_allocator() -> None:
+    problem, program = donating()
+    found = reserve(problem, program, "first-fit", capacity_bytes=6 * KIB)
+    # 1 KiB of argument, and 5 blocks between the calls where 4 and then 3 were before
+    assert found.reserved == Peak(6 * KIB, 3)
+    assert found.met
+    assert found.fragmentation == pytest.approx(6 * KIB / 6024)
+    assert not reserve(problem, program, "first-fit", capacity_bytes=6 * KIB - 1).met
+
+
+def test_bytes_outside_the_trace_are_a_block() -> None:
+    problem, program = donating()
+    outside = replace(problem, outside_bytes=100)
+    found = reserve(outside, program, "virtual-chunks{chunk_bytes=1KiB}", capacity_bytes=ENDLESS)
+    assert found.reserved.nbytes == (1 + 1 + 5) * KIB
+    assert found.allocator == "virtual-chunks{chunk_bytes=1KiB}"
+
+
+def test_the_capacity_is_the_devices_unless_given() -> None:
+    problem, program = donating()
+    found = reserve(problem, program)
+    assert found.allocator == "best-fit"
+    assert found.capacity_bytes == problem.hardware.capacity(Tier.DEVICE) == 16384
+    assert found.reserved.nbytes == 2 * MIB
+    assert not found.met
+
+
+def test_nothing_asked_for_is_nothing_reserved() -> None:
+    nothing = reserve(small_problem(), Program((), (), 0, (), (), ()), BestFit())
+    assert nothing == Reservation(
+        allocator="best-fit", capacity_bytes=16384, live=Peak(0, 0), reserved=Peak(0, 0)
+    )
+    assert nothing.fragmentation == 1
