@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from outcore.allocators import Allocator, reserve
 from outcore.errors import InfeasibleError
 from outcore.estimate import estimate
 from outcore.ir.hardware import Tier
@@ -15,10 +16,12 @@ from outcore.ir.problem import Problem
 from outcore.ir.timeline import Timeline
 from outcore.ir.trace import Role, Trace
 from outcore.lower import lower
-from outcore.policies import Policy, resolve, spec_text
+from outcore.policies import Policy, resolve
 from outcore.presets import Preset
 from outcore.report import Counts, count_choices
 from outcore.simulate import simulate
+from outcore.spec import spec_text
+from outcore.units import format_bytes
 
 ENDLESS_BYTES = 1 << 62
 
@@ -28,8 +31,9 @@ class Compared:
     """One policy under one budget; all figures predicted. None where the policy has no plan.
 
     `relative_to_in_core`: throughput, of that of the step with everything kept on a device that has
-    the room. `reason`: why there is no plan; `needed_bytes`: what
-    one would need of `needed_tier`.
+    the room. `reason`: why it is not feasible; `needed_bytes`: what
+    would be needed of `needed_tier`. `reserved_bytes`: what the allocator holds at most, where one
+    was asked for; a plan for which it holds more than the budget is not feasible, and has no times.
     """
 
     policy: str
@@ -39,6 +43,7 @@ class Compared:
     items_per_second: float | None = None
     relative_to_in_core: float | None = None
     peak_bytes: int | None = None
+    reserved_bytes: int | None = None
     counts: Counts | None = None
     planning_seconds: float | None = None
     lower_bound_seconds: float | None = None
@@ -55,11 +60,20 @@ class Comparison:
     """A trace on a machine: what it takes in-core, and what policies make of it.
 
     `items`: samples in the trace's batch. `states`: copies of the parameters that the optimizer
-    holds on the device besides (1: SGD with momentum, 2: Adam).
+    holds on the device besides (1: SGD with momentum, 2: Adam). `allocator`: what serves the
+    programs, with all of the device to take from; None does not ask.
     """
 
-    def __init__(self, trace: Trace, machine: Preset, items: int, states: int = 1) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        machine: Preset,
+        items: int,
+        states: int = 1,
+        allocator: Allocator | None = None,
+    ) -> None:
         self.trace, self.machine, self.items = trace, machine, items
+        self.allocator = allocator
         self.profile = estimate(trace, machine.hardware, machine.efficiency)
         weights = sum(b.nbytes for b in trace.buffers if b.role is Role.PARAM)
         self.outside_bytes = states * weights
@@ -97,14 +111,33 @@ class Comparison:
                 reason=str(error),
             )
         seconds = time.perf_counter() - start
-        timeline = simulate(problem, lower(problem, plan))
-        return replace(
+        program = lower(problem, plan)
+        timeline = simulate(problem, program)
+        planned = replace(
             blank,
-            feasible=True,
-            seconds=timeline.seconds,
-            items_per_second=self.items / timeline.seconds,
-            relative_to_in_core=self.in_core.seconds / timeline.seconds,
             peak_bytes=timeline.peak(Tier.DEVICE),
             counts=count_choices(self.trace, plan),
             planning_seconds=seconds,
         )
+        if self.allocator is not None:
+            reserved = reserve(problem, program, self.allocator).reserved.nbytes
+            planned = replace(planned, reserved_bytes=reserved)
+            if reserved > budget_bytes:
+                return _over(planned, self.allocator)
+        return replace(
+            planned,
+            feasible=True,
+            seconds=timeline.seconds,
+            items_per_second=self.items / timeline.seconds,
+            relative_to_in_core=self.in_core.seconds / timeline.seconds,
+        )
+
+
+def _over(row: Compared, allocator: Allocator) -> Compared:
+    """The row of a plan that fits the budget, but not by what the allocator holds for it."""
+    reserved, peak = row.reserved_bytes or 0, row.peak_bytes or 0
+    reason = (
+        f"{spec_text(allocator)} reserves {format_bytes(reserved)} for a plan whose peak is "
+        f"{format_bytes(peak)}; the budget is {format_bytes(row.budget_bytes)}"
+    )
+    return replace(row, needed_bytes=reserved, needed_tier=Tier.DEVICE.value, reason=reason)

@@ -181,6 +181,7 @@ def test_compare_for_programs(outcore):
         "items_per_second",
         "relative_to_in_core",
         "peak_bytes",
+        "reserved_bytes",
         "counts",
         "planning_seconds",
         "lower_bound_seconds",
@@ -206,6 +207,20 @@ def test_compare_for_people(outcore):
     assert "all predicted" in run.stdout
     assert "100.0%" in run.stdout
     assert "needs" in run.stdout
+    assert "reserved" not in run.stdout
+
+
+def test_compare_with_an_allocator(outcore, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    options = ("--policies", "keep-all", "--allocator", "virtual-chunks{chunk_bytes=200MiB}")
+    run = outcore(*COMPARE, "--budget", "100%", "--budget", "300MiB", *options)
+    assert run.exit_code == 0, run.output
+    assert "reserved by" in run.stdout
+    rows = json.loads(outcore(*COMPARE, "--budget", "300MiB", *options, "--json").stdout)
+    (row,) = rows
+    assert not row["feasible"]
+    assert row["peak_bytes"] <= 300 << 20 < row["reserved_bytes"]
+    assert row["reserved_bytes"] % (200 << 20) == 0
 
 
 @pytest.mark.parametrize(
@@ -215,6 +230,7 @@ def test_compare_for_people(outcore):
         (("--budget", "much"), "--budget"),
         (("--budget", "100GiB", "--hardware", "titan-xp"), "the machine has 11.9 GiB"),
         (("--policies", "poch"), "did you mean 'pooch'"),
+        (("--allocator", "best"), "did you mean 'best-fit'"),
         (("--batch", "0"), "--batch"),
         (("--json", "--csv"), "choose one"),
     ],

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from outcore.allocators.first_fit import FirstFit
+from outcore.allocators.ideal import Ideal
 from outcore.compare import Comparison
 from outcore.errors import OptionValueError, PolicyError
 from outcore.ir.hardware import Tier
@@ -35,11 +37,13 @@ def test_an_unknown_machine():
         preset("v100-pcie")
 
 
-def comparison(states=0):
+def comparison(states=0, allocator=None):
     machine = replace(preset("v100-pcie3"), hardware=small_hardware())
     trace = small_trace()  # its ops are called with fewer arguments than torch's have
     nameless = tuple(replace(op, target="test.op") for op in trace.ops)
-    return Comparison(replace(trace, ops=nameless), machine, items=4, states=states)
+    return Comparison(
+        replace(trace, ops=nameless), machine, items=4, states=states, allocator=allocator
+    )
 
 
 def test_a_policy_beside_the_step_in_core():
@@ -67,6 +71,28 @@ def test_no_plan_says_why():
     assert row.seconds is None
     assert row.needed_bytes > 1000
     assert "smallest feasible budget" in row.reason
+
+
+def test_an_allocator_beside_the_plan():
+    policy = "swap-all{min_bytes=1B}"
+    (plain,) = comparison().rows([7800], [policy])
+    (ideal,) = comparison(allocator=Ideal()).rows([7800], [policy])
+    assert plain.reserved_bytes is None
+    assert ideal.feasible
+    assert ideal.reserved_bytes == ideal.peak_bytes == plain.peak_bytes
+    assert ideal.seconds == plain.seconds
+
+
+def test_a_plan_that_fits_until_an_allocator_serves_it():
+    tight, roomy = comparison(allocator=FirstFit(1024)).rows([7800, 16384], ["swap-all"])
+    assert not tight.feasible
+    assert tight.seconds is None
+    assert 7800 < tight.reserved_bytes == tight.needed_bytes
+    assert tight.peak_bytes <= 7800
+    assert tight.needed_tier == "device"
+    assert "first-fit reserves" in tight.reason
+    assert roomy.feasible
+    assert roomy.peak_bytes <= roomy.reserved_bytes <= 16384
 
 
 def test_the_optimizer_takes_its_share():

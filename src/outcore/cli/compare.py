@@ -35,10 +35,15 @@ def compare(
         typer.Option(help="Device memory (16GiB, 80%); several times; else all of it."),
     ] = ["100%"],  # noqa: B006 - as above
     policies: Annotated[str, typer.Option(help="Specs separated by ;, or all.")] = ALL,
+    allocator: Annotated[
+        str | None,
+        typer.Option(help="What serves the memory: best-fit, virtual-chunks, ...; else none."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
 ) -> None:
     """Plan a training step on a machine that need not be here, and simulate it."""
+    from outcore import allocators  # noqa: PLC0415 - with the others
     from outcore.compare import Comparison  # noqa: PLC0415 - loads numpy
     from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
     from outcore.policies import POLICIES, resolve  # noqa: PLC0415 - loads numpy
@@ -51,11 +56,13 @@ def compare(
     budgets = [_size(text, total) for text in budget]
     wanted = list(POLICIES) if policies == ALL else policies.split(";")
     specs = [resolve(spec) for spec in wanted]  # before anything is traced
+    serving = None if allocator is None else allocators.resolve(allocator)
     found: list[dict[str, Any]] = []
     progress = Console(stderr=True)
     for samples in batch:
         with progress.status(f"{network}, batch {samples}: tracing"):
-            comparison = Comparison(_trace(network, samples), machine, samples)
+            trace = _trace(network, samples)
+            comparison = Comparison(trace, machine, samples, allocator=serving)
         rows = []
         with progress.status(f"{network}, batch {samples}: planning") as status:
             for row in comparison.rows(budgets, specs):
@@ -69,7 +76,7 @@ def compare(
                 f"{network}, batch {samples}, on {hardware}: in-core {samples / seconds:.4g} "
                 f"items/s in {peak} (all predicted)"
             )
-            Console().print(_table(title, rows))
+            Console().print(_table(title, rows, allocator))
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     if as_csv:
@@ -101,37 +108,46 @@ def _trace(name: str, samples: int) -> Trace:
         return trace(lambda *inputs: spec.criterion(model(*inputs), batch.targets), *batch.inputs)
 
 
-def _table(title: str, rows: Iterable[Compared]) -> Table:
+def _table(title: str, rows: Iterable[Compared], allocator: str | None) -> Table:
     table = Table("policy", title=title, title_justify="left")
+    reserved = () if allocator is None else (f"reserved by {allocator}",)
     for name in (
         "budget",
         "step",
         "items/s",
         "of in-core",
         "peak",
+        *reserved,
         "keep / offload / recompute",
         "planned in",
     ):
         table.add_column(name, justify="right")
     for row in rows:
-        table.add_row(row.policy, format_bytes(row.budget_bytes), *_cells(row))
+        held = [row.peak_bytes] if allocator is None else [row.peak_bytes, row.reserved_bytes]
+        cells = (*_speed(row), *map(_bytes, held), *_planning(row))
+        table.add_row(row.policy, format_bytes(row.budget_bytes), *cells)
     return table
 
 
-def _cells(row: Compared) -> tuple[str, ...]:
-    planning = NOTHING if row.planning_seconds is None else format_seconds(row.planning_seconds)
-    if row.seconds is None or row.items_per_second is None or row.counts is None:
-        needed = f"needs {format_bytes(row.needed_bytes or 0)} of {row.needed_tier}"
-        return (needed, *[NOTHING] * 4, planning)
-    counts = row.counts
+def _speed(row: Compared) -> tuple[str, str, str]:
+    """The step, or what it would take to have one."""
+    if row.seconds is None or row.items_per_second is None:
+        return (f"needs {_bytes(row.needed_bytes)} of {row.needed_tier}", NOTHING, NOTHING)
+    relative = f"{row.relative_to_in_core or 0:.1%}"
+    return (format_seconds(row.seconds), f"{row.items_per_second:.4g}", relative)
+
+
+def _planning(row: Compared) -> tuple[str, str]:
+    """The choices, and how long it took to make them."""
+    counts, seconds = row.counts, row.planning_seconds
     return (
-        format_seconds(row.seconds),
-        f"{row.items_per_second:.4g}",
-        f"{row.relative_to_in_core or 0:.1%}",
-        format_bytes(row.peak_bytes or 0),
-        f"{counts.keep} / {counts.offload} / {counts.recompute}",
-        planning,
+        NOTHING if counts is None else f"{counts.keep} / {counts.offload} / {counts.recompute}",
+        NOTHING if seconds is None else format_seconds(seconds),
     )
+
+
+def _bytes(nbytes: int | None) -> str:
+    return NOTHING if nbytes is None else format_bytes(nbytes)
 
 
 def _write_csv(found: list[dict[str, Any]]) -> None:
