@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import partial
 from math import inf
 
 from outcore.policies.pooch_backward import Backward, Detour
@@ -17,6 +16,10 @@ from outcore.policies.pooch_clock import (
 )
 from outcore.policies.pooch_log import KEEP, OFFLOAD, RECOMPUTE, Kind
 from outcore.policies.pooch_model import PoochModel
+
+
+ROUNDING = 1e-12
+"""Sums of the same times in another order differ by less than this part."""
 
 
 def offload_all(model: PoochModel) -> list[Kind]:
@@ -107,19 +110,25 @@ def recompute_overhead(
 
 
 def delay(model: PoochModel, backward: Backward, slots: Sequence[int]) -> list[int]:
-    """Issue each group as late as the pass's time allows, never past its own break point."""
+    """Issue each group as late as the pass's time allows, never past its own break point.
+
+    From the last group to the first: a copy may start so late that it and what has to follow it
+    still end in time. About linear in segments.
+    """
     fetches = fetch_seconds(model, backward)
-    play = partial(play_backward, backward.seconds, fetches, larger=max)
-    early = play(slots, fresh(model.log, 0.0))
+    early = play_backward(backward.seconds, fetches, slots, fresh(model.log, 0.0), max)
+    end = early.end * (1 + ROUNDING)
     late = list(slots)
-
-    def seconds(group: int, slot: int) -> float:
-        moved = [*late[:group], slot, *late[group + 1 :]]
-        return play(moved, early, first=slots[group]).end
-
-    following = len(late) - 1
-    for group in sorted(fetches, reverse=True):
-        later = range(late[group] + 1, min(group, following) + 1)
-        late[group] += bisect_right(later, early.end, key=partial(seconds, group))
-        following = late[group]
+    following, copies = len(late) - 1, 0.0  # slot of the next group; time from its start to the end
+    issued: dict[int, float] = {}  # the same for the first group at a slot
+    rest = 0.0  # time from reaching the next break point to the end
+    for segment in reversed(range(len(late))):
+        rest += backward.seconds[segment]
+        if segment in fetches:
+            copies = fetches[segment] + max(rest, copies)
+            later = range(late[segment] + 1, min(segment, following) + 1)
+            late[segment] += bisect_right(later, end - copies, key=early.reached.__getitem__)
+            following = late[segment]
+            issued[following] = copies
+        rest = max(rest, issued.get(segment, 0.0))
     return late
