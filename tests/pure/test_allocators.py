@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from outcore.allocators import ALLOCATORS, Allocator, Heap, Reservation, reserve, resolve
 from outcore.allocators.best_fit import NNABLA, PYTORCH, BestFit, BestFitHeap
+from outcore.allocators.blocks import Pool
+from outcore.allocators.expandable import ExpandableHeap
 from outcore.allocators.first_fit import FirstFit
 from outcore.allocators.ideal import Ideal
 from outcore.allocators.virtual_chunks import VirtualChunks
@@ -33,6 +35,7 @@ SPECS = (
     "ideal",
     "best-fit",
     "best-fit-nnabla",
+    "expandable-segments",
     "first-fit",
     "first-fit{block_bytes=16B}",
     "virtual-chunks",
@@ -197,6 +200,62 @@ def test_a_full_device_gets_back_what_is_free_as_a_whole() -> None:
     assert heap.reserved_bytes == (10 + 22 + 10) * MIB
 
 
+# ---- expandable segments -------------------------------------------------------------------------
+
+
+def relative(heap: ExpandableHeap, address: int) -> int:
+    return address - min(heap.large.pool.blocks)
+
+
+def test_a_segment_grows_by_pages_from_its_last_free_block() -> None:
+    heap = ExpandableHeap(ENDLESS)
+    heap.malloc(1)
+    assert heap.reserved_bytes == 2 * MIB
+    first = heap.malloc(5 * MIB)
+    assert heap.reserved_bytes == 22 * MIB
+    second = heap.malloc(16 * MIB)
+    assert relative(heap, second) == 5 * MIB
+    assert heap.reserved_bytes == 42 * MIB
+    heap.free(first)
+    heap.free(second)
+    assert heap.malloc(40 * MIB) == first  # what was asked for apart is one block again
+    assert heap.reserved_bytes == 42 * MIB
+
+
+def test_a_block_that_could_grow_is_spared() -> None:
+    heap = ExpandableHeap(ENDLESS)
+    first = heap.malloc(20 * MIB)
+    heap.malloc(2 * MIB)  # leaves 18 MiB that could grow
+    heap.free(first)
+    assert heap.malloc(17 * MIB) == first
+
+
+def test_a_full_device_moves_pages_of_free_blocks() -> None:
+    heap = ExpandableHeap(60 * MIB)
+    first, second = heap.malloc(30 * MIB), heap.malloc(30 * MIB)
+    heap.free(first)
+    third = heap.malloc(40 * MIB)  # takes the page of the first that is whole, and one too many
+    assert relative(heap, third) == 60 * MIB
+    assert heap.reserved_bytes == 80 * MIB
+    assert [b.nbytes for b in heap.large.pool.blocks.values() if b.free] == [10 * MIB]
+    heap.free(second)
+    assert heap.large.pool.free == [(40 * MIB, third - 40 * MIB)]
+    heap.free(third)
+    assert heap.malloc(75 * MIB) == third - 40 * MIB
+    assert heap.reserved_bytes == 80 * MIB
+
+
+def test_a_gap_is_filled_before_the_segment_grows() -> None:
+    heap = ExpandableHeap(40 * MIB)
+    first = heap.malloc(20 * MIB)
+    heap.malloc(20 * MIB)
+    heap.free(first)
+    heap.malloc(21 * MIB)  # unmaps the first, and finds no room there
+    assert heap.reserved_bytes == 60 * MIB
+    heap.malloc(19 * MIB)  # the rest of the page just mapped
+    assert heap.malloc(20 * MIB) == first
+
+
 # ---- first fit, chunks ---------------------------------------------------------------------------
 
 
@@ -313,19 +372,38 @@ def test_no_two_blocks_overlap_and_what_lives_is_reserved(
     serve(WatchedHeap(resolve(spec).heap(capacity)), asked)
 
 
-@given(asked=requests, capacity=st.sampled_from([ENDLESS, 60 * MIB]))
-def test_the_blocks_of_best_fit_tile_what_it_reserves(asked: list[int], capacity: int) -> None:
-    heap = pytorch(capacity)
-    serve(WatchedHeap(heap), asked)
-    assert sum(b.nbytes for b in heap.blocks.values()) == heap.reserved_bytes
-    free = sorted((b.nbytes, b.start) for b in heap.blocks.values() if b.free)
-    assert free == sorted(heap.small.free + heap.large.free)
-    assert heap.large.free == sorted(heap.large.free)
-    for block in heap.blocks.values():
+def check_pool(pool: Pool) -> int:
+    """Hold a pool's lists against its blocks; returns the bytes of those that have memory."""
+    assert pool.free == sorted((b.nbytes, b.start) for b in pool.blocks.values() if b.free)
+    for start, block in pool.blocks.items():
+        assert block.start == start
+        assert block.mapped or not block.free
         if block.after is not None:
             assert block.after.start == block.start + block.nbytes
             assert block.after.before is block
             assert not (block.free and block.after.free)
+            assert block.mapped or block.after.mapped
+    return sum(b.nbytes for b in pool.blocks.values() if b.mapped)
+
+
+@given(asked=requests, capacity=st.sampled_from([ENDLESS, 60 * MIB]))
+def test_the_blocks_of_best_fit_tile_what_it_reserves(asked: list[int], capacity: int) -> None:
+    heap = pytorch(capacity)
+    serve(WatchedHeap(heap), asked)
+    assert check_pool(heap.small) + check_pool(heap.large) == heap.reserved_bytes
+
+
+@given(asked=requests, capacity=st.sampled_from([ENDLESS, 60 * MIB, 1]))
+def test_the_blocks_of_a_stretch_tile_what_is_mapped(asked: list[int], capacity: int) -> None:
+    heap = ExpandableHeap(capacity)
+    serve(WatchedHeap(heap), asked)
+    mapped = 0
+    for stretch in (heap.small, heap.large):
+        mapped += check_pool(stretch.pool)
+        gaps = [b for b in stretch.pool.blocks.values() if not b.mapped]
+        assert stretch.unmapped == sorted(b.start for b in gaps)
+        assert all(b.start % stretch.page == b.nbytes % stretch.page == 0 for b in gaps)
+    assert mapped == heap.reserved_bytes
 
 
 @given(asked=requests)

@@ -8,9 +8,10 @@ segments that are free as a whole are given back first.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
+
+from outcore.allocators.blocks import Block, Pool, round_up
 
 KIB, MIB = 2**10, 2**20
 
@@ -39,7 +40,7 @@ class Rules:
 
     def rounded(self, nbytes: int) -> int:
         """Bytes of the block that serves a request for `nbytes`."""
-        return _up(nbytes, self.round_small if nbytes < self.round_from else self.round_large)
+        return round_up(nbytes, self.round_small if nbytes < self.round_from else self.round_large)
 
     def segment(self, nbytes: int) -> int:
         """Bytes of the segment that is taken for a block of `nbytes`."""
@@ -47,7 +48,7 @@ class Rules:
             return self.small_segment
         if nbytes < self.medium_below:
             return self.medium_segment
-        return _up(nbytes, self.round_segment)
+        return round_up(nbytes, self.round_segment)
 
 
 PYTORCH = Rules(
@@ -86,37 +87,12 @@ class BestFitNnabla:
         return BestFitHeap(NNABLA, capacity_bytes)
 
 
-@dataclass(slots=True, eq=False)
-class Block:
-    """A stretch of one segment, in use or free; `before` and `after` are its neighbours there."""
-
-    start: int
-    nbytes: int
-    pool: Pool
-    free: bool = False
-    before: Block | None = None
-    after: Block | None = None
-
-
-@dataclass(slots=True)
-class Pool:
-    """Blocks of the small requests, or of the large ones.
-
-    `free` holds (bytes, start) of the free ones, ascending; a rest of `least_rest` is split off.
-    """
-
-    least_rest: int
-    free: list[tuple[int, int]] = field(default_factory=list)
-
-
 class BestFitHeap:
-    """Two pools of blocks. A request takes O(log n) comparisons for n free blocks."""
+    """Two pools of blocks."""
 
     def __init__(self, rules: Rules, capacity_bytes: int) -> None:
         self.rules, self.capacity_bytes = rules, capacity_bytes
-        self.small, self.large = Pool(rules.small_rest), Pool(rules.large_rest)
-        self.blocks: dict[int, Block] = {}
-        """All blocks, free or not, by start."""
+        self.small, self.large = Pool(), Pool()
         self.reserved_bytes = 0
         self.end = 0
         """Where the next segment starts: behind all others, whether they are still held or not."""
@@ -124,77 +100,37 @@ class BestFitHeap:
     def malloc(self, nbytes: int) -> int:
         """Serve `nbytes` from the smallest block that fits, or from a new segment."""
         size = self.rules.rounded(nbytes)
-        pool = self.small if size <= self.rules.small_most else self.large
-        block = self._take(pool, size) or self._segment(pool, self.rules.segment(size))
-        if block.nbytes - size >= pool.least_rest:
-            self._split(block, size)
+        is_small = size <= self.rules.small_most
+        pool = self.small if is_small else self.large
+        found = pool.fitting(size)
+        if found < len(pool.free):
+            block = pool.take(found)
+        else:
+            block = self._segment(pool, self.rules.segment(size))
+        if block.nbytes - size >= (self.rules.small_rest if is_small else self.rules.large_rest):
+            pool.put(pool.cut(block, size))
         return block.start
 
     def free(self, address: int) -> None:
         """Free the block at `address`, with its free neighbours as one."""
-        block = self.blocks[address]
-        if block.after is not None and block.after.free:
-            self._remove(block.after)
-            self._join(block, block.after)
-        if block.before is not None and block.before.free:
-            self._remove(block.before)
-            block = self._join(block.before, block)
-        block.free = True
-        insort(block.pool.free, (block.nbytes, block.start))
-
-    def _take(self, pool: Pool, size: int) -> Block | None:
-        """The smallest free block of at least `size`, no longer free."""
-        found = bisect_left(pool.free, (size, -1))
-        if found == len(pool.free):
-            return None
-        block = self.blocks[pool.free.pop(found)[1]]
-        block.free = False
-        return block
+        pool = self.small if address in self.small.blocks else self.large
+        pool.put(pool.blocks[address])
 
     def _segment(self, pool: Pool, nbytes: int) -> Block:
         """A new segment as one block that is in use."""
         if self.reserved_bytes + nbytes > self.capacity_bytes:
             self._give_back()
-        block = self.blocks[self.end] = Block(self.end, nbytes, pool)
+        block = pool.add(self.end, nbytes)
         self.end += nbytes
         self.reserved_bytes += nbytes
         return block
 
-    def _split(self, block: Block, size: int) -> None:
-        """Cut what is behind the first `size` bytes off, as a free block."""
-        rest = Block(block.start + size, block.nbytes - size, block.pool, free=True, before=block)
-        rest.after, block.after = block.after, rest
-        if rest.after is not None:
-            rest.after.before = rest
-        block.nbytes = size
-        self.blocks[rest.start] = rest
-        insort(block.pool.free, (rest.nbytes, rest.start))
-
-    def _join(self, first: Block, second: Block) -> Block:
-        """Append `second` to its neighbour `first`."""
-        first.nbytes += second.nbytes
-        first.after = second.after
-        if first.after is not None:
-            first.after.before = first
-        del self.blocks[second.start]
-        return first
-
-    def _remove(self, block: Block) -> None:
-        """Take a free block out of its pool's list."""
-        free = block.pool.free
-        del free[bisect_left(free, (block.nbytes, block.start))]
-
     def _give_back(self) -> None:
         """Return every segment that is one free block to the device."""
         for pool in (self.small, self.large):
-            whole = {start for _, start in pool.free if self._is_segment(self.blocks[start])}
-            pool.free = [entry for entry in pool.free if entry[1] not in whole]
-            for start in whole:
-                self.reserved_bytes -= self.blocks.pop(start).nbytes
-
-    def _is_segment(self, block: Block) -> bool:
-        return block.before is None and block.after is None
-
-
-def _up(nbytes: int, multiple: int) -> int:
-    return -(-nbytes // multiple) * multiple
+            for _, start in tuple(pool.free):
+                block = pool.blocks[start]
+                if block.before is None and block.after is None:
+                    pool.remove(block)
+                    del pool.blocks[start]
+                    self.reserved_bytes -= block.nbytes
