@@ -397,7 +397,9 @@ def test_a_model_that_is_too_hopeful_is_asked_again_with_less(monkeypatch):
             return True
 
     monkeypatch.setattr(pooch_plan_module, "PoochModel", Hopeful)
-    plan = resolve("swap-opt").plan(problem)
+    policy = resolve("swap-opt")
+    keep_all = lambda model: [KEEP] * len(model.targets)  # noqa: E731 - a decision in one line
+    plan = pooch_plan_module.pooch_plan(problem, policy, 1, keep_all, pooch_plan_module.published)
     assert asked == sorted(asked, reverse=True)
     assert len(set(asked)) == pooch_plan_module.TRIES
     assert fits(problem, lower(problem, plan))
@@ -415,7 +417,25 @@ class PlainPooch(PoochPolicy):
     summary: ClassVar[str] = "PoocH without short cuts"
 
     def decide(self, model):
-        return plain_recompute_where_cheaper(model, keep_from_the_output(model))
+        return plain_recompute_where_cheaper(model, plain_keep_from_the_output(model))
+
+
+def plain_keep_from_the_output(model):
+    kinds = [OFFLOAD] * len(model.targets)
+
+    def keep(target):
+        kinds[target] = KEEP
+        if not model.fits(kinds):
+            kinds[target] = OFFLOAD
+        return kinds[target] is KEEP
+
+    if model.fits(kinds):
+        for target in reversed(waited(model, model.sync_swapout(kinds))):
+            if not keep(target):
+                break
+        for target in reversed([i for i, kind in enumerate(kinds) if kind is OFFLOAD]):
+            keep(target)
+    return kinds
 
 
 def plain_recompute_where_cheaper(model, kinds):
@@ -572,6 +592,13 @@ def test_a_detour_stays_as_it_is_when_one_that_it_does_not_meet_is_taken(drawn_m
 def contestants(model, kinds):
     offloaded = [i for i, kind in enumerate(kinds) if kind is OFFLOAD]
     return [i for i in offloaded if model.targets[i].recomputable]
+
+
+@drawn
+@given(drawn_model=models())
+def test_what_is_kept_is_what_asking_the_whole_model_each_time_keeps(drawn_model):
+    model, _ = drawn_model
+    assert keep_from_the_output(model) == plain_keep_from_the_output(model)
 
 
 @drawn

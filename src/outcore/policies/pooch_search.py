@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import takewhile
 from math import inf
 
 from outcore.policies.pooch_backward import Backward, Detour
@@ -16,7 +17,7 @@ from outcore.policies.pooch_clock import (
 )
 from outcore.policies.pooch_log import KEEP, OFFLOAD, RECOMPUTE, Kind
 from outcore.policies.pooch_model import PoochModel
-
+from outcore.policies.pooch_room import room_of
 
 ROUNDING = 1e-12
 """Sums of the same times in another order differ by less than this part."""
@@ -34,22 +35,16 @@ def keep_from_the_output(model: PoochModel) -> list[Kind]:
     all, leaving out those that do not fit. All are offloaded where not even that fits.
     """
     kinds = offload_all(model)
-    if not model.fits(kinds):
+    room = room_of(model)
+    if not room.enough:
         return kinds
-    for target in reversed(waited(model, model.sync_swapout(kinds))):
-        if not _keep(model, kinds, target):
-            break
-    for target in reversed([i for i, kind in enumerate(kinds) if kind is OFFLOAD]):
-        _keep(model, kinds, target)
+    first = reversed(waited(model, model.sync_swapout(kinds)))
+    for target in takewhile(room.keep, first):
+        kinds[target] = KEEP
+    for target in reversed(range(len(kinds))):
+        if kinds[target] is OFFLOAD and room.keep(target):
+            kinds[target] = KEEP
     return kinds
-
-
-def _keep(model: PoochModel, kinds: list[Kind], target: int) -> bool:
-    """Keep `target` if that fits, else let it be offloaded."""
-    kinds[target] = KEEP
-    if not model.fits(kinds):
-        kinds[target] = OFFLOAD
-    return kinds[target] is KEEP
 
 
 def recompute_where_cheaper(model: PoochModel, kinds: list[Kind]) -> list[Kind]:
