@@ -53,6 +53,8 @@ SPECS = (
     "pooch{min_bytes=1B}",
     "pooch{min_bytes=1B,early=true}",
     "superneurons{min_bytes=1B}",
+    "window{min_bytes=1B}",
+    "window{min_bytes=1B,lookahead=0.3}",
     "cheap{min_bytes=1B}",
     "cheap{min_bytes=1B,early=true}",
     "chen-sqrt{min_bytes=1B}",
@@ -94,7 +96,7 @@ def test_the_page_of_a_policy_names_its_options(kind):
 
 # ---- specs --------------------------------------------------------------------------------------
 
-_VALUES = {"int": st.integers(1, 2**40), "bool": st.booleans()}
+_VALUES = {"int": st.integers(1, 2**40), "bool": st.booleans(), "float": st.floats(1e-3, 1e3)}
 
 
 @st.composite
@@ -137,6 +139,7 @@ def test_spaces_and_empty_braces_are_read():
         ),
         ("pooch{min_bytes=0B}", "min_bytes=0B: '0B' is 0 bytes: a size is at least one byte"),
         ("pooch{early=yes}", "early=yes: write true or false"),
+        ("window{lookahead=wide}", "lookahead=wide: write a number"),
         ("recompute-all{max_ops=few}", "max_ops=few: write a whole number"),
         ("recompute-all{max_ops=-1}", "max_ops=-1: it is a number of ops, or 0 for no limit"),
         ("pooch{early}", "cannot read 'early': write option=value"),

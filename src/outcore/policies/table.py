@@ -12,6 +12,7 @@ from outcore.policies.superneurons import SuperNeurons
 from outcore.policies.swap_all import SwapAll
 from outcore.policies.swap_all_naive import SwapAllNaive
 from outcore.policies.swap_opt import SwapOpt
+from outcore.policies.window import Window
 
 POLICIES: dict[str, type[Policy]] = {
     "keep-all": KeepAll,
@@ -20,6 +21,7 @@ POLICIES: dict[str, type[Policy]] = {
     "recompute-all": RecomputeAll,
     "chen-sqrt": ChenSqrt,
     "superneurons": SuperNeurons,
+    "window": Window,
     "swap-opt": SwapOpt,
     "cheap": Cheap,
     "pooch": Pooch,

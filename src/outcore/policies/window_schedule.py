@@ -1,0 +1,168 @@
+"""Sony's schedule of copies over a variable sequence (arXiv 2010.14109, section 3, and its code).
+
+At each function the window is extended over the sequence: what newly enters it is brought back,
+what was about to leave stays after all. Where memory is needed, the oldest copies out are waited
+for. After the function, what it used leaves, unless the window has it again. No times anywhere:
+bytes stand for both compute and copies.
+
+In the published code, prefetches that leave a later function no memory are found out at that
+function; then the schedule starts again with them put off. Here the end of the window is bounded
+beforehand. What is on the device at a function, once all that left is gone, follows from the
+window's end alone; so one walk from the back finds how far the window may reach, and the schedule
+is the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outcore.policies.window_sequence import VariableSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """One stay off the device, after the use at `position`.
+
+    Function `released` waits for the copy out before it runs, and the copy back is issued before
+    function `fetched` runs.
+    """
+
+    position: int
+    released: int
+    fetched: int
+
+
+def schedule(
+    sequence: VariableSequence, capacity_bytes: int, window_bytes: float
+) -> tuple[Away, ...] | None:
+    """What leaves the device and when, in order of return; None where some function does not fit.
+
+    `capacity_bytes` is the device's memory less `fixed_bytes`; the window holds as many distinct
+    variables as `window_bytes` allow, and at least those of its function. Linear in the sequence.
+    """
+    ends = window_ends(sequence, capacity_bytes)
+    return None if ends is None else _Walk(sequence, capacity_bytes, window_bytes).run(ends)
+
+
+def window_ends(sequence: VariableSequence, capacity_bytes: int) -> list[int] | None:
+    """Per function the furthest end of the window that leaves it and all later ones their memory.
+
+    None where some function's own variables do not fit.
+    """
+    order, nbytes, born = sequence.order, sequence.nbytes, sequence.born
+    count = [0] * len(nbytes)
+    end, held = len(order), 0
+    ends: list[int] = []
+    later: list[int] = []
+    for function in range(len(sequence.ops) - 1, -1, -1):
+        held -= sum(nbytes[v] for v in later)  # not made yet
+        variables = [order[p] for p in sequence.positions(function)]
+        held += sum(nbytes[v] for v in variables if not count[v])
+        for variable in variables:
+            count[variable] += 1
+        limit = capacity_bytes - sequence.beside_bytes[function]
+        while held > limit and end > sequence.starts[function + 1]:
+            end -= 1
+            variable = order[end]
+            count[variable] -= 1
+            if not count[variable] and born[variable] <= function:
+                held -= nbytes[variable]
+        if held > limit:
+            return None
+        ends.append(end)
+        later = [v for v in variables if born[v] == function]
+    return ends[::-1]
+
+
+class _Walk:
+    """The device's memory while the window slides over the sequence, function by function."""
+
+    def __init__(
+        self, sequence: VariableSequence, capacity_bytes: int, window_bytes: float
+    ) -> None:
+        self.sequence = sequence
+        self.capacity_bytes, self.most_window_bytes = capacity_bytes, window_bytes
+        self.count = [0] * len(sequence.nbytes)
+        """Per variable: how often it is in the window."""
+        self.head = self.tail = 0
+        """The end of the window; the oldest use whose copy out may be under way."""
+        self.held_bytes = self.leaving_bytes = self.window_bytes = 0
+        """Variables of the window on the device; under way out; of the window, made or not."""
+        self.leaving: dict[int, int] = {}
+        """Variable -> the position that it leaves after."""
+        self.gone: dict[int, tuple[int, int]] = {}
+        """Variable -> the position that it left after, the function that waited for it."""
+        self.returned: list[Away] = []
+
+    def run(self, ends: list[int]) -> tuple[Away, ...]:
+        for function, end in enumerate(ends):
+            self._extend(function, end)
+            self._make(function)
+            self._leave(function)
+        return tuple(self.returned)
+
+    # ---- before a function ----------------------------------------------------------------------
+
+    def _extend(self, function: int, end: int) -> None:
+        """Let variables into the window, the function's own in any case."""
+        order, nbytes = self.sequence.order, self.sequence.nbytes
+        own = self.sequence.starts[function + 1]
+        room = self.capacity_bytes - self.sequence.beside_bytes[function]
+        while self.head < end:
+            variable = order[self.head]
+            if not self.count[variable]:
+                wide = self.window_bytes + nbytes[variable] > self.most_window_bytes
+                if self.head >= own and (wide or self.held_bytes + nbytes[variable] > room):
+                    return
+                self._enter(variable, function)
+            self.count[variable] += 1
+            self.head += 1
+
+    def _enter(self, variable: int, function: int) -> None:
+        nbytes = self.sequence.nbytes[variable]
+        self.window_bytes += nbytes
+        if variable in self.leaving:
+            del self.leaving[variable]
+            self.leaving_bytes -= nbytes
+            self.held_bytes += nbytes
+        elif variable in self.gone:
+            self._make_room(function, nbytes)
+            self.returned.append(Away(*self.gone.pop(variable), function))
+            self.held_bytes += nbytes
+
+    def _make(self, function: int) -> None:
+        """Make room for what the function makes; nothing was set aside for it before."""
+        sequence = self.sequence
+        variables = (sequence.order[p] for p in sequence.positions(function))
+        made = sum(sequence.nbytes[v] for v in variables if sequence.born[v] == function)
+        self._make_room(function, made)
+        self.held_bytes += made
+
+    def _make_room(self, function: int, nbytes: int) -> None:
+        """Wait for copies out, the oldest first, until `nbytes` more fit."""
+        sequence = self.sequence
+        room = self.capacity_bytes - sequence.beside_bytes[function] - nbytes
+        while self.held_bytes + self.leaving_bytes > room and self.tail < sequence.starts[function]:
+            variable = sequence.order[self.tail]
+            if self.leaving.get(variable) == self.tail:
+                del self.leaving[variable]
+                self.gone[variable] = (self.tail, function)
+                self.leaving_bytes -= sequence.nbytes[variable]
+            self.tail += 1
+
+    # ---- after it -------------------------------------------------------------------------------
+
+    def _leave(self, function: int) -> None:
+        """Send out what the window does not have again; free what nothing uses again."""
+        sequence = self.sequence
+        for position in sequence.positions(function):
+            variable = sequence.order[position]
+            self.count[variable] -= 1
+            if self.count[variable]:
+                continue
+            nbytes = sequence.nbytes[variable]
+            self.window_bytes -= nbytes
+            self.held_bytes -= nbytes
+            if sequence.following[position] is not None:
+                self.leaving[variable] = position
+                self.leaving_bytes += nbytes

@@ -1,0 +1,172 @@
+"""The variable sequence of Sony's scheduler: what each function touches, in order.
+
+A function is an op, or the pause between the two calls. A variable is a buffer that may leave the
+device, or a function's temporary memory: an op's workspace, what the pause needs. Everything else
+stays, and takes its bytes off those of each function.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from outcore.ir.hardware import Tier
+from outcore.ir.liveness import Liveness, liveness
+from outcore.ir.plan import Gap, Plan
+from outcore.ir.problem import Problem
+from outcore.ir.trace import Ref, Trace
+from outcore.lower.donate import donate
+from outcore.lower.expand import expand
+
+
+@dataclass(frozen=True, slots=True)
+class VariableSequence:
+    """Positions are indices into `order`; functions are numbered from 0.
+
+    `starts` holds the first position of each function, and the end. `ops` is per function the op
+    before which its copies are issued. `following` is per position the next one with the same
+    variable, None where there is none. `born` is per variable the function from which on it is
+    counted as one: that makes it, or that uses an argument first. `beside_bytes` is what each
+    function finds on the device beside the variables, less what it writes over its arguments;
+    `fixed_bytes` is what is there throughout.
+    """
+
+    order: tuple[int, ...]
+    starts: tuple[int, ...]
+    ops: tuple[int, ...]
+    nbytes: tuple[int, ...]
+    born: tuple[int, ...]
+    following: tuple[int | None, ...]
+    beside_bytes: tuple[int, ...]
+    fixed_bytes: int
+
+    def positions(self, function: int) -> range:
+        """The positions of `function`."""
+        return range(self.starts[function], self.starts[function + 1])
+
+    def gap(self, position: int) -> Gap:
+        """The idle stretch from the use at `position` to the next. Raises ValueError at the last.
+
+        Only buffers have one.
+        """
+        later = self.following[position]
+        if later is None:
+            raise ValueError(f"variable {self.order[position]} is not used after {position}")
+        return Gap(self.order[position], self._op(position), self._op(later))
+
+    def _op(self, position: int) -> int:
+        return self.ops[bisect_right(self.starts, position) - 1]
+
+
+def variable_sequence(problem: Problem, min_bytes: int) -> VariableSequence:
+    """The sequence of `problem`; smaller buffers than `min_bytes` stay. Linear in ops."""
+    return _Builder(problem, min_bytes).build()
+
+
+class _Builder:
+    def __init__(self, problem: Problem, min_bytes: int) -> None:
+        self.problem, self.trace = problem, problem.trace
+        self.live: Liveness = liveness(problem.trace)
+        self.boundary = problem.trace.boundary
+        self.pauses = self.boundary < len(self.trace.ops)
+        size = problem.hardware.slot_bytes
+        self.buffer_bytes = [size(Tier.DEVICE, b.nbytes, copied=False) for b in self.trace.buffers]
+        self.moves = [
+            bool(self.live.uses[b.id]) and not self.live.held[b.id] and b.nbytes >= min_bytes
+            for b in self.trace.buffers
+        ]
+        self.functions = len(self.trace.ops) + self.pauses
+        self.changes = [0] * (self.functions + 1)
+        """Per function: by how much the bytes beside the variables change there."""
+
+    def build(self) -> VariableSequence:
+        ops = [*range(self.boundary), *[self.boundary] * self.pauses]
+        ops += range(self.boundary, len(self.trace.ops))
+        order, starts = self._order()
+        inputs = _buffers(self.trace, self.trace.inputs)
+        self._stay(inputs)
+        return VariableSequence(
+            order=tuple(order),
+            starts=tuple(starts),
+            ops=tuple(ops),
+            nbytes=(*self.buffer_bytes, *self._temporary_bytes()),
+            born=tuple(self._born()),
+            following=tuple(_following(order)),
+            beside_bytes=tuple(self._beside_bytes()),
+            fixed_bytes=self.problem.outside_bytes
+            + sum(self.buffer_bytes[b] for b in inputs if self.live.held[b]),
+        )
+
+    def _function(self, op: int) -> int:
+        return op + (self.pauses and op >= self.boundary)
+
+    # ---- variables ------------------------------------------------------------------------------
+
+    def _order(self) -> tuple[list[int], list[int]]:
+        """Per function the buffers it touches that may leave, then its temporary."""
+        trace, buffers = self.trace, len(self.trace.buffers)
+        order: list[int] = []
+        starts: list[int] = []
+        for op in range(len(trace.ops)):
+            if op == self.boundary:
+                starts.append(len(order))
+                order.append(buffers + op)
+            starts.append(len(order))
+            order += [b for b in (*trace.reads[op], *trace.writes[op]) if self.moves[b]]
+            order.append(buffers + self._function(op))
+        return order, [*starts, len(order)]
+
+    def _temporary_bytes(self) -> list[int]:
+        """Per function: an op's workspace, what the rest of the step needs in the pause."""
+        nbytes = list(self.problem.profile.workspace_bytes)
+        nbytes[self.boundary : self.boundary] = [self.problem.between_bytes] * self.pauses
+        return nbytes
+
+    def _born(self) -> list[int]:
+        buffers = [self._function(uses[0]) if uses else 0 for uses in self.live.uses]
+        return [*buffers, *range(self.functions)]
+
+    # ---- what stays -----------------------------------------------------------------------------
+
+    def _stay(self, inputs: Sequence[int]) -> None:
+        """Count what is no variable where it is on the device, and arguments before they are."""
+        arrival = {b: 0 for b in inputs if not self.live.held[b]}
+        if self.pauses:
+            arrival |= dict.fromkeys(_buffers(self.trace, self.trace.tangents), self.boundary)
+        for buffer, uses in enumerate(self.live.uses):
+            made = self.live.producer[buffer]
+            first = arrival.get(buffer) if made is None else self._function(made)
+            if first is None:
+                continue
+            if self.live.held[buffer]:
+                last = self.functions
+            elif self.moves[buffer]:
+                last = self._function(uses[0])
+            else:
+                last = self._function(uses[-1]) + 1 if uses else first + 1
+            self.changes[first] += self.buffer_bytes[buffer]
+            self.changes[last] -= self.buffer_bytes[buffer]
+
+    def _beside_bytes(self) -> list[int]:
+        beside = list(accumulate(self.changes))[: self.functions]
+        draft = donate(self.trace, expand(self.problem, Plan(())))
+        for step in draft.steps:
+            written_over = sum(draft.slots[source].nbytes for source, _ in step.run.donate)
+            beside[self._function(step.run.op)] -= written_over
+        return beside
+
+
+def _buffers(trace: Trace, values: Iterable[int]) -> tuple[int, ...]:
+    return trace.value_buffers(tuple(map(Ref, values)))
+
+
+def _following(order: Sequence[int]) -> list[int | None]:
+    """Per position the next one of the same variable."""
+    following: list[int | None] = [None] * len(order)
+    seen: dict[int, int] = {}
+    for position in range(len(order) - 1, -1, -1):
+        following[position] = seen.get(order[position])
+        seen[order[position]] = position
+    return following
