@@ -293,20 +293,20 @@ def plans(draw: st.DrawFn, problem: Problem) -> Plan:
         repeatable = producer is not None and trace.ops[producer].repeatable
         kind = dice.pick(["keep", "offload", "recompute"] if repeatable else ["keep", "offload"])
         if kind == "offload":
-            choices[gap] = _offload(dice, gap, dice.pick(tiers))
+            choices[gap] = _offload(dice, gap, dice.pick(tiers), made_here=producer == gap.after)
         else:
             choices[gap] = KEEP if kind == "keep" else Recompute(stay=dice.one_in(2))
     return make_plan(choices, policy=dice.pick(["", "drawn{seed=1}"]))
 
 
-def _offload(dice: Dice, gap: Gap, tier: Tier) -> Offload:
+def _offload(dice: Dice, gap: Gap, tier: Tier, *, made_here: bool) -> Offload:
     """Hints inside the gap, in order of time; each may be left out."""
     ops = range(gap.after + 1, gap.before + 1)
     depart, prefetch, arrive = sorted((dice.pick(ops), dice.pick(ops), dice.pick(ops)))
     release = dice.pick(range(depart, gap.before + 1))
     return Offload(
         tier,
-        depart=dice.pick([None, depart]),
+        depart=dice.pick([None, depart] if made_here else [None, depart, gap.after]),
         release=dice.pick([None, release]),
         prefetch=dice.pick([None, prefetch]),
         arrive=dice.pick([None, arrive]),

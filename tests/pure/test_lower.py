@@ -142,9 +142,11 @@ class TestHints:
             out, back = (i for i, x in enumerate(program.body) if is_copy(x))
             run_at, spans = starts(program), simulate(ample(problem), program).spans
             depart = gap.after + 1 if choice.depart is None else choice.depart
-            prefetch = depart if choice.prefetch is None else choice.prefetch
+            soonest = max(depart, gap.after + 1)
+            prefetch = soonest if choice.prefetch is None else choice.prefetch
             arrive = gap.before if choice.arrive is None else choice.arrive
-            assert run_at[depart - 1] < out < run_at[depart]
+            assert out < run_at[depart]
+            assert not depart or run_at[depart - 1] < out
             assert run_at[prefetch - 1] < back < run_at[prefetch]
             assert spans[back].stop_seconds <= spans[run_at[arrive]].start_seconds
             paced = {i for i, x in enumerate(program.body) if x.pace}
@@ -267,6 +269,11 @@ class TestText:
                 "offload_with_every_hint",
                 10_000,
                 ("3 after 3 before 8 offload host depart 5 release 6 prefetch 6 arrive 7",),
+            ),
+            (
+                "offload_beside",
+                10_000,
+                ("3 after 3 before 8 offload host depart 3 release 4",),
             ),
             (
                 "offload_two_gaps",

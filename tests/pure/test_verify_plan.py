@@ -125,7 +125,7 @@ def test_what_is_offloaded_can_go_and_come_back(
 
 
 OUTSIDE = [
-    "depart 3",
+    "depart 2",
     "depart 9",
     "release 3",
     "release 9",
@@ -157,6 +157,12 @@ def test_hints_come_in_order_of_time(hints: str, detail: str) -> None:
     refused(small_problem(), plan, "departs before its release and before it comes back", detail)
 
 
+def test_what_departs_beside_an_op_was_there_before_it() -> None:
+    verify_plan(small_problem(), plan_of("5 after 3 before 6 offload host depart 3"))
+    plan, rule = plan_of("2 after 1 before 2 offload host depart 1"), "was there before it"
+    refused(mutating_problem(CHAIN), plan, rule, "op 1 makes buffer 2")
+
+
 def test_messages_show_the_gap_and_the_name_of_the_buffer() -> None:
     with pytest.raises(VerifyError, match=r"at gap 3 after 3 before 8 \(conv\): release 3"):
         verify_plan(small_problem(), plan_of("3 after 3 before 8 offload host release 3"))
@@ -170,7 +176,7 @@ def test_messages_show_the_gap_and_the_name_of_the_buffer() -> None:
         ("", "", "3 after 1 before 3 keep"),
         ("", "", "3 after 3 before 8 offload host release 4 prefetch 8"),
         ("", "", "3 after 3 before 8 offload host release 8 prefetch 4"),
-        ("", "", "3 after 3 before 8 offload host depart 4 release 8 prefetch 4 arrive 4"),
+        ("", "", "3 after 3 before 8 offload host depart 3 release 4 prefetch 4 arrive 4"),
         ("", "", "3 after 3 before 8 offload host depart 8 release 8 prefetch 8 arrive 8"),
         ("pinned ", "", "0 after 0 before 8 offload disk"),
         ("!random", "!unrepeatable", "4 after 2 before 7 offload disk release 4 prefetch 6"),

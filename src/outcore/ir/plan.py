@@ -27,11 +27,12 @@ class Offload:
     """Leave for `tier` and come back.
 
     Four hints, all op ids, in order of time. `depart`: the copy out is issued before this op runs,
-    and the buffer holds its memory until then; None is right after the use. `release`: the device
-    memory is free again before this op runs, waiting for the copy if need be. `prefetch`: the copy
-    back is issued before this op. `arrive`: compute waits for the copy back before this op runs,
-    though only a later one needs it. Where `release` or `prefetch` is None, or where memory does
-    not allow a hint, lowering decides (`lower/release.py`, `prefetch.py`).
+    and the buffer holds its memory until then; None is right after the use, and the op of that use
+    itself is beside it. `release`: the device memory is free again before this op runs, waiting for
+    the copy if need be. `prefetch`: the copy back is issued before this op. `arrive`: compute waits
+    for the copy back before this op runs, though only a later one needs it. Where `release` or
+    `prefetch` is None, or where memory does not allow a hint, lowering decides (`lower/release.py`,
+    `prefetch.py`).
     """
 
     tier: Tier

@@ -32,6 +32,7 @@ def verify_plan(problem: Problem, plan: Plan) -> None:
         last = gap
         if isinstance(choice, Offload):
             _verify_offload(problem, gap, choice)
+            _verify_hints(problem.trace, live, gap, choice)
         elif isinstance(choice, Recompute):
             _verify_recompute(problem.trace, live, gap)
 
@@ -48,15 +49,19 @@ def _verify_offload(problem: Problem, gap: Gap, choice: Offload) -> None:
             rule = "what is offloaded can be copied there and back"
             detail = f"{hardware.name} has no link from {start.value} to {stop.value}"
             _fail(trace, gap, rule, detail)
-    _verify_hints(trace, gap, choice)
 
 
-def _verify_hints(trace: Trace, gap: Gap, choice: Offload) -> None:
+def _verify_hints(trace: Trace, live: Liveness, gap: Gap, choice: Offload) -> None:
     going = (("depart", choice.depart), ("release", choice.release))
     coming = (("depart", choice.depart), ("prefetch", choice.prefetch), ("arrive", choice.arrive))
     for word, op in (*going, *coming[1:]):
-        if op is not None and not gap.after < op <= gap.before:
+        if op is None or gap.after < op <= gap.before:
+            continue
+        if word != "depart" or op != gap.after:
             _fail(trace, gap, "hints name ops inside the gap, its end included", f"{word} {op}")
+        if live.producer[gap.buffer] == op:
+            rule = "what departs beside an op was there before it"
+            _fail(trace, gap, rule, f"op {op} makes buffer {gap.buffer}")
     for order in (going, coming):
         given = [(word, op) for word, op in order if op is not None]
         for (word, op), (later_word, later) in pairwise(given):

@@ -33,7 +33,7 @@ def prefetch(problem: Problem, plan: Plan, draft: Draft) -> Draft:
     earliest = 0
     ready: dict[int, int] = {}
     for index, step in enumerate(draft.steps):
-        stay, groups = _split(step.before)
+        stay, groups = _split(draft, step.before)
         left.append(stay)
         for group, source, target in groups:
             nbytes = draft.slots[target].nbytes
@@ -50,7 +50,7 @@ def prefetch(problem: Problem, plan: Plan, draft: Draft) -> Draft:
             if at <= hint.arrive < index:
                 awaits[hint.arrive].append(target)
             earliest = at
-        for action in step.after:
+        for action in (*step.before, *step.after):
             if isinstance(action, Copy):
                 ready[action.target] = index + 1
     new = [
@@ -61,10 +61,11 @@ def prefetch(problem: Problem, plan: Plan, draft: Draft) -> Draft:
 
 
 def _split(
-    before: list[Action],
+    draft: Draft, before: list[Action]
 ) -> tuple[list[Action], list[tuple[list[Action], int, int]]]:
     """Part the copies back (alloc, copy, free of the outer slot) from the other actions."""
-    copies = {a.target: a for a in before if isinstance(a, Copy)}
+    moves = (a for a in before if isinstance(a, Copy))
+    copies = {a.target: a for a in moves if draft.slots[a.target].tier is Tier.DEVICE}
     groups: dict[int, list[Action]] = {target: [] for target in copies}
     owner: dict[int | None, int] = {copy.source: copy.target for copy in copies.values()}
     owner.update((target, target) for target in copies)

@@ -1,10 +1,10 @@
 """Pass `release`: let a copy out run beside the ops that follow, and free its source later.
 
-A copy out is issued right after the use, or where the plan's hint says; the device memory is freed
-before the step where the copy should be done by the profile's clock, or where the hint says. Both
-come earlier where memory is needed: then the compute stream waits there (PoocH section 4,
-"sync_swapout"). The positions are fixed here, so the peak never depends on how long a copy really
-takes.
+A copy out is issued right after the use, or where the plan's hint says: beside the use, or later.
+The device memory is freed before the step where the copy should be done by the profile's clock, or
+where the hint says. What comes later than the use comes earlier where memory is needed: then the
+compute stream waits there (PoocH section 4, "sync_swapout"). The positions are fixed here, so the
+peak never depends on how long a copy really takes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 
 from outcore.ir.hardware import Tier
-from outcore.ir.plan import Offload, Plan
+from outcore.ir.plan import Gap, Offload, Plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Action, Alloc, Copy, Free
 from outcore.lower.draft import Draft, Step, occupancy
@@ -63,40 +63,39 @@ class _Release:
             before: list[Action] = []
             self._let_go_of_what_is_due(index, before)
             self._make_room(held.steps[index], last, before)
-            self.clock += self.problem.profile.seconds[step.run.op]
-            steps.append(Step(before + step.before, step.run, self._leave(index, step)))
+            steps.append(self._run(index, Step(before + step.before, step.run, step.after)))
         while self.leaving:
             self._let_go(next(iter(self.leaving)), steps[-1].after)
         return replace(draft, steps=steps)
 
     # ---- issuing copies -------------------------------------------------------------------------
 
-    def _leave(self, index: int, step: Step) -> list[Action]:
-        """Take over the step's copies out; returns what follows the run now, without their frees.
-
-        Those that the plan wants later are held back.
-        """
+    def _run(self, index: int, step: Step) -> Step:
+        """The step with its copies out where the plan wants them, their sources not freed yet."""
         slots = self.draft.slots
         copies = [
             a for a in step.after if isinstance(a, Copy) and slots[a.source].tier is Tier.DEVICE
         ]
+        departs: dict[int, int] = {}
+        for copy in copies:
+            leaves = slots[copy.source].buffer, step.run.op
+            departs[copy.target], self.deadlines[copy.source] = self.hints[leaves]
+        beside = [copy for copy in copies if departs[copy.target] == index]
+        for copy in beside:
+            self._start(copy)
+        self.clock += self.problem.profile.seconds[step.run.op]
         for copy in copies:
             self.held_bytes += slots[copy.source].nbytes
-            leaves = slots[copy.source].buffer, step.run.op
-            departure, self.deadlines[copy.source] = self.hints.get(leaves, (0, None))
-            if departure > index + 1:
-                self.waiting[copy.target] = copy
-                heappush(self.next_departure, (departure, copy.target))
-            else:
+            if departs[copy.target] == index + 1:
                 self._start(copy)
-        copied = {copy.source for copy in copies}
-        return [
-            a
-            for a in step.after
-            if not (isinstance(a, Free) and a.slot in copied)
-            and not (isinstance(a, Alloc) and a.slot in self.waiting)
-            and not (isinstance(a, Copy) and a.target in self.waiting)
-        ]
+            elif departs[copy.target] > index:
+                self.waiting[copy.target] = copy
+                heappush(self.next_departure, (departs[copy.target], copy.target))
+        freed = {copy.source for copy in copies}
+        moved = {outer for outer, at in departs.items() if at != index + 1}
+        issued: list[Action] = [action for copy in beside for action in (Alloc(copy.target), copy)]
+        after = [a for a in step.after if not _concerns(a, freed, moved)]
+        return Step(step.before + issued, step.run, after)
 
     def _depart(self, index: int, step: Step, actions: list[Action]) -> None:
         """Issue the copies that the plan wants by now, and those whose result `step` touches."""
@@ -158,16 +157,31 @@ class _Release:
                 self._let_go(slot, actions)
 
 
+def _concerns(action: Action, freed: set[int], filled: set[int]) -> bool:
+    """Whether `action` frees one of `freed`, or takes or fills one of `filled`."""
+    if isinstance(action, Free):
+        return action.slot in freed
+    if isinstance(action, Copy):
+        return action.target in filled
+    return isinstance(action, Alloc) and action.slot in filled
+
+
 def _hints(draft: Draft, plan: Plan) -> dict[tuple[int, int], tuple[int, int | None]]:
-    """(buffer, op after which it leaves) -> the steps of its `depart` (0: at once) and `release`.
+    """(buffer, op after which it leaves) -> the steps before which its copy goes, and is done.
 
     Memory is free before the op's own run; the copy is issued before the reruns for that op too, as
     a copy back at the same op is.
     """
     own, first = draft.first_step(), draft.first_step_for()
+
+    def departure(gap: Gap, depart: int | None) -> int:
+        if depart is None:
+            return own[gap.after] + 1
+        return own[depart] if depart == gap.after else first[depart]
+
     return {
         (gap.buffer, gap.after): (
-            0 if choice.depart is None else first[choice.depart],
+            departure(gap, choice.depart),
             None if choice.release is None else own[choice.release],
         )
         for gap, choice in plan.choices
