@@ -2,7 +2,7 @@
 
 A spec is a name, and options in braces where they differ from their defaults. What is chosen is a
 dataclass with a name, whose fields are its options. They are typed: sizes (`..._bytes`) take a
-unit, switches are `true` or `false`.
+unit, switches are `true` or `false`, and a `StrEnum` is written as its value.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, fields, is_dataclass
+from enum import StrEnum
 from typing import ClassVar, Generic, Protocol, TypeVar, get_type_hints
 
 from outcore.errors import did_you_mean
@@ -124,6 +125,8 @@ def _wanted(name: str, kind: type, error: Exception) -> str:
     """What an option takes, or what the parser of sizes says about it."""
     if kind is int and name.endswith("_bytes"):
         return str(error)
+    if issubclass(kind, StrEnum):
+        return f"write one of {', '.join(kind)}"
     return {bool: "write true or false", int: "write a whole number", float: "write a number"}.get(
         kind, str(error)
     )

@@ -13,7 +13,16 @@ from tests.cpu.models import CASES, Case
 from tests.cpu.training import PROFILED_STEPS, snapshot, tight_budget
 
 STEPS = PROFILED_STEPS + 1
-EVERY = ("swap-all", "swap-all-naive", "recompute-all", "window", "swap-opt", "pooch")
+EVERY = (
+    "swap-all",
+    "swap-all-naive",
+    "recompute-all",
+    "window",
+    "swap-opt",
+    "pooch",
+    "superneurons-cost-aware",
+    "superneurons-cost-aware{cache=false}",
+)
 
 
 ONES = ("resnet50", "gpt2", "unet3d", "two-heads", "transformers-bert", "transformers-vit")

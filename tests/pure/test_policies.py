@@ -35,6 +35,7 @@ from outcore.policies.pooch_model import PoochModel
 from outcore.policies.pooch_plan import choices_of, one_ahead, published
 from outcore.policies.recompute_all import RecomputeAll
 from outcore.policies.settle import settle
+from outcore.policies.superneurons_cost_aware import Replay
 from outcore.simulate import simulate
 from tests.pure.building import TraceBuilder
 from tests.pure.strategies import problems
@@ -53,6 +54,10 @@ SPECS = (
     "pooch{min_bytes=1B}",
     "pooch{min_bytes=1B,early=true}",
     "superneurons{min_bytes=1B}",
+    "superneurons-cost-aware{min_bytes=1B}",
+    "superneurons-cost-aware{min_bytes=1B,cache=false}",
+    "superneurons-cost-aware{min_bytes=1B,replay=none}",
+    "superneurons-cost-aware{min_bytes=1B,replay=memory-centric}",
     "window{min_bytes=1B}",
     "window{min_bytes=1B,lookahead=0.3}",
     "cheap{min_bytes=1B}",
@@ -96,7 +101,12 @@ def test_the_page_of_a_policy_names_its_options(kind):
 
 # ---- specs --------------------------------------------------------------------------------------
 
-_VALUES = {"int": st.integers(1, 2**40), "bool": st.booleans(), "float": st.floats(1e-3, 1e3)}
+_VALUES = {
+    "int": st.integers(1, 2**40),
+    "bool": st.booleans(),
+    "float": st.floats(1e-3, 1e3),
+    "Replay": st.sampled_from(Replay),
+}
 
 
 @st.composite
@@ -142,6 +152,10 @@ def test_spaces_and_empty_braces_are_read():
         ("window{lookahead=wide}", "lookahead=wide: write a number"),
         ("recompute-all{max_ops=few}", "max_ops=few: write a whole number"),
         ("recompute-all{max_ops=-1}", "max_ops=-1: it is a number of ops, or 0 for no limit"),
+        (
+            "superneurons-cost-aware{replay=fast}",
+            "replay=fast: write one of none, speed-centric, memory-centric, cost-aware",
+        ),
         ("pooch{early}", "cannot read 'early': write option=value"),
         ("pooch{early=true,early=true}", "option early is given twice"),
         ("pooch{", "it is no spec: write a name, or a name and options as in pooch{"),

@@ -9,6 +9,7 @@ from outcore.policies.policy import Policy
 from outcore.policies.pooch import Pooch
 from outcore.policies.recompute_all import RecomputeAll
 from outcore.policies.superneurons import SuperNeurons
+from outcore.policies.superneurons_cost_aware import SuperNeuronsCostAware
 from outcore.policies.swap_all import SwapAll
 from outcore.policies.swap_all_naive import SwapAllNaive
 from outcore.policies.swap_opt import SwapOpt
@@ -21,6 +22,7 @@ POLICIES: dict[str, type[Policy]] = {
     "recompute-all": RecomputeAll,
     "chen-sqrt": ChenSqrt,
     "superneurons": SuperNeurons,
+    "superneurons-cost-aware": SuperNeuronsCostAware,
     "window": Window,
     "swap-opt": SwapOpt,
     "cheap": Cheap,

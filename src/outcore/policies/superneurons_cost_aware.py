@@ -1,0 +1,199 @@
+"""superneurons-cost-aware: SuperNeurons' own runtime, its decisions taken before the step.
+
+Liveness is the trace's own. What lies between checkpoints is dropped and replayed, segment by
+segment (section 3.4); checkpoints are offloaded (3.3.1), or cached on the device until memory is
+short (3.3.2).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from outcore.errors import InfeasibleError
+from outcore.ir.hardware import Tier
+from outcore.ir.liveness import gaps, liveness
+from outcore.ir.plan import Choice, Gap, Offload, Plan, Recompute, make_plan
+from outcore.ir.problem import Problem
+from outcore.policies.candidates import away, candidates, recomputable
+from outcore.policies.policy import MIN_BYTES, check_min_bytes
+from outcore.policies.settle import settle
+from outcore.policies.superneurons_cache import Walked, walk
+from outcore.policies.superneurons_layers import fetch_points, largest_backward_bytes, layers_of
+from outcore.policies.superneurons_segments import Layer, bounded, segments
+
+TRIES = 4
+"""How often the cache is asked, each time with less capacity, before everything is evicted."""
+
+
+class Replay(StrEnum):
+    """How what lies between checkpoints comes back (section 3.4)."""
+
+    NONE = "none"
+    """It is not dropped at all."""
+    SPEED = "speed-centric"
+    """A segment is replayed once, and stays until it is used."""
+    MEMORY = "memory-centric"
+    """Each backward replays what it needs, and drops what it passes through."""
+    COST_AWARE = "cost-aware"
+    """Speed-centric where the segment fits beside the network's largest layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuperNeuronsCostAware:
+    """Drop and replay what lies between checkpoints; move the rest when memory is short.
+
+    Without `cache`, every checkpoint is offloaded after the forward pass used it, and fetched one
+    compute-intensive layer ahead.
+    """
+
+    name: ClassVar[str] = "superneurons-cost-aware"
+    summary: ClassVar[str] = "replay between checkpoints by segment, evict the least recently used"
+
+    min_bytes: int = MIN_BYTES
+    replay: Replay = Replay.COST_AWARE
+    cache: bool = True
+
+    def __post_init__(self) -> None:
+        check_min_bytes(self, self.min_bytes)
+
+    def plan(self, problem: Problem) -> Plan:
+        """The runtime's plan.
+
+        Raises InfeasibleError where it does not fit, with `cache` even when everything is evicted.
+        What is replayed does not depend on the budget.
+        """
+        layers = layers_of(problem)
+        replayed = _replayed(problem, layers, self.min_bytes, self.replay)
+        leave = away(problem)
+        if not isinstance(leave, Offload):
+            return settle(problem, replayed, self)
+        if self.cache:
+            return self._cached(problem, replayed, leave.tier)
+        unified = _offloaded(problem, layers, replayed, self.min_bytes)
+        walked = walk(problem, make_plan(dict(replayed)), unified)
+        ahead = _OneLayerAhead(problem)
+        pooled: dict[Gap, Choice] = {
+            gap: Offload(leave.tier, prefetch=ahead.issue(gap, walked)) for gap in unified
+        }
+        return settle(problem, replayed | pooled, self)
+
+    def _cached(self, problem: Problem, replayed: dict[Gap, Choice], tier: Tier) -> Plan:
+        movable = [gap for gap in _large(problem, self.min_bytes) if gap not in replayed]
+        dropped, ahead = make_plan(dict(replayed)), _OneLayerAhead(problem)
+        capacity_bytes = problem.budget_bytes
+        for _ in range(TRIES):
+            walked = walk(problem, dropped, movable, capacity_bytes)
+            evicted = {gap: _evict(gap, walked, ahead, tier) for gap in walked.evicted}
+            try:
+                return settle(problem, replayed | evicted, self)
+            except InfeasibleError as error:
+                if error.tier != Tier.DEVICE.value:
+                    raise
+                capacity_bytes -= error.floor_bytes - problem.budget_bytes
+        return self._leanest(problem, replayed, movable, Offload(tier))
+
+    def _leanest(
+        self,
+        problem: Problem,
+        replayed: Mapping[Gap, Choice],
+        movable: Collection[Gap],
+        leave: Offload,
+    ) -> Plan:
+        """The first that fits of: evict everything, evict what crosses the boundary, evict nothing.
+
+        Which of them needs least depends on padding and donations. Raises the error of the one that
+        does, where none fits.
+        """
+        boundary = problem.trace.boundary
+        crossing = [gap for gap in movable if gap.after < boundary <= gap.before]
+        errors = []
+        for evicted in (movable, crossing, ()):
+            try:
+                return settle(problem, {**replayed, **dict.fromkeys(evicted, leave)}, self)
+            except InfeasibleError as error:
+                if error.tier != Tier.DEVICE.value:
+                    raise
+                errors.append(error)
+        raise min(errors, key=lambda error: error.floor_bytes)
+
+
+def _large(problem: Problem, min_bytes: int) -> Iterator[Gap]:
+    """Every gap of what takes at least `min_bytes`."""
+    trace = problem.trace
+    every = gaps(trace, liveness(trace))
+    return (gap for gap in every if trace.buffers[gap.buffer].nbytes >= max(1, min_bytes))
+
+
+def _replayed(
+    problem: Problem, layers: tuple[Layer, ...], min_bytes: int, replay: Replay
+) -> dict[Gap, Choice]:
+    """What is dropped: the candidates that no checkpoint made and that can be made again.
+
+    What the op after its last use already needs again is not: there is no time to gain memory for.
+    """
+    if replay is Replay.NONE:
+        return {}
+    stays = _stays(problem, layers, replay)
+    producer = liveness(problem.trace).producer
+    idle = [gap for gap in candidates(problem, min_bytes) if gap.before - gap.after > 1]
+    choices: dict[Gap, Choice] = {}
+    for gap in sorted(recomputable(problem, idle)):
+        maker = producer[gap.buffer]
+        if maker is not None and not layers[maker].checkpoint:
+            choices[gap] = Recompute(stay=stays[maker])
+    return choices
+
+
+def _stays(problem: Problem, layers: tuple[Layer, ...], replay: Replay) -> dict[int, bool]:
+    """Layer -> whether its segment is replayed speed-centric."""
+    most = largest_backward_bytes(problem.trace)
+    return {
+        layer: replay is Replay.SPEED
+        or (replay is Replay.COST_AWARE and bounded(layers, segment, most))
+        for segment in segments(layers)
+        for layer in segment
+    }
+
+
+def _offloaded(
+    problem: Problem, layers: tuple[Layer, ...], replayed: Collection[Gap], min_bytes: int
+) -> list[Gap]:
+    """The candidates that checkpoints made or the caller passed in, and what cannot be replayed."""
+    trace = problem.trace
+    producer = liveness(trace).producer
+    again = recomputable(problem, candidates(problem, min_bytes))
+
+    def pooled(gap: Gap) -> bool:
+        maker = producer[gap.buffer]
+        return maker is None or layers[maker].checkpoint or gap not in again
+
+    return [
+        gap
+        for gap in candidates(problem, min_bytes)
+        if gap not in replayed and gap.before - gap.after > 1 and pooled(gap)
+    ]
+
+
+class _OneLayerAhead:
+    """Fetches what one compute-intensive layer's backward needs at that of the one before it."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.boundary, self.points = problem.trace.boundary, fetch_points(problem.trace)
+
+    def issue(self, gap: Gap, walked: Walked) -> int:
+        """The op before which the copy back of `gap` is issued, after it has left."""
+        needed = walked.touched.get(gap, gap.before)
+        earlier = bisect_left(self.points, needed) - 1
+        point = self.points[earlier] if earlier >= 0 else self.boundary
+        return max(gap.after + 1, walked.evicted.get(gap, 0), min(point, needed))
+
+
+def _evict(gap: Gap, walked: Walked, ahead: _OneLayerAhead, tier: Tier) -> Offload:
+    """Out on the spot, where memory was short; where that is right after the use, no hint."""
+    short = walked.evicted[gap]
+    at = short if short > gap.after else None
+    return Offload(tier, depart=at, release=at, prefetch=ahead.issue(gap, walked))
