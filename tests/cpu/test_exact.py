@@ -17,6 +17,7 @@ EVERY = (
     "swap-all",
     "swap-all-naive",
     "recompute-all",
+    "lms",
     "window",
     "swap-opt",
     "pooch",

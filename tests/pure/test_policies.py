@@ -58,6 +58,8 @@ SPECS = (
     "superneurons-cost-aware{min_bytes=1B,cache=false}",
     "superneurons-cost-aware{min_bytes=1B,replay=none}",
     "superneurons-cost-aware{min_bytes=1B,replay=memory-centric}",
+    "lms{min_bytes=1B}",
+    "lms{min_bytes=1B,threshold=2,ahead=1,groupby=0,sync=1}",
     "window{min_bytes=1B}",
     "window{min_bytes=1B,lookahead=0.3}",
     "cheap{min_bytes=1B}",
@@ -107,12 +109,15 @@ _VALUES = {
     "float": st.floats(1e-3, 1e3),
     "Replay": st.sampled_from(Replay),
 }
+_RANGES = {"sync": st.integers(0, 3)}
+"""Options that take less than their type does."""
 
 
 @st.composite
 def policies(draw):
     kind = draw(st.sampled_from(list(POLICIES.values())))
-    return kind(**{field.name: draw(_VALUES[field.type]) for field in fields(kind)})
+    values = {f.name: _RANGES.get(f.name, _VALUES[f.type]) for f in fields(kind)}
+    return kind(**{name: draw(value) for name, value in values.items()})
 
 
 @given(policies())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from outcore.policies.cheap import Cheap
 from outcore.policies.chen import ChenSqrt
 from outcore.policies.keep_all import KeepAll
+from outcore.policies.lms import Lms
 from outcore.policies.policy import Policy
 from outcore.policies.pooch import Pooch
 from outcore.policies.recompute_all import RecomputeAll
@@ -23,6 +24,7 @@ POLICIES: dict[str, type[Policy]] = {
     "chen-sqrt": ChenSqrt,
     "superneurons": SuperNeurons,
     "superneurons-cost-aware": SuperNeuronsCostAware,
+    "lms": Lms,
     "window": Window,
     "swap-opt": SwapOpt,
     "cheap": Cheap,

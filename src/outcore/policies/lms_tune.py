@@ -1,0 +1,96 @@
+"""Tuning of LMS: one number after another, each as large as a replay allows.
+
+Each search takes it for granted that a larger number needs more memory, which need not be so. What
+it returns has passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+from outcore.policies.lms_swaps import Setting
+
+TUNED = -1
+"""An option that is to be tuned."""
+
+Passes = Callable[[Setting], bool]
+Field = Literal["threshold", "ahead", "groupby"]
+
+
+def tune(passes: Passes, given: Setting, count: int) -> Setting:
+    """Fill in what is TUNED in `given`, for a step of `count` levels.
+
+    The threshold comes first, at the first `sync` from the given one on at which the least
+    threshold passes; then `ahead`; then any `groupby`. Where nothing passes, all copies are waited
+    for, and a threshold to tune stays at `count`: nothing is swapped. About 3 log2(count) replays.
+    """
+    least = Setting(
+        1 if given.threshold == TUNED else given.threshold,
+        1 if given.ahead == TUNED else given.ahead,
+        0 if given.groupby == TUNED else given.groupby,
+        given.sync,
+    )
+    found = least
+    if given.threshold == TUNED:
+        found = _tune_threshold(passes, least, count)
+    elif TUNED in {given.ahead, given.groupby} and not least.waits_in and not passes(least):
+        found = replace(least, sync=3)
+    if found.waits_in:
+        return found
+    if given.ahead == TUNED:
+        found = largest(passes, found, "ahead", count)
+    return _tune_groupby(passes, found, count) if given.groupby == TUNED else found
+
+
+def tighten(fits: Passes, found: Setting, given: Setting) -> Setting:
+    """The first that fits of: `found`, it without sharing, it with the largest threshold that does.
+
+    Where none fits, the tightest of them. Only what is TUNED in `given` is changed.
+    """
+    if fits(found):
+        return found
+    if given.groupby == TUNED and found.groupby:
+        found = replace(found, groupby=0)
+        if fits(found):
+            return found
+    if given.threshold != TUNED:
+        return found
+    tightest = replace(found, threshold=1)
+    return largest(fits, tightest, "threshold", found.threshold) if fits(tightest) else tightest
+
+
+def largest(passes: Passes, found: Setting, field: Field, most: int) -> Setting:
+    """`found`, which passes, with the largest passing value of `field` that bisection meets."""
+    low, high = 1, most
+    while low <= high:
+        middle = (low + high) // 2
+        trial = replace(found, **{field: middle})
+        if passes(trial):
+            found, low = trial, middle + 1
+        else:
+            high = middle - 1
+    return found
+
+
+def _tune_threshold(passes: Passes, least: Setting, count: int) -> Setting:
+    for sync in range(least.sync, 4):
+        trial = replace(least, sync=sync)
+        if passes(trial):
+            return largest(passes, trial, "threshold", count)
+    return replace(least, threshold=count, sync=3)
+
+
+def _tune_groupby(passes: Passes, found: Setting, count: int) -> Setting:
+    """`found` with everything shared if that passes, else with the first that bisection meets."""
+    everything = replace(found, groupby=count)
+    if passes(everything):
+        return everything
+    high = count
+    while high > 0:
+        trial = replace(found, groupby=high // 2)
+        if passes(trial):
+            return trial
+        high = high // 2 - 1
+    return found
