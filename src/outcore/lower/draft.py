@@ -6,12 +6,12 @@ the actions (`sync`), so a pass only moves actions and need not care for edges.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from outcore.ir.hardware import Tier
 from outcore.ir.problem import Problem
-from outcore.ir.program import Action, Alloc, Free, Program, Run, Slot
+from outcore.ir.program import Action, Alloc, Copy, Free, Program, Run, Slot
 from outcore.lower.sync import sync
 
 
@@ -30,7 +30,11 @@ class Step:
 
 @dataclass(slots=True)
 class Draft:
-    """Slots and steps; `boundary` is the first backward step. Fields as in Program."""
+    """Slots and steps; `boundary` is the first backward step. Fields as in Program.
+
+    `timed`: outer slots whose copy out starts when compute gets to where it is issued, by a choice
+    of the plan, though its bytes were there before.
+    """
 
     slots: list[Slot]
     steps: list[Step]
@@ -38,6 +42,7 @@ class Draft:
     arguments: tuple[int, ...]
     tangents: tuple[int, ...]
     results: tuple[int, ...]
+    timed: frozenset[int] = frozenset()
 
     def first_step(self) -> dict[int, int]:
         """The step of each op's original run."""
@@ -52,19 +57,35 @@ class Draft:
 def assemble(draft: Draft) -> Program:
     """The Program of `draft`, with hazards derived and waits of choice. Linear in actions."""
     body: list[Action] = []
-    awaits: dict[int, list[int]] = {}
     boundary = 0
     for index, step in enumerate(draft.steps):
         if index == draft.boundary:
             boundary = len(body)
-        awaits[len(body) + len(step.before)] = step.awaits
         body += [*step.before, step.run, *step.after]
     if draft.boundary >= len(draft.steps):
         boundary = len(body)
     slots = tuple(draft.slots)
+    paces = _paces(draft, body)
     return Program(
-        slots, sync(slots, body, awaits), boundary, draft.arguments, draft.tangents, draft.results
+        slots, sync(slots, body, paces), boundary, draft.arguments, draft.tangents, draft.results
     )
+
+
+def _paces(draft: Draft, body: Sequence[Action]) -> dict[int, list[int]]:
+    """Position -> the positions that the plan wants done before it."""
+    paces: dict[int, list[int]] = {}
+    filled: dict[int, int] = {}
+    steps = iter(draft.steps)
+    last_run = None
+    for position, action in enumerate(body):
+        if isinstance(action, Run):
+            last_run = position
+            paces[position] = [filled[slot] for slot in next(steps).awaits]
+        elif isinstance(action, Copy):
+            filled[action.target] = position
+            if action.target in draft.timed and last_run is not None:
+                paces[position] = [last_run]
+    return paces
 
 
 @dataclass(slots=True)
@@ -77,7 +98,7 @@ class Occupancy:
 
 def occupancy(problem: Problem, draft: Draft) -> Occupancy:
     """Device bytes of `draft`, step by step, everything counted. Linear in actions."""
-    slots, workspace = draft.slots, problem.profile.workspace_bytes
+    slots, profile = draft.slots, problem.profile
     live = problem.outside_bytes + sum(slots[s].nbytes for s in draft.arguments)
     held, between = [], 0
     for index, step in enumerate(draft.steps):
@@ -85,7 +106,7 @@ def occupancy(problem: Problem, draft: Draft) -> Occupancy:
             live += sum(slots[s].nbytes for s in draft.tangents)
             between = live + problem.between_bytes
         live += _change(slots, step.before)
-        held.append(live + workspace[step.run.op])
+        held.append(live + profile.cost(step.run.op, step.run.variant).workspace_bytes)
         live += _change(slots, step.after)
     return Occupancy(held, between)
 

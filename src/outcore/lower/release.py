@@ -50,6 +50,8 @@ class _Release:
         """Step -> the slots that the plan wants gone by then."""
         self.held_bytes = 0
         """What waits or leaves."""
+        self.timed: set[int] = set()
+        """Outer slots of the copies whose departure is the plan's choice."""
 
     def run(self) -> Draft:
         draft = self.draft
@@ -66,7 +68,7 @@ class _Release:
             steps.append(self._run(index, Step(before + step.before, step.run, step.after)))
         while self.leaving:
             self._let_go(next(iter(self.leaving)), steps[-1].after)
-        return replace(draft, steps=steps)
+        return replace(draft, steps=steps, timed=frozenset(self.timed))
 
     # ---- issuing copies -------------------------------------------------------------------------
 
@@ -79,11 +81,13 @@ class _Release:
         departs: dict[int, int] = {}
         for copy in copies:
             leaves = slots[copy.source].buffer, step.run.op
-            departs[copy.target], self.deadlines[copy.source] = self.hints[leaves]
+            depart, self.deadlines[copy.source] = self.hints[leaves]
+            departs[copy.target] = index + 1 if depart is None else depart
+            self.timed |= set() if depart is None else {copy.target}
         beside = [copy for copy in copies if departs[copy.target] == index]
         for copy in beside:
             self._start(copy)
-        self.clock += self.problem.profile.seconds[step.run.op]
+        self.clock += self.problem.profile.cost(step.run.op, step.run.variant).seconds
         for copy in copies:
             self.held_bytes += slots[copy.source].nbytes
             if departs[copy.target] == index + 1:
@@ -166,7 +170,7 @@ def _concerns(action: Action, freed: set[int], filled: set[int]) -> bool:
     return isinstance(action, Alloc) and action.slot in filled
 
 
-def _hints(draft: Draft, plan: Plan) -> dict[tuple[int, int], tuple[int, int | None]]:
+def _hints(draft: Draft, plan: Plan) -> dict[tuple[int, int], tuple[int | None, int | None]]:
     """(buffer, op after which it leaves) -> the steps before which its copy goes, and is done.
 
     Memory is free before the op's own run; the copy is issued before the reruns for that op too, as
@@ -174,9 +178,9 @@ def _hints(draft: Draft, plan: Plan) -> dict[tuple[int, int], tuple[int, int | N
     """
     own, first = draft.first_step(), draft.first_step_for()
 
-    def departure(gap: Gap, depart: int | None) -> int:
+    def departure(gap: Gap, depart: int | None) -> int | None:
         if depart is None:
-            return own[gap.after] + 1
+            return None
         return own[depart] if depart == gap.after else first[depart]
 
     return {

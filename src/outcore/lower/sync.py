@@ -30,11 +30,11 @@ class _Access:
 
 
 def sync(
-    slots: Sequence[Slot], actions: Iterable[Action], awaits: Mapping[int, Sequence[int]]
+    slots: Sequence[Slot], actions: Iterable[Action], paces: Mapping[int, Sequence[int]]
 ) -> tuple[Instruction, ...]:
     """Instructions for `actions` over `slots`, with streams and waits. Linear in actions.
 
-    `awaits`: position -> slots whose last write the plan wants done before the action there.
+    `paces`: position -> the positions that the plan wants done before it.
     """
     accesses = [_Access() for _ in slots]
     rooms = {tier: Rooms() for tier in Tier}
@@ -47,8 +47,7 @@ def sync(
         index = STREAMS.index(stream)
         hazards = _hazards(slots, accesses, rooms, action)
         after, clock = _unmet(hazards, latest[index], streams, clocks)
-        wanted = {accesses[slot].write for slot in awaits.get(position, ())}
-        pace, _ = _unmet(wanted, clock, streams, clocks)
+        pace, _ = _unmet(paces.get(position, ()), clock, streams, clocks)
         clock = (*clock[:index], position, *clock[index + 1 :])
         body.append(Instruction(action, stream, after, pace))
         streams.append(index)
