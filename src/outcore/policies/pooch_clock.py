@@ -25,7 +25,10 @@ T = TypeVar("T", float, Times)
 
 @dataclass(frozen=True, slots=True)
 class ForwardTimes(Generic[T]):
-    """When each op is reached, when each copy out is done, and when the boundary is passed."""
+    """When each op, then the boundary, is reached; when each copy out is done; the end.
+
+    At the end all copies out are done too.
+    """
 
     reached: list[T]
     done: list[T]
@@ -53,6 +56,7 @@ def play_forward(
             leaving.popleft()
             channel = larger(clock, channel) + copies[len(done)]
             done.append(channel)
+    reached.append(clock)
     return ForwardTimes(reached, done, larger(clock, channel))
 
 
@@ -132,6 +136,13 @@ def backward_seconds(model: PoochModel, backward: Backward, slots: Sequence[int]
     """Time of the backward pass with fetches issued at `slots`."""
     fetches, since = fetch_seconds(model, backward), fresh(model.log, 0.0)
     return play_backward(backward.seconds, fetches, slots, since, max).end
+
+
+def simulated_seconds(model: PoochModel, forward: Forward, backward: Backward) -> float:
+    """The time of a step of these passes, fetches issued where `compact` puts them."""
+    out = [model.targets[i].out_seconds for i in forward.leaving]
+    there = play_forward(model.log, forward, out, 0.0, max)
+    return there.end + backward_seconds(model, backward, model.compact(backward))
 
 
 def step_seconds(

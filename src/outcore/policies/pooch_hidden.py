@@ -1,0 +1,70 @@
+"""Copies that compute does not hide when all is offloaded: section 4.4.2 of PoocH's paper."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from outcore.policies.pooch_backward import Backward
+from outcore.policies.pooch_clock import (
+    BackwardTimes,
+    fetch_seconds,
+    fresh,
+    play_backward,
+    play_forward,
+)
+from outcore.policies.pooch_model import Forward, PoochModel
+from outcore.policies.pooch_search import ROUNDING, offload_all
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """Targets whose copies are not hidden when all are offloaded.
+
+    `out` is the paper's L_O, in order of copy-out. `stalls` has its L_I: target -> the seconds that
+    compute waits for its copy back.
+    """
+
+    out: tuple[int, ...]
+    stalls: dict[int, float]
+
+
+def exposed(model: PoochModel) -> Exposed:
+    """What compute has to wait for when every target is offloaded. Linear in ops and targets.
+
+    A copy is hidden if compute does not wait for it: for a copy out, neither the op that needs its
+    memory nor the boundary, where all are awaited; for a copy back, its break point.
+    """
+    kinds = offload_all(model)
+    backward = model.rebuild(kinds)
+    slots = model.compact(backward)
+    since = fresh(model.log, 0.0)
+    times = play_backward(backward.seconds, fetch_seconds(model, backward), slots, since, max)
+    out = _exposed_out(model, model.sync_swapout(kinds))
+    return Exposed(out, _stalls(model, backward, times))
+
+
+def _exposed_out(model: PoochModel, forward: Forward) -> tuple[int, ...]:
+    """Not `pooch_clock.waited`: the published code takes the last op for the boundary."""
+    out = [model.targets[i].out_seconds for i in forward.leaving]
+    times = play_forward(model.log, forward, out, 0.0, max)
+    awaited_at = [bisect_right(forward.due, copy) for copy in range(len(out))]
+    return tuple(
+        target
+        for target, done, op in zip(forward.leaving, times.done, awaited_at, strict=True)
+        if done > times.reached[op] * (1 + ROUNDING)
+    )
+
+
+def _stalls(model: PoochModel, backward: Backward, times: BackwardTimes[float]) -> dict[int, float]:
+    """Of a group that compute waits for, each target has its own copy's share of the wait."""
+    stalls: dict[int, float] = {}
+    for segment, end in times.done.items():
+        wait = end - times.reached[segment]
+        for target in reversed(backward.fetched[segment]):
+            if wait <= end * ROUNDING:
+                break
+            copy = model.targets[target].in_seconds
+            stalls[target] = min(wait, copy)
+            wait -= copy
+    return stalls
