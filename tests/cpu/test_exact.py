@@ -21,6 +21,7 @@ EVERY = (
     "window",
     "swap-opt",
     "pooch",
+    "pooch-paper",
     "superneurons-cost-aware",
     "superneurons-cost-aware{cache=false}",
 )

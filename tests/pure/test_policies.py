@@ -53,6 +53,8 @@ SPECS = (
     "swap-opt{min_bytes=1B,early=true}",
     "pooch{min_bytes=1B}",
     "pooch{min_bytes=1B,early=true}",
+    "pooch-paper{min_bytes=1B}",
+    "pooch-paper{min_bytes=1B,leaves=3}",
     "superneurons{min_bytes=1B}",
     "superneurons-cost-aware{min_bytes=1B}",
     "superneurons-cost-aware{min_bytes=1B,cache=false}",

@@ -8,6 +8,7 @@ from outcore.policies.keep_all import KeepAll
 from outcore.policies.lms import Lms
 from outcore.policies.policy import Policy
 from outcore.policies.pooch import Pooch
+from outcore.policies.pooch_paper import PoochPaper
 from outcore.policies.recompute_all import RecomputeAll
 from outcore.policies.superneurons import SuperNeurons
 from outcore.policies.superneurons_cost_aware import SuperNeuronsCostAware
@@ -29,4 +30,5 @@ POLICIES: dict[str, type[Policy]] = {
     "swap-opt": SwapOpt,
     "cheap": Cheap,
     "pooch": Pooch,
+    "pooch-paper": PoochPaper,
 }
