@@ -215,7 +215,8 @@ def test_compare_with_an_allocator(outcore, monkeypatch):
     options = ("--policies", "keep-all", "--allocator", "virtual-chunks{chunk_bytes=200MiB}")
     run = outcore(*COMPARE, "--budget", "100%", "--budget", "300MiB", *options)
     assert run.exit_code == 0, run.output
-    assert "reserved by" in run.stdout
+    assert "reserved" in run.stdout
+    assert "memory by virtual-chunks" in run.stdout
     rows = json.loads(outcore(*COMPARE, "--budget", "300MiB", *options, "--json").stdout)
     (row,) = rows
     assert not row["feasible"]

@@ -72,9 +72,10 @@ def compare(
         if not (as_json or as_csv):
             seconds = comparison.in_core.seconds
             peak = format_bytes(comparison.in_core.peak(Tier.DEVICE))
+            served = "" if allocator is None else f", memory by {allocator}"
             title = (
                 f"{network}, batch {samples}, on {hardware}: in-core {samples / seconds:.4g} "
-                f"items/s in {peak} (all predicted)"
+                f"items/s in {peak}{served} (all predicted)"
             )
             Console().print(_table(title, rows, allocator))
     if as_json:
@@ -110,7 +111,7 @@ def _trace(name: str, samples: int) -> Trace:
 
 def _table(title: str, rows: Iterable[Compared], allocator: str | None) -> Table:
     table = Table("policy", title=title, title_justify="left")
-    reserved = () if allocator is None else (f"reserved by {allocator}",)
+    reserved = () if allocator is None else ("reserved",)
     for name in (
         "budget",
         "step",
