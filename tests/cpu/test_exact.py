@@ -18,6 +18,8 @@ EVERY = (
     "swap-all-naive",
     "recompute-all",
     "lms",
+    "vdnn-all",
+    "vdnn-dyn",
     "window",
     "swap-opt",
     "pooch",

@@ -15,6 +15,9 @@ from outcore.policies.superneurons_cost_aware import SuperNeuronsCostAware
 from outcore.policies.swap_all import SwapAll
 from outcore.policies.swap_all_naive import SwapAllNaive
 from outcore.policies.swap_opt import SwapOpt
+from outcore.policies.vdnn_all import VdnnAll
+from outcore.policies.vdnn_conv import VdnnConv
+from outcore.policies.vdnn_dyn import VdnnDyn
 from outcore.policies.window import Window
 
 POLICIES: dict[str, type[Policy]] = {
@@ -25,6 +28,9 @@ POLICIES: dict[str, type[Policy]] = {
     "chen-sqrt": ChenSqrt,
     "superneurons": SuperNeurons,
     "superneurons-cost-aware": SuperNeuronsCostAware,
+    "vdnn-all": VdnnAll,
+    "vdnn-conv": VdnnConv,
+    "vdnn-dyn": VdnnDyn,
     "lms": Lms,
     "window": Window,
     "swap-opt": SwapOpt,

@@ -1,0 +1,29 @@
+"""vdnn-conv: vDNN, offloading the inputs of convolutions only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from outcore.ir.plan import Plan
+from outcore.ir.problem import Problem
+from outcore.policies.policy import MIN_BYTES, check_min_bytes
+from outcore.policies.settle import settle
+from outcore.policies.vdnn_layers import convolution_gaps, placed
+
+
+@dataclass(frozen=True, slots=True)
+class VdnnConv:
+    """Offload the inputs of convolutions, which run long enough to hide a copy; keep the rest."""
+
+    name: ClassVar[str] = "vdnn-conv"
+    summary: ClassVar[str] = "offload the inputs of convolutions, one ahead, in step with layers"
+
+    min_bytes: int = MIN_BYTES
+
+    def __post_init__(self) -> None:
+        check_min_bytes(self, self.min_bytes)
+
+    def plan(self, problem: Problem) -> Plan:
+        """Offload inputs of convolutions. Raises InfeasibleError where that does not fit."""
+        return settle(problem, placed(problem, self.min_bytes, convolution_gaps), self)
