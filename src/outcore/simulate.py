@@ -36,7 +36,7 @@ def simulate(problem: Problem, program: Program) -> Timeline:
 
 def _seconds(problem: Problem, program: Program, action: Action) -> float:
     if isinstance(action, Run):
-        return problem.profile.seconds[action.op]
+        return problem.profile.cost(action.op, action.variant).seconds
     if isinstance(action, Copy):
         source, target = program.slots[action.source], program.slots[action.target]
         link = problem.hardware.link(source.tier, target.tier)

@@ -16,7 +16,7 @@ from outcore.ir.hardware import Hardware, Link, Tier
 from outcore.ir.liveness import gaps, liveness
 from outcore.ir.plan import KEEP, Choice, Gap, Offload, Plan, Recompute, make_plan
 from outcore.ir.problem import Problem
-from outcore.ir.profile import Profile, Source
+from outcore.ir.profile import Cost, Profile, Source
 from outcore.ir.trace import Arg, Donation, Effect, Op, Phase, Ref, Role, Symbol, Trace
 from tests.pure.building import TraceBuilder, small_hardware, small_problem, small_trace
 
@@ -229,12 +229,22 @@ def _like(t: TraceBuilder, value: int, role: Role, name: str = "") -> int:
 
 @st.composite
 def profiles(draw: st.DrawFn, trace: Trace) -> Profile:
-    """Seconds (up to one third of a second) and workspace for each op of `trace`."""
+    """Seconds (up to one third of a second) and workspace for each op; alternatives for some."""
     dice = Dice(draw)
-    count = range(len(trace.ops))
-    seconds = tuple(dice.pick([1e-3, 0.0, dice.below(10**6) / 3e6]) for _ in count)
-    workspace = tuple(dice.pick([0, 0, 64, 1000, 4096]) for _ in count)
-    return Profile(seconds, workspace, dice.pick(list(Source)))
+    costs = [_cost(dice) for _ in trace.ops]
+    counts = [dice.pick([0, 0, 0, 1, 2]) for _ in trace.ops]
+    others = [tuple(_cost(dice) for _ in range(count)) for count in counts]
+    return Profile(
+        tuple(cost.seconds for cost in costs),
+        tuple(cost.workspace_bytes for cost in costs),
+        dice.pick(list(Source)),
+        tuple((op, found) for op, found in enumerate(others) if found),
+    )
+
+
+def _cost(dice: Dice) -> Cost:
+    seconds = dice.pick([1e-3, 0.0, dice.below(10**6) / 3e6])
+    return Cost(seconds, dice.pick([0, 0, 64, 1000, 4096]))
 
 
 @st.composite
@@ -283,7 +293,7 @@ def problems(draw: st.DrawFn, trace: Trace | None = None) -> Problem:
 
 @st.composite
 def plans(draw: st.DrawFn, problem: Problem) -> Plan:
-    """Any choice for any gap; recompute only of what an op makes that may run again."""
+    """Any variants, any choice for any gap; recompute only of what is made by a repeatable op."""
     dice, trace = Dice(draw), problem.trace
     live = liveness(trace)
     tiers = [tier for tier, _ in problem.hardware.capacity_bytes if tier is not Tier.DEVICE]
@@ -296,7 +306,9 @@ def plans(draw: st.DrawFn, problem: Problem) -> Plan:
             choices[gap] = _offload(dice, gap, dice.pick(tiers), made_here=producer == gap.after)
         else:
             choices[gap] = KEEP if kind == "keep" else Recompute(stay=dice.one_in(2))
-    return make_plan(choices, policy=dice.pick(["", "drawn{seed=1}"]))
+    costs = problem.profile.alternatives
+    variants = {op: dice.below(len(others) + 1) for op, others in costs}
+    return make_plan(choices, policy=dice.pick(["", "drawn{seed=1}"]), variants=variants)
 
 
 def _offload(dice: Dice, gap: Gap, tier: Tier, *, made_here: bool) -> Offload:

@@ -15,7 +15,7 @@ from outcore.ir import store
 from outcore.ir.hardware import Tier
 from outcore.ir.nouns import Noun
 from outcore.ir.plan import KEEP, Gap, Offload, Plan, Recompute, make_plan
-from outcore.ir.profile import Profile, Source
+from outcore.ir.profile import Cost, Profile, Source
 from outcore.ir.program import Alloc, Copy, Free, Instruction, Program, Run, Slot, Stream
 from outcore.ir.store import check_plan_for, digest, load, save
 from outcore.ir.text import parse, to_text
@@ -31,11 +31,14 @@ PLAN = make_plan(
     "p{x=1}",
     "abc",
     "def",
+    {0: 1, 3: 2},
 )
 PROGRAM = Program(
     slots=(Slot(0, 0, Tier.DEVICE, 64), Slot(1, 0, Tier.DISK, 64, offset=512)),
     body=(
-        Instruction(Run(0, (0,), (), donate=((0, 1),), again=True), Stream.COMPUTE, pace=(3,)),
+        Instruction(
+            Run(0, (0,), (), donate=((0, 1),), again=True, variant=1), Stream.COMPUTE, pace=(3,)
+        ),
         Instruction(Alloc(1), Stream.OUT),
         Instruction(Copy(0, 1), Stream.OUT, after=(0, 1)),
         Instruction(Free(1), Stream.IN, after=(2,)),
@@ -53,9 +56,13 @@ TIMELINE = Timeline(
     ((Tier.DEVICE, 64),),
     Source.MEASURED,
 )
+PROFILE = dataclasses.replace(
+    small_problem().profile, alternatives=((3, (Cost(5e-4, 4096), Cost(2e-4, 8192))),)
+)
 NOUNS: list[Noun] = [
     small_trace(),
     small_problem().profile,
+    PROFILE,
     small_problem().hardware,
     small_problem(),
     PLAN,
@@ -200,10 +207,16 @@ def test_a_number_of_seconds_may_be_an_int() -> None:
         (PLAN, "release 5", "prefetch 5"),
         (PLAN, "release 5", "depart 5"),
         (PLAN, "arrive 7", ""),
+        (PLAN, "op 3 variant 2", ""),
+        (PLAN, "op 3 variant 2", "op 3 variant 1"),
+        (PROFILE, " or 0.0002 s 8192 B", ""),
+        (PROFILE, "0.0002 s", "0.0001 s"),
+        (PROFILE, "8192 B", "8191 B"),
         (PROGRAM, "boundary 2", "boundary 3"),
         (PROGRAM, "at 512", "at 0"),
         (PROGRAM, "rerun", "run"),
         (PROGRAM, " donate s0:s1", ""),
+        (PROGRAM, " variant 1", ""),
         (PROGRAM, "after 0 1", "after 1"),
         (PROGRAM, "after 0 1", "after 0 pace 1"),
         (PROGRAM, "results s0", "results"),
@@ -301,6 +314,27 @@ def test_a_file_whose_content_does_not_fit(
 
     with pytest.raises(FormatError, match=reason):
         load(rewritten(trace_file, change), Trace)
+
+
+def test_what_is_as_by_default_is_not_written_where_older_files_lack_it(tmp_path: Path) -> None:
+    """So they load, and their digests are what they were."""
+    for noun in (small_problem().profile, dataclasses.replace(PLAN, variants=())):
+        save(noun, tmp_path / "file")
+        text = (tmp_path / "file").read_text(encoding="ascii")
+        assert "alternatives" not in text
+        assert "variant" not in text
+    assert digest(small_problem().profile) == "5d53c7c82b49f9f7"
+    assert digest(dataclasses.replace(PLAN, variants=())) == "ec083009610c67e9"
+
+
+def test_what_came_later_is_still_held_to_its_type(tmp_path: Path) -> None:
+    save(PLAN, tmp_path / "plan")
+    rewritten(tmp_path / "plan", lambda whole: whole["noun"].update(variants=[[0]]))
+    with pytest.raises(FormatError, match=r"at plan.variants\[0\]: expected a list of 2"):
+        load(tmp_path / "plan", Plan)
+    rewritten(tmp_path / "plan", lambda whole: whole["noun"].update(variant=[]))
+    with pytest.raises(FormatError, match="at plan: expected an object with choices, policy"):
+        load(tmp_path / "plan", Plan)
 
 
 def test_a_plan_file_with_an_unknown_choice(tmp_path: Path) -> None:

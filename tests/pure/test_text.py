@@ -53,7 +53,7 @@ actions: st.SearchStrategy[Action] = st.one_of(
     st.builds(Free, ids),
     st.builds(Copy, ids, ids),
     st.builds(Run, ids, id_lists, id_lists, st.lists(st.tuples(ids, ids), max_size=2).map(tuple)),
-    st.builds(Run, ids, id_lists, id_lists, again=st.just(value=True)),
+    st.builds(Run, ids, id_lists, id_lists, again=st.just(value=True), variant=ids),
 )
 streams, tiers, sources = st.sampled_from(Stream), st.sampled_from(Tier), st.sampled_from(Source)
 instructions = st.builds(Instruction, actions, streams, id_lists, id_lists)
@@ -142,7 +142,7 @@ def test_plan_with_any_policy_text_round_trips(
         (Gap(3, 11, 15), Offload(Tier.HOST, depart=12, release=13, prefetch=14, arrive=15)),
         (Gap(5, 1, 9), Recompute(stay=True)),
     )
-    assert undoes(Plan(choices, policy, problem_digest, trace_digest))
+    assert undoes(Plan(choices, policy, problem_digest, trace_digest, ((2, 1), (3, 4))))
 
 
 @given(programs)
@@ -278,6 +278,8 @@ def test_what_a_trace_may_not_say(old: str, new: str, line: int, column: int, re
         ("plan\ngap 1 after 2 before 3 drop", Plan, 2, 24, "expected keep or offload or recompute"),
         ("profile measured\nop 1 0.5 s 3 B", Profile, 2, 4, "expected '0', found '1 0.5 s 3 B'"),
         ("profile measured\nop 0 fast s 3 B", Profile, 2, 6, "expected a number, found 'fast"),
+        ("profile measured\nop 0 1.0 s 3 B or", Profile, 2, 18, "expected a number"),
+        ("plan\nop 3 keep", Plan, 2, 6, "expected 'variant', found 'keep'"),
         ("hardware h", Hardware, 1, 11, "expected 'simplex'"),
         ("problem budget 1 B\nplan", Problem, 2, 1, "expected hardware or profile or trace"),
         ("problem budget 1 B\ntrace boundary 0", Problem, 1, 1, "this problem has no hardware"),

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import given
 
 from outcore.errors import VerifyError
 from outcore.ir.problem import Problem
+from outcore.ir.profile import Cost
 from outcore.ir.text import parse, to_text
 from outcore.ir.verify_problem import verify_problem
 from tests.pure.strategies import problems, small_problem
@@ -50,6 +52,34 @@ def test_each_rule_of_a_problem(old: str, new: str, noun: str, where: str, rule:
         verify_problem(problem)
     assert (caught.value.noun, caught.value.where) == (noun, where)
     assert caught.value.rule.startswith(rule)
+
+
+SOME = (Cost(5e-4, 4096),)
+
+
+@pytest.mark.parametrize(
+    ("alternatives", "where", "rule"),
+    [
+        (((-1, SOME),), "op -1", "alternatives are of ops of the trace"),
+        (((9, SOME),), "op 9", "alternatives are of ops of the trace"),
+        (((4, SOME), (3, SOME)), "op 3", "alternatives are sorted by op, each op listed once"),
+        (((3, SOME), (3, SOME)), "op 3", "alternatives are sorted by op, each op listed once"),
+        (((3, ()),), "op 3", "an op that is listed has an alternative"),
+        (((3, (*SOME, Cost(-1e-9, 0))),), "op 3 variant 2", "seconds are finite and not negative"),
+        (((3, (Cost(math.inf, 0),)),), "op 3 variant 1", "seconds are finite and not negative"),
+        (((3, (Cost(math.nan, 0),)),), "op 3 variant 1", "seconds are finite and not negative"),
+        (((3, (Cost(0.0, -1),)),), "op 3 variant 1", "no size is negative"),
+    ],
+)
+def test_each_rule_of_alternatives(
+    alternatives: tuple[tuple[int, tuple[Cost, ...]], ...], where: str, rule: str
+) -> None:
+    problem = small_problem()
+    profile = dataclasses.replace(problem.profile, alternatives=alternatives)
+    with pytest.raises(VerifyError) as caught:
+        verify_problem(dataclasses.replace(problem, profile=profile))
+    error = caught.value
+    assert (error.noun, error.where, error.rule) == ("profile", where, rule)
 
 
 @pytest.mark.parametrize("field", ["seconds", "workspace_bytes"])

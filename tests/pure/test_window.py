@@ -338,9 +338,10 @@ def test_gaps_are_those_of_the_trace():
 
 
 def plain(problem: Problem) -> Problem:
-    """The problem on a machine where a copy takes no room to align."""
+    """The problem with ops of one variant, on a machine where a copy takes no room to align."""
     hardware: Hardware = replace(problem.hardware, fetch_padding_bytes=0)
-    return replace(problem, hardware=hardware)
+    profile = replace(problem.profile, alternatives=())
+    return replace(problem, hardware=hardware, profile=profile)
 
 
 def passed_bytes(problem: Problem) -> int:
@@ -374,7 +375,7 @@ def test_what_is_scheduled_fits_and_is_the_plan(problem, more):
 @drawn
 @given(problem=problems())
 def test_its_smallest_budget_is_the_floor(problem):
-    """That of any plan, where copies need no room to align."""
+    """That of any plan, where copies need no room to align and ops have one variant."""
     lowest = floor(plain(problem)).nbytes
     at_floor = replace(plain(problem), budget_bytes=lowest)
     assert Window(min_bytes=1).plan(at_floor).policy == "window{min_bytes=1B}"

@@ -128,7 +128,8 @@ class _Process:
         elif isinstance(action, Free):
             self._free_slot(action.slot)
         elif isinstance(action, Run):
-            self._pass(self.problem.profile.workspace_bytes[action.op])
+            cost = self.problem.profile.cost(action.op, action.variant)
+            self._pass(cost.workspace_bytes)
             for source, target in action.donate:
                 if source in self.slots:
                     self.slots[target] = self.slots.pop(source)

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
+from outcore.errors import VerifyError
 from outcore.execute.codegen import NONE, Instruments, generate, root_values
 from outcore.execute.driver import Generator, Region
 from outcore.gauges import Moment
 from outcore.ir.hardware import Tier
-from outcore.ir.program import Program, Slot
+from outcore.ir.program import Program, Run, Slot
 from outcore.ir.trace import Trace, Value
 
 _numbers = count()
@@ -50,7 +51,10 @@ def build(
 
     `note(position, start, stop)` gets what `clock()` said around each run, where the instruments
     ask for it; `check(op, results, arguments)` gets what each run returned and read.
+
+    Raises VerifyError for a program with variants of ops: torch has none (docs/decisions/0010).
     """
+    _refuse_variants(trace, program)
     source = generate(trace, program, instruments)
     names: dict[str, Any] = {
         **source.names,
@@ -69,6 +73,18 @@ def build(
     linecache.cache[file] = (len(source.text), None, source.text.splitlines(keepends=True), file)
     weakref.finalize(executable, linecache.cache.pop, file, None).atexit = False
     return executable
+
+
+def _refuse_variants(trace: Trace, program: Program) -> None:
+    for position, instruction in enumerate(program.body):
+        run = instruction.action
+        if isinstance(run, Run) and run.variant:
+            raise VerifyError(
+                noun="program",
+                rule="what is executed runs as torch runs it, without variants",
+                where=f"instruction {position}",
+                detail=f"variant {run.variant} of op {run.op} {trace.ops[run.op].target}",
+            )
 
 
 def _regions(trace: Trace, program: Program) -> dict[int, Region]:

@@ -44,6 +44,13 @@ class Codec(Generic[T]):
     decode: Callable[[Json], T]
 
 
+@dataclass(frozen=True, slots=True)
+class Sparse(Codec[T]):
+    """For a field that came later: an older file, which lacks it, keeps its meaning and digest."""
+
+    default: T
+
+
 def _plain(expected: str, kind: type[T]) -> Codec[T]:
     """Codec of a type that JSON has itself. A bool is no int here."""
 
@@ -80,6 +87,11 @@ def optional(item: Codec[T]) -> Codec[T | None]:
         lambda value: None if value is None else item.encode(value),
         lambda json: None if json is None else item.decode(json),
     )
+
+
+def sparse(item: Codec[T], default: T) -> Sparse[T]:
+    """`item`, as a field that a `record` leaves out where it is `default`."""
+    return Sparse(item.encode, item.decode, default)
 
 
 def member(kind: type[E]) -> Codec[E]:
@@ -142,15 +154,21 @@ def fixed(*items: Codec[Any]) -> Codec[Any]:
 
 
 def record(make: Callable[..., T], **fields: Codec[Any]) -> Codec[T]:
-    """A dataclass from a JSON object with exactly these fields."""
+    """A dataclass from a JSON object with exactly these fields; a `sparse` one may be absent."""
+    later = {name: field for name, field in fields.items() if isinstance(field, Sparse)}
+    always = {name: field for name, field in fields.items() if name not in later}
 
     def encode(value: T) -> Json:
-        return {name: field.encode(getattr(value, name)) for name, field in fields.items()}
+        json = {name: field.encode(getattr(value, name)) for name, field in always.items()}
+        for name, field in later.items():
+            if (given := getattr(value, name)) != field.default:
+                json[name] = field.encode(given)
+        return json
 
     def decode(json: Json) -> T:
-        if not isinstance(json, dict) or json.keys() != fields.keys():
-            raise MismatchError("an object with " + ", ".join(sorted(fields)), json)
-        found = {name: _inside(field, json[name], f".{name}") for name, field in fields.items()}
+        if not isinstance(json, dict) or not always.keys() <= json.keys() <= fields.keys():
+            raise MismatchError("an object with " + ", ".join(sorted(always)), json)
+        found = {name: _inside(fields[name], j, f".{name}") for name, j in json.items()}
         return make(**found)
 
     return Codec(encode, decode)

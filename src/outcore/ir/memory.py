@@ -25,7 +25,7 @@ def held_bytes(problem: Problem, program: Program, tier: Tier) -> tuple[int, ...
     two calls.
     """
     device = tier is Tier.DEVICE
-    slots, workspace = program.slots, problem.profile.workspace_bytes
+    slots, profile = program.slots, problem.profile
     live = sum(slots[s].nbytes for s in program.arguments if slots[s].tier is tier)
     live += problem.outside_bytes if device else 0
     held = []
@@ -36,7 +36,7 @@ def held_bytes(problem: Problem, program: Program, tier: Tier) -> tuple[int, ...
         before, live = live, live + _change(program, action, tier)
         inside = max(before, live)
         if device and isinstance(action, Run):
-            inside += workspace[action.op]
+            inside += profile.cost(action.op, action.variant).workspace_bytes
         if device and position == program.boundary:
             inside = max(inside, before + problem.between_bytes)
         held.append(inside)

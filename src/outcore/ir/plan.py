@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -61,6 +62,8 @@ Choice: TypeAlias = Keep | Offload | Recompute
 class Plan:
     """One choice per gap, sorted by gap; a gap that is absent is kept.
 
+    `variants` are pairs of an op and the variant (`Profile.cost`) that all its runs use, first and
+    again: another algorithm rounds otherwise. An op that is absent runs as it does by default.
     `policy` is the spec text of the policy that made the plan. `trace_digest` names the trace, the
     only one the plan may be used for; `problem_digest` names the problem it was made for, whose
     measurements and budgets may have changed since. Both may be empty while a policy searches.
@@ -70,25 +73,41 @@ class Plan:
     policy: str = ""
     problem_digest: str = ""
     trace_digest: str = ""
+    variants: tuple[tuple[int, int], ...] = ()
     by_gap: dict[Gap, Choice] = field(init=False, repr=False, compare=False)
     """Derived: `choices` as a mapping."""
+    by_op: dict[int, int] = field(init=False, repr=False, compare=False)
+    """Derived: `variants` as a mapping."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_gap", dict(self.choices))
+        object.__setattr__(self, "by_op", dict(self.variants))
 
     def choice(self, gap: Gap) -> Choice:
         """The choice for `gap`."""
         return self.by_gap.get(gap, KEEP)
+
+    def variant(self, op: int) -> int:
+        """The variant that all runs of `op` use."""
+        return self.by_op.get(op, 0)
 
 
 KEEP = Keep()
 
 
 def make_plan(
-    choices: dict[Gap, Choice], policy: str = "", problem_digest: str = "", trace_digest: str = ""
+    choices: dict[Gap, Choice],
+    policy: str = "",
+    problem_digest: str = "",
+    trace_digest: str = "",
+    variants: Mapping[int, int] | None = None,
 ) -> Plan:
-    """A Plan of `choices`, sorted, with the kept gaps left out."""
+    """A Plan of `choices` and `variants` (op -> variant), sorted, without what is as by default."""
     moved = ((gap, choice) for gap, choice in choices.items() if not isinstance(choice, Keep))
     return Plan(
-        tuple(sorted(moved, key=lambda item: item[0])), policy, problem_digest, trace_digest
+        tuple(sorted(moved, key=lambda item: item[0])),
+        policy,
+        problem_digest,
+        trace_digest,
+        tuple(sorted((op, variant) for op, variant in (variants or {}).items() if variant)),
     )

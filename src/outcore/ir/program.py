@@ -61,7 +61,8 @@ class Copy:
 class Run:
     """Op `op` reads and writes slots, in the order of `Trace.reads[op]` and `Trace.writes[op]`.
 
-    `again`: not the first run of this op. `donate` holds pairs (slot read, slot written): the
+    `again`: not the first run of this op. `variant`: which of its costs it has, and so which
+    algorithm it is (`Profile.cost`). `donate` holds pairs (slot read, slot written): the
     written slot takes over the memory of the one read, which ends here.
     """
 
@@ -70,6 +71,7 @@ class Run:
     writes: tuple[int, ...]
     donate: tuple[tuple[int, int], ...] = ()
     again: bool = False
+    variant: int = 0
 
 
 Action: TypeAlias = Alloc | Free | Copy | Run

@@ -21,13 +21,14 @@ from outcore.ir.codec import (
     optional,
     record,
     set_of,
+    sparse,
     tagged,
     tuple_of,
 )
 from outcore.ir.hardware import Hardware, Link, Tier
 from outcore.ir.plan import Gap, Keep, Offload, Plan, Recompute
 from outcore.ir.problem import Problem
-from outcore.ir.profile import Profile, Source
+from outcore.ir.profile import Cost, Profile, Source
 from outcore.ir.program import Alloc, Copy, Free, Instruction, Program, Run, Slot, Stream
 from outcore.ir.timeline import Cause, Span, Stall, Timeline
 from outcore.ir.trace import (
@@ -125,7 +126,14 @@ TRACE = record(
 
 # ---- profile, problem ----------------------------------------------------------------------------
 
-PROFILE = record(Profile, seconds=tuple_of(FLOAT), workspace_bytes=INTS, source=member(Source))
+COSTS = tuple_of(record(Cost, seconds=FLOAT, workspace_bytes=INT))
+PROFILE = record(
+    Profile,
+    seconds=tuple_of(FLOAT),
+    workspace_bytes=INTS,
+    source=member(Source),
+    alternatives=sparse(tuple_of(fixed(INT, COSTS)), ()),
+)
 PROBLEM = record(
     Problem,
     trace=TRACE,
@@ -165,6 +173,7 @@ PLAN = record(
     policy=TEXT,
     problem_digest=TEXT,
     trace_digest=TEXT,
+    variants=sparse(tuple_of(fixed(INT, INT)), ()),
 )
 
 # ---- program, timeline ---------------------------------------------------------------------------
@@ -179,7 +188,13 @@ ACTION = tagged(
         "run": (
             Run,
             record(
-                Run, op=INT, reads=INTS, writes=INTS, donate=tuple_of(fixed(INT, INT)), again=BOOL
+                Run,
+                op=INT,
+                reads=INTS,
+                writes=INTS,
+                donate=tuple_of(fixed(INT, INT)),
+                again=BOOL,
+                variant=sparse(INT, 0),
             ),
         ),
     },

@@ -37,7 +37,8 @@ def digest(noun: Noun) -> str:
     """The first hex digits of the SHA-256 of what `noun` means, as canonical JSON.
 
     Of a Trace: all but names and sites. Of a Problem: its trace's digest, and the rest. Of a Plan:
-    the choices that are not Keep. Of a Program: all but the digests in it. Of the others: all.
+    the choices that are not Keep, and the variants. Of a Program: all but the digests in it. Of the
+    others: all.
 
     That of a Trace is worked out once, in time linear in its ops, and found again by identity.
     """
@@ -67,7 +68,7 @@ def _meaning(noun: Noun) -> Json:
         return {"trace": digest(noun.trace), "problem": PROBLEM.encode(rest)}
     if isinstance(noun, Plan):
         moved = tuple(item for item in noun.choices if not isinstance(item[1], Keep))
-        return _encode(Plan(moved))
+        return _encode(Plan(moved, variants=noun.variants))
     if isinstance(noun, Program):
         return _encode(replace(noun, trace_digest="", plan_digest=""))
     return _encode(noun)

@@ -10,6 +10,7 @@ from outcore.ir.hardware import Hardware, Tier
 from outcore.ir.liveness import Liveness, gaps, liveness
 from outcore.ir.plan import Gap, Offload, Plan, Recompute
 from outcore.ir.problem import Problem
+from outcore.ir.profile import Profile
 from outcore.ir.trace import Trace
 
 
@@ -35,6 +36,22 @@ def verify_plan(problem: Problem, plan: Plan) -> None:
             _verify_hints(problem.trace, live, gap, choice)
         elif isinstance(choice, Recompute):
             _verify_recompute(problem.trace, live, gap)
+    _verify_variants(problem.profile, plan)
+
+
+def _verify_variants(profile: Profile, plan: Plan) -> None:
+    last = -1
+    for op, variant in plan.variants:
+        known = len(profile.costs[op]) if 0 <= op < len(profile.costs) else 0
+        if not 0 < variant < known:
+            rule = "a variant is an alternative that the profile has"
+            detail = f"there are {max(0, known - 1)} alternatives, and this is variant {variant}"
+            raise VerifyError(noun="plan", rule=rule, where=f"op {op}", detail=detail)
+        if op <= last:
+            rule = "variants are sorted by op, each op listed once"
+            detail = f"it comes after op {last}"
+            raise VerifyError(noun="plan", rule=rule, where=f"op {op}", detail=detail)
+        last = op
 
 
 def _verify_offload(problem: Problem, gap: Gap, choice: Offload) -> None:

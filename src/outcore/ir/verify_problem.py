@@ -50,6 +50,29 @@ def verify_profile(profile: Profile, ops: int) -> None:
     if op is not None:
         detail = f"a workspace of {profile.workspace_bytes[op]} B"
         _fail("profile", f"op {op}", "no size is negative", detail)
+    _verify_alternatives(profile, ops)
+
+
+def _verify_alternatives(profile: Profile, ops: int) -> None:
+    last = -1
+    for op, costs in profile.alternatives:
+        where = f"op {op}"
+        if not 0 <= op < ops:
+            _fail("profile", where, "alternatives are of ops of the trace", f"there are {ops} ops")
+        if op <= last:
+            rule = "alternatives are sorted by op, each op listed once"
+            _fail("profile", where, rule, f"it comes after op {last}")
+        if not costs:
+            _fail("profile", where, "an op that is listed has an alternative", "it has none")
+        last = op
+        for variant, cost in enumerate(costs, 1):
+            where = f"op {op} variant {variant}"
+            if not 0 <= cost.seconds < math.inf:
+                detail = f"{cost.seconds} s"
+                _fail("profile", where, "seconds are finite and not negative", detail)
+            if cost.workspace_bytes < 0:
+                detail = f"a workspace of {cost.workspace_bytes} B"
+                _fail("profile", where, "no size is negative", detail)
 
 
 def verify_hardware(hardware: Hardware) -> None:

@@ -16,7 +16,7 @@ from outcore.ir.hardware import Tier
 from outcore.ir.problem import Problem
 from outcore.ir.program import Alloc, Copy, Free, Program, Run, Stream
 from outcore.ir.rooms import Rooms
-from outcore.ir.trace import Effect, Trace
+from outcore.ir.trace import Effect
 from outcore.ir.verify_shape import excerpt, fail, numbers, verify_interface, verify_shape
 
 
@@ -24,7 +24,7 @@ def verify_program(problem: Problem, program: Program) -> None:
     """Raise VerifyError where `program` breaks a rule. Linear in instructions times streams."""
     verify_shape(problem.trace, program)
     verify_interface(problem.trace, program)
-    _Walk(problem.trace, program).run()
+    _Walk(problem, program).run()
 
 
 @dataclass(slots=True)
@@ -43,8 +43,9 @@ class _SlotState:
 class _Walk:
     """One pass over the body."""
 
-    def __init__(self, trace: Trace, program: Program) -> None:
-        self.trace, self.program = trace, program
+    def __init__(self, problem: Problem, program: Program) -> None:
+        trace = problem.trace
+        self.trace, self.profile, self.program = trace, problem.profile, program
         self.states = [_SlotState() for _ in program.slots]
         self.clocks = Clocks(program.body)
         self.next_op = 0
@@ -52,6 +53,8 @@ class _Walk:
         """Per buffer: how often an op has mutated it."""
         self.read_versions: list[tuple[int, ...]] = []
         """Per op that ran: the versions of what it read."""
+        self.variants: list[int] = []
+        """Per op that ran: its variant."""
         self.rooms = {tier: Rooms() for tier in Tier}
         self.crossing: frozenset[int] = frozenset()
         """Slots that hold what the forward call leaves to the backward call."""
@@ -169,6 +172,7 @@ class _Walk:
     def _run(self, position: int, run: Run) -> None:
         self._stream(position, Stream.COMPUTE)
         self._verify_order(position, run)
+        self._verify_variant(position, run)
         self._verify_slots(position, run)
         for slot in run.reads:
             self._touch(position, slot, writes=False)
@@ -194,6 +198,20 @@ class _Walk:
             rule = "each op runs once as the original, in order"
             self._fail(position, rule, f"op {run.op} where op {self.next_op} is next")
         self.next_op += 1
+
+    def _verify_variant(self, position: int, run: Run) -> None:
+        """The profile knows the variant, and a rerun is of the original's: others round apart."""
+        known = len(self.profile.costs[run.op])
+        if not 0 <= run.variant < known:
+            rule = "a run is of a variant that the profile has"
+            detail = f"op {run.op} has {known - 1} alternatives, and this is variant {run.variant}"
+            self._fail(position, rule, detail)
+        if not run.again:
+            self.variants.append(run.variant)
+        elif run.variant != self.variants[run.op]:
+            rule = "all runs of an op are of one variant"
+            detail = f"op {run.op} ran as variant {self.variants[run.op]}, not {run.variant}"
+            self._fail(position, rule, detail)
 
     def _verify_slots(self, position: int, run: Run) -> None:
         slots = self.program.slots

@@ -91,7 +91,7 @@ class _Expansion:
         self._bring(reads)
         for buffer in writes:
             self.device[buffer] = self._allocate(buffer)
-        run = Run(op, self._devices(reads), self._devices(writes))
+        run = Run(op, self._devices(reads), self._devices(writes), variant=self.plan.variant(op))
         after: list[Action] = []
         for buffer in (*reads, *writes):
             self.passed[buffer] += 1
@@ -225,7 +225,8 @@ class _Expansion:
                 after.append(Free(slot))
         ended = [b for b in self.trace.reads[op] if b in temporary and last_reader[b] == op]
         after += [Free(temporary.pop(b)) for b in ended]
-        self._emit(Run(op, reads, tuple(writes), again=True), after)
+        variant = self.plan.variant(op)
+        self._emit(Run(op, reads, tuple(writes), again=True, variant=variant), after)
 
     def _stays(self, buffer: int) -> bool:
         choice = self.now.get(buffer)

@@ -17,6 +17,7 @@ from outcore.ir.liveness import gaps, liveness
 from outcore.ir.memory import fits
 from outcore.ir.plan import Choice, Gap, Offload, Plan, Recompute, make_plan
 from outcore.ir.problem import Problem
+from outcore.ir.profile import Profile
 from outcore.ir.store import digest
 from outcore.lower import lower
 from outcore.lower.donate import donate
@@ -44,6 +45,7 @@ def floor(problem: Problem) -> Floor:
 
     The least over: every gap offloaded, the gaps across the boundary offloaded, everything kept;
     and, where the outer tiers have no room for the first two, what can be recomputed recomputed.
+    Ops run as the variants with the smallest workspaces.
     """
     return min((plan_floor(problem, plan) for plan in _lean_plans(problem)), key=lambda f: f.nbytes)
 
@@ -89,28 +91,46 @@ def plan_floor(problem: Problem, plan: Plan) -> Floor:
 
 def _lean_plans(problem: Problem) -> Iterator[Plan]:
     """Plans of little memory inside the outer tiers' limits; the last keeps everything."""
-    offloading = [plan for plan in _offloading(problem) if _outer_fits(problem, plan)]
-    yield from offloading or filter(partial(_outer_fits, problem), _recomputing(problem))
-    yield make_plan({}, "floor")
+    variants = _smallest_workspaces(problem.profile)
+
+    def plan(choices: dict[Gap, Choice]) -> Plan:
+        return make_plan(choices, "floor", variants=variants)
+
+    offloading = [p for p in map(plan, _offloading(problem)) if _outer_fits(problem, p)]
+    recomputing = map(plan, _recomputing(problem))
+    yield from offloading or filter(partial(_outer_fits, problem), recomputing)
+    yield plan({})
 
 
-def _offloading(problem: Problem) -> Iterator[Plan]:
+def _smallest_workspaces(profile: Profile) -> dict[int, int]:
+    """Op -> its variant with the smallest workspace, of those with alternatives."""
+
+    def workspace(op: int, variant: int) -> int:
+        return profile.cost(op, variant).workspace_bytes
+
+    return {
+        op: min(range(len(costs) + 1), key=partial(workspace, op))
+        for op, costs in profile.alternatives
+    }
+
+
+def _offloading(problem: Problem) -> Iterator[dict[Gap, Choice]]:
     """Offload the gaps across the boundary; offload every gap. Nothing without an outer tier."""
     leave = away(problem)
     if isinstance(leave, Offload):
         trace = problem.trace
         every = gaps(trace, liveness(trace))
-        yield make_plan(dict.fromkeys(candidates(problem, MIN_BYTES), leave), "floor")
-        yield make_plan({g: leave for g in every if trace.buffers[g.buffer].nbytes}, "floor")
+        yield dict.fromkeys(candidates(problem, MIN_BYTES), leave)
+        yield {g: leave for g in every if trace.buffers[g.buffer].nbytes}
 
 
-def _recomputing(problem: Problem) -> Iterator[Plan]:
+def _recomputing(problem: Problem) -> Iterator[dict[Gap, Choice]]:
     """Recompute what crosses the boundary and can be made again; offload the rest, or keep it."""
     crossing = candidates(problem, 1)
     again: dict[Gap, Choice] = dict.fromkeys(recomputable(problem, crossing), Recompute())
     rest: dict[Gap, Choice] = dict.fromkeys(crossing, away(problem))
-    yield make_plan(rest | again, "floor")
-    yield make_plan(again, "floor")
+    yield rest | again
+    yield again
 
 
 def _outer_fits(problem: Problem, plan: Plan) -> bool:

@@ -99,7 +99,7 @@ def _moved(plan: Plan, buffers: Sequence[int]) -> Plan:
         return before
 
     choices = {gap: choice(gap, before) for gap, before in plan.choices}
-    return make_plan(choices, plan.policy)
+    return make_plan(choices, plan.policy, variants=plan.by_op)
 
 
 def _taken(problem: Problem, plan: Plan, tier: Tier) -> int:

@@ -16,12 +16,18 @@ from outcore.policies.policy import Policy
 from outcore.spec import spec_text
 
 
-def settle(problem: Problem, choices: Mapping[Gap, Choice], policy: Policy) -> Plan:
-    """The plan of `choices`, lowered once to see that it fits.
+def settle(
+    problem: Problem,
+    choices: Mapping[Gap, Choice],
+    policy: Policy,
+    variants: Mapping[int, int] | None = None,
+) -> Plan:
+    """The plan of `choices` and `variants` (op -> variant), lowered once to see that it fits.
 
     Raises InfeasibleError with the smallest budget that these choices can meet.
     """
-    plan = make_plan(dict(choices), spec_text(policy), digest(problem), digest(problem.trace))
+    digests = digest(problem), digest(problem.trace)
+    plan = make_plan(dict(choices), spec_text(policy), *digests, variants)
     over = excess_bytes(problem, plan)
     for tier in (tier for tier in Tier if over[tier] > 0):
         if tier is Tier.DEVICE:

@@ -72,7 +72,9 @@ def _with_plans(
         planning_seconds=_total(planned, lambda p: p.planning_seconds),
         counts=sum((count_choices(p.problem.trace, p.plan) for p in planned), start=Counts()),
         offloaded_bytes=sum(copies),
-        recompute_seconds=sum(p.problem.profile.seconds[r.op] for p, r in runs if r.again),
+        recompute_seconds=sum(
+            p.problem.profile.cost(r.op, r.variant).seconds for p, r in runs if r.again
+        ),
         stall_seconds=_total(planned, lambda p: p.predicted.stall_seconds()),
     )
 

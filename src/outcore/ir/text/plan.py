@@ -20,6 +20,8 @@ def print_plan(plan: Plan) -> Iterator[str]:
     )
     for gap, choice in plan.choices:
         yield f"gap {gap.buffer} after {gap.after} before {gap.before} {_choice_text(choice)}"
+    for op, variant in plan.variants:
+        yield f"op {op} variant {variant}"
 
 
 def _choice_text(choice: Choice) -> str:
@@ -48,7 +50,14 @@ def read_plan(lines: Lines) -> Plan:
     trace_digest = head.name() if head.accept("trace") else ""
     problem_digest = head.name() if head.accept("problem") else ""
     head.end()
-    return Plan(read_rows(rest, {"gap": _gap})["gap"], policy, problem_digest, trace_digest)
+    rows = read_rows(rest, {"gap": _gap, "op": _variant})
+    return Plan(rows["gap"], policy, problem_digest, trace_digest, rows["op"])
+
+
+def _variant(line: Line) -> tuple[int, int]:
+    op = line.integer()
+    line.expect("variant")
+    return op, line.integer()
 
 
 def _gap(line: Line) -> tuple[Gap, Choice]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from outcore.ir.hardware import Hardware, Link, Tier
 from outcore.ir.problem import Problem
-from outcore.ir.profile import Profile, Source
+from outcore.ir.profile import Cost, Profile, Source
 from outcore.ir.text.rows import Lines, only, read_rows, row
 from outcore.ir.text.scan import Line, bare
 from outcore.ir.text.trace import print_trace, read_trace
@@ -16,9 +16,12 @@ from outcore.ir.text.trace import print_trace, read_trace
 def print_profile(profile: Profile) -> Iterator[str]:
     """The lines of a Profile."""
     yield f"profile {profile.source.value}"
-    costs = zip(profile.seconds, profile.workspace_bytes, strict=True)
-    for op, (seconds, nbytes) in enumerate(costs):
-        yield f"op {op} {float(seconds)!r} s {nbytes} B"
+    for op, costs in enumerate(profile.costs):
+        yield f"op {op} {' or '.join(map(_cost_text, costs))}"
+
+
+def _cost_text(cost: Cost) -> str:
+    return f"{float(cost.seconds)!r} s {cost.workspace_bytes} B"
 
 
 def print_hardware(hardware: Hardware) -> Iterator[str]:
@@ -59,15 +62,26 @@ def read_profile(lines: Lines) -> Profile:
     head.expect("profile")
     source = head.member(Source)
     head.end()
-    costs = [_cost(op, line) for op, line in enumerate(rest)]
-    return Profile(tuple(s for s, _ in costs), tuple(n for _, n in costs), source)
+    costs = [_costs(op, line) for op, line in enumerate(rest)]
+    return Profile(
+        tuple(default.seconds for default, *_ in costs),
+        tuple(default.workspace_bytes for default, *_ in costs),
+        source,
+        tuple((op, tuple(others)) for op, (_, *others) in enumerate(costs) if others),
+    )
 
 
-def _cost(op: int, line: Line) -> tuple[float, int]:
+def _costs(op: int, line: Line) -> list[Cost]:
     line.expect("op", str(op))
-    cost = line.seconds(), line.nbytes()
+    costs = [_cost(line)]
+    while line.accept("or"):
+        costs.append(_cost(line))
     line.end()
-    return cost
+    return costs
+
+
+def _cost(line: Line) -> Cost:
+    return Cost(line.seconds(), line.nbytes())
 
 
 def read_hardware(lines: Lines) -> Hardware:

@@ -54,6 +54,7 @@ def _action_text(action: Action) -> str:
     donated = " ".join(f"s{source}:s{target}" for source, target in action.donate)
     return row(
         f"{'rerun' if action.again else 'run'} {action.op}",
+        f"variant {action.variant}" if action.variant else "",
         _slot_names(action.reads),
         f"-> {_slot_names(action.writes)}" if action.writes else "",
         f"donate {donated}" if donated else "",
@@ -125,9 +126,12 @@ def _action(line: Line) -> Action:
     again = line.accept("rerun")
     if not again and not line.accept("run"):
         line.miss("alloc or free or copy or run or rerun")
-    op, reads = line.integer(), _slots(line)
+    op = line.integer()
+    variant = line.integer() if line.accept("variant") else 0
+    reads = _slots(line)
     writes = _slots(line) if line.accept("->") else ()
-    return Run(op, reads, writes, _donated(line) if line.accept("donate") else (), again)
+    donate = _donated(line) if line.accept("donate") else ()
+    return Run(op, reads, writes, donate, again, variant)
 
 
 def _donated(line: Line) -> tuple[tuple[int, int], ...]:
