@@ -9,7 +9,7 @@ from outcore.errors import OptionValueError
 from outcore.estimate import Efficiency, estimate, flops
 from outcore.ir.hardware import Hardware, Tier
 from outcore.ir.profile import Source
-from outcore.ir.trace import Phase, Ref, Role
+from outcore.ir.trace import Arg, Phase, Ref, Role
 from tests.pure.building import TraceBuilder, small_hardware
 from tests.pure.strategies import traces
 
@@ -189,3 +189,131 @@ def test_every_op_takes_its_launch_at_least(trace):
     assert profile.source is Source.ESTIMATED
     assert len(profile.seconds) == len(profile.workspace_bytes) == len(trace.ops)
     assert min(profile.seconds, default=1) >= small_hardware().op_overhead_seconds
+
+
+# ---- variants ------------------------------------------------------------------------------------
+
+# 2 samples, 4 channels to 6 maps, 8 x 8 each: a tile makes 4 x 4 results, so there are 2 * 2 * 2.
+SOURCE, KERNEL, RESULT = (2, 4, 8, 8), (6, 4, 3, 3), (2, 6, 8, 8)
+TILES = 2 * 2 * 2
+PADDED: tuple[Arg, ...] = (None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+PADDED_BACK: tuple[Arg, ...] = ((0,), *PADDED[1:])
+SLOW = replace(MACHINE, flops_per_second=(("float32", 1e6), ("float16", 1e6), ("float64", 1e6)))
+WORKSPACE = 36 * 4 * (TILES * 4 + TILES * 6 + 6 * 4)
+
+
+def alternatives(trace, machine=SLOW):
+    return estimate(trace, machine, PEAK, variants=True).alternatives
+
+
+def backward(*mask):
+    """A trace of one backward op that makes the gradients of source and weight that `mask` says."""
+    t = TraceBuilder()
+    values = {}
+    for shape in (RESULT, SOURCE, KERNEL):
+        strides = [shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1]
+        for role in (Role.INPUT, Role.GRAD):
+            whole = t.new(shape[0] * strides[0], role)
+            values[shape, role] = t.view(whole, shape, tuple(strides))
+    inputs = [values[shape, Role.INPUT] for shape in (RESULT, SOURCE, KERNEL)]
+    outputs = [
+        values[shape, Role.GRAD] if wanted else None
+        for shape, wanted in zip((SOURCE, KERNEL), mask, strict=True)
+    ]
+    args = (*map(Ref, inputs), *PADDED_BACK, (*mask, False))
+    t.op("aten.convolution_backward.default", args, (*outputs, None))
+    return t.trace(inputs, tuple(Ref(v) for v in outputs if v is not None))
+
+
+def test_a_winograd_convolution_by_hand():
+    """36 products of 8 x 4 and 4 x 6, all larger than what they read; before and after, memory."""
+    trace = one_op("aten.convolution.default", [SOURCE, KERNEL], RESULT, *PADDED)
+    tiled, made = WORKSPACE, 36 * 4 * TILES * 6
+    moved = 4 * (512 + 216) + (tiled - made) + made + 4 * 768
+    computed = 2 * 36 * TILES * 4 * 6
+    assert computed == flops(trace)[0] / 4
+    ((op, (cost,)),) = alternatives(trace)
+    assert (op, cost.workspace_bytes) == (0, tiled)
+    assert cost.seconds == pytest.approx(moved / 1e9 + computed / 1e6)
+    slower = replace(MACHINE, memory_bytes_per_second=1e6, flops_per_second=(("float32", 1e4),))
+    for launch in (0.0, 1.0):
+        ((_, (cost,)),) = alternatives(trace, replace(slower, op_overhead_seconds=launch))
+        assert cost.seconds == pytest.approx(moved / 1e6 + computed / 1e4 + 3 * launch)
+
+
+def test_a_winograd_product_may_wait_for_memory():
+    trace = one_op("aten.convolution.default", [SOURCE, KERNEL], RESULT, *PADDED)
+    slow = replace(SLOW, memory_bytes_per_second=WORKSPACE, flops_per_second=(("float32", 1.4e4),))
+    ((_, (cost,)),) = alternatives(trace, slow)
+    moved = 4 * (512 + 216 + 768) + 2 * WORKSPACE
+    assert cost.seconds == pytest.approx(moved / WORKSPACE)
+
+
+def test_kernels_of_5_by_5_have_tiles_of_2_by_2():
+    more = (None, (1, 1), (2, 2), (1, 1), False, (0, 0), 1)
+    trace = one_op("aten.convolution.default", [SOURCE, (6, 4, 5, 5)], RESULT, *more)
+    ((_, (cost,)),) = alternatives(trace)
+    tiles = 2 * 4 * 4
+    assert cost.workspace_bytes == 36 * 4 * (tiles * 4 + tiles * 6 + 6 * 4)
+    fewer = 2 * 36 * tiles * 4 * 6
+    assert flops(trace)[0] / fewer == pytest.approx(4 * 25 / 36)
+    assert cost.seconds == pytest.approx(fewer / 1e6, rel=1e-2)
+
+
+def test_tiles_at_the_edge_count_whole():
+    trace = one_op("aten.convolution.default", [(2, 4, 7, 9), KERNEL], (2, 6, 7, 9), *PADDED)
+    ((_, (cost,)),) = alternatives(trace)
+    tiles = 2 * 2 * 3
+    assert cost.workspace_bytes == 36 * 4 * (tiles * 4 + tiles * 6 + 6 * 4)
+
+
+def test_gradients_come_one_after_the_other_in_one_workspace():
+    """Each is as much arithmetic as forward; the tiles of the gradient are made for each."""
+    whole, source, weight = (
+        alternatives(backward(*mask))[0][1][0]
+        for mask in ((True, True), (True, False), (False, True))
+    )
+    assert whole.seconds == pytest.approx(source.seconds + weight.seconds)
+    assert whole.workspace_bytes == source.workspace_bytes == weight.workspace_bytes == WORKSPACE
+    moved = 4 * (512 + 216 + 768) + WORKSPACE
+    computed = 2 * 36 * TILES * 4 * 6
+    for cost in (source, weight):
+        assert cost.seconds == pytest.approx(moved / 1e9 + computed / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "result", "geometry"),
+    [
+        (KERNEL, (2, 6, 4, 4), ((2, 2), (1, 1), (1, 1), False, (0, 0), 1)),
+        (KERNEL, (2, 6, 6, 6), ((1, 1), (1, 1), (2, 2), False, (0, 0), 1)),
+        ((6, 2, 3, 3), RESULT, ((1, 1), (1, 1), (1, 1), False, (0, 0), 2)),
+        ((4, 6, 3, 3), RESULT, ((1, 1), (1, 1), (1, 1), True, (0, 0), 1)),
+        ((6, 4, 1, 1), RESULT, ((1, 1), (0, 0), (1, 1), False, (0, 0), 1)),
+        ((6, 4, 7, 7), RESULT, ((1, 1), (3, 3), (1, 1), False, (0, 0), 1)),
+        ((6, 4, 3, 5), RESULT, ((1, 1), (1, 2), (1, 1), False, (0, 0), 1)),
+    ],
+    ids=["stride", "dilation", "groups", "transposed", "1x1", "7x7", "3x5"],
+)
+def test_what_winograd_does_not_fit(kernel, result, geometry):
+    trace = one_op("aten.convolution.default", [SOURCE, kernel], result, None, *geometry)
+    assert alternatives(trace) == ()
+
+
+@pytest.mark.parametrize(("dtype", "known"), [("float32", 1), ("float16", 1), ("float64", 0)])
+def test_types_that_winograd_fits(dtype, known):
+    trace = one_op("aten.convolution.default", [SOURCE, KERNEL], RESULT, *PADDED)
+    values = tuple(replace(value, dtype=dtype) for value in trace.values)
+    found = alternatives(replace(trace, values=values))
+    assert len(found) == known
+    if dtype == "float16":
+        assert found[0][1][0].workspace_bytes == WORKSPACE // 2
+
+
+def test_an_alternative_is_faster_than_the_default_or_not_listed():
+    trace = one_op("aten.convolution.default", [SOURCE, KERNEL], RESULT, *PADDED)
+    fast = replace(MACHINE, flops_per_second=(("float32", 1e15),))
+    assert alternatives(trace, fast) == ()
+    plain, both = (estimate(trace, SLOW, PEAK, variants=wanted) for wanted in (False, True))
+    assert plain.alternatives == ()
+    assert replace(both, alternatives=()) == plain
+    assert both.cost(0, 1).seconds < both.cost(0).seconds

@@ -1,0 +1,99 @@
+"""Roofline of one op: its arithmetic or its memory traffic, whichever takes longer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outcore.errors import OptionValueError, did_you_mean
+from outcore.estimate.arithmetic import flops_of
+from outcore.estimate.shapes import Shapes, name_of
+from outcore.ir.hardware import Hardware
+from outcore.ir.trace import Op
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """The part of the device's peak that ops of a class reach, of its arithmetic or its memory."""
+
+    convolution: float = 0.6
+    matmul: float = 0.75
+    attention: float = 0.5
+    memory: float = 0.8
+
+
+TYPICAL = Efficiency()
+
+TF32 = "tfloat32"
+"""The type that torch lets convolutions of float32 compute in, where a device has it."""
+
+EXTRA_PASSES = {
+    "batch_norm": (1, 2),
+    "layer_norm": (1, 2),
+    "group_norm": (1, 2),
+    "softmax": (1, 0),
+}
+"""Part of a target's name -> how often its forward op reads its first argument once more than any
+op must, and how often its backward op does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A device, and the part of its peaks that ops reach."""
+
+    hardware: Hardware
+    efficiency: Efficiency
+
+    def memory_rate(self) -> float:
+        """Bytes per second. Raises OptionValueError where the hardware gives no rate."""
+        rate = self.hardware.memory_bytes_per_second * self.efficiency.memory
+        if rate <= 0:
+            raise OptionValueError(
+                option="hardware", value=self.hardware.name, reason="it has no rate of its memory"
+            )
+        return rate
+
+    def compute_rate(self, op: Op, shapes: Shapes) -> float:
+        """Floating-point operations per second of an op that makes something.
+
+        Raises OptionValueError where the hardware gives no rate for the type of its result.
+        """
+        dtype = next(value.dtype for value in shapes.outputs(op) if value is not None)
+        rates = dict(self.hardware.flops_per_second)
+        if dtype == "float32" and "convolution" in op.target and TF32 in rates:
+            dtype = TF32
+        if dtype not in rates:
+            raise OptionValueError(
+                option="hardware",
+                value=self.hardware.name,
+                reason=f"it has no rate of arithmetic for {dtype}: {did_you_mean(dtype, rates)}",
+            )
+        return rates[dtype] * _class_efficiency(op.target, self.efficiency)
+
+
+def roofline_seconds(op: Op, shapes: Shapes, machine: Machine) -> float:
+    """How long `op` takes, its launch included. Raises OptionValueError as `Machine` does."""
+    moved = _traffic(op, shapes) / machine.memory_rate()
+    count = flops_of(op, shapes)
+    computed = count / machine.compute_rate(op, shapes) if count else 0.0
+    return max(computed, moved) + machine.hardware.op_overhead_seconds
+
+
+def _traffic(op: Op, shapes: Shapes) -> float:
+    """Bytes read and written, with the passes that a kernel needs beyond one."""
+    read = shapes.read(op)
+    written = [value for value in shapes.outputs(op) if value is not None]
+    if name_of(op.target) == "embedding":  # reads as many rows of the table as it writes
+        read = [*read[1:], *written]
+    nbytes = sum(map(shapes.nbytes, (*read, *written)))
+    backward = "backward" in op.target
+    for name, passes in EXTRA_PASSES.items():
+        if name in op.target and read:
+            nbytes += passes[backward] * shapes.nbytes(read[0])
+    return nbytes
+
+
+def _class_efficiency(target: str, efficiency: Efficiency) -> float:
+    name = name_of(target)
+    if "convolution" in name:
+        return efficiency.convolution
+    return efficiency.attention if "scaled_dot_product" in name else efficiency.matmul

@@ -1,0 +1,48 @@
+"""Shapes and bytes of what the ops of a trace read and make, and what their names are."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TypeAlias
+
+from outcore.ir.trace import Arg, Op, Ref, Trace, Value, refs
+from outcore.ir.verify import ITEM_BYTES
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+class Shapes:
+    """Shapes and bytes of the arguments and results of a trace's ops."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+
+    def value(self, arg: Arg) -> Value:
+        """The Value that an argument is. TypeError: it is none."""
+        if not isinstance(arg, Ref):
+            raise TypeError(f"{arg!r} is no value")
+        return self.trace.values[arg.value]
+
+    def shape(self, arg: Arg) -> Shape:
+        """The shape of the Value that an argument is."""
+        return self.value(arg).shape
+
+    def outputs(self, op: Op) -> list[Value | None]:
+        """Results, None where there is none."""
+        return [None if i is None else self.trace.values[i] for i in op.outputs]
+
+    def nbytes(self, value: Value) -> int:
+        """Bytes that are touched: an expanded view touches no more than its buffer has."""
+        touched = prod(value.shape) * ITEM_BYTES[value.dtype]
+        return min(touched, self.trace.buffers[value.buffer].nbytes)
+
+    def read(self, op: Op) -> list[Value]:
+        """Values that `op` reads, each once."""
+        found = dict.fromkeys(ref.value for ref in refs(op.arguments))
+        return [self.trace.values[i] for i in found]
+
+
+def name_of(target: str) -> str:
+    """The name of an op of torch's own: `aten.mm.default` -> `mm`; empty for others."""
+    parts = target.split(".")
+    return parts[1] if parts[0] == "aten" and len(parts) > 1 else ""

@@ -1,0 +1,109 @@
+"""Winograd convolutions: less arithmetic for a workspace, as an alternative of an op.
+
+Minimal filtering F(m x m, r x r) makes m x m results of one map from a tile of inputs of side
+m + r - 1 with one multiplication per element of the tile, instead of m * m * r * r (Lavin and Gray,
+arXiv 1509.09308, section 4). This is a model of that one family in its plainest form, where all
+tiles go through memory; it is no table of what cuDNN does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from outcore.estimate.roofline import Machine
+from outcore.estimate.shapes import Shapes, name_of
+from outcore.ir.profile import Cost
+from outcore.ir.trace import Arg, Op, Value
+from outcore.ir.verify import ITEM_BYTES
+
+TILE_SIDE = 6
+RESULTS_SIDE = {3: 4, 5: 2}
+"""r -> m: the kernels for which a tile has this side."""
+DTYPES = frozenset({"float32", "float16"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One convolution: forward, or for the gradient of the source, or for that of the weight.
+
+    All three multiply two of the tiled source, weight and result, and make the third. `made`: its
+    elements for one place in the tile.
+    """
+
+    tiles: int
+    weight: Value
+    operands: tuple[Value, Value]
+    result: Value
+    made: int
+
+
+def winograd(op: Op, shapes: Shapes, machine: Machine) -> Cost | None:
+    """What `op` costs this way; None where it is no convolution that this fits.
+
+    It fits convolutions of 2 dimensions with kernels of 3 x 3 and 5 x 5, in float32 and float16,
+    that take single steps and have one group; and their backward ops. In three phases, each with
+    its launch and at the roofline, the two operands are read and written as tiles; for each of the
+    36 places in a tile a product of two matrices is made; the tiles of the result are read, and the
+    result is written. Gradients are computed one after the other, in one workspace.
+    """
+    costs = [_cost(op, one, shapes, machine) for one in _passes(op, shapes)]
+    if not costs:
+        return None
+    return Cost(sum(cost.seconds for cost in costs), max(cost.workspace_bytes for cost in costs))
+
+
+def _cost(op: Op, one: _Pass, shapes: Shapes, machine: Machine) -> Cost:
+    maps, channels = one.weight.shape[:2]
+    place_bytes = TILE_SIDE**2 * ITEM_BYTES[one.weight.dtype]
+    tiled = place_bytes * (one.tiles * channels + one.tiles * maps + maps * channels)
+    made = place_bytes * one.made
+    memory, compute = machine.memory_rate(), machine.compute_rate(op, shapes)
+    count = 2.0 * TILE_SIDE**2 * one.tiles * channels * maps
+    to_tiles = (sum(map(shapes.nbytes, one.operands)) + tiled - made) / memory
+    products = max(count / compute, tiled / memory)
+    from_tiles = (made + shapes.nbytes(one.result)) / memory
+    launches = 3 * machine.hardware.op_overhead_seconds
+    return Cost(to_tiles + products + from_tiles + launches, tiled)
+
+
+def _passes(op: Op, shapes: Shapes) -> list[_Pass]:
+    """The convolutions that `op` is made of; none where the algorithm does not fit."""
+    name, outputs = name_of(op.target), shapes.outputs(op)
+    if name == "convolution":
+        x, w = (shapes.value(arg) for arg in op.args[:2])
+        (y,) = (value for value in outputs if value is not None)
+        if not _fits(w, op.args[3], op.args[5], op.args[6], op.args[8]):
+            return []
+        return [_Pass(_tiles(y, w), w, (x, w), y, _tiles(y, w) * w.shape[0])]
+    if name != "convolution_backward":
+        return []
+    gradient, x, w = (shapes.value(arg) for arg in op.args[:3])
+    if not _fits(w, op.args[4], op.args[6], op.args[7], op.args[9]):
+        return []
+    passes = []
+    if outputs[0] is not None:
+        tiles = _tiles(x, w)
+        passes.append(_Pass(tiles, w, (gradient, w), outputs[0], tiles * w.shape[1]))
+    if outputs[1] is not None:
+        made = w.shape[0] * w.shape[1]
+        passes.append(_Pass(_tiles(gradient, w), w, (gradient, x), outputs[1], made))
+    return passes
+
+
+def _fits(weight: Value, stride: Arg, dilation: Arg, transposed: Arg, groups: Arg) -> bool:
+    sides = weight.shape[2:]
+    known = sides in {(side, side) for side in RESULTS_SIDE}
+    plain = _ones(stride) and _ones(dilation) and not transposed and groups == 1
+    return known and plain and weight.dtype in DTYPES
+
+
+def _ones(steps: Arg) -> bool:
+    return isinstance(steps, tuple) and all(step == 1 for step in steps)
+
+
+def _tiles(maps: Value, weight: Value) -> int:
+    """Tiles of m x m that cover all `maps`, those at the edges whole."""
+    samples, _, height, width = maps.shape
+    side = RESULTS_SIDE[weight.shape[2]]
+    return samples * ceil(height / side) * ceil(width / side)
