@@ -413,9 +413,13 @@ DONATING = step("a:100<x b:100<a l:4<b | p:400<t q:400<p r:4<q,b s:4<r,a", donat
 
 
 def test_what_fits_without_the_replay_knowing_is_kept():
-    kept = plan_floor(DONATING, make_plan({})).nbytes
-    assert kept < replay(DONATING, NOTHING)
-    assert Lms(1).plan(replace(DONATING, budget_bytes=kept)).choices == ()
+    text = "a:400<x b:400<a l:4<b | p:400<t q:400<p r:4<q,b s:4<r,a"
+    problem = step(text, donations=[("p", "q")])
+    problem = replace(problem, budget_bytes=plan_floor(problem, make_plan({})).nbytes)
+    found = Replay(problem, edges(problem.trace, 1))
+    assert not found.passes(NOTHING)
+    assert found.passes(Setting(1, 1, 0, 0)), "tuning would swap"
+    assert Lms(1).plan(problem).choices == ()
 
 
 def test_where_no_replay_passes_the_plan_decides():
