@@ -12,7 +12,7 @@ from outcore.ir.hardware import Hardware, Link, Tier, staging_bytes
 from outcore.ir.memory import fits, tier_bytes
 from outcore.ir.plan import Offload, Plan
 from outcore.ir.problem import Problem
-from outcore.ir.profile import Profile, Source
+from outcore.ir.profile import Cost, Profile, Source
 from outcore.ir.trace import Phase, Ref, Role
 from outcore.ir.verify_plan import verify_plan
 from outcore.lower import lower
@@ -78,6 +78,15 @@ def test_what_leaves_first_goes_to_the_disk():
     assert fits(problem, program)
     assert tier_bytes(problem, program, HOST) == 3 * MAP_BYTES
     assert plan.policy == "swap-all{min_bytes=512B}"
+
+
+def test_what_goes_to_the_disk_leaves_variants_alone():
+    problem = chained(staging_bytes(MAP_BYTES) + 3 * MAP_BYTES)
+    profile = replace(problem.profile, alternatives=((1, (Cost(5e-4, 0),)),))
+    problem = replace(problem, profile=profile)
+    plan = overflow(problem, replace(SWAP_ALL(with_roomy_host(problem)), variants=((1, 1),)))
+    assert DISK in away(plan).values()
+    assert plan.variants == ((1, 1),)
 
 
 def test_a_large_map_stays_where_small_ones_will_do():

@@ -10,7 +10,7 @@ from outcore.errors import VerifyError
 from outcore.ir.hardware import Tier
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
-from outcore.ir.profile import Profile, Source
+from outcore.ir.profile import Cost, Profile, Source
 from outcore.ir.program import Alloc, Free, Program, Run
 from outcore.ir.text import parse, to_text
 from outcore.ir.trace import Donation, Trace
@@ -162,6 +162,8 @@ AT_THE_END = "what a call returns is there at its end"
         ("the end", ONCE, [f"-{n}" for n in range(33, 26, -1)]),
         ("5", "an op runs again after it ran", ["5: compute run 2 => 5: compute rerun 2"]),
         ("32", "only an op that may run again does", ["+32 compute rerun 8 s14 s0 s15 s1 -> s16"]),
+        ("instruction 5", "of a variant that the profile has", ["run 2 => run 2 variant 1"]),
+        ("instruction 5", "of a variant that the profile has", ["run 2 => run 2 variant -1"]),
         ("31", "a run finds its slots on the device",
          ["s15 buffer 3 device => s15 buffer 3 disk", "27: compute => 27: out"]),
         # donations
@@ -195,6 +197,16 @@ AT_THE_END = "what a call returns is there at its end"
 )  # fmt: skip
 def test_each_rule_of_a_program(where: str, rule: str, edits: list[str]) -> None:
     refused(edited(PROGRAM, *edits), where, rule)
+
+
+def test_all_runs_of_an_op_are_of_one_variant() -> None:
+    problem = small_problem()
+    profile = replace(problem.profile, alternatives=((2, (Cost(5e-4, 4096),)),))
+    problem = replace(problem, profile=profile)
+    first, again = ": compute run 2 => : compute run 2 variant 1", "rerun 2 => rerun 2 variant 1"
+    verify_program(problem, edited(PROGRAM, first, again))
+    for edit in (first, again):
+        refused(edited(PROGRAM, edit), "20", "all runs of an op are of one variant", problem)
 
 
 def test_what_crosses_to_the_backward_call_is_not_overwritten() -> None:
