@@ -61,7 +61,8 @@ class Comparison:
 
     `items`: samples in the trace's batch. `states`: copies of the parameters that the optimizer
     holds on the device besides (1: SGD with momentum, 2: Adam). `allocator`: what serves the
-    programs, with all of the device to take from; None does not ask.
+    programs, with all of the device to take from; None does not ask. `variants`: whether policies
+    may choose algorithms (`estimate`); the step in-core runs by default.
     """
 
     def __init__(
@@ -71,10 +72,12 @@ class Comparison:
         items: int,
         states: int = 1,
         allocator: Allocator | None = None,
+        *,
+        variants: bool = False,
     ) -> None:
         self.trace, self.machine, self.items = trace, machine, items
         self.allocator = allocator
-        self.profile = estimate(trace, machine.hardware, machine.efficiency)
+        self.profile = estimate(trace, machine.hardware, machine.efficiency, variants=variants)
         weights = sum(b.nbytes for b in trace.buffers if b.role is Role.PARAM)
         self.outside_bytes = states * weights
         problem = self.problem(ENDLESS_BYTES)

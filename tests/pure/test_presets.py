@@ -13,6 +13,7 @@ from outcore.ir.hardware import Tier
 from outcore.presets import preset, presets
 from outcore.report import Counts
 from tests.pure.building import small_hardware, small_trace
+from tests.pure.test_estimate import one_op
 
 FIGURES = {"device_memory", "host_memory", "memory_rate", "flops_per_second", "link_rate"}
 
@@ -57,6 +58,16 @@ def test_a_policy_beside_the_step_in_core():
     assert 0 < tight.relative_to_in_core <= roomy.relative_to_in_core <= 1
     assert tight.counts == Counts(offload=4)
     assert json.loads(json.dumps(tight.to_dict()))["counts"]["offload"] == 4
+
+
+def test_variants_are_for_policies_and_not_for_the_step_in_core():
+    geometry = (None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    maps, kernel = (64, 64, 56, 56), (64, 64, 3, 3)
+    trace = one_op("aten.convolution.default", [maps, kernel], maps, *geometry)
+    plain, both = (Comparison(trace, preset("titan-xp"), 64, variants=v) for v in (False, True))
+    assert both.profile.cost(0, 1).seconds < plain.profile.cost(0).seconds
+    assert replace(both.profile, alternatives=()) == plain.profile
+    assert both.in_core == plain.in_core
 
 
 def test_keeping_all_in_enough_room_is_the_step_in_core():
