@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 
 from outcore.capture.compat import ShortenTraceback, aot_autograd
@@ -14,6 +15,7 @@ from outcore.capture.passing import passing
 from outcore.errors import CaptureError
 from outcore.ir.trace import Trace
 from outcore.ir.verify import verify_trace
+from outcore.networks import NetworkSpec
 
 
 class _Seen(ShortenTraceback):
@@ -49,6 +51,13 @@ def trace(step: Callable[..., Any], *inputs: Any) -> Trace:
     finally:
         torch._dynamo.reset()
     raise _nothing_to_differentiate()  # not even compiled
+
+
+def trace_network(spec: NetworkSpec, samples: int, **sizes: int) -> Trace:
+    """One training step of a network of the table on samples of `sizes`, without its memory."""
+    with FakeTensorMode():
+        model, batch = spec.build(), spec.batch(samples, **sizes)
+        return trace(lambda *inputs: spec.criterion(model(*inputs), batch.targets), *batch.inputs)
 
 
 def _backend(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

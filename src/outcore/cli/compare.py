@@ -17,7 +17,6 @@ from outcore.units import format_bytes, format_seconds, parse_size
 
 if TYPE_CHECKING:
     from outcore.compare import Compared
-    from outcore.ir.trace import Trace
 
 ALL = "all"
 NOTHING = "-"
@@ -44,8 +43,10 @@ def compare(
 ) -> None:
     """Plan a training step on a machine that need not be here, and simulate it."""
     from outcore import allocators  # noqa: PLC0415 - with the others
+    from outcore.capture import trace_network  # noqa: PLC0415 - loads torch
     from outcore.compare import Comparison  # noqa: PLC0415 - loads numpy
     from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
+    from outcore.networks import network as named  # noqa: PLC0415 - loads torch
     from outcore.policies import POLICIES, resolve  # noqa: PLC0415 - loads numpy
     from outcore.presets import preset  # noqa: PLC0415 - reads files
 
@@ -56,12 +57,13 @@ def compare(
     budgets = [_size(text, total) for text in budget]
     wanted = list(POLICIES) if policies == ALL else policies.split(";")
     specs = [resolve(spec) for spec in wanted]  # before anything is traced
+    step = named(network)
     serving = None if allocator is None else allocators.resolve(allocator)
     found: list[dict[str, Any]] = []
     progress = Console(stderr=True)
     for samples in batch:
         with progress.status(f"{network}, batch {samples}: tracing"):
-            trace = _trace(network, samples)
+            trace = trace_network(step, samples)
             comparison = Comparison(trace, machine, samples, allocator=serving)
         rows = []
         with progress.status(f"{network}, batch {samples}: planning") as status:
@@ -94,19 +96,6 @@ def _size(text: str, total: int) -> int:
         reason = f"the machine has {format_bytes(total)}"
         raise BudgetError(option="--budget", value=text, reason=reason)
     return found
-
-
-def _trace(name: str, samples: int) -> Trace:
-    """The network's step at full size, under fake tensors."""
-    from torch._subclasses import FakeTensorMode  # noqa: PLC0415 - loads torch
-
-    from outcore.capture import trace  # noqa: PLC0415 - loads torch
-    from outcore.networks import network  # noqa: PLC0415 - loads torch
-
-    spec = network(name)
-    with FakeTensorMode():
-        model, batch = spec.build(), spec.batch(samples)
-        return trace(lambda *inputs: spec.criterion(model(*inputs), batch.targets), *batch.inputs)
 
 
 def _table(title: str, rows: Iterable[Compared], allocator: str | None) -> Table:

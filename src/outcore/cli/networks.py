@@ -1,33 +1,28 @@
-"""outcore networks: what can be trained by name."""
+"""outcore networks: what can be trained by name, and what a step of it takes."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from outcore.units import format_count
-
-if TYPE_CHECKING:
-    from outcore.networks import NetworkSpec
+from outcore.units import format_bytes, format_count
 
 
 def networks() -> None:
-    """List the networks with their numbers of parameters."""
-    from outcore.networks import NETWORKS  # noqa: PLC0415 - loads torch
+    """List the networks: parameters, and per sample what waits for backward, and arithmetic."""
+    from outcore.networks import NETWORKS, figures  # noqa: PLC0415 - loads torch
 
+    found = figures()
     table = Table("network", "what it is")
-    table.add_column("parameters", justify="right")
+    for heading in ("parameters", "saved / sample", "GFLOP / sample"):
+        table.add_column(heading, justify="right")
     for name, spec in NETWORKS.items():
-        table.add_row(name, spec.summary, format_count(_parameters(spec)))
+        took = found[name]
+        table.add_row(
+            name,
+            spec.summary,
+            format_count(took.parameters),
+            format_bytes(took.saved_bytes),
+            f"{took.flop / 1e9:.4g}",
+        )
     Console().print(table)
-
-
-def _parameters(spec: NetworkSpec) -> int:
-    """Count on the meta device, where parameters take no memory."""
-    import torch  # noqa: PLC0415 - takes seconds to load; only where it is used
-
-    with torch.device("meta"):
-        model = spec.build()
-    return sum(parameter.numel() for parameter in model.parameters())

@@ -8,8 +8,17 @@
 ``spec.small`` is the same network at a size that trains a step in a fraction of a second.
 """
 
+from outcore.networks.figures import Figures, figures
 from outcore.networks.photographs import photograph_batches
 from outcore.networks.spec import Batch, NetworkSpec
 from outcore.networks.table import NETWORKS, network
 
-__all__ = ["NETWORKS", "Batch", "NetworkSpec", "network", "photograph_batches"]
+__all__ = [
+    "NETWORKS",
+    "Batch",
+    "Figures",
+    "NetworkSpec",
+    "figures",
+    "network",
+    "photograph_batches",
+]

@@ -56,10 +56,19 @@ def label_maps(n: int, generator: Generator, *, size: int = 512, labels: int = 3
 
 
 def clips(
-    n: int, generator: Generator, *, frames: int = 16, size: int = 112, classes: int = 400
+    n: int,
+    generator: Generator,
+    *,
+    frames: int = 16,
+    size: int = 112,
+    width: int = 0,
+    classes: int = 400,
 ) -> Batch:
-    """Video clips (n, 3, frames, size, size) from N(0, 1), and labels (n,) below `classes`."""
-    pixels = torch.randn(n, 3, frames, size, size, generator=generator)
+    """Video clips (n, 3, frames, size, width) from N(0, 1), and labels (n,) below `classes`.
+
+    They are square where no `width` is given.
+    """
+    pixels = torch.randn(n, 3, frames, size, width or size, generator=generator)
     return Batch((pixels,), (_integers((n,), classes, generator),))
 
 

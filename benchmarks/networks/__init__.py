@@ -1,0 +1,1 @@
+"""What a training step of each network takes, without running it."""

@@ -1,0 +1,5 @@
+"""The command: `python -m benchmarks.networks [NAME...]`."""
+
+from benchmarks.networks.command import main
+
+main()

@@ -1,0 +1,1 @@
+"""The papers' own figures beside ours, on modelled hardware: docs/reproduction.md."""

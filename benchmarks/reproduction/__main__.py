@@ -1,0 +1,5 @@
+"""The command: `python -m benchmarks.reproduction`."""
+
+from benchmarks.reproduction.command import main
+
+main()

@@ -1,0 +1,99 @@
+"""Steps of the papers' networks on the papers' machines, each traced once for all batches."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from outcore.allocators import Allocator
+from outcore.capture import trace_network
+from outcore.compare import Compared, Comparison
+from outcore.ir.batches import Batches
+from outcore.ir.hardware import Tier
+from outcore.ir.problem import Problem
+from outcore.networks import network
+from outcore.policies import resolve
+from outcore.presets import Preset, preset
+
+FEW, MORE = 2, 3
+"""Batches that are traced; sizes of others are on the straight line through theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """`small`: networks in miniature, to see that everything runs. Its figures mean nothing."""
+
+    small: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """A network, and a machine with `budget_bytes` for it."""
+
+    network: str
+    machine: Preset
+    budget_bytes: int
+    scale: Scale
+    sizes: tuple[tuple[str, int], ...] = ()
+
+    def at(self, batch: int, allocator: Allocator | None = None) -> Comparison:
+        """The step with a batch. At small scale the batch is small, and so is the budget."""
+        samples = min(batch, 8) if self.scale.small else batch
+        sizes = () if self.scale.small else self.sizes
+        trace = _traced(self.network, self.scale.small, sizes).at(samples)
+        return Comparison(trace, self.machine, samples, allocator=allocator)
+
+    def row(self, batch: int, policy: str, allocator: Allocator | None = None) -> Compared:
+        """What a policy makes of the budget at a batch."""
+        comparison = self.at(batch, allocator)
+        return comparison.row(self._budget(comparison), resolve(policy))
+
+    def problem(self, batch: int, part: float = 1.0) -> Problem:
+        """The problem that policies are given, with a part of the budget."""
+        comparison = self.at(batch)
+        return comparison.problem(int(part * self._budget(comparison)))
+
+    def _budget(self, comparison: Comparison) -> int:
+        small = int(0.6 * comparison.in_core.peak(Tier.DEVICE))
+        return small if self.scale.small else self.budget_bytes
+
+    def fits(self, batch: int, policy: str, allocator: Allocator | None = None) -> bool:
+        """Whether a policy has a plan at a batch."""
+        return self.row(batch, policy, allocator).feasible
+
+    def largest(
+        self, batches: Sequence[int], policy: str, allocator: Allocator | None = None
+    ) -> int | None:
+        """The largest of `batches`, ascending, that a policy has a plan for.
+
+        By bisection: where one has none, no larger one is taken to have any.
+        """
+        fits = bisect_left(batches, True, key=lambda b: not self.fits(b, policy, allocator))
+        return batches[fits - 1] if fits else None
+
+
+def lab(
+    name: str,
+    machine: str,
+    budget_bytes: int,
+    scale: Scale,
+    *,
+    link: float | None = None,
+    **sizes: int,
+) -> Lab:
+    """A Lab on a preset, with another rate of its links where one is given."""
+    found = preset(machine)
+    if link is not None:
+        hardware = found.hardware
+        links = tuple((a, b, replace(c, bytes_per_second=link)) for a, b, c in hardware.links)
+        found = replace(found, hardware=replace(hardware, links=links))
+    return Lab(name, found, budget_bytes, scale, tuple(sorted(sizes.items())))
+
+
+@cache
+def _traced(name: str, small: bool, sizes: tuple[tuple[str, int], ...]) -> Batches:  # noqa: FBT001 - a key of the cache
+    spec = network(name).small if small else network(name)
+    few, more = (trace_network(spec, samples, **dict(sizes)) for samples in (FEW, MORE))
+    return Batches(FEW, few, MORE, more)

@@ -1,0 +1,96 @@
+"""Traces of any batch from traces of two: every size in a step is affine in the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeGuard, TypeVar
+
+from outcore.errors import VerifyError
+from outcore.ir.trace import Arg, Buffer, Op, Trace, Value
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """The same step with `first_samples` and with `second_samples`.
+
+    Sizes, strides and whole numbers among the arguments are carried on in a straight line. Other
+    arguments are those of `first`, as the factor of a mean: such a trace is for planning, not for
+    running.
+    """
+
+    first_samples: int
+    first: Trace
+    second_samples: int
+    second: Trace
+
+    def at(self, samples: int) -> Trace:
+        """The step with `samples`. Raises VerifyError where the two traces are not one step."""
+        one, two = self.first, self.second
+        return replace(
+            one,
+            buffers=self._each(self._buffer, one.buffers, two.buffers, samples),
+            values=self._each(self._value, one.values, two.values, samples),
+            ops=self._each(self._op, one.ops, two.ops, samples),
+        )
+
+    def _each(
+        self, at: Callable[[T, T, int], T], one: Sequence[T], two: Sequence[T], samples: int
+    ) -> tuple[T, ...]:
+        if len(one) != len(two):
+            raise self._apart(f"{len(one)} and {len(two)} entries")
+        return tuple(at(a, b, samples) for a, b in zip(one, two, strict=True))
+
+    def _buffer(self, one: Buffer, two: Buffer, samples: int) -> Buffer:
+        return replace(one, nbytes=self._size(one.nbytes, two.nbytes, samples))
+
+    def _value(self, one: Value, two: Value, samples: int) -> Value:
+        if (one.buffer, one.dtype) != (two.buffer, two.dtype):
+            raise self._apart(f"{one} and {two}")
+        return replace(
+            one,
+            shape=self._each(self._size, one.shape, two.shape, samples),
+            stride=self._each(self._size, one.stride, two.stride, samples),
+            offset=self._size(one.offset, two.offset, samples),
+        )
+
+    def _op(self, one: Op, two: Op, samples: int) -> Op:
+        if (one.target, one.outputs, one.phase) != (two.target, two.outputs, two.phase):
+            raise self._apart(f"op {one.id} {one.target} and {two.target}")
+        names = [name for name, _ in one.kwargs]
+        kwargs = self._each(
+            self._arg, [a for _, a in one.kwargs], [a for _, a in two.kwargs], samples
+        )
+        return replace(
+            one,
+            args=self._each(self._arg, one.args, two.args, samples),
+            kwargs=tuple(zip(names, kwargs, strict=True)),
+        )
+
+    def _arg(self, one: Arg, two: Arg, samples: int) -> Arg:
+        if isinstance(one, tuple) and isinstance(two, tuple):
+            return self._each(self._arg, one, two, samples)
+        if _whole(one) and _whole(two):
+            return self._size(one, two, samples)
+        return one
+
+    def _size(self, one: int, two: int, samples: int) -> int:
+        """One size at `samples`."""
+        slope, rest = divmod(two - one, self.second_samples - self.first_samples)
+        if rest:
+            raise self._apart(f"sizes {one} and {two}")
+        return one + slope * (samples - self.first_samples)
+
+    def _apart(self, detail: str) -> VerifyError:
+        return VerifyError(
+            noun="trace",
+            rule="two batches of one step have the same ops, and sizes on a straight line",
+            where=f"batches of {self.first_samples} and of {self.second_samples}",
+            detail=detail,
+        )
+
+
+def _whole(arg: Arg) -> TypeGuard[int]:
+    return isinstance(arg, int) and not isinstance(arg, bool)
