@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from benchmarks.kit.command import Kit, run_kit
@@ -23,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             benchmarks=BENCHMARKS,
             scale=lambda given: Scale(small=given.small),
             machine=_machine,
-            finish=partial(_finish),
+            finish=write_page,
         ),
         arguments,
     )
@@ -32,9 +30,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _machine(_scale: Scale) -> dict[str, Any]:
     """Nothing is measured: the figures depend on versions alone."""
     return {"versions": {name: version(name) for name in ("outcore", "torch")}}
-
-
-def _finish(file: Path) -> None:
-    """The page is made from what was saved under the usual name, at full size."""
-    if "small" not in file.stem:
-        write_page(file)

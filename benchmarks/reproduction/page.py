@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kit.results import FOLDER
 from benchmarks.reproduction.figure import NEAR
 
 PAGE = Path(__file__).parents[2] / "docs" / "reproduction.md"
@@ -23,8 +24,10 @@ INTRODUCTION = (Path(__file__).parent / "introduction.md").read_text(encoding="u
 
 
 def write_page(file: Path) -> None:
-    """Write the page from a file of results."""
-    PAGE.write_text(page(json.loads(file.read_text(encoding="utf-8"))), encoding="utf-8")
+    """Write the page from a file of results; beside it, where it is not one of those kept here."""
+    kept = file.resolve().parent == FOLDER.resolve() and not file.stem.endswith("small")
+    target = PAGE if kept else file.with_suffix(".md")
+    target.write_text(page(json.loads(file.read_text(encoding="utf-8"))), encoding="utf-8")
 
 
 def page(found: Mapping[str, Any]) -> str:

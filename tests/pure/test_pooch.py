@@ -27,9 +27,6 @@ from outcore.policies.candidates import candidates
 from outcore.policies.pooch import Pooch
 from outcore.policies.pooch_clock import (
     backward_seconds,
-    fetch_seconds,
-    fresh,
-    play_backward,
     step_seconds,
     waited,
 )
@@ -609,23 +606,6 @@ def test_schedules_are_those_of_the_plain_loops(drawn_model):
     slots = model.compact(backward)
     assert slots == plain_compact(model, backward)
     assert delay(model, backward, slots) == plain_delay(model, backward, slots)
-
-
-@drawn
-@given(drawn_model=models(), data=st.data())
-def test_a_pass_that_is_taken_up_again_is_the_whole_pass(drawn_model, data):
-    model, kinds = drawn_model
-    backward = model.rebuild(kinds)
-    fetches, start = fetch_seconds(model, backward), fresh(model.log, 0.0)
-    if not fetches:
-        return
-    slots = model.compact(backward)
-    group = data.draw(st.sampled_from(list(fetches)))
-    latest = min([group, *slots[group + 1 :]])
-    moved = list(slots)
-    moved[group] = data.draw(st.integers(slots[group], latest))
-    whole, since = (play_backward(backward.seconds, fetches, s, start, max) for s in (moved, slots))
-    assert whole == play_backward(backward.seconds, fetches, moved, since, max, first=slots[group])
 
 
 @pytest.mark.parametrize("decide", [offload_all, keep_from_the_output])

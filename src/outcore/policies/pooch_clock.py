@@ -62,52 +62,42 @@ def play_forward(
 
 @dataclass(frozen=True, slots=True)
 class BackwardTimes(Generic[T]):
-    """When compute and the link reach each segment, when its fetches are done, and the end.
+    """When compute reaches each segment, when its fetches are done, and the end.
 
     `done` has the segments that fetch anything.
     """
 
     reached: list[T]
-    channel: list[T]
     done: dict[int, T]
     end: T
 
 
 def play_backward(
+    log: Log,
     seconds: Sequence[float],
     fetches: Mapping[int, T],
     slots: Sequence[int],
-    since: BackwardTimes[T],
+    zero: T,
     larger: Callable[[T, T], T],
-    *,
-    first: int = 0,
 ) -> BackwardTimes[T]:
     """The backward pass: segment i waits for its fetches, which follow those before them.
 
     `fetches` are the times of the copies back per segment that has any; `slots[i]` is the break
-    point at which those of segment i are issued. `since` is a pass that is the same up to segment
-    `first`, which is where the work begins; `fresh` is one for the whole pass.
+    point at which those of segment i are issued.
     """
-    clock, channel = since.reached[first], since.channel[first]
-    reached, channels = since.reached[:first], since.channel[:first]
-    done = dict(since.done)
-    waiting = sorted((group for group in fetches if slots[group] >= first), reverse=True)
-    for index in range(first, len(seconds)):
+    clock, channel = zero + log.lead_in.seconds, zero
+    reached: list[T] = []
+    done: dict[int, T] = {}
+    waiting = sorted(fetches, reverse=True)
+    for index, more in enumerate(seconds):
         reached.append(clock)
-        channels.append(channel)
         while waiting and slots[waiting[-1]] <= index:
             group = waiting.pop()
             done[group] = channel = larger(channel, clock) + fetches[group]
         if index in done:
             clock = larger(clock, done[index])
-        clock = clock + seconds[index]
-    return BackwardTimes(reached, channels, done, clock)
-
-
-def fresh(log: Log, zero: T) -> BackwardTimes[T]:
-    """A backward pass that has not come to its first segment."""
-    clock = zero + log.lead_in.seconds
-    return BackwardTimes([clock], [zero], {}, clock)
+        clock = clock + more
+    return BackwardTimes(reached, done, clock)
 
 
 def waited(model: PoochModel, forward: Forward) -> list[int]:
@@ -134,8 +124,8 @@ def fetch_seconds(model: PoochModel, backward: Backward) -> dict[int, float]:
 
 def backward_seconds(model: PoochModel, backward: Backward, slots: Sequence[int]) -> float:
     """Time of the backward pass with fetches issued at `slots`."""
-    fetches, since = fetch_seconds(model, backward), fresh(model.log, 0.0)
-    return play_backward(backward.seconds, fetches, slots, since, max).end
+    fetches = fetch_seconds(model, backward)
+    return play_backward(model.log, backward.seconds, fetches, slots, 0.0, max).end
 
 
 def simulated_seconds(model: PoochModel, forward: Forward, backward: Backward) -> float:
@@ -162,7 +152,6 @@ def step_seconds(
         for segment, group in enumerate(backward.fetched)
         if group
     }
-    since = fresh(model.log, zero)
-    back = play_backward(backward.seconds, fetches, slots, since, np.maximum)
+    back = play_backward(model.log, backward.seconds, fetches, slots, zero, np.maximum)
     times: Times = there.end + back.end
     return times

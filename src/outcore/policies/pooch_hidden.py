@@ -9,7 +9,6 @@ from outcore.policies.pooch_backward import Backward
 from outcore.policies.pooch_clock import (
     BackwardTimes,
     fetch_seconds,
-    fresh,
     play_backward,
     play_forward,
 )
@@ -38,8 +37,8 @@ def exposed(model: PoochModel) -> Exposed:
     kinds = offload_all(model)
     backward = model.rebuild(kinds)
     slots = model.compact(backward)
-    since = fresh(model.log, 0.0)
-    times = play_backward(backward.seconds, fetch_seconds(model, backward), slots, since, max)
+    fetches = fetch_seconds(model, backward)
+    times = play_backward(model.log, backward.seconds, fetches, slots, 0.0, max)
     out = _exposed_out(model, model.sync_swapout(kinds))
     return Exposed(out, _stalls(model, backward, times))
 

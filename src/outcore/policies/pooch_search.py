@@ -10,7 +10,6 @@ from math import inf
 from outcore.policies.pooch_backward import Backward, Detour
 from outcore.policies.pooch_clock import (
     fetch_seconds,
-    fresh,
     play_backward,
     step_seconds,
     waited,
@@ -111,7 +110,7 @@ def delay(model: PoochModel, backward: Backward, slots: Sequence[int]) -> list[i
     still end in time. About linear in segments.
     """
     fetches = fetch_seconds(model, backward)
-    early = play_backward(backward.seconds, fetches, slots, fresh(model.log, 0.0), max)
+    early = play_backward(model.log, backward.seconds, fetches, slots, 0.0, max)
     end = early.end * (1 + ROUNDING)
     late = list(slots)
     following, copies = len(late) - 1, 0.0  # slot of the next group; time from its start to the end

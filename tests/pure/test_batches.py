@@ -1,0 +1,39 @@
+"""Traces of any batch from traces of two."""
+
+from __future__ import annotations
+
+import pytest
+
+from outcore.errors import VerifyError
+from outcore.ir.batches import Batches
+from outcore.ir.trace import Ref, Role, Trace
+from tests.pure.building import TraceBuilder
+from tests.pure.chainer_resnet import chainer_resnet50
+
+
+def step(samples: int, *, odd: int = 0, target: str = "test.f") -> Trace:
+    t = TraceBuilder()
+    x = t.new(3 * samples + odd, Role.INPUT, pinned=True)
+    y = t.new(5, Role.ACTIVATION)
+    args = (Ref(x), (samples, -1), 1 / samples, True, 7, None)
+    t.op(target, args, (y,))
+    return t.trace([x], (Ref(y),), [], ())
+
+
+def test_sizes_and_whole_numbers_lie_on_a_line_and_other_arguments_stay() -> None:
+    found = Batches(2, step(2), 4, step(4)).at(7)
+    assert found.buffers == step(7).buffers
+    assert found.values == step(7).values
+    assert found.ops[0].args == (Ref(0), (7, -1), 0.5, True, 7, None)
+
+
+@pytest.mark.parametrize("samples", [1, 16, 512])
+def test_a_network_at_another_batch_is_the_one_that_is_built_so(samples: int) -> None:
+    few, more = (chainer_resnet50(n).trace for n in (2, 3))
+    assert Batches(2, few, 3, more).at(samples) == chainer_resnet50(samples).trace
+
+
+@pytest.mark.parametrize("other", [step(4, odd=1), step(4, target="test.g")])
+def test_two_steps_that_are_not_one_are_refused(other: Trace) -> None:
+    with pytest.raises(VerifyError, match="batches of 2 and of 4"):
+        Batches(2, step(2), 4, other).at(8)
