@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from outcore.allocators import Reservation, reserve
     from outcore.api import Backend, trace
+    from outcore.bound import lower_bound
     from outcore.errors import (
         BudgetError,
         CaptureError,
         DigestError,
         FormatError,
         InfeasibleError,
+        MissingPackageError,
         OptionError,
         OptionValueError,
         OutcoreError,
@@ -52,6 +54,7 @@ __all__ = [
     "FormatError",
     "Hardware",
     "InfeasibleError",
+    "MissingPackageError",
     "OptionError",
     "OptionValueError",
     "OutcoreError",
@@ -71,6 +74,7 @@ __all__ = [
     "VerifyError",
     "estimate",
     "lower",
+    "lower_bound",
     "plan",
     "preset",
     "reserve",
@@ -86,6 +90,7 @@ _HOMES = {
     "FormatError": "outcore.errors",
     "Hardware": "outcore.ir.hardware",
     "InfeasibleError": "outcore.errors",
+    "MissingPackageError": "outcore.errors",
     "OptionError": "outcore.errors",
     "OptionValueError": "outcore.errors",
     "OutcoreError": "outcore.errors",
@@ -105,6 +110,7 @@ _HOMES = {
     "VerifyError": "outcore.errors",
     "estimate": "outcore.estimate",
     "lower": "outcore.lower",
+    "lower_bound": "outcore.bound",
     "preset": "outcore.presets",
     "reserve": "outcore.allocators",
     "simulate": "outcore.simulate",

@@ -14,6 +14,7 @@
     +-- HostMemoryError    (RuntimeError) no host memory for what is offloaded
     +-- CaptureError                     a graph that cannot be planned (it then runs in-core)
     +-- PhotographsError                 the demo's photographs cannot be read
+    +-- MissingPackageError (ImportError) a package of an extra is not installed
 
 Each is a dataclass: its fields are keyword arguments, and its message is built from them. A message
 says what is wrong, the numbers with their units, where, and what to try. All can be pickled.
@@ -303,6 +304,26 @@ class PhotographsError(OutcoreError):
         return (
             f"no photographs to train on: {self.reason}; they come with scikit-learn and are "
             'decoded by pillow: pip install "outcore[demo]"'
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class MissingPackageError(OutcoreError, ImportError):
+    """A package that only some uses need is not installed."""
+
+    package: str
+    """The package."""
+    extra: str
+    """The extra of outcore that it comes with."""
+    purpose: str
+    """What needs it."""
+
+    @property
+    def message(self) -> str:
+        """Say what is missing, for what, and how to install it."""
+        return (
+            f"{self.purpose}, and {self.package} is not installed: "
+            f'pip install "outcore[{self.extra}]"'
         )
 
 

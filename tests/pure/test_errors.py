@@ -15,6 +15,7 @@ from outcore.errors import (
     FormatError,
     HostMemoryError,
     InfeasibleError,
+    MissingPackageError,
     OptionError,
     OptionValueError,
     OutcoreError,
@@ -59,6 +60,7 @@ EXAMPLES = (
     ),
     CaptureError(reason="it mutates an input", site="norm (model.py:7)"),
     PhotographsError(reason="No module named 'sklearn'"),
+    MissingPackageError(package="scipy", extra="plan", purpose="the lower bound needs a solver"),
 )
 by_name = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 

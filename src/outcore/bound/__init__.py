@@ -1,0 +1,93 @@
+"""bound: the least time that any plan can take, by a fluid relaxation (docs/bound.md)."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from outcore.bound.copies import add_copies
+from outcore.bound.donations import Donations
+from outcore.bound.linear import LinearProgram
+from outcore.bound.memory import add_memory
+from outcore.bound.reruns import add_reruns
+from outcore.bound.scene import Scene, make_scene
+from outcore.errors import InfeasibleError
+from outcore.ir.problem import Problem
+
+__all__ = ["lower_bound"]
+
+ROUNDING = 1e-9
+"""Relative error of sums of floats, well above what they have."""
+
+
+def lower_bound(problem: Problem) -> float:
+    """Seconds below which no plan for `problem` gets, simulated.
+
+    It holds for every program that the verifier accepts, that fits the problem's limits and keeps
+    on the device what is held (`ir/liveness.py`). Fractions of buffers may leave and fractions of
+    ops may run again, so plans may be well above it. Both directions of a link count as independent
+    whatever `hardware.duplex` says, as for `simulate`. Monotone in budget and rates of links.
+
+    Raises InfeasibleError where no program fits the device budget; its `floor_bytes` are bytes that
+    no program fits below, and the smallest budget of a plan may be larger. Raises
+    MissingPackageError where scipy is needed and is not installed: it is not where everything fits.
+    """
+    if not problem.trace.ops:
+        return 0.0
+    scene = make_scene(problem)
+    in_core = sum(scene.positions.seconds)
+    _check_working_sets(scene)
+    lp = LinearProgram()
+    wait = [lp.variable(cost=1.0) for _ in range(scene.grid.size + 1)]
+    if not _add_rows(lp, scene, wait):
+        return in_core
+    solution = lp.solve()
+    if solution.infeasible:
+        _check_all(scene)
+    return in_core + solution.proved * scene.second_unit
+
+
+def _add_rows(
+    lp: LinearProgram, scene: Scene, wait: list[int], excess: int | None = None
+) -> dict[int, int]:
+    """All rows; returns the position of each row for memory."""
+    copies = add_copies(lp, scene, wait)
+    reruns = add_reruns(lp, scene, wait)
+    return add_memory(lp, scene, copies, reruns, [] if excess is None else [(excess, 1.0)])
+
+
+def _check_working_sets(scene: Scene) -> None:
+    """Raise InfeasibleError where some op does not fit even alone."""
+    donations = Donations(scene)
+    position = max(range(scene.positions.end), key=donations.smallest_bytes)
+    smallest = donations.smallest_bytes(position)
+    if smallest > scene.problem.budget_bytes:
+        raise _infeasible(scene, smallest, position)
+
+
+def _check_all(scene: Scene) -> None:
+    """Raise InfeasibleError where the least memory of all, time being no matter, is too much."""
+    lp = LinearProgram()
+    rows = _add_rows(lp, scene, [], lp.variable(cost=1.0))
+    solution = lp.solve()
+    excess = ceil(solution.proved * scene.byte_unit * (1 - ROUNDING) - ROUNDING * scene.byte_unit)
+    if excess > 0:
+        position = rows[min(rows, key=solution.duals.__getitem__)]
+        raise _infeasible(scene, scene.problem.budget_bytes + excess, position)
+
+
+def _infeasible(scene: Scene, floor_bytes: int, position: int) -> InfeasibleError:
+    problem = scene.problem
+    op = scene.positions.ops[position]
+    if op is not None:
+        site = problem.trace.ops[op].site
+        where = f"op {op} {problem.trace.ops[op].target}" + (f" at {site}" if site else "")
+    elif position:
+        where = "the pause between the forward and the backward call"
+    else:
+        where = "what the caller passes in"
+    return InfeasibleError(
+        budget_bytes=problem.budget_bytes,
+        floor_bytes=floor_bytes,
+        op=where,
+        needed_bytes=max(0, floor_bytes - problem.outside_bytes),
+    )

@@ -1,0 +1,374 @@
+"""lower_bound: never above what any plan takes, and as high as hand-worked cases say."""
+
+import sys
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from outcore.bound import lower_bound
+from outcore.bound import scene as scenes
+from outcore.bound.grid import make_grid
+from outcore.bound.linear import LinearProgram
+from outcore.bound.scene import make_scene
+from outcore.errors import InfeasibleError, MissingPackageError, VerifyError
+from outcore.ir.hardware import Hardware, Link, Tier
+from outcore.ir.liveness import gaps, liveness
+from outcore.ir.memory import fits, peak
+from outcore.ir.plan import KEEP, Choice, Offload, Recompute, make_plan
+from outcore.ir.problem import Problem
+from outcore.ir.profile import Profile, Source
+from outcore.ir.trace import Donation, Effect, Phase, Ref, Role
+from outcore.lower import lower
+from outcore.policies import floor, parse_policy
+from outcore.simulate import simulate
+from tests.pure.building import TraceBuilder, small_problem
+from tests.pure.chainer_resnet import table3_problem
+from tests.pure.strategies import plans, problems, traces
+
+KIB = 1024
+POLICIES = (
+    "swap-all{min_bytes=1B}",
+    "recompute-all{min_bytes=1B,stay=true}",
+    "pooch{min_bytes=1B}",
+)
+
+drawn = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+
+
+def seconds_of(problem, plan):
+    """What the plan takes; None where it cannot be carried out or does not fit."""
+    try:
+        program = lower(problem, plan, fast=True)
+    except VerifyError:
+        return None
+    return simulate(problem, program).seconds if fits(problem, program) else None
+
+
+def in_core_seconds(problem):
+    return sum(min(cost.seconds for cost in costs) for costs in problem.profile.costs)
+
+
+# ---- a bound ------------------------------------------------------------------------------------
+
+
+@drawn
+@given(data=st.data(), grid=st.sampled_from([(128, 6), (512, 64), (6, 2), (4, 1)]))
+def test_no_plan_is_faster_under_the_least_budget_that_it_fits(data, grid):
+    problem = data.draw(problems())
+    plan = data.draw(plans(problem))
+    try:
+        nbytes = peak(problem, lower(problem, plan, fast=True), Tier.DEVICE).nbytes
+    except VerifyError:
+        return
+    problem = replace(problem, budget_bytes=max(1, nbytes))
+    seconds = seconds_of(problem, plan)
+    if seconds is None:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scenes, "MOST_POSITIONS", grid[0])
+        patch.setattr(scenes, "MOST_BLOCKS", grid[1])
+        assert lower_bound(problem) <= seconds * (1 + 1e-9)
+
+
+@st.composite
+def tiny_problems(draw):
+    """Few gaps, and copies that take about as long as ops, so that every choice matters."""
+    problem = draw(problems(draw(traces(max_forward_ops=4))))
+    links = tuple(
+        (a, b, Link(draw(st.sampled_from([3e3, 3e4])))) for a, b, _ in problem.hardware.links
+    )
+    return replace(problem, hardware=replace(problem.hardware, links=links))
+
+
+@settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
+@given(problem=tiny_problems(), room=st.integers(0, 100))
+def test_no_plan_of_all_is_faster(problem, room):
+    found = gaps(problem.trace, liveness(problem.trace))
+    assume(0 < len(found) <= 6)
+    lowest, highest = floor(problem).nbytes, problem.budget_bytes
+    budget = max(1, lowest + max(0, highest - lowest) * room // 100)
+    problem = replace(problem, budget_bytes=budget)
+    options: list[Choice] = [
+        KEEP,
+        Offload(problem.hardware.outer),
+        Recompute(),
+        Recompute(stay=True),
+    ]
+    best = None
+    for choices in product(options, repeat=len(found)):
+        plan = make_plan(dict(zip(found, choices, strict=True)))
+        seconds = seconds_of(problem, plan)
+        if seconds is not None and (best is None or seconds < best):
+            best = seconds
+    if best is not None:
+        assert in_core_seconds(problem) * (1 - 1e-9) <= lower_bound(problem) <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("spec", POLICIES)
+@drawn
+@given(problem=problems())
+def test_no_policy_is_faster(spec, problem):
+    try:
+        plan = parse_policy(spec).plan(problem)
+    except InfeasibleError as error:
+        problem = replace(problem, budget_bytes=error.floor_bytes)
+        plan = parse_policy(spec).plan(problem)
+    assert lower_bound(problem) <= seconds_of(problem, plan) * (1 + 1e-9)
+
+
+@drawn
+@given(problem=problems(), more=st.integers(1, 5000))
+def test_more_memory_or_a_faster_link_never_raises_it(problem, more):
+    problem = replace(problem, budget_bytes=max(1, floor(problem).nbytes))
+    bound = lower_bound(problem)
+    assert lower_bound(replace(problem, budget_bytes=problem.budget_bytes + more)) <= bound * (
+        1 + 1e-6
+    )
+    links = tuple(
+        (a, b, Link(2 * link.bytes_per_second, link.latency_seconds / 2))
+        for a, b, link in problem.hardware.links
+    )
+    faster = replace(problem, hardware=replace(problem.hardware, links=links))
+    assert lower_bound(faster) <= bound * (1 + 1e-6)
+
+
+@drawn
+@given(problem=problems())
+def test_where_everything_fits_it_is_the_time_of_the_ops(problem):
+    roomy = replace(problem, budget_bytes=1 << 40)
+    assert lower_bound(roomy) == pytest.approx(in_core_seconds(problem), rel=1e-12)
+
+
+def floor_of_bound(problem):
+    """The budget below which the bound rules out every plan: at least the problem's."""
+    try:
+        lower_bound(problem)
+    except InfeasibleError as error:
+        return error.floor_bytes
+    return problem.budget_bytes
+
+
+@drawn
+@given(problem=problems())
+def test_what_it_calls_infeasible_no_plan_fits(problem):
+    lowest = floor(problem).nbytes
+    low = max(1, lowest // 2)
+    assert low <= floor_of_bound(replace(problem, budget_bytes=low)) <= max(1, lowest)
+    lower_bound(replace(problem, budget_bytes=max(1, lowest)))
+
+
+# ---- by hand ------------------------------------------------------------------------------------
+
+RATE = 64e3 * 1.024
+"""64 KiB take one second over the link of `chain`."""
+
+
+def chain(count=4, *, effects=(), keep=()) -> Problem:
+    """x -> a0 -> a1 -> ..., each read again by its own backward op in reverse order: a second each.
+
+    `keep`: numbers of activations that the backward call does not read.
+    """
+    t = TraceBuilder()
+    x = t.new(256, Role.INPUT, pinned=True, name="x")
+    made = [x]
+    for i in range(count):
+        out = t.new(64 * 256, Role.ACTIVATION, name=f"a{i}")
+        t.op("test.f", (Ref(made[-1]),), (out,), effects=effects)
+        made.append(out)
+    loss = t.new(256, Role.ACTIVATION, name="loss")
+    t.op("test.loss", (Ref(made[-1]),), (loss,))
+    grad = tangent = t.new(256, Role.GRAD, name="tangent")
+    for i in reversed(range(count)):
+        if i in keep:
+            continue
+        new = t.new(256, Role.GRAD)
+        t.op("test.b", (Ref(grad), Ref(made[i + 1])), (new,), Phase.BACKWARD)
+        grad = new
+    trace = t.trace([x], (Ref(loss),), [tangent], (Ref(grad),))
+    device, host = Tier.DEVICE, Tier.HOST
+    hardware = Hardware(
+        "hand",
+        ((device, 1 << 30), (host, 1 << 30)),
+        ((device, host, Link(RATE)), (host, device, Link(RATE))),
+    )
+    n = len(trace.ops)
+    return Problem(trace, Profile((1.0,) * n, (0,) * n, Source.ESTIMATED), hardware, 1 << 30)
+
+
+def slower_link(problem, times):
+    links = tuple(
+        (a, b, Link(link.bytes_per_second / times)) for a, b, link in problem.hardware.links
+    )
+    return replace(problem, hardware=replace(problem.hardware, links=links))
+
+
+@pytest.mark.parametrize(("times", "evicted"), [(1, 2), (3, 2), (3, 3), (10, 1)])
+def test_swapping_alone_pays_for_every_byte_before_the_pause_and_again_after(times, evicted):
+    """T >= max(F, E / rate) + max(B, E / rate), where nothing may run again."""
+    problem = slower_link(chain(6, effects=[Effect.UNREPEATABLE]), times)
+    budget = (6 - evicted) * 64 * KIB + 3 * KIB  # beside x, the loss, the tangent
+    problem = replace(problem, budget_bytes=budget)
+    forward, backward, copied = 7, 6, evicted * times
+    bound = lower_bound(problem)
+    assert bound >= (max(forward, copied) + max(backward, copied)) * (1 - 1e-6)
+    seconds = seconds_of(problem, parse_policy("swap-opt{min_bytes=1B}").plan(problem))
+    assert bound <= seconds
+
+
+def test_the_time_to_copy_out_begins_when_a_buffer_is_made():
+    """One of two must be away at the pause, beside x, the loss, the tangent and what is between."""
+    problem = slower_link(chain(2, effects=[Effect.UNREPEATABLE]), 5)
+    problem = replace(problem, budget_bytes=131 * KIB, between_bytes=64 * KIB)
+    # a0 is made after 1 s and read until 2 s; a copy takes 5 s: away at 6 s, and back 5 s after.
+    assert lower_bound(problem) == pytest.approx(6 + 5 + 1, rel=1e-6)
+
+
+def test_recomputation_alone_pays_for_the_ops():
+    problem = replace(chain(2), budget_bytes=131 * KIB, between_bytes=64 * KIB)
+    problem = replace(problem, host_budget_bytes=0)
+    # One of a0 and a1 is away at the pause. a0 from x, or a1 from a0, which is kept: one op.
+    assert lower_bound(problem) == pytest.approx(5 + 1, rel=1e-6)
+
+
+def test_what_a_rerun_reads_is_kept_or_runs_again_too():
+    """Of a0, a1, a2 only a2 is read again. At the pause there is room for none of them."""
+    problem = replace(chain(3, keep=(0, 1)), budget_bytes=129 * KIB, between_bytes=126 * KIB)
+    problem = replace(problem, host_budget_bytes=0)
+    assert lower_bound(problem) == pytest.approx(5 + 3, rel=1e-6)
+    roomy = replace(problem, budget_bytes=193 * KIB)  # room for one: it is a2
+    assert lower_bound(roomy) == pytest.approx(5, rel=1e-6)
+
+
+def test_the_cheaper_of_copies_and_reruns_is_taken():
+    problem = replace(chain(2), budget_bytes=131 * KIB, between_bytes=64 * KIB)
+    swapped = lower_bound(slower_link(problem, 1))
+    both = lower_bound(slower_link(problem, 3))
+    rerun = lower_bound(replace(problem, host_budget_bytes=0))
+    assert 5 <= swapped <= both <= rerun
+    assert rerun == pytest.approx(6)
+
+
+def test_a_copy_made_once_serves_two_gaps():
+    """b is read in the forward call and in the backward call, and away before both."""
+    t = TraceBuilder()
+    x = t.new(256, Role.INPUT, pinned=True)
+    b, big, out, big2, out2 = (t.new(n * 256, Role.ACTIVATION) for n in (64, 102, 1, 100, 1))
+    t.op("test.f", (Ref(x),), (b,), effects=[Effect.UNREPEATABLE])
+    t.op("test.g", (Ref(x),), (big,))
+    t.op("test.h", (Ref(b), Ref(x)), (out,))
+    tangent, grad = t.new(256, Role.GRAD), t.new(256, Role.GRAD)
+    t.op("test.g", (Ref(tangent),), (big2,), Phase.BACKWARD)
+    t.op("test.h", (Ref(b),), (out2,), Phase.BACKWARD)
+    t.op("test.sum", (Ref(out2),), (grad,), Phase.BACKWARD)
+    trace = t.trace([x], (Ref(out),), [tangent], (Ref(grad),))
+    n = len(trace.ops)
+    problem = replace(
+        chain(),
+        trace=trace,
+        profile=Profile((1.0,) * n, (0,) * n, Source.ESTIMATED),
+        budget_bytes=103 * KIB,  # that of either g: b is away
+    )
+    problem = slower_link(problem, 4)
+    # Out once and back twice, 4 s each, beside nothing: memory is full while g runs.
+    every = make_plan(dict.fromkeys(gaps(trace, liveness(trace)), Offload(Tier.HOST)))
+    best = seconds_of(problem, every)
+    assert best == pytest.approx(6 + 3 * 4)
+    assert lower_bound(problem) == pytest.approx(best, rel=1e-6)
+
+
+def test_a_result_over_its_argument_saves_its_bytes():
+    t = TraceBuilder()
+    x = t.new(256, Role.INPUT, pinned=True)
+    a, b, out = (t.new(n * 256, Role.ACTIVATION) for n in (64, 64, 1))
+    t.op("test.f", (Ref(x),), (a,))
+    t.donations.append(Donation(t.op("test.relu", (Ref(a),), (b,)), a, b))
+    t.op("test.h", (Ref(b),), (out,))
+    trace = t.trace([x], (Ref(out),))
+    profile = Profile((1.0,) * 3, (0,) * 3, Source.ESTIMATED)
+    problem = replace(chain(), trace=trace, profile=profile, budget_bytes=66 * KIB)
+    assert lower_bound(problem) == 3
+    plain = replace(problem, trace=replace(trace, donations=()))
+    with pytest.raises(InfeasibleError, match=r"op 1 test.relu .* needs 129 KiB"):
+        lower_bound(plain)
+
+
+def test_what_is_infeasible_is_named():
+    with pytest.raises(InfeasibleError, match=r"op 7 test.dropout_backward .* needs 5.12 KiB"):
+        lower_bound(replace(small_problem(), budget_bytes=1))
+    t = TraceBuilder()
+    x, unused = t.new(256, Role.INPUT), t.new(2560, Role.INPUT)
+    out = t.new(256, Role.ACTIVATION)
+    t.op("test.f", (Ref(x),), (out,))
+    given_too_much = replace(
+        chain(),
+        trace=t.trace([x, unused], (Ref(out),)),
+        profile=Profile((1.0,), (0,), Source.ESTIMATED),
+        budget_bytes=10 * KIB,
+    )
+    with pytest.raises(InfeasibleError, match=r"what the caller passes in needs 11\.0 KiB"):
+        lower_bound(given_too_much)
+    stuck = chain(4, effects=[Effect.UNREPEATABLE])
+    stuck = replace(stuck, host_budget_bytes=0, budget_bytes=200 * KIB)
+    with pytest.raises(InfeasibleError) as caught:
+        lower_bound(stuck)
+    assert caught.value.floor_bytes == floor(stuck).nbytes
+    assert caught.value.budget_bytes == 200 * KIB
+
+
+def test_a_step_without_ops_takes_no_time():
+    trace = TraceBuilder().trace([], ())
+    assert lower_bound(replace(chain(), trace=trace, profile=Profile((), (), Source.MEASURED))) == 0
+
+
+def test_without_scipy_it_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(MissingPackageError, match=r'pip install "outcore\[plan\]"'):
+        lower_bound(replace(chain(), budget_bytes=200 * KIB))
+    assert lower_bound(chain()) == 9, "where everything fits, no solver is needed"
+
+
+# ---- its parts ----------------------------------------------------------------------------------
+
+
+def test_rough_duals_prove_less_and_never_too_much():
+    lp = LinearProgram()
+    x, y = lp.variable(cost=1.0), lp.variable(upper=2.0)
+    lp.at_most([(x, -1.0), (y, -1.0)], -3.0)
+    assert lp.solve().proved == pytest.approx(1.0)
+    for dual in (0.5, 1.0, 1.5):
+        proved = lp._proved(3.0 * dual, np.array([1.0 - dual, -dual]))
+        assert proved <= 1 + 1e-12
+
+
+@drawn
+@given(problem=problems(), most=st.sampled_from([(2, 1), (6, 3), (128, 6)]))
+def test_a_grid_spans_the_step(problem, most):
+    scene = make_scene(problem)
+    grid = make_grid(scene.positions, scene.absences, *most)
+    assert list(grid.at) == sorted(set(grid.at))
+    total = sum(grid.lead_seconds) + sum(grid.run_seconds)
+    assert total == pytest.approx(sum(scene.positions.seconds))
+    assert len(grid.block) == grid.size + 1
+    assert list(grid.block) == sorted(grid.block)
+    assert set(grid.block) == set(range(grid.blocks))
+    if scene.positions.pause < scene.positions.end:
+        assert scene.positions.pause in grid.at
+        assert grid.ends_block(grid.at.index(scene.positions.pause))
+
+
+# ---- ResNet-50 ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batch", "rate", "percent"),
+    [(256, 16e9, 0.2), (512, 12e9, 5.9), (640, 16e9, 6.4), (640, 75e9, 0.1)],
+)
+def test_resnet50_as_chainer_runs_it_is_near_the_fluid_bound_of_the_survey(batch, rate, percent):
+    """A little below: the survey's program had no donations, and one rerun each."""
+    problem = table3_problem(batch, 16_100_000_000, rate)
+    slowdown = 100 * (1 - sum(problem.profile.seconds) / lower_bound(problem))
+    assert percent - 0.5 <= slowdown <= percent
