@@ -229,16 +229,15 @@ def _like(t: TraceBuilder, value: int, role: Role, name: str = "") -> int:
 
 @st.composite
 def profiles(draw: st.DrawFn, trace: Trace) -> Profile:
-    """Seconds (up to one third of a second) and workspace for each op; alternatives for some."""
+    """Seconds (up to one third of a second) and workspace for each op; alternatives for a few."""
     dice = Dice(draw)
     costs = [_cost(dice) for _ in trace.ops]
-    counts = [dice.pick([0, 0, 0, 1, 2]) for _ in trace.ops]
-    others = [tuple(_cost(dice) for _ in range(count)) for count in counts]
+    chosen = sorted(dice.some(range(len(costs)), 0, 3))
     return Profile(
         tuple(cost.seconds for cost in costs),
         tuple(cost.workspace_bytes for cost in costs),
         dice.pick(list(Source)),
-        tuple((op, found) for op, found in enumerate(others) if found),
+        tuple((op, tuple(_cost(dice) for _ in range(1 + dice.below(2)))) for op in chosen),
     )
 
 

@@ -12,7 +12,7 @@ def test_lost_instructions_and_edges_are_caught() -> None:
     total = Tally()
 
     @given(planned())
-    @settings(max_examples=40)
+    @settings(max_examples=60)
     def check(case) -> None:
         problem, plan = case
         program = lowered(problem, plan)
