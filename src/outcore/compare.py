@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from outcore.allocators import Allocator, reserve
+from outcore.bound import lower_bound
 from outcore.errors import InfeasibleError
 from outcore.estimate import estimate
 from outcore.ir.hardware import Tier
@@ -34,6 +35,7 @@ class Compared:
     the room. `reason`: why it is not feasible; `needed_bytes`: what
     would be needed of `needed_tier`. `reserved_bytes`: what the allocator holds at most, where one
     was asked for; a plan for which it holds more than the budget is not feasible, and has no times.
+    `lower_bound_seconds`: what no policy's plan can beat under this budget, where it was asked for.
     """
 
     policy: str
@@ -90,12 +92,26 @@ class Comparison:
             self.trace, self.profile, hardware, budget_bytes, outside_bytes=self.outside_bytes
         )
 
-    def rows(self, budgets: Iterable[int], policies: Iterable[str | Policy]) -> Iterator[Compared]:
-        """One row for each budget and policy. Raises PolicyError for a spec that is wrong."""
+    def rows(
+        self, budgets: Iterable[int], policies: Iterable[str | Policy], *, bound: bool = False
+    ) -> Iterator[Compared]:
+        """One row for each budget and policy; `bound`: with the lower bound of the budget.
+
+        Raises PolicyError for a spec that is wrong, MissingPackageError where the bound is asked
+        for and needs what is not installed.
+        """
         resolved = [resolve(policy) for policy in policies]
         for budget in budgets:
+            least = self.bound_seconds(budget) if bound else None
             for policy in resolved:
-                yield self.row(budget, policy)
+                yield replace(self.row(budget, policy), lower_bound_seconds=least)
+
+    def bound_seconds(self, budget_bytes: int) -> float | None:
+        """What no plan can beat under a budget; None where no plan fits it."""
+        try:
+            return lower_bound(self.problem(budget_bytes))
+        except InfeasibleError:
+            return None
 
     def row(self, budget_bytes: int, policy: Policy) -> Compared:
         """What `policy` makes of `budget_bytes`."""

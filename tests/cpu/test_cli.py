@@ -188,6 +188,9 @@ def test_compare_for_programs(outcore):
         "reason",
     }
     assert rows[0]["relative_to_in_core"] == 1
+    assert rows[0]["lower_bound_seconds"] == pytest.approx(rows[0]["seconds"])
+    assert rows[1]["lower_bound_seconds"] < rows[1]["seconds"]
+    assert rows[2]["lower_bound_seconds"] is None, "no plan fits 8 MiB"
     assert "smallest feasible budget" in rows[2]["reason"]
 
 
@@ -207,6 +210,16 @@ def test_compare_for_people(outcore):
     assert "all predicted" in run.stdout
     assert "100.0%" in run.stdout
     assert "needs" in run.stdout
+    assert "at least" in run.stdout
+
+
+def test_compare_without_bounds(outcore, monkeypatch):
+    wanted = (*COMPARE, "--budget", "100%", "--policies", "keep-all")
+    assert "at least" not in outcore(*wanted, "--no-bound").stdout
+    monkeypatch.setattr("outcore.cli.compare.find_spec", lambda name: None)
+    run = outcore(*wanted)
+    assert "at least" not in run.stdout
+    assert 'pip install "outcore[plan]"' in run.stderr
     assert "reserved" not in run.stdout
 
 

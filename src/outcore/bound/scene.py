@@ -18,6 +18,9 @@ MOST_POSITIONS = 128
 MOST_BLOCKS = 6
 """Blocks in which ops run again; likewise."""
 
+MOST_FRACTIONS = 8000
+"""Absences times blocks; where there are too many, the blocks are fewer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scene:
@@ -59,6 +62,7 @@ def make_scene(problem: Problem) -> Scene:
     for number, absence in enumerate(found.all):
         of_buffer[absence.buffer].append(number)
     byte_unit = float(max((a.nbytes for a in found.all), default=1))
+    blocks = max(2, min(MOST_BLOCKS, MOST_FRACTIONS // max(1, len(found.all))))
     second_unit = sum(positions.seconds) or 1.0
     away, back = best_rates(problem)
     return Scene(
@@ -67,7 +71,7 @@ def make_scene(problem: Problem) -> Scene:
         positions=positions,
         absences=found.all,
         again_until=found.again_until,
-        grid=make_grid(positions, found.all, MOST_POSITIONS, MOST_BLOCKS),
+        grid=make_grid(positions, found.all, MOST_POSITIONS, blocks),
         of_buffer={buffer: tuple(numbers) for buffer, numbers in of_buffer.items()},
         byte_unit=byte_unit,
         second_unit=second_unit,

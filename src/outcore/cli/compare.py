@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,7 +23,7 @@ ALL = "all"
 NOTHING = "-"
 
 
-def compare(
+def compare(  # noqa: PLR0913 - a command has as many arguments as options
     *,
     network: Annotated[str, typer.Option(help="A network of `outcore networks`.")] = "resnet50",
     batch: Annotated[
@@ -38,6 +39,9 @@ def compare(
         str | None,
         typer.Option(help="What serves the memory: best-fit, virtual-chunks, ...; else none."),
     ] = None,
+    bound: Annotated[
+        bool, typer.Option(help="The least time of any plan, beside the policies.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
 ) -> None:
@@ -61,13 +65,14 @@ def compare(
     serving = None if allocator is None else allocators.resolve(allocator)
     found: list[dict[str, Any]] = []
     progress = Console(stderr=True)
+    bound = bound and _has_solver(progress)
     for samples in batch:
         with progress.status(f"{network}, batch {samples}: tracing"):
             trace = trace_network(step, samples)
             comparison = Comparison(trace, machine, samples, allocator=serving)
         rows = []
         with progress.status(f"{network}, batch {samples}: planning") as status:
-            for row in comparison.rows(budgets, specs):
+            for row in comparison.rows(budgets, specs, bound=bound):
                 rows.append(row)
                 status.update(f"{network}, batch {samples}: {row.policy} done")
         found += [{"batch": samples, **row.to_dict()} for row in rows]
@@ -98,12 +103,22 @@ def _size(text: str, total: int) -> int:
     return found
 
 
-def _table(title: str, rows: Iterable[Compared], allocator: str | None) -> Table:
+def _has_solver(progress: Console) -> bool:
+    """Whether lower bounds can be had; says how to get them where not."""
+    found = find_spec("scipy") is not None
+    if not found:
+        progress.print('No lower bounds without scipy: pip install "outcore[plan]"', markup=False)
+    return found
+
+
+def _table(title: str, rows: Sequence[Compared], allocator: str | None) -> Table:
     table = Table("policy", title=title, title_justify="left")
     reserved = () if allocator is None else ("reserved",)
+    bound = any(row.lower_bound_seconds is not None for row in rows)
     for name in (
         "budget",
         "step",
+        *(("at least",) if bound else ()),
         "items/s",
         "of in-core",
         "peak",
@@ -114,7 +129,9 @@ def _table(title: str, rows: Iterable[Compared], allocator: str | None) -> Table
         table.add_column(name, justify="right")
     for row in rows:
         held = [row.peak_bytes] if allocator is None else [row.peak_bytes, row.reserved_bytes]
-        cells = (*_speed(row), *map(_bytes, held), *_planning(row))
+        step, *speed = _speed(row)
+        least = [_seconds(row.lower_bound_seconds)] if bound else []
+        cells = (step, *least, *speed, *map(_bytes, held), *_planning(row))
         table.add_row(row.policy, format_bytes(row.budget_bytes), *cells)
     return table
 
@@ -132,12 +149,16 @@ def _planning(row: Compared) -> tuple[str, str]:
     counts, seconds = row.counts, row.planning_seconds
     return (
         NOTHING if counts is None else f"{counts.keep} / {counts.offload} / {counts.recompute}",
-        NOTHING if seconds is None else format_seconds(seconds),
+        _seconds(seconds),
     )
 
 
 def _bytes(nbytes: int | None) -> str:
     return NOTHING if nbytes is None else format_bytes(nbytes)
+
+
+def _seconds(seconds: float | None) -> str:
+    return NOTHING if seconds is None else format_seconds(seconds)
 
 
 def _write_csv(found: list[dict[str, Any]]) -> None:
