@@ -48,6 +48,12 @@ def seconds_of(problem, plan):
     return simulate(problem, program).seconds if fits(problem, program) else None
 
 
+def with_rate(problem, bytes_per_second):
+    """The problem on a machine whose copies take so long that they count."""
+    links = tuple((a, b, Link(bytes_per_second)) for a, b, _ in problem.hardware.links)
+    return replace(problem, hardware=replace(problem.hardware, links=links))
+
+
 def in_core_seconds(problem):
     return sum(min(cost.seconds for cost in costs) for costs in problem.profile.costs)
 
@@ -58,7 +64,7 @@ def in_core_seconds(problem):
 @drawn
 @given(data=st.data(), grid=st.sampled_from([(128, 6), (512, 64), (6, 2), (4, 1)]))
 def test_no_plan_is_faster_under_the_least_budget_that_it_fits(data, grid):
-    problem = data.draw(problems())
+    problem = with_rate(data.draw(problems()), data.draw(st.sampled_from([3e3, 3e4, 1e6])))
     plan = data.draw(plans(problem))
     try:
         nbytes = peak(problem, lower(problem, plan, fast=True), Tier.DEVICE).nbytes
@@ -78,13 +84,10 @@ def test_no_plan_is_faster_under_the_least_budget_that_it_fits(data, grid):
 def tiny_problems(draw):
     """Few gaps, and copies that take about as long as ops, so that every choice matters."""
     problem = draw(problems(draw(traces(max_forward_ops=4))))
-    links = tuple(
-        (a, b, Link(draw(st.sampled_from([3e3, 3e4])))) for a, b, _ in problem.hardware.links
-    )
-    return replace(problem, hardware=replace(problem.hardware, links=links))
+    return with_rate(problem, draw(st.sampled_from([3e3, 3e4])))
 
 
-@settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=100, suppress_health_check=list(HealthCheck), deadline=None)
 @given(problem=tiny_problems(), room=st.integers(0, 100))
 def test_no_plan_of_all_is_faster(problem, room):
     found = gaps(problem.trace, liveness(problem.trace))

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from outcore.bound.linear import LinearProgram, Terms, times
+from outcore.bound.positions import ARRIVAL
 from outcore.bound.scene import Scene
 
 
@@ -53,7 +54,9 @@ def _events(lp: LinearProgram, scene: Scene, moved: dict[int, int]) -> _Events:
     first = _first_copies(lp, scene, moved)
     for number, column in moved.items():
         absence, nbytes = scene.absences[number], scene.nbytes(number)
-        made = scene.positions.touches[absence.buffer][0]
+        producer = scene.live.producer[absence.buffer]
+        # `simulate` lets a tangent leave before the pause too: no instruction writes it.
+        made = ARRIVAL if producer is None else scene.positions.of_op[producer]
         events.made[grid.after(made)].append((first[number], nbytes))
         if first[number] != column:
             again = [(column, nbytes), (first[number], -nbytes)]
