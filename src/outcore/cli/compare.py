@@ -18,9 +18,11 @@ from outcore.units import format_bytes, format_seconds, parse_size
 
 if TYPE_CHECKING:
     from outcore.compare import Compared
+    from outcore.presets import Preset
 
 ALL = "all"
 NOTHING = "-"
+THIS_MACHINE = "this-machine"
 
 
 def compare(  # noqa: PLR0913 - a command has as many arguments as options
@@ -52,11 +54,10 @@ def compare(  # noqa: PLR0913 - a command has as many arguments as options
     from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
     from outcore.networks import network as named  # noqa: PLC0415 - loads torch
     from outcore.policies import POLICIES, resolve  # noqa: PLC0415 - loads numpy
-    from outcore.presets import preset  # noqa: PLC0415 - reads files
 
     if as_json and as_csv:
         raise OptionValueError(option="--csv", value="with --json", reason="choose one of the two")
-    machine = preset(hardware)
+    machine = _machine(hardware)
     total = machine.hardware.capacity(Tier.DEVICE)
     budgets = [_size(text, total) for text in budget]
     wanted = list(POLICIES) if policies == ALL else policies.split(";")
@@ -89,6 +90,18 @@ def compare(  # noqa: PLR0913 - a command has as many arguments as options
         typer.echo(json.dumps(found, indent=1))
     if as_csv:
         _write_csv(found)
+
+
+def _machine(name: str) -> Preset:
+    """A preset, or this machine as it is measured now."""
+    from outcore.presets import preset  # noqa: PLC0415 - reads files
+
+    if name != THIS_MACHINE:
+        return preset(name)
+    from outcore.runtime.this_machine import this_machine  # noqa: PLC0415 - loads torch
+
+    with Console(stderr=True).status("measuring this machine"):
+        return this_machine()
 
 
 def _size(text: str, total: int) -> int:
