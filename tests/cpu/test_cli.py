@@ -213,6 +213,15 @@ def test_compare_for_people(outcore):
     assert "at least" in run.stdout
 
 
+def test_compare_on_this_machine(outcore):
+    options = ("--hardware", "this-machine", "--budget", "40MiB", "--policies", "keep-all;swap-all")
+    run = outcore("compare", "--network", "two-heads", "--batch", "8", *options, "--json")
+    assert run.exit_code == 0, run.output
+    kept, swapped = json.loads(run.stdout)
+    assert kept["needed_bytes"] > 40 << 20
+    assert swapped["needed_tier"] in ("", "device")
+
+
 def test_compare_without_bounds(outcore, monkeypatch):
     wanted = (*COMPARE, "--budget", "100%", "--policies", "keep-all")
     assert "at least" not in outcore(*wanted, "--no-bound").stdout
@@ -240,7 +249,7 @@ def test_compare_with_an_allocator(outcore, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--hardware", "titan"), "did you mean 'titan-xp'"),
+        (("--hardware", "titan"), "did you mean 'titan-x'"),
         (("--budget", "much"), "--budget"),
         (("--budget", "100GiB", "--hardware", "titan-xp"), "the machine has 11.9 GiB"),
         (("--policies", "poch"), "did you mean 'pooch'"),
