@@ -22,7 +22,9 @@ from outcore.ir.plan import KEEP, Choice, Offload, Recompute, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile, Source
 from outcore.ir.trace import Donation, Effect, Phase, Ref, Role
+from outcore.ir.verify_program import verify_program
 from outcore.lower import lower
+from outcore.lower.sync import sync
 from outcore.policies import floor, parse_policy
 from outcore.simulate import simulate
 from tests.pure.building import TraceBuilder, small_problem
@@ -78,6 +80,40 @@ def test_no_plan_is_faster_under_the_least_budget_that_it_fits(data, grid):
         patch.setattr(scenes, "MOST_POSITIONS", grid[0])
         patch.setattr(scenes, "MOST_BLOCKS", grid[1])
         assert lower_bound(problem) <= seconds * (1 + 1e-9)
+
+
+def moved_about(problem, program, random):
+    """The program with actions moved to other places, wherever the verifier accepts that."""
+    for _ in range(30):
+        actions = [instruction.action for instruction in program.body]
+        low, high = random.choice(((0, program.boundary), (program.boundary, len(actions))))
+        if high - low < 2:
+            continue
+        action = actions.pop(random.randrange(low, high))
+        actions.insert(random.randrange(low, high), action)
+        candidate = replace(program, body=sync(program.slots, actions, {}))
+        try:
+            verify_program(problem, candidate)
+        except VerifyError:
+            continue
+        program = candidate
+    return program
+
+
+@drawn
+@given(data=st.data(), random=st.randoms(use_true_random=False))
+def test_no_program_is_faster_that_no_plan_lowers_to(data, random):
+    rate = data.draw(st.sampled_from([3e3, 3e4, 1e6]))
+    problem = with_rate(data.draw(problems()), rate)
+    try:
+        program = lower(problem, data.draw(plans(problem)), fast=True)
+    except VerifyError:
+        return
+    program = moved_about(problem, program, random)
+    nbytes = peak(problem, program, Tier.DEVICE).nbytes
+    problem = replace(problem, budget_bytes=max(1, nbytes))
+    if fits(problem, program):
+        assert lower_bound(problem) <= simulate(problem, program).seconds * (1 + 1e-9)
 
 
 @st.composite
