@@ -125,13 +125,12 @@ def _has_solver(progress: Console) -> bool:
 
 
 def _table(title: str, rows: Sequence[Compared], allocator: str | None) -> Table:
-    table = Table("policy", title=title, title_justify="left")
+    table = Table("policy", title=title, title_justify="left", caption_justify="left")
+    table.caption = _bounds(rows)
     reserved = () if allocator is None else ("reserved",)
-    bound = any(row.lower_bound_seconds is not None for row in rows)
     for name in (
         "budget",
         "step",
-        *(("at least",) if bound else ()),
         "items/s",
         "of in-core",
         "peak",
@@ -142,11 +141,16 @@ def _table(title: str, rows: Sequence[Compared], allocator: str | None) -> Table
         table.add_column(name, justify="right")
     for row in rows:
         held = [row.peak_bytes] if allocator is None else [row.peak_bytes, row.reserved_bytes]
-        step, *speed = _speed(row)
-        least = [_seconds(row.lower_bound_seconds)] if bound else []
-        cells = (step, *least, *speed, *map(_bytes, held), *_planning(row))
+        cells = (*_speed(row), *map(_bytes, held), *_planning(row))
         table.add_row(row.policy, format_bytes(row.budget_bytes), *cells)
     return table
+
+
+def _bounds(rows: Sequence[Compared]) -> str | None:
+    """What no plan can beat, for each budget that has such a bound."""
+    bounds = {row.budget_bytes: row.lower_bound_seconds for row in rows}
+    texts = [f"{format_seconds(s)} in {format_bytes(b)}" for b, s in bounds.items() if s]
+    return f"any plan takes at least {', '.join(texts)}" if texts else None
 
 
 def _speed(row: Compared) -> tuple[str, str, str]:
@@ -162,16 +166,12 @@ def _planning(row: Compared) -> tuple[str, str]:
     counts, seconds = row.counts, row.planning_seconds
     return (
         NOTHING if counts is None else f"{counts.keep} / {counts.offload} / {counts.recompute}",
-        _seconds(seconds),
+        NOTHING if seconds is None else format_seconds(seconds),
     )
 
 
 def _bytes(nbytes: int | None) -> str:
     return NOTHING if nbytes is None else format_bytes(nbytes)
-
-
-def _seconds(seconds: float | None) -> str:
-    return NOTHING if seconds is None else format_seconds(seconds)
 
 
 def _write_csv(found: list[dict[str, Any]]) -> None:
