@@ -36,6 +36,7 @@ from outcore.policies.pooch_plan import choices_of, one_ahead, published
 from outcore.policies.recompute_all import RecomputeAll
 from outcore.policies.settle import settle
 from outcore.policies.superneurons_cost_aware import Replay
+from outcore.policies.workspaces import Algorithms
 from outcore.simulate import simulate
 from tests.pure.building import TraceBuilder
 from tests.pure.strategies import problems
@@ -56,11 +57,14 @@ SPECS = (
     "pooch-paper{min_bytes=1B}",
     "pooch-paper{min_bytes=1B,leaves=3}",
     "vdnn-all{min_bytes=1B}",
+    "vdnn-all{min_bytes=1B,algorithms=performance}",
     "vdnn-conv{min_bytes=1B}",
+    "vdnn-conv{min_bytes=1B,algorithms=performance}",
     "vdnn-dyn{min_bytes=1B}",
     "superneurons{min_bytes=1B}",
     "superneurons-cost-aware{min_bytes=1B}",
     "superneurons-cost-aware{min_bytes=1B,cache=false}",
+    "superneurons-cost-aware{min_bytes=1B,workspaces=false}",
     "superneurons-cost-aware{min_bytes=1B,replay=none}",
     "superneurons-cost-aware{min_bytes=1B,replay=memory-centric}",
     "lms{min_bytes=1B}",
@@ -113,6 +117,7 @@ _VALUES = {
     "bool": st.booleans(),
     "float": st.floats(1e-3, 1e3),
     "Replay": st.sampled_from(Replay),
+    "Algorithms": st.sampled_from(Algorithms),
 }
 _RANGES = {"sync": st.integers(0, 3)}
 """Options that take less than their type does."""
@@ -216,8 +221,35 @@ def test_a_policy_gives_a_plan_that_fits_or_the_budget_that_would_do(spec, probl
     assert plan.policy == spec_text(policy)
     assert plan.problem_digest == digest(problem)
     assert plan.trace_digest == digest(problem.trace)
-    keeping = sum(problem.profile.seconds)  # what keep-all takes
+    costs = (problem.profile.cost(op.id, plan.variant(op.id)) for op in problem.trace.ops)
+    keeping = sum(cost.seconds for cost in costs)  # what keeping all takes with its variants
     assert simulate(problem, program).seconds >= keeping * (1 - 1e-9)
+
+
+CHOOSING = {"vdnn-all", "vdnn-conv", "vdnn-dyn", "superneurons-cost-aware"}
+"""These choose among variants, the last with `workspaces`."""
+
+
+@drawn
+@given(
+    problem=problems(),
+    spec=st.sampled_from(
+        [s for s in SPECS if parse_policy(s).name not in CHOOSING or "workspaces=false" in s]
+    ),
+)
+def test_alternatives_are_nothing_to_policies_that_do_not_choose(problem, spec):
+    plain = replace(problem, profile=replace(problem.profile, alternatives=()))
+    policy = parse_policy(spec)
+    found = []
+    for each in (problem, plain):
+        try:
+            plan = policy.plan(each)
+        except InfeasibleError as error:
+            found.append((error.tier, error.floor_bytes))
+        else:
+            assert plan.variants == ()
+            found.append(plan.choices)
+    assert found[0] == found[1]
 
 
 @drawn

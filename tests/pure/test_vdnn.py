@@ -210,11 +210,11 @@ def test_dyn_offloads_no_more_than_it_must():
     assert caught.value.policy == spec
 
 
-def test_dyn_takes_what_the_host_has_room_for():
-    """Too little room for all: what convolutions need is offloaded all the same."""
+def test_dyn_fails_where_the_host_has_no_room_for_all():
+    """The first pass, though what convolutions need would fit, and keeping all too."""
     tight = replace(network(), host_budget_bytes=500 * KB)
-    conv = plan_floor(tight, resolve("vdnn-conv{min_bytes=1B}").plan(tight)).nbytes
-    assert set(chosen(replace(tight, budget_bytes=conv), "vdnn-dyn{min_bytes=1B}")) == {"p1", "r2"}
-    with pytest.raises(InfeasibleError) as caught:
-        resolve("vdnn-dyn{min_bytes=1B}").plan(replace(tight, budget_bytes=conv - 1))
-    assert (caught.value.tier, caught.value.floor_bytes) == ("device", conv)
+    for spec in ("vdnn-all{min_bytes=1B}", "vdnn-dyn{min_bytes=1B}"):
+        with pytest.raises(InfeasibleError) as caught:
+            resolve(spec).plan(tight)
+        assert (caught.value.tier, caught.value.floor_bytes) == ("host", 750 * KB + 500)
+        assert caught.value.policy == spec

@@ -2,7 +2,7 @@
 
 Liveness is the trace's own. What lies between checkpoints is dropped and replayed, segment by
 segment (section 3.4); checkpoints are offloaded (3.3.1), or cached on the device until memory is
-short (3.3.2).
+short (3.3.2). Workspaces take what memory that leaves free (3.5).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from outcore.policies.settle import settle
 from outcore.policies.superneurons_cache import Walked, walk
 from outcore.policies.superneurons_layers import fetch_points, largest_backward_bytes, layers_of
 from outcore.policies.superneurons_segments import Layer, bounded, segments
+from outcore.policies.workspaces import Algorithms, settle_in_room, variants_of
 
 TRIES = 4
 """How often the cache is asked, each time with less capacity, before everything is evicted."""
@@ -47,7 +48,8 @@ class SuperNeuronsCostAware:
     """Drop and replay what lies between checkpoints; move the rest when memory is short.
 
     Without `cache`, every checkpoint is offloaded after the forward pass used it, and fetched one
-    compute-intensive layer ahead.
+    compute-intensive layer ahead. With `workspaces`, each op that has variants is then the fastest
+    that there is room for; without, ops run as they do by default.
     """
 
     name: ClassVar[str] = "superneurons-cost-aware"
@@ -56,6 +58,7 @@ class SuperNeuronsCostAware:
     min_bytes: int = MIN_BYTES
     replay: Replay = Replay.COST_AWARE
     cache: bool = True
+    workspaces: bool = True
 
     def __post_init__(self) -> None:
         check_min_bytes(self, self.min_bytes)
@@ -64,32 +67,33 @@ class SuperNeuronsCostAware:
         """The runtime's plan.
 
         Raises InfeasibleError where it does not fit, with `cache` even when everything is evicted.
-        What is replayed does not depend on the budget.
+        What is replayed does not depend on the budget, and what is moved not on workspaces that are
+        chosen.
         """
         layers = layers_of(problem)
         replayed = _replayed(problem, layers, self.min_bytes, self.replay)
         leave = away(problem)
         if not isinstance(leave, Offload):
-            return settle(problem, replayed, self)
+            return self._settle(problem, replayed)
         if self.cache:
             return self._cached(problem, replayed, leave.tier)
         unified = _offloaded(problem, layers, replayed, self.min_bytes)
-        walked = walk(problem, make_plan(dict(replayed)), unified)
+        walked = walk(problem, self._dropping(problem, replayed), unified)
         ahead = _OneLayerAhead(problem)
         pooled: dict[Gap, Choice] = {
             gap: Offload(leave.tier, prefetch=ahead.issue(gap, walked)) for gap in unified
         }
-        return settle(problem, replayed | pooled, self)
+        return self._settle(problem, replayed | pooled)
 
     def _cached(self, problem: Problem, replayed: dict[Gap, Choice], tier: Tier) -> Plan:
         movable = [gap for gap in _large(problem, self.min_bytes) if gap not in replayed]
-        dropped, ahead = make_plan(dict(replayed)), _OneLayerAhead(problem)
+        dropped, ahead = self._dropping(problem, replayed), _OneLayerAhead(problem)
         capacity_bytes = problem.budget_bytes
         for _ in range(TRIES):
             walked = walk(problem, dropped, movable, capacity_bytes)
             evicted = {gap: _evict(gap, walked, ahead, tier) for gap in walked.evicted}
             try:
-                return settle(problem, replayed | evicted, self)
+                return self._settle(problem, replayed | evicted)
             except InfeasibleError as error:
                 if error.tier != Tier.DEVICE.value:
                     raise
@@ -113,12 +117,23 @@ class SuperNeuronsCostAware:
         errors = []
         for evicted in (movable, crossing, ()):
             try:
-                return settle(problem, {**replayed, **dict.fromkeys(evicted, leave)}, self)
+                return self._settle(problem, {**replayed, **dict.fromkeys(evicted, leave)})
             except InfeasibleError as error:
                 if error.tier != Tier.DEVICE.value:
                     raise
                 errors.append(error)
         raise min(errors, key=lambda error: error.floor_bytes)
+
+    def _dropping(self, problem: Problem, replayed: Mapping[Gap, Choice]) -> Plan:
+        """What the cache walks: only what is replayed is dropped, and workspaces are the least."""
+        lean = variants_of(problem.profile, Algorithms.MEMORY) if self.workspaces else {}
+        return make_plan(dict(replayed), variants=lean)
+
+    def _settle(self, problem: Problem, choices: Mapping[Gap, Choice]) -> Plan:
+        """The plan of `choices`, which come first, and of workspaces in what they leave free."""
+        if self.workspaces:
+            return settle_in_room(problem, choices, self)
+        return settle(problem, choices, self)
 
 
 def _large(problem: Problem, min_bytes: int) -> Iterator[Gap]:

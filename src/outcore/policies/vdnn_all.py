@@ -8,8 +8,8 @@ from typing import ClassVar
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.policies.policy import MIN_BYTES, check_min_bytes
-from outcore.policies.settle import settle
 from outcore.policies.vdnn_layers import all_gaps, placed
+from outcore.policies.workspaces import Algorithms, settle_as
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,12 @@ class VdnnAll:
     )
 
     min_bytes: int = MIN_BYTES
+    algorithms: Algorithms = Algorithms.MEMORY
 
     def __post_init__(self) -> None:
         check_min_bytes(self, self.min_bytes)
 
     def plan(self, problem: Problem) -> Plan:
         """Offload all but the last layer's. Raises InfeasibleError where that does not fit."""
-        return settle(problem, placed(problem, self.min_bytes, all_gaps), self)
+        choices = placed(problem, self.min_bytes, all_gaps)
+        return settle_as(problem, choices, self, self.algorithms)

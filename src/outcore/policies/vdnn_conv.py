@@ -8,8 +8,8 @@ from typing import ClassVar
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.policies.policy import MIN_BYTES, check_min_bytes
-from outcore.policies.settle import settle
 from outcore.policies.vdnn_layers import convolution_gaps, placed
+from outcore.policies.workspaces import Algorithms, settle_as
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,12 @@ class VdnnConv:
     summary: ClassVar[str] = "offload the inputs of convolutions, one ahead, in step with layers"
 
     min_bytes: int = MIN_BYTES
+    algorithms: Algorithms = Algorithms.MEMORY
 
     def __post_init__(self) -> None:
         check_min_bytes(self, self.min_bytes)
 
     def plan(self, problem: Problem) -> Plan:
         """Offload inputs of convolutions. Raises InfeasibleError where that does not fit."""
-        return settle(problem, placed(problem, self.min_bytes, convolution_gaps), self)
+        choices = placed(problem, self.min_bytes, convolution_gaps)
+        return settle_as(problem, choices, self, self.algorithms)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from outcore.errors import InfeasibleError
-from outcore.ir.hardware import Tier
 from outcore.ir.plan import Choice, Gap, Plan
 from outcore.ir.problem import Problem
-from outcore.policies.policy import MIN_BYTES, check_min_bytes
-from outcore.policies.settle import settle
+from outcore.policies.policy import MIN_BYTES, Policy, check_min_bytes
 from outcore.policies.vdnn_layers import all_gaps, convolution_gaps, placed
+from outcore.policies.workspaces import Algorithms, settle_as, settle_in_room
 
 
 @dataclass(frozen=True, slots=True)
 class VdnnDyn:
-    """The first that fits of: keep all, offload as `vdnn-conv`, offload as `vdnn-all`."""
+    """The first that fits of: keep all, offload as `vdnn-conv`, offload as `vdnn-all`.
+
+    Where ops have variants, first with the fastest, then with the fastest that there is room for.
+    """
 
     name: ClassVar[str] = "vdnn-dyn"
     summary: ClassVar[str] = "the first that fits: keep all, vdnn-conv, vdnn-all"
@@ -30,25 +32,24 @@ class VdnnDyn:
     def plan(self, problem: Problem) -> Plan:
         """The plan of the first pass that fits.
 
-        Raises InfeasibleError, with the least that one of them needs, where none does.
+        Raises InfeasibleError where everything offloaded with the least workspaces does not fit,
+        whatever else might (vDNN, section III-C).
         """
-        refused = []
-        for choices in passes(problem, self.min_bytes):
+        everything = placed(problem, self.min_bytes, all_gaps)
+        settle_as(problem, everything, self, Algorithms.MEMORY)
+        convolutions = placed(problem, self.min_bytes, convolution_gaps)
+        for choices, settle in (
+            ({}, _fastest),
+            (convolutions, _fastest),
+            (everything, _fastest),
+            (convolutions, settle_in_room),
+        ):
             try:
                 return settle(problem, choices, self)
-            except InfeasibleError as error:
-                refused.append(error)
-        # The first pass offloads nothing, so that it is never an outer tier that it lacks.
-        short = (error for error in refused if error.tier == Tier.DEVICE.value)
-        raise min(short, key=lambda error: error.floor_bytes)
+            except InfeasibleError:
+                continue
+        return settle_in_room(problem, everything, self)
 
 
-def passes(problem: Problem, min_bytes: int) -> Iterator[dict[Gap, Choice]]:
-    """What to try, in order of preference (vDNN, section III-C).
-
-    A profile has one cost per op: of vDNN's passes only those that differ in placement do here.
-    With several algorithms per convolution, each would name one of them beside its placement.
-    """
-    yield {}
-    yield placed(problem, min_bytes, convolution_gaps)
-    yield placed(problem, min_bytes, all_gaps)
+def _fastest(problem: Problem, choices: Mapping[Gap, Choice], policy: Policy) -> Plan:
+    return settle_as(problem, choices, policy, Algorithms.PERFORMANCE)
