@@ -9,7 +9,7 @@ from functools import cache
 
 from outcore.allocators import Allocator
 from outcore.capture import trace_network
-from outcore.compare import Compared, Comparison
+from outcore.compare import ENDLESS_BYTES, Compared, Comparison
 from outcore.ir.batches import Batches
 from outcore.ir.hardware import Tier
 from outcore.ir.problem import Problem
@@ -30,20 +30,21 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """A network, and a machine with `budget_bytes` for it."""
+    """A network, and a machine with `budget_bytes` for it; `variants` of its ops, or none."""
 
     network: str
     machine: Preset
     budget_bytes: int
     scale: Scale
     sizes: tuple[tuple[str, int], ...] = ()
+    variants: bool = False
 
     def at(self, batch: int, allocator: Allocator | None = None) -> Comparison:
         """The step with a batch. At small scale the batch is small, and so is the budget."""
         samples = min(batch, 8) if self.scale.small else batch
         sizes = () if self.scale.small else self.sizes
         trace = _traced(self.network, self.scale.small, sizes).at(samples)
-        return Comparison(trace, self.machine, samples, allocator=allocator)
+        return Comparison(trace, self.machine, samples, allocator=allocator, variants=self.variants)
 
     def row(self, batch: int, policy: str, allocator: Allocator | None = None) -> Compared:
         """What a policy makes of the budget at a batch."""
@@ -58,6 +59,10 @@ class Lab:
     def _budget(self, comparison: Comparison) -> int:
         small = int(0.6 * comparison.in_core.peak(Tier.DEVICE))
         return small if self.scale.small else self.budget_bytes
+
+    def unbounded(self, batch: int, policy: str) -> Compared:
+        """What a policy makes of a device with room for everything."""
+        return self.at(batch).row(ENDLESS_BYTES, resolve(policy))
 
     def fits(self, batch: int, policy: str, allocator: Allocator | None = None) -> bool:
         """Whether a policy has a plan at a batch."""

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from benchmarks.kit.benchmark import Patience
 from benchmarks.kit.rows import Row
-from benchmarks.reproduction.figure import NONE, fact, gigabytes, mebibytes, number
+from benchmarks.reproduction.figure import (
+    NONE,
+    fact,
+    gigabytes,
+    mebibytes,
+    number,
+    times,
+)
 from benchmarks.reproduction.steps import Scale, lab
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import peak
@@ -37,6 +45,8 @@ WIDEST = {
     "resnet152": (176, 16),
 }
 """Table 5: the largest batch, and the step in which batches are tried here."""
+POOLS_GIB = {3: 203, 5: 240}
+"""Figure 12: GiB of the pool -> images per second. Its machine is not named: the K40c is taken."""
 TOP = 4
 """Batches up to so many times the paper's are tried."""
 RUNTIME = "superneurons-cost-aware"
@@ -104,6 +114,28 @@ def capacity(scale: Scale, patience: Patience) -> Iterator[Row]:
         row = lab(name, "k40c", DEVICE_BYTES, scale).row(batch, RUNTIME)
         ours = "a plan" if row.feasible else NONE
         yield fact(source, f"{name}, batch {batch}, in 12 GB", "a plan", ours, row.reason)
+
+
+def workspaces(scale: Scale, _patience: Patience) -> Iterator[Row]:
+    """Figure 12: AlexNet with more memory, which workspaces of convolutions take."""
+    source, what = "SuperNeurons, Figure 12", "AlexNet, batch 300"
+    speeds: list[float | None] = []
+    for gib, paper in POOLS_GIB.items():
+        found = lab("alexnet", "k40c", gib * 2**30, scale)
+        two = replace(found, variants=True).row(300, RUNTIME)
+        one = found.row(300, RUNTIME).items_per_second or 0.0
+        speeds.append(two.items_per_second)
+        note = f"a Winograd algorithm beside the default, which gives {_images(one)}"
+        name = f"{what}: in a pool of {gib} GB"
+        yield number(source, name, paper, two.items_per_second, _images, note)
+    less, more = speeds
+    gain = None if less is None or more is None else more / less
+    small, large = POOLS_GIB.values()
+    yield number(source, f"{what}: the larger pool", large / small, gain, times)
+
+
+def _images(rate: float) -> str:
+    return f"{rate:.0f} images/s"
 
 
 def _network(name: str, batch: int) -> Layers:

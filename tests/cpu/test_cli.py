@@ -232,6 +232,24 @@ def test_compare_without_bounds(outcore, monkeypatch):
     assert "reserved" not in run.stdout
 
 
+def test_compare_with_variants(outcore):
+    """AlexNet at batch 300 in 5 GiB: workspaces for those who choose, at the same bound for all."""
+    wanted = ("--network", "alexnet", "--batch", "300", "--hardware", "titan-xp")
+    policies = ("keep-all", "pooch", "superneurons-cost-aware")
+    options = ("--budget", "5GiB", "--policies", ";".join(policies), "--json")
+    plain, both = (
+        {row["policy"]: row for row in json.loads(outcore("compare", *wanted, *more).stdout)}
+        for more in (options, (*options, "--variants"))
+    )
+    seconds = {name: (plain[name]["seconds"], both[name]["seconds"]) for name in policies}
+    for name in ("keep-all", "pooch"):
+        assert seconds[name][0] == seconds[name][1]
+    plainly, chosen = seconds["superneurons-cost-aware"]
+    assert chosen < plainly
+    assert both["superneurons-cost-aware"]["relative_to_in_core"] > 1
+    assert all(row["lower_bound_seconds"] <= row["seconds"] for row in both.values())
+
+
 def test_compare_with_an_allocator(outcore, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     options = ("--policies", "keep-all", "--allocator", "virtual-chunks{chunk_bytes=200MiB}")

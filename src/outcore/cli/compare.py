@@ -44,6 +44,9 @@ def compare(  # noqa: PLR0913 - a command has as many arguments as options
     bound: Annotated[
         bool, typer.Option(help="The least time of any plan, beside the policies.")
     ] = True,
+    variants: Annotated[
+        bool, typer.Option("--variants", help="Policies may choose algorithms of convolutions.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
 ) -> None:
@@ -70,7 +73,7 @@ def compare(  # noqa: PLR0913 - a command has as many arguments as options
     for samples in batch:
         with progress.status(f"{network}, batch {samples}: tracing"):
             trace = trace_network(step, samples)
-            comparison = Comparison(trace, machine, samples, allocator=serving)
+            comparison = Comparison(trace, machine, samples, allocator=serving, variants=variants)
         rows = []
         with progress.status(f"{network}, batch {samples}: planning") as status:
             for row in comparison.rows(budgets, specs, bound=bound):
