@@ -240,7 +240,7 @@ CHOOSING = {"vdnn-all", "vdnn-conv", "vdnn-dyn", "superneurons-cost-aware"}
 def test_alternatives_are_nothing_to_policies_that_do_not_choose(problem, spec):
     plain = replace(problem, profile=replace(problem.profile, alternatives=()))
     policy = parse_policy(spec)
-    found = []
+    found: list[object] = []
     for each in (problem, plain):
         try:
             plan = policy.plan(each)

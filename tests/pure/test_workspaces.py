@@ -203,7 +203,7 @@ def test_workspaces_evict_nothing(problem, cache):
         problem.profile.source,
     )
     policy = parse_policy(f"superneurons-cost-aware{{min_bytes=1B,cache={str(cache).lower()}}}")
-    found = []
+    found: list[object] = []
     for each in (problem, replace(problem, profile=only)):
         try:
             found.append(policy.plan(each).choices)
