@@ -7,9 +7,11 @@ is kept, from the output side. Copies back are issued one convolution ahead.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from outcore.errors import InfeasibleError
+from outcore.ir.hardware import Tier
 from outcore.ir.plan import Offload, Plan
 from outcore.ir.problem import Problem
 from outcore.policies.candidates import away, candidates
@@ -43,8 +45,22 @@ class SuperNeurons:
         """The rule's plan. Raises InfeasibleError where that does not fit.
 
         What is kept is chosen as if all else were offloaded: what is recomputed instead may need
-        more than there is.
+        more than there is. With more there is, more is kept, and may need more again: the budget
+        that the error names has been tried.
         """
+        try:
+            return self._rule(problem)
+        except InfeasibleError as error:
+            refusal = error
+        while refusal.tier == Tier.DEVICE.value:
+            try:
+                self._rule(replace(problem, budget_bytes=refusal.floor_bytes))
+                break
+            except InfeasibleError as error:
+                refusal = error
+        raise replace(refusal, budget_bytes=problem.limit_bytes(Tier(refusal.tier)))
+
+    def _rule(self, problem: Problem) -> Plan:
         gaps, leave = candidates(problem, self.min_bytes), away(problem)
         if not gaps or not isinstance(leave, Offload):
             return settle(problem, {}, self)
