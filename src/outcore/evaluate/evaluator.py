@@ -1,0 +1,122 @@
+"""Evaluator: what many plans of one problem would take."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from outcore.evaluate.kinds import KEEP, NO_HINT, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY
+from outcore.ir.hardware import Tier
+from outcore.ir.liveness import gaps, liveness
+from outcore.ir.plan import Choice, Gap, Keep, Offload, Plan, Recompute, make_plan
+from outcore.ir.problem import Problem
+from outcore.ir.store import digest
+from outcore.ir.verify_problem import verify_problem
+
+
+class Evaluation(NamedTuple):
+    """What a plan takes: seconds of a step, bytes on the device, bytes in the nearest outer tier.
+
+    `fits`: it stays inside the problem's limits. A plan that cannot be carried out takes infinitely
+    long, and no bytes; it does not fit.
+    """
+
+    seconds: float
+    peak_bytes: int
+    host_bytes: int
+    fits: bool
+
+
+IMPOSSIBLE = Evaluation(math.inf, 0, 0, fits=False)
+
+
+class Evaluator:
+    """Evaluates plans of one problem, by arrays; compiled where numba is installed (extra `fast`).
+
+    Its figures are those of `simulate(problem, lower(problem, plan))`, to the last bit. `gaps` are
+    all that may be moved, sorted; arrays of kinds and hints have an entry for each. What is
+    offloaded goes to the nearest outer tier (`Hardware.outer`). An evaluator writes to arrays of
+    its own, so each thread needs another.
+
+    Raises VerifyError where the problem breaks a rule. The trace must be valid (`verify_trace`).
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        # Numba takes half a second to import, and only those who evaluate need it.
+        from outcore.evaluate.engine import Engine  # noqa: PLC0415 - see above
+
+        verify_problem(problem)
+        live = liveness(problem.trace)
+        self.problem = problem
+        self.gaps: tuple[Gap, ...] = gaps(problem.trace, live)
+        self._engine = Engine(problem, live, self.gaps)
+        self._no_hints = np.full(len(self.gaps), NO_HINT, dtype=np.int64)
+        self._budget = problem.limit_bytes(Tier.DEVICE)
+        self._outer_budget = problem.limit_bytes(problem.hardware.outer)
+
+    def evaluate(
+        self,
+        kinds: ArrayLike,
+        *,
+        release: ArrayLike | None = None,
+        prefetch: ArrayLike | None = None,
+    ) -> Evaluation:
+        """What the plan of `kinds` takes. Near-linear in the runs it makes.
+
+        `release` and `prefetch` are hints (`ir.plan.Offload`): op ids, NO_HINT where lowering
+        decides; those of gaps that are not offloaded are ignored. Raises ValueError where an array
+        has not one entry for each gap.
+        """
+        found = self._engine.run(*self._arrays(kinds, release, prefetch))
+        if found is None:
+            return IMPOSSIBLE
+        seconds, peak, extent = found
+        fits = peak <= self._budget and extent <= self._outer_budget
+        return Evaluation(seconds, peak, extent, fits)
+
+    def plan(
+        self,
+        kinds: ArrayLike,
+        policy: str = "",
+        *,
+        release: ArrayLike | None = None,
+        prefetch: ArrayLike | None = None,
+    ) -> Plan:
+        """The Plan that `evaluate` evaluates; `policy` is the spec text of its policy.
+
+        Raises ValueError as `evaluate` does, and for a kind that is none.
+        """
+        arrays = (array.tolist() for array in self._arrays(kinds, release, prefetch))
+        tier = self.problem.hardware.outer
+        choices = {gap: _choice(tier, *row) for gap, *row in zip(self.gaps, *arrays, strict=True)}
+        digests = digest(self.problem), digest(self.problem.trace)
+        return make_plan(choices, policy, *digests)
+
+    def _arrays(
+        self, kinds: ArrayLike, release: ArrayLike | None, prefetch: ArrayLike | None
+    ) -> tuple[NDArray[np.int8], NDArray[np.int64], NDArray[np.int64]]:
+        """The arguments as compiled code takes them: it checks neither lengths nor types."""
+        made = (
+            np.ascontiguousarray(kinds, np.int8),
+            self._no_hints if release is None else np.ascontiguousarray(release, np.int64),
+            self._no_hints if prefetch is None else np.ascontiguousarray(prefetch, np.int64),
+        )
+        for array in made:
+            if array.shape != self._no_hints.shape:
+                raise ValueError(f"an array of {array.shape} for {len(self.gaps)} gaps")
+        return made
+
+
+def _choice(tier: Tier, kind: int, release: int, prefetch: int) -> Choice:
+    if kind == OFFLOAD:
+        return Offload(tier, release=_hint(release), prefetch=_hint(prefetch))
+    if kind not in (KEEP, RECOMPUTE, RECOMPUTE_STAY):
+        raise ValueError(f"{kind} is no kind")
+    return Keep() if kind == KEEP else Recompute(stay=kind == RECOMPUTE_STAY)
+
+
+def _hint(op: int) -> int | None:
+    return None if op == NO_HINT else op

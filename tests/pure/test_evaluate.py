@@ -1,0 +1,323 @@
+"""The evaluator has the figures of `simulate(lower(...))`, to the last bit, compiled or not."""
+
+from __future__ import annotations
+
+import math
+import random
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outcore.errors import VerifyError
+from outcore.evaluate import (
+    KEEP,
+    NO_HINT,
+    OFFLOAD,
+    RECOMPUTE,
+    RECOMPUTE_STAY,
+    Evaluation,
+    Evaluator,
+    compiled,
+)
+from outcore.ir.hardware import Hardware, Link, Tier
+from outcore.ir.liveness import liveness
+from outcore.ir.memory import fits
+from outcore.ir.plan import Gap, Offload, Plan, Recompute
+from outcore.ir.problem import Problem
+from outcore.ir.profile import Profile, Source
+from outcore.ir.trace import Phase, Ref, Role, Trace
+from outcore.lower import lower
+from outcore.simulate import simulate
+from tests.pure.building import TraceBuilder, small_hardware, small_problem
+from tests.pure.strategies import problems, traces
+
+pytestmark = pytest.mark.xdist_group("compiled")  # one process compiles, and only once
+
+IMPOSSIBLE = Evaluation(math.inf, 0, 0, fits=False)
+
+
+def reference(problem: Problem, plan: Plan) -> Evaluation:
+    """What the program of `plan` takes."""
+    try:
+        program = lower(problem, plan, fast=True)
+    except VerifyError as error:
+        assert error.noun == "plan", error  # noqa: PT017 - any other noun is a defect
+        return IMPOSSIBLE
+    timeline = simulate(problem, program)
+    outer = timeline.peak(problem.hardware.outer)
+    peak = timeline.peak(Tier.DEVICE)
+    return Evaluation(timeline.seconds, peak, outer, fits(problem, program))
+
+
+def may_recompute(problem: Problem, gap: Gap) -> bool:
+    producer = liveness(problem.trace).producer[gap.buffer]
+    return producer is not None and problem.trace.ops[producer].repeatable
+
+
+WEIGHTS = ((1, 1, 1, 1), (1, 4, 1, 1), (1, 1, 4, 1), (1, 1, 1, 4), (0, 1, 0, 0), (0, 0, 1, 1))
+
+
+def some_kinds(problem: Problem, gaps: tuple[Gap, ...], dice: random.Random) -> list[int]:
+    """Kinds for all gaps, some more likely than others; now and then one that is not allowed."""
+    weights = dice.choice(WEIGHTS)
+    careless = dice.random() < 0.1
+    return [
+        dice.choices(range(4), weights)[0]
+        if careless or may_recompute(problem, gap)
+        else dice.choice((KEEP, OFFLOAD))
+        for gap in gaps
+    ]
+
+
+def some_hints(gaps: tuple[Gap, ...], dice: random.Random) -> list[int]:
+    return [dice.choice((NO_HINT, dice.randint(g.after + 1, g.before))) for g in gaps]
+
+
+class TestFigures:
+    @settings(max_examples=100)
+    @given(traces(mutates=True).flatmap(problems), st.randoms(use_true_random=False))
+    def test_are_those_of_the_program(self, problem, dice) -> None:
+        evaluator = Evaluator(problem)
+        for _ in range(3):
+            kinds = some_kinds(problem, evaluator.gaps, dice)
+            plan = evaluator.plan(kinds)
+            assert evaluator.evaluate(kinds) == reference(problem, plan)
+
+    @settings(max_examples=100)
+    @given(traces(mutates=True).flatmap(problems), st.randoms(use_true_random=False))
+    def test_are_those_of_the_program_with_hints(self, problem, dice) -> None:
+        evaluator = Evaluator(problem)
+        for _ in range(3):
+            kinds = some_kinds(problem, evaluator.gaps, dice)
+            release, prefetch = (some_hints(evaluator.gaps, dice) for _ in range(2))
+            plan = evaluator.plan(kinds, release=release, prefetch=prefetch)
+            found = evaluator.evaluate(kinds, release=release, prefetch=prefetch)
+            assert found == reference(problem, plan)
+
+    def test_by_hand(self) -> None:
+        """Four ops of a second; `a` is away for two of them, and takes two to come back.
+
+        With room for all, the copy back begins when that out is done, a second before its use.
+        """
+        t = TraceBuilder()
+        x = t.new(250, Role.INPUT, pinned=True)
+        a, b, c, d = (t.new(250, Role.ACTIVATION) for _ in range(4))
+        t.op("f", (Ref(x),), (a,))
+        t.op("f", (Ref(x),), (b,))
+        t.op("f", (Ref(b),), (c,))
+        t.op("f", (Ref(a), Ref(c)), (d,))
+        trace = t.trace([x], (Ref(d),))
+        out, back = Link(1000.0), Link(500.0)
+        hardware = Hardware(
+            "by hand",
+            ((Tier.DEVICE, 10**6), (Tier.HOST, 10**6)),
+            ((Tier.DEVICE, Tier.HOST, out), (Tier.HOST, Tier.DEVICE, back)),
+        )
+        profile = Profile((1.0,) * 4, (0, 0, 0, 500), Source.ESTIMATED)
+        evaluator = Evaluator(Problem(trace, profile, hardware, 10**6))
+        assert evaluator.gaps == (Gap(1, 0, 3),)
+        assert evaluator.evaluate([KEEP]) == Evaluation(4.0, 4500, 0, fits=True)
+        assert evaluator.evaluate([OFFLOAD]) == Evaluation(5.0, 4500, 1000, fits=True)
+        assert evaluator.evaluate([RECOMPUTE]) == Evaluation(5.0, 4500, 0, fits=True)
+
+    def test_of_nothing(self) -> None:
+        evaluator = Evaluator(_unit(TraceBuilder().trace([], ())))
+        assert evaluator.evaluate([]) == Evaluation(0.0, 0, 0, fits=True)
+
+    def test_do_not_depend_on_plans_before(self) -> None:
+        problem = small_problem()
+        evaluator, dice = Evaluator(problem), random.Random(1)
+        plans = [some_kinds(problem, evaluator.gaps, dice) for _ in range(50)]
+        first = [evaluator.evaluate(kinds) for kinds in plans]
+        assert [evaluator.evaluate(kinds) for kinds in reversed(plans)] == first[::-1]
+        assert [Evaluator(problem).evaluate(kinds) for kinds in plans] == first
+
+
+def deep_problem(layers: int) -> Problem:
+    """A chain of `layers` ops, each read once more on the way back."""
+    t = TraceBuilder()
+    values = [t.new(64, Role.INPUT, pinned=True)]
+    for _ in range(layers):
+        values.append(t.new(64, Role.ACTIVATION))
+        t.op("test.layer", (Ref(values[-2]),), (values[-1],))
+    grad = tangent = t.new(64, Role.GRAD)
+    for value in reversed(values[1:-1]):
+        made = t.new(64, Role.GRAD)
+        t.op("test.layer_backward", (Ref(grad), Ref(value)), (made,), Phase.BACKWARD)
+        grad = made
+    trace = t.trace(values[:1], (Ref(values[-1]),), [tangent], (Ref(grad),))
+    profile = Profile((1e-3,) * len(trace.ops), (0,) * len(trace.ops), Source.ESTIMATED)
+    return Problem(trace, profile, small_hardware(), 1 << 20)
+
+
+class TestLongPlans:
+    @pytest.mark.parametrize("kind", [RECOMPUTE, RECOMPUTE_STAY])
+    def test_tables_grow(self, kind) -> None:
+        """Memory-centric, the chain is run again from its start for each op: 741 runs of 39 ops."""
+        problem = deep_problem(40)
+        evaluator = Evaluator(problem)
+        kinds = [kind] * len(evaluator.gaps)
+        found = evaluator.evaluate(kinds)
+        assert found == reference(problem, evaluator.plan(kinds))
+        assert evaluator.evaluate(kinds) == found
+
+    def test_rooms_in_the_outer_tier_are_used_again(self) -> None:
+        """Two of three leave and come back inside the forward pass: their bytes go to the third."""
+        t = TraceBuilder()
+        x = t.new(64, Role.INPUT, pinned=True)
+        a, b, c = (t.new(n, Role.ACTIVATION) for n in (64, 32, 96))
+        out = [t.new(16, Role.ACTIVATION) for _ in range(8)]
+        t.op("f", (Ref(x),), (a,))
+        t.op("f", (Ref(x),), (b,))
+        t.op("f", (Ref(x),), (out[0],))
+        t.op("f", (Ref(a),), (out[1],))
+        t.op("f", (Ref(b),), (out[2],))
+        t.op("f", (Ref(x),), (c,))
+        t.op("f", (Ref(x),), (out[3],))
+        t.op("f", (Ref(c),), (out[4],))
+        trace = t.trace([x], tuple(Ref(v) for v in out[:5]))
+        profile = Profile((1e-3,) * len(trace.ops), (0,) * len(trace.ops), Source.ESTIMATED)
+        problem = Problem(trace, profile, small_hardware(), 1 << 20)
+        evaluator = Evaluator(problem)
+        kinds = [OFFLOAD] * len(evaluator.gaps)
+        assert evaluator.evaluate(kinds).host_bytes == 4 * 96
+        assert evaluator.evaluate(kinds) == reference(problem, evaluator.plan(kinds))
+
+
+class TestWhatCannotBe:
+    def test_recomputing_what_no_op_makes(self) -> None:
+        t = TraceBuilder()
+        x, y, z = (t.new(64, role) for role in (Role.INPUT, *[Role.ACTIVATION] * 2))
+        t.op("f", (Ref(x),), (y,))
+        t.op("f", (Ref(y),), (z,))
+        made = t.new(64, Role.ACTIVATION)
+        t.op("f", (Ref(x), Ref(z)), (made,))
+        evaluator = Evaluator(_unit(t.trace([x], (Ref(made),))))
+        assert [gap.buffer for gap in evaluator.gaps] == [0]
+        assert evaluator.evaluate([RECOMPUTE]) == IMPOSSIBLE
+        assert evaluator.evaluate([OFFLOAD]) != IMPOSSIBLE
+
+    def test_recomputing_from_what_is_gone(self) -> None:
+        """The caller's `x` has no use but that of the op which would have to run again."""
+        t = TraceBuilder()
+        x, pinned = t.new(64, Role.INPUT), t.new(64, Role.INPUT, pinned=True)
+        y, z, made = (t.new(64, Role.ACTIVATION) for _ in range(3))
+        t.op("f", (Ref(x),), (y,))
+        t.op("f", (Ref(pinned),), (z,))
+        t.op("f", (Ref(y), Ref(z)), (made,))
+        problem = _unit(t.trace([x, pinned], (Ref(made),)))
+        evaluator = Evaluator(problem)
+        assert [gap.buffer for gap in evaluator.gaps] == [2]
+        assert evaluator.evaluate([RECOMPUTE]) == IMPOSSIBLE
+        with pytest.raises(VerifyError, match="can be made again from what is left"):
+            lower(problem, evaluator.plan([RECOMPUTE]))
+
+    def test_a_kind_that_is_none(self) -> None:
+        evaluator = Evaluator(small_problem())
+        kinds = [KEEP] * len(evaluator.gaps)
+        kinds[0] = 7
+        assert evaluator.evaluate(kinds) == IMPOSSIBLE
+        with pytest.raises(ValueError, match="7 is no kind"):
+            evaluator.plan(kinds)
+
+    @pytest.mark.parametrize("hint", ["release", "prefetch"])
+    def test_a_hint_outside_its_gap(self, hint) -> None:
+        evaluator = Evaluator(small_problem())
+        size = len(evaluator.gaps)
+        hints = {hint: [gap.after for gap in evaluator.gaps]}
+        assert evaluator.evaluate([OFFLOAD] * size, **hints) == IMPOSSIBLE
+        assert evaluator.evaluate([KEEP] * size, **hints).fits
+
+    def test_offloading_where_there_is_nothing_but_the_device(self) -> None:
+        problem = small_problem()
+        alone = replace(
+            problem.hardware, capacity_bytes=problem.hardware.capacity_bytes[:1], links=()
+        )
+        problem = replace(problem, hardware=alone)
+        evaluator = Evaluator(problem)
+        kinds = [KEEP] * len(evaluator.gaps)
+        assert evaluator.evaluate(kinds) != IMPOSSIBLE
+        kinds[0] = OFFLOAD
+        assert evaluator.evaluate(kinds) == IMPOSSIBLE
+
+    def test_too_few_kinds(self) -> None:
+        evaluator = Evaluator(small_problem())
+        with pytest.raises(ValueError, match="gaps"):
+            evaluator.evaluate([KEEP])
+        with pytest.raises(ValueError, match="gaps"):
+            evaluator.evaluate([KEEP] * len(evaluator.gaps), release=[NO_HINT])
+
+    def test_a_host_without_room_does_not_fit(self) -> None:
+        problem = replace(small_problem(1 << 20), host_budget_bytes=1)
+        evaluator = Evaluator(problem)
+        found = evaluator.evaluate([OFFLOAD] * len(evaluator.gaps))
+        assert math.isfinite(found.seconds)
+        assert not found.fits
+
+
+def _unit(trace: Trace) -> Problem:
+    count = len(trace.ops)
+    profile = Profile((1e-3,) * count, (0,) * count, Source.ESTIMATED)
+    return Problem(trace, profile, small_hardware(), 1 << 20)
+
+
+def test_plan_says_what_the_kinds_say() -> None:
+    evaluator = Evaluator(small_problem())
+    assert len(evaluator.gaps) == 5
+    kinds = np.array([KEEP, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY, OFFLOAD], dtype=np.int8)
+    second, last = evaluator.gaps[1], evaluator.gaps[4]
+    release = [NO_HINT, second.before, *[NO_HINT] * 3]
+    prefetch = [*[NO_HINT] * 4, last.before]
+    plan = evaluator.plan(kinds, "mine{}", release=release, prefetch=prefetch)
+    assert dict(plan.choices) == {
+        second: Offload(Tier.HOST, release=second.before),
+        evaluator.gaps[2]: Recompute(),
+        evaluator.gaps[3]: Recompute(stay=True),
+        last: Offload(Tier.HOST, prefetch=last.before),
+    }
+    assert plan.policy == "mine{}"
+    assert plan.trace_digest
+    assert plan.problem_digest
+
+
+WITHOUT_NUMBA = """
+import random, sys
+sys.modules["numba"] = None
+from outcore.evaluate import Evaluator, compiled
+from tests.pure.building import small_problem
+from tests.pure.test_evaluate import deep_problem, reference, some_kinds, some_hints
+assert not compiled.COMPILED
+dice = random.Random(5)
+for problem in (small_problem(), small_problem(5000), deep_problem(20)):
+    evaluator = Evaluator(problem)
+    for _ in range(20):
+        kinds = some_kinds(problem, evaluator.gaps, dice)
+        hints = {name: some_hints(evaluator.gaps, dice) for name in ("release", "prefetch")}
+        found = evaluator.evaluate(kinds, **hints)
+        assert found == reference(problem, evaluator.plan(kinds, **hints)), kinds
+"""
+
+
+def test_python_alone_has_the_same_figures() -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT_NUMBA], check=True)
+
+
+def test_what_cannot_be_kept_on_disk_is_compiled_all_the_same(monkeypatch) -> None:
+    def njit(**options):
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return lambda function: ("compiled", function)
+
+    monkeypatch.setattr(compiled, "njit", njit)
+    made: object = compiled.compiled(len)
+    assert made == ("compiled", len)
+
+
+def test_importing_does_not_import_numba() -> None:
+    code = "import sys, outcore.evaluate; assert 'numba' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
