@@ -75,6 +75,8 @@ SPECS = (
     "cheap{min_bytes=1B,early=true}",
     "chen-sqrt{min_bytes=1B}",
     "chen-sqrt{min_bytes=1B,greedy=true}",
+    "search{min_bytes=1B,effort=0.002}",
+    "search{min_bytes=1B,effort=0.0}",
 )
 """Every policy, deciding on buffers as small as those of the drawn traces."""
 

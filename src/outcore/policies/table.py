@@ -10,6 +10,7 @@ from outcore.policies.policy import Policy
 from outcore.policies.pooch import Pooch
 from outcore.policies.pooch_paper import PoochPaper
 from outcore.policies.recompute_all import RecomputeAll
+from outcore.policies.search import Search
 from outcore.policies.superneurons import SuperNeurons
 from outcore.policies.superneurons_cost_aware import SuperNeuronsCostAware
 from outcore.policies.swap_all import SwapAll
@@ -37,4 +38,5 @@ POLICIES: dict[str, type[Policy]] = {
     "cheap": Cheap,
     "pooch": Pooch,
     "pooch-paper": PoochPaper,
+    "search": Search,
 }

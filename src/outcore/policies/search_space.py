@@ -1,0 +1,82 @@
+"""The space that `search` walks: what each gap may be, and gaps that are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outcore.evaluate import KEEP, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY
+from outcore.ir.liveness import liveness
+from outcore.ir.plan import Gap, Keep, Offload, Plan, Recompute
+from outcore.ir.problem import Problem
+from outcore.policies.candidates import away, recomputable
+
+Kinds = NDArray[np.int8]
+"""One of evaluate's kinds per gap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Of all `gaps` those worth a decision, in order of the trace, and the kinds each may be.
+
+    `alike` are groups of them that stand for the same value of repeated layers, in order of the
+    trace; groups of one are left out.
+    """
+
+    gaps: tuple[Gap, ...]
+    allowed: Mapping[int, tuple[int, ...]]
+    alike: tuple[tuple[int, ...], ...]
+
+    def kinds(self, plan: Plan) -> Kinds:
+        """The kinds of a plan; hints are forgotten; what is not decided on is kept."""
+        found = np.full(len(self.gaps), KEEP, np.int8)
+        for index, allowed in self.allowed.items():
+            kind = _kind(plan, self.gaps[index])
+            found[index] = kind if kind in allowed else KEEP
+        return found
+
+
+def make_space(problem: Problem, gaps: Sequence[Gap], min_bytes: int) -> Space:
+    """The space of `gaps` of buffers of at least `min_bytes`. About linear in them."""
+    sizes = [problem.trace.buffers[gap.buffer].nbytes for gap in gaps]
+    wanted = [i for i, nbytes in enumerate(sizes) if nbytes >= min_bytes]
+    again = recomputable(problem, [gaps[i] for i in wanted])
+    leaves = (OFFLOAD,) if isinstance(away(problem), Offload) else ()
+    wanted.sort(key=lambda i: (gaps[i].after, i))
+    allowed = {
+        i: (KEEP, *leaves, *((RECOMPUTE, RECOMPUTE_STAY) if gaps[i] in again else ()))
+        for i in wanted
+    }
+    allowed = {i: kinds for i, kinds in allowed.items() if len(kinds) > 1}
+    return Space(tuple(gaps), allowed, _alike(problem, gaps, allowed))
+
+
+def _kind(plan: Plan, gap: Gap) -> int:
+    choice = plan.choice(gap)
+    if isinstance(choice, Keep):
+        return KEEP
+    if isinstance(choice, Recompute):
+        return RECOMPUTE_STAY if choice.stay else RECOMPUTE
+    return OFFLOAD
+
+
+def _alike(
+    problem: Problem, gaps: Sequence[Gap], movable: Iterable[int]
+) -> tuple[tuple[int, ...], ...]:
+    """Groups with the same size, made, left and needed again by the same kinds of op."""
+    trace, producer = problem.trace, liveness(problem.trace).producer
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for index in movable:
+        gap = gaps[index]
+        made = producer[gap.buffer]
+        key = (
+            trace.buffers[gap.buffer].nbytes,
+            None if made is None else trace.ops[made].target,
+            trace.ops[gap.after].target,
+            trace.ops[gap.before].target,
+        )
+        groups.setdefault(key, []).append(index)
+    return tuple(tuple(group) for group in groups.values() if len(group) > 1)

@@ -1,0 +1,61 @@
+"""Where `search` starts from: what the other policies make of the problem."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from outcore.errors import InfeasibleError
+from outcore.ir.plan import Plan
+from outcore.ir.problem import Problem
+from outcore.policies.chen import ChenSqrt
+from outcore.policies.floor import floor_plan
+from outcore.policies.keep_all import KeepAll
+from outcore.policies.policy import Policy
+from outcore.policies.pooch import Pooch
+from outcore.policies.recompute_all import RecomputeAll
+from outcore.policies.superneurons import SuperNeurons
+from outcore.policies.swap_opt import SwapOpt
+from outcore.policies.window import Window
+
+QUADRATIC_OPS = 4000
+"""Up to so many ops, policies that take the square of them are asked too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """Plans that fit, and what those policies need that have none."""
+
+    plans: tuple[Plan, ...]
+    refusals: tuple[InfeasibleError, ...]
+
+
+def find_starts(problem: Problem, min_bytes: int) -> Starts:
+    """Ask each policy, the floor's plan last."""
+    plans: list[Plan] = []
+    refusals: list[InfeasibleError] = []
+    for policy in _policies(problem, min_bytes):
+        try:
+            plans.append(policy.plan(problem))
+        except InfeasibleError as error:
+            refusals.append(error)
+        if isinstance(policy, KeepAll) and plans:  # nothing can be faster
+            return Starts(tuple(plans), ())
+    try:
+        plans.append(floor_plan(problem))
+    except InfeasibleError as error:
+        refusals.append(error)
+    return Starts(tuple(plans), tuple(refusals))
+
+
+def _policies(problem: Problem, min_bytes: int) -> Iterator[Policy]:
+    yield KeepAll()
+    yield SwapOpt(min_bytes, early=True)
+    yield SuperNeurons(min_bytes)
+    yield Window(min_bytes)
+    if len(problem.trace.ops) <= QUADRATIC_OPS:
+        yield Pooch(min_bytes, early=True)
+        yield ChenSqrt(min_bytes, greedy=True)
+        yield RecomputeAll(min_bytes, max_ops=4, stay=True)
+    else:
+        yield ChenSqrt(min_bytes)

@@ -1,0 +1,165 @@
+"""search: never behind what it starts from, the best there is where that can be known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+
+from outcore.bound import lower_bound
+from outcore.errors import InfeasibleError, PolicyError
+from outcore.evaluate import KEEP, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY, Evaluator
+from outcore.ir.memory import fits
+from outcore.ir.problem import Problem
+from outcore.lower import lower
+from outcore.policies import floor, parse_policy, resolve
+from outcore.policies.search import Search, least
+from outcore.policies.search_anneal import Annealing
+from outcore.policies.search_space import make_space
+from outcore.policies.search_starts import find_starts
+from outcore.simulate import simulate
+from tests.pure.chainer_resnet import table3_problem
+from tests.pure.strategies import problems
+from tests.pure.test_policies import chain
+
+drawn = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+GB = 10**9
+FEW = 6
+"""Gaps of which every plan can be tried."""
+
+
+def seconds(problem: Problem, policy: Search | str) -> float:
+    return simulate(problem, lower(problem, resolve(policy).plan(problem))).seconds
+
+
+@drawn
+@given(problem=problems())
+def test_it_is_never_slower_than_what_it_starts_from(problem):
+    starts = find_starts(problem, 1)
+    assume(starts.plans)
+    known = [simulate(problem, lower(problem, plan)).seconds for plan in starts.plans]
+    assert seconds(problem, Search(min_bytes=1, effort=0.001)) <= min(known)
+
+
+@drawn
+@given(problem=problems())
+def test_it_finds_the_best_of_few_plans(problem):
+    floor_bytes = floor(problem).nbytes
+    tight = replace(problem, budget_bytes=max(problem.budget_bytes, floor_bytes))
+    evaluator = Evaluator(tight)
+    space = make_space(tight, evaluator.gaps, 1)
+    assume(0 < len(space.allowed) <= FEW)
+    best = float("inf")
+    for choice in product(*space.allowed.values()):
+        kinds = np.full(len(space.gaps), KEEP, np.int8)
+        kinds[list(space.allowed)] = choice
+        found = evaluator.evaluate(kinds)
+        best = min(best, found.seconds if found.fits else best)
+    searched = seconds(tight, Search(min_bytes=1, effort=0.05))
+    assert searched <= best * (1 + 1e-9)
+
+
+@drawn
+@given(problem=problems())
+def test_no_plan_gets_below_the_lower_bound(problem):
+    policy = Search(min_bytes=1, effort=0.002)
+    try:
+        found = seconds(problem, policy)
+    except InfeasibleError:
+        return
+    assert found >= lower_bound(problem) * (1 - 1e-9)
+
+
+def test_the_same_seed_and_effort_give_the_same_plan():
+    problem = table3_problem(256, 16 * GB, 13e9)
+    plans = [Search(effort=0.3, seed=seed).plan(problem) for seed in (1, 1, 2)]
+    assert plans[0] == plans[1]
+    assert plans[0].choices != plans[2].choices
+
+
+def test_resnet50_comes_near_the_bound():
+    problem = table3_problem(640, int(16.1 * GB), 12e9)
+    plan = Search(effort=3.0).plan(problem)
+    program = lower(problem, plan)
+    assert fits(problem, program)
+    in_core = sum(problem.profile.seconds)
+    lost = 1 - in_core / simulate(problem, program).seconds
+    others = [seconds(problem, spec) for spec in ("pooch{early=true}", "window", "swap-opt")]
+    assert simulate(problem, program).seconds < min(others)
+    assert 1 - in_core / lower_bound(problem) <= lost < 0.12, "pooch{early=true} loses 0.14"
+
+
+def test_what_fits_is_kept():
+    assert Search().plan(chain()).choices == ()
+
+
+def test_nothing_is_moved_for_nothing():
+    problem = table3_problem(256, 16 * GB, 75e9)
+    plan = Search(effort=0.5).plan(problem)
+    took = simulate(problem, lower(problem, plan)).seconds
+    evaluator = Evaluator(problem)
+    space = make_space(problem, evaluator.gaps, Search().min_bytes)
+    kinds = space.kinds(plan)
+    assert plan.choices
+    for index in np.flatnonzero(kinds):
+        fewer = kinds.copy()
+        fewer[index] = KEEP
+        found = evaluator.evaluate(fewer)
+        assert not found.fits or found.seconds > took * (1 - 1e-12)
+
+
+def test_the_space_has_what_each_gap_may_be():
+    problem = chain((64,) * 4)
+    evaluator = Evaluator(problem)
+    space = make_space(problem, evaluator.gaps, 1)
+    every = (KEEP, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY)
+    assert set(space.allowed.values()) == {every}
+    bare = replace(problem, host_budget_bytes=0)
+    assert set(make_space(bare, evaluator.gaps, 1).allowed.values()) == {
+        (KEEP, RECOMPUTE, RECOMPUTE_STAY)
+    }
+    assert make_space(problem, evaluator.gaps, 1 << 40).allowed == {}
+
+
+def test_layers_that_repeat_are_alike():
+    problem = chain((64, 64, 64, 32, 32, 64))
+    evaluator = Evaluator(problem)
+    space = make_space(problem, evaluator.gaps, 1)
+    sizes = [
+        {problem.trace.buffers[space.gaps[i].buffer].nbytes for i in group} for group in space.alike
+    ]
+    assert all(len(each) == 1 for each in sizes)
+    assert {32 * 1024} in sizes
+    assert {64 * 1024} in sizes
+
+
+def test_changes_are_of_what_is_allowed():
+    problem = table3_problem(64, 4 * GB, 13e9)
+    evaluator = Evaluator(problem)
+    space = make_space(problem, evaluator.gaps, 1 << 16)
+    annealing = Annealing(space, evaluator, seed=3)
+    kinds = np.full(len(space.gaps), KEEP, np.int8)
+    for move in annealing.moves:
+        for _ in range(200):
+            for index, kind in move(kinds).items():
+                assert kind in space.allowed[index]
+                kinds[index] = kind
+
+
+@pytest.mark.parametrize("effort", [-1.0, float("nan"), float("inf")])
+def test_an_effort_is_a_number_of_ops(effort):
+    with pytest.raises(PolicyError, match="millions of ops"):
+        Search(effort=effort)
+
+
+def test_a_refusal_names_the_least_that_is_needed():
+    problem = replace(chain(), budget_bytes=1000)
+    refusals = find_starts(problem, 1).refusals
+    assert len(refusals) > 3
+    assert least(refusals).floor_bytes == min(error.floor_bytes for error in refusals)
+    with pytest.raises(InfeasibleError) as caught:
+        parse_policy("search{min_bytes=1B}").plan(problem)
+    assert caught.value.floor_bytes == least(refusals).floor_bytes
