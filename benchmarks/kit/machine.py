@@ -12,7 +12,7 @@ import torch
 from outcore import __version__
 from outcore.runtime.host import memory_limit_bytes
 
-PACKAGES = ("torch", "numpy", "transformers", "monai")
+PACKAGES = ("torch", "numpy", "scipy", "numba", "transformers", "monai")
 
 
 def host() -> dict[str, Any]:

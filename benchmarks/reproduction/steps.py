@@ -86,10 +86,14 @@ def lab(
     scale: Scale,
     *,
     link: float | None = None,
+    host: bool = True,
     **sizes: int,
 ) -> Lab:
-    """A Lab on a preset, with another rate of its links where one is given."""
+    """A Lab on a preset, with another rate of its links where one is given, or with no host."""
     found = preset(machine)
+    if not host:
+        device = ((Tier.DEVICE, found.hardware.capacity(Tier.DEVICE)),)
+        found = replace(found, hardware=replace(found.hardware, capacity_bytes=device))
     if link is not None:
         hardware = found.hardware
         links = tuple((a, b, replace(c, bytes_per_second=link)) for a, b, c in hardware.links)

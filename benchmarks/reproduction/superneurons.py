@@ -102,7 +102,10 @@ def capacity(scale: Scale, patience: Patience) -> Iterator[Row]:
         batches = range(step, TOP * paper + 1, step)
         wide = found.largest(batches, RUNTIME)
         rule = found.largest(batches, "superneurons")
-        note = f"`superneurons`: {rule or NONE}; tried up to {TOP} times the paper's"
+        note = (
+            f"no workspaces, no holes; `superneurons`: {rule or NONE}; tried up to {TOP} times the "
+            "paper's"
+        )
         what = f"{name}: largest batch in 12 GB"
         yield number("SuperNeurons, Table 5", what, paper, wide, str, note)
     for name, batch, source in (

@@ -1,0 +1,1 @@
+"""How near `search` comes to the least that is possible, and to the other policies; modelled."""

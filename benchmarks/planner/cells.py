@@ -1,0 +1,113 @@
+"""Cells: one step under one budget, by every policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from benchmarks.kit.benchmark import Patience
+from benchmarks.kit.rows import Check, Row
+from benchmarks.reproduction.steps import Lab, Scale, lab
+from outcore.bound import lower_bound
+from outcore.ir.hardware import Tier
+from outcore.policies import POLICIES
+
+DEVICE_BYTES = 16 * 2**30
+PAPERS = (
+    ("resnet50-v1", 640, "v100-pcie3", 12e9, 0.08),
+    ("resnet50-v1", 640, "v100-pcie3", 16e9, 0.075),
+    ("resnet50-v1", 640, "v100-nvlink2", 75e9, 0.005),
+    ("resnet50-v1", 1440, "v100-nvlink2", 50e9, 0.10),
+)
+"""Network, batch, machine, bytes per second of its link, and the most that may be lost."""
+
+NETWORKS = {
+    "resnet50-v1": 640,
+    "alexnet": 2688,
+    "vgg16": 256,
+    "googlenet": 512,
+    "inception-v4": 128,
+    "densenet121": 256,
+    "pix2pixhd": 8,
+    "deeplabv3plus": 24,
+    "resnext101-3d": 16,
+    "unet3d": 4,
+    "gpt2": 16,
+    "vit": 256,
+}
+"""Batches, about what takes 50 GB."""
+SHARES = (2, 3, 4)
+"""Budgets: the in-core peak divided by these."""
+
+OURS = "search"
+SLOW = frozenset({"pooch-paper"})
+"""Policies that take minutes on deep networks; what they find is never far from pooch's."""
+
+POINTS = 0.03
+"""The most that a plan may lose beyond the bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell(Row):
+    """What is lost of the speed in-core, at most and by plans. All but planning is predicted."""
+
+    step: str
+    budget_bytes: int
+    bound_lost: float | None = None
+    search_lost: float | None = None
+    other_lost: float | None = None
+    best_other: str = ""
+    planning_seconds: float | None = None
+
+
+def papers(scale: Scale, patience: Patience) -> Iterator[Row]:
+    """The cells with a goal of their own."""
+    for name, batch, machine, link, goal in PAPERS:
+        if patience.over():
+            return
+        found = lab(name, machine, DEVICE_BYTES, scale, link=link)
+        row = cell(found, batch, f"{name} {batch}, {machine} at {link / 1e9:g} GB/s")
+        lost = 1.0 if row.search_lost is None else row.search_lost
+        check = Check(f"loses {lost:.2%}, at most {goal:.1%}", lost <= goal)
+        yield replace(row, checks=(*row.checks, check))
+
+
+def budgets(scale: Scale, patience: Patience) -> Iterator[Row]:
+    """Every network at parts of its in-core peak."""
+    for name, batch in NETWORKS.items():
+        peak = lab(name, "v100-pcie3", 0, scale).at(batch).in_core.peak(Tier.DEVICE)
+        for share in SHARES:
+            if patience.over():
+                return
+            found = lab(name, "v100-pcie3", peak // share, scale)
+            yield cell(found, batch, f"{name} {batch}, 1/{share}")
+
+
+def cell(found: Lab, batch: int, step: str) -> Cell:
+    """One step under one budget, by all policies."""
+    comparison = found.at(batch)
+    problem = found.problem(batch)
+    rows = {name: found.row(batch, name) for name in POLICIES if name not in SLOW}
+    ours = rows.pop(OURS)
+    lost = {n: 1 - r.relative_to_in_core for n, r in rows.items() if r.relative_to_in_core}
+    best = min(lost, key=lost.__getitem__, default="")
+    blank = Cell(
+        step=step,
+        budget_bytes=problem.budget_bytes,
+        other_lost=lost.get(best),
+        best_other=best,
+        planning_seconds=ours.planning_seconds,
+    )
+    if ours.relative_to_in_core is None:
+        ok = not lost
+        check = Check("has a plan where another policy has one", ok)
+        return replace(blank, checks=(check,), note=ours.reason)
+    bound = 1 - comparison.in_core.seconds / lower_bound(problem)
+    mine = 1 - ours.relative_to_in_core
+    over = mine - bound
+    other = lost.get(best, 1.0)
+    checks = (
+        Check(f"loses {mine:.2%}, {best} {other:.2%}", mine <= other + 1e-9),
+        Check(f"{over:.2%} beyond the bound, at most {POINTS:.0%}", over <= POINTS),
+    )
+    return replace(blank, bound_lost=bound, search_lost=mine, checks=checks)

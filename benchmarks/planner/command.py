@@ -1,0 +1,31 @@
+"""The command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+
+from benchmarks.kit.benchmark import Benchmark
+from benchmarks.kit.command import Kit, run_kit
+from benchmarks.kit.machine import host
+from benchmarks.planner.cells import budgets, papers
+from benchmarks.reproduction.steps import Scale
+
+_ROWS: tuple[Benchmark[Scale], ...] = (
+    Benchmark("papers", "ResNet-50 on the papers' machines", papers),
+    Benchmark("budgets", "networks at a half, a third and a quarter of their memory", budgets),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Plan what is named, else all."""
+    run_kit(
+        Kit(
+            name="planner",
+            description="search, the bound below it and the other policies, on modelled hardware.",
+            benchmarks=MappingProxyType({row.name: row for row in _ROWS}),
+            scale=lambda given: Scale(small=given.small),
+            machine=lambda _: host(),  # steps are modelled; the times to plan are this machine's
+        ),
+        arguments,
+    )
