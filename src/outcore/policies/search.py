@@ -37,7 +37,7 @@ class Search:
     summary: ClassVar[str] = "local search over every gap, judged by the simulated step"
 
     min_bytes: int = MIN_BYTES
-    effort: float = 16.0
+    effort: float = 10.0
     seed: int = 0
 
     def __post_init__(self) -> None:

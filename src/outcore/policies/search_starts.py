@@ -53,9 +53,7 @@ def _policies(problem: Problem, min_bytes: int) -> Iterator[Policy]:
     yield SwapOpt(min_bytes, early=True)
     yield SuperNeurons(min_bytes)
     yield Window(min_bytes)
+    yield ChenSqrt(min_bytes)
     if len(problem.trace.ops) <= QUADRATIC_OPS:
         yield Pooch(min_bytes, early=True)
-        yield ChenSqrt(min_bytes, greedy=True)
         yield RecomputeAll(min_bytes, max_ops=4, stay=True)
-    else:
-        yield ChenSqrt(min_bytes)
