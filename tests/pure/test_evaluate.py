@@ -30,6 +30,7 @@ from outcore.ir.memory import fits
 from outcore.ir.plan import Gap, Offload, Plan, Recompute
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile, Source
+from outcore.ir.program import Copy, Run
 from outcore.ir.trace import Phase, Ref, Role, Trace
 from outcore.lower import lower
 from outcore.simulate import simulate
@@ -165,6 +166,29 @@ class TestLongPlans:
         found = evaluator.evaluate(kinds)
         assert found == reference(problem, evaluator.plan(kinds))
         assert evaluator.evaluate(kinds) == found
+
+    def test_a_copy_back_is_waited_for_by_the_first_that_reads_it(self) -> None:
+        """Op 1 runs again on the `b` that op 0 made for `w` once more, not on what comes back."""
+        t = TraceBuilder()
+        x = t.new(64, Role.INPUT, pinned=True)
+        b, w, v = (t.new(4096, Role.ACTIVATION) for _ in range(3))
+        out = [t.new(64, Role.ACTIVATION) for _ in range(5)]
+        t.op("f", (Ref(x),), (b, w))
+        t.op("f", (Ref(b), Ref(w)), (v,))
+        t.op("f", (Ref(x),), (out[0],))
+        t.op("f", (Ref(v),), (out[1],))
+        t.op("f", (Ref(x),), (out[2],))
+        t.op("f", (Ref(b), Ref(w)), (out[3],))
+        problem = _unit(t.trace([x], tuple(Ref(value) for value in out[:4])))
+        evaluator = Evaluator(problem)
+        assert [gap.buffer for gap in evaluator.gaps] == [1, 2, 3]
+        kinds = [OFFLOAD, RECOMPUTE, RECOMPUTE]
+        plan = evaluator.plan(kinds)
+        program = lower(problem, plan)
+        copies = [i for i, e in enumerate(program.body) if isinstance(e.action, Copy)]
+        readers = [e.action for e in program.body if copies[1] in e.after]
+        assert [action.op for action in readers if isinstance(action, Run)] == [5]
+        assert evaluator.evaluate(kinds) == reference(problem, plan)
 
     def test_rooms_in_the_outer_tier_are_used_again(self) -> None:
         """Two of three leave and come back inside the forward pass: their bytes go to the third."""

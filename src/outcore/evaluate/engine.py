@@ -18,6 +18,8 @@ from outcore.ir.problem import Problem
 class Engine:
     """Runs the kernel over tables for one problem, whose gaps are `gaps`."""
 
+    compiled = COMPILED
+
     def __init__(self, problem: Problem, live: Liveness, gaps: Sequence[Gap]) -> None:
         self.problem, self.live, self.gaps = problem, live, gaps
         self.space = 4

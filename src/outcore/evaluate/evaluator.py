@@ -57,6 +57,11 @@ class Evaluator:
         self._budget = problem.limit_bytes(Tier.DEVICE)
         self._outer_budget = problem.limit_bytes(problem.hardware.outer)
 
+    @property
+    def compiled(self) -> bool:
+        """Whether evaluations run as machine code: numba is installed."""
+        return self._engine.compiled
+
     def evaluate(
         self,
         kinds: ArrayLike,

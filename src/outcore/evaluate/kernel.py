@@ -3,7 +3,14 @@
 `table[ROW, i]` is an int and `times[ROW, i]` seconds; rows are named below. The functions follow
 `lower/expand.py`, `donate.py`, `release.py`, `prefetch.py`, `place.py` and `sync.py`, `simulate.py`
 and `ir/memory.py`, where the reasons stand. Three walks do the work of all: one over the ops, one
-over the copies back, one over the steps that come of them.
+over the copies back, one over the steps that come of them. Only what decides seconds and bytes is
+kept of a program:
+
+- A step takes most memory while it runs: what is freed before goes first, and what is freed after
+  goes last. Between the calls is the other place to look.
+- Streams wait for each other only where a copy begins or ends. Compute waits for a copy back at
+  the first run that reads what came, and for a copy out where its source is freed. All other
+  hazards lie within a stream, or are over by then.
 
 All compiled code is in this one file. Numba keeps what it compiled under the time stamp of a single
 source file, so that after an edit in another one it would still use numbers of rows, and bodies of
@@ -29,22 +36,23 @@ DONE, REFUSED, FULL = range(3)
 COUNT = 0
 """Figures of the plan at hand; its columns:"""
 
-(N_STEPS, N_READS, N_WRITES, N_AFTERS, N_SLOTS, N_GROUPS, N_LEAVING, N_FREED, N_CHAIN) = range(9)
-"""Lengths of lists."""
-EPOCH, OLDEST, UNHURRIED, BOUNDARY_STEP, BETWEEN_HELD = range(9, 14)
-"""The stamp of the latest chain; two places in the queue of what leaves; the first backward step;
-bytes held between the two calls."""
-LIVE, LEAVING_BYTES, UNUSED_BYTES = range(14, 17)
-"""Bytes on the device: of what lives there, of what leaves, of what is passed in for nothing."""
-N_FREE, N_ROOMS, EXTENT, PLAYED_LIVE, PEAK = range(17, 22)
-COUNTS = 22
-"""Free ranges and owned ones of the outer tier, its bytes so far; bytes on the device and most."""
+N_STEPS, N_SLOTS, N_GROUPS, N_AWAY, N_LEAVING, N_FREED, N_DROPPED, N_CHAIN = range(8)
+"""Lengths of lists. Of `N_AWAY` copies out, `N_LEAVING` are issued."""
+EPOCH, OLDEST, UNHURRIED, BOUNDARY_STEP = range(8, 12)
+"""Stamp of the latest chain; two places in the queue of what leaves; the first backward step."""
+LIVE, LEAVING_BYTES, UNUSED_BYTES, BETWEEN_HELD, PEAK = range(12, 17)
+"""Bytes on the device: of what lives there, of what leaves, of what is passed in for nothing, of
+all between the two calls, and the most of all so far."""
+N_FREE, N_ROOMS, EXTENT, NEEDS = range(17, 21)
+"""Free ranges and owned ones of the outer tier; its bytes so far; the last copy back that the
+coming run waits for, or NONE."""
+COUNTS = 21
 
 FIXED = 1
 """Figures of the problem; its columns:"""
 
-(N_OPS, N_BUFFERS, N_GAPS, N_INPUTS, N_TANGENTS, STEPS_MOST, ACCESSES_MOST) = range(7)
-"""Lengths; how many steps there can be, and how many accesses of one kind (`_has_room`)."""
+N_OPS, N_BUFFERS, N_GAPS, N_INPUTS, N_TANGENTS, STEPS_MOST, SLOTS_MOST = range(7)
+"""Lengths; how many steps there can be, and how many slots without those of copies."""
 BOUNDARY, BUDGET_BYTES, OUTSIDE_BYTES, BETWEEN_BYTES, OFFLOADS = range(7, 12)
 """`OFFLOADS`: whether there is an outer tier."""
 
@@ -52,7 +60,7 @@ INPUTS, TANGENTS, READS, WRITES, DONATION_READS, DONATION_WRITES, USE_GAPS = ran
 """Lists of the problem. Donations are places in the reads and the writes of their op; `USE_GAPS`
 has for each use of a buffer the gap after it, NONE where that may not be moved."""
 
-(READ_START, WRITE_START, DONATION_START, REPEATABLE, MUTATES, WORKSPACE_BYTES) = range(9, 15)
+READ_START, WRITE_START, DONATION_START, REPEATABLE, MUTATES, WORKSPACE_BYTES = range(9, 15)
 """Of an op; its reads are from its `READ_START` to that of the next op."""
 
 USE_START, PRODUCER, IS_HELD, DEVICE_BYTES, FETCHED_BYTES, OUTER_BYTES = range(15, 21)
@@ -61,41 +69,48 @@ USE_START, PRODUCER, IS_HELD, DEVICE_BYTES, FETCHED_BYTES, OUTER_BYTES = range(1
 GAP_BUFFER, GAP_USE, GAP_AFTER, GAP_BEFORE, KIND, RELEASE, PREFETCH = range(21, 28)
 """Of a gap: what it is (`GAP_USE`: after which of the buffer's uses), and what the plan says."""
 
-DEVICE, OUTER, NOW, PASSED, MUTATED, LAST_OFFLOAD, TEMPORARY = range(28, 35)
-"""Of a buffer, at the step at hand, as in `lower/expand.py`; `TEMPORARY`: its slot in a chain."""
+DEVICE, OUTER, NOW, PASSED, MUTATED, LAST_OFFLOAD, TEMPORARY, LATE = range(28, 36)
+"""Of a buffer, at the step at hand, as in `lower/expand.py`; `TEMPORARY`: its slot in a chain;
+`LATE`: its copy back, until a run waits for that."""
 
-SEEN, WANTED, FETCHED, NEEDED, LAST_READER, RERUN = range(35, 41)
+SEEN, WANTED, FETCHED, NEEDED, LAST_READER, RERUN = range(36, 42)
 """Of a buffer, the last of an op: the stamp of the chain that it is so in, or its last reader."""
 
-WANTED_LIST, STACK, CHAIN = range(41, 44)
+WANTED_LIST, STACK, CHAIN = range(42, 45)
 """Lists of a chain: buffers that an op wants, buffers to look at, ops to run again."""
 
-LEAVING_SLOT, LEAVING_DUE, LEAVING_GONE, DUE_NEXT, FREED_SLOT, FREED_AT = range(44, 50)
-"""Of what leaves, in order of issue; then of its frees, in their order. `FREED_AT` is twice the
-step for one before its run, and one more for one at its end."""
+DUE_FIRST, DUE_LAST, OWN_STEP = range(45, 48)
+"""Of an op: a list through `AWAY_NEXT` of what is to be gone by then; the step of its first run."""
 
-DUE_FIRST, DUE_LAST, OWN_STEP = range(50, 53)
-"""Of an op: a list through `DUE_NEXT` of what is to be gone by then; the step of its first run."""
+STEP_OP, STEP_HELD, STEP_NEEDS = range(48, 51)
+"""Of a step: its op, bytes on the device, the last copy back that its run waits for or NONE."""
 
-STEP_OP, STEP_HELD, STEP_UNUSED, STEP_READS, STEP_WRITES, STEP_AFTERS = range(53, 59)
-"""Of a step: its op, bytes on the device, bytes passed in for nothing that it frees, and where its
-accesses start."""
+READ_SLOT, WRITE_SLOT = range(51, 53)
+"""Of the accesses of the step at hand."""
 
-READ_SLOT, WRITE_SLOT, WRITE_GIVEN, AFTER_SOURCE, AFTER_SLOT = range(59, 64)
-"""Of an access. `WRITE_GIVEN`: the slot whose memory is taken over. An action after the run is a
-copy out of `AFTER_SOURCE`, or a free where that is NONE; none at all without `AFTER_SLOT`."""
+SLOT_BYTES, SLOT_START, SLOT_STOP = range(53, 56)
+"""Of a slot on the device: the step that makes it, NONE for the caller, and the one after whose run
+it is freed; NONE for later, or where its memory is taken over."""
 
-SLOT_BUFFER, SLOT_BYTES, SLOT_OUTER, SLOT_START, SLOT_STOP, SLOT_OFFSET = range(64, 70)
-"""Of a slot: the steps it is made and freed at, NONE for the caller's and for never."""
+AWAY_BUFFER, AWAY_SOURCE, AWAY_START, AWAY_STOP, AWAY_OFFSET = range(56, 61)
+"""Of a copy out, in order of issue, and of the slot that it fills: the step after which it is
+issued, the one at which the slot is freed."""
 
-GROUP_STEP, GROUP_SOURCE, GROUP_TARGET, GROUP_FREES, GROUP_GAP, GROUP_AT = range(70, 76)
+AWAY_DUE, AWAY_GONE, AWAY_NEXT = range(61, 64)
+"""The same: whether a hint says when its source is freed, whether it was, the next one due then."""
+
+FREED, FREED_AT, DROPPED = range(64, 67)
+"""Copies out in the order in which their sources are freed, at twice the step where before its run
+and one more where at its end; then those that no copy back gives up, in that order."""
+
+GROUP_STEP, GROUP_SOURCE, GROUP_BYTES, GROUP_FREES, GROUP_GAP, GROUP_AT = range(67, 73)
 """Of a copy back: the step that needs it, and the one it is issued before (`GROUP_AT`); whether it
-frees its source; the gap whose hint it has."""
+gives its source up; the gap whose hint it has."""
 
-FREE_START, FREE_STOP, ROOM_START, ROOM_STOP, ROOM_OWNER = range(76, 81)
+FREE_START, FREE_STOP, ROOM_START, ROOM_STOP, ROOM_OWNER = range(73, 78)
 """Of a range of the outer tier: what is free, and who was the latest owner (`ir/rooms.py`)."""
 
-ROWS = 81
+ROWS = 78
 
 # ---- rows of `times` -----------------------------------------------------------------------------
 
@@ -105,13 +120,14 @@ CLOCK = 0
 RELEASE_CLOCK, LINK_FREE, COMPUTE, OUT, IN = range(5)
 CLOCKS = 5
 
-SECONDS, OUT_SECONDS, IN_SECONDS, LEAVING_DONE = range(1, 5)
-"""Of an op, of a buffer (both ways), and of what leaves."""
+SECONDS, OUT_SECONDS, IN_SECONDS = range(1, 4)
+"""Of an op, and of a buffer both ways."""
 
-WRITE_DONE, READ_DONE = range(5, 7)
-"""Of a slot: when its latest write is done, and a copy out that reads it."""
+LEAVING_DONE, OUT_DONE, ROOM_DONE, GROUP_DONE, STEP_DONE = range(4, 9)
+"""When a copy out is done as `release` has it, and as played; when its room is free or at least
+filled; when a copy back is done; when the run of a step is."""
 
-TIME_ROWS = 7
+TIME_ROWS = 9
 
 
 # ---- the whole -----------------------------------------------------------------------------------
@@ -157,9 +173,11 @@ def _forget(table: Ints, times: Floats) -> None:
         times[CLOCK, i] = 0.0
     table[COUNT, EPOCH] = epoch
     table[COUNT, BOUNDARY_STEP] = NEVER
+    table[COUNT, NEEDS] = NONE
     for buffer in range(table[FIXED, N_BUFFERS]):
         table[DEVICE, buffer] = table[OUTER, buffer] = table[TEMPORARY, buffer] = NONE
         table[MUTATED, buffer] = table[LAST_OFFLOAD, buffer] = NONE
+        table[LATE, buffer] = NONE
         table[NOW, buffer] = KEEP
         table[PASSED, buffer] = 0
     for op in range(table[FIXED, N_OPS]):
@@ -193,6 +211,7 @@ def _expand(table: Ints, times: Floats) -> int:
     """Walk the ops once; DONE, REFUSED or FULL."""
     table[COUNT, LIVE] = table[FIXED, OUTSIDE_BYTES]
     _arrive(table, INPUTS, table[FIXED, N_INPUTS])
+    table[COUNT, PEAK] = table[COUNT, LIVE] if table[FIXED, N_OPS] > 0 else 0
     for op in range(table[FIXED, N_OPS]):
         if op == table[FIXED, BOUNDARY]:
             table[COUNT, BOUNDARY_STEP] = table[COUNT, N_STEPS]
@@ -212,19 +231,22 @@ def _expand(table: Ints, times: Floats) -> int:
 
 
 @compiled
-def _slot(table: Ints, buffer: int, nbytes: int, outer: int) -> int:
-    """A new slot, alive from the current step on."""
+def _slot(table: Ints, nbytes: int) -> int:
+    """A new slot on the device, from the current step on."""
     slot = table[COUNT, N_SLOTS]
-    table[COUNT, N_SLOTS] += 1
-    table[SLOT_BUFFER, slot] = buffer
+    table[COUNT, N_SLOTS] = slot + 1
     table[SLOT_BYTES, slot] = nbytes
-    table[SLOT_OUTER, slot] = outer
     table[SLOT_START, slot] = table[COUNT, N_STEPS]
     table[SLOT_STOP, slot] = NONE
-    if outer == 0:
-        table[DEVICE, buffer] = slot
-        table[COUNT, LIVE] += nbytes
+    table[COUNT, LIVE] += nbytes
     return slot
+
+
+@compiled
+def _free(table: Ints, slot: int) -> None:
+    """Free `slot` after the run of the current step."""
+    table[SLOT_STOP, slot] = table[COUNT, N_STEPS]
+    table[COUNT, LIVE] -= table[SLOT_BYTES, slot]
 
 
 @compiled
@@ -232,21 +254,23 @@ def _arrive(table: Ints, row: int, length: int) -> None:
     """The caller passes the buffers of `row`."""
     for i in range(length):
         buffer = table[row, i]
-        slot = _slot(table, buffer, table[DEVICE_BYTES, buffer], 0)
-        table[SLOT_START, slot] = NONE  # the caller's own, at no step
+        slot = _slot(table, table[DEVICE_BYTES, buffer])
+        table[DEVICE, buffer] = slot
+        table[SLOT_START, slot] = NONE
         if table[USE_START, buffer] == table[USE_START, buffer + 1] and table[IS_HELD, buffer] == 0:
             table[COUNT, UNUSED_BYTES] += table[DEVICE_BYTES, buffer]
 
 
 @compiled
 def _original(table: Ints, times: Floats, op: int) -> None:
-    first = table[COUNT, N_AFTERS]
-    for i in range(table[READ_START, op], table[READ_START, op + 1]):
-        table[READ_SLOT, table[COUNT, N_READS]] = table[DEVICE, table[READS, i]]
-        table[COUNT, N_READS] += 1
+    away, reads = table[COUNT, N_AWAY], table[READ_START, op]
+    for i in range(reads, table[READ_START, op + 1]):
+        table[READ_SLOT, i - reads] = table[DEVICE, table[READS, i]]
+        _need(table, table[READS, i])
     for i in range(table[WRITE_START, op], table[WRITE_START, op + 1]):
-        _write(table, table[WRITES, i])
-    for i in range(table[READ_START, op], table[READ_START, op + 1]):
+        table[DEVICE, table[WRITES, i]] = _write(table, op, i)
+    held = _held(table, op)
+    for i in range(reads, table[READ_START, op + 1]):
         if table[MUTATES, op] == 1:
             table[MUTATED, table[READS, i]] = op
         _leave(table, table[READS, i])
@@ -255,37 +279,35 @@ def _original(table: Ints, times: Floats, op: int) -> None:
     table[OWN_STEP, op] = table[COUNT, N_STEPS]
     due = table[DUE_FIRST, op]
     while due != NONE:
-        if table[LEAVING_GONE, due] == 0:
+        if table[AWAY_GONE, due] == 0:
             _let_go(table, times, due, 2 * table[COUNT, N_STEPS])
-        due = table[DUE_NEXT, due]
-    _emit(table, times, op, first)
+        due = table[AWAY_NEXT, due]
+    _emit(table, times, op, held)
+    for i in range(away, table[COUNT, N_AWAY]):
+        _start(table, times, i)
 
 
 @compiled
 def _has_room(table: Ints, op: int) -> bool:
     """Whether the tables can take one more run of `op`."""
-    longest = max(table[COUNT, N_READS], table[COUNT, N_WRITES], table[COUNT, N_AFTERS])
-    reads = table[READ_START, op + 1] - table[READ_START, op]
-    writes = table[WRITE_START, op + 1] - table[WRITE_START, op]
-    fits = longest + reads + 2 * writes <= table[FIXED, ACCESSES_MOST]
-    return fits and table[COUNT, N_STEPS] < table[FIXED, STEPS_MOST]
+    slots = table[COUNT, N_SLOTS] + table[WRITE_START, op + 1] - table[WRITE_START, op]
+    return table[COUNT, N_STEPS] < table[FIXED, STEPS_MOST] and slots <= table[FIXED, SLOTS_MOST]
 
 
 @compiled
-def _write(table: Ints, buffer: int) -> int:
-    """A slot on the device for what the coming run makes."""
-    slot = _slot(table, buffer, table[DEVICE_BYTES, buffer], 0)
-    table[WRITE_SLOT, table[COUNT, N_WRITES]] = slot
-    table[WRITE_GIVEN, table[COUNT, N_WRITES]] = NONE
-    table[COUNT, N_WRITES] += 1
+def _write(table: Ints, op: int, write: int) -> int:
+    """A slot on the device for what the coming run of `op` makes."""
+    slot = _slot(table, table[DEVICE_BYTES, table[WRITES, write]])
+    table[WRITE_SLOT, write - table[WRITE_START, op]] = slot
     return slot
 
 
 @compiled
-def _after(table: Ints, source: int, slot: int) -> None:
-    table[AFTER_SOURCE, table[COUNT, N_AFTERS]] = source
-    table[AFTER_SLOT, table[COUNT, N_AFTERS]] = slot
-    table[COUNT, N_AFTERS] += 1
+def _held(table: Ints, op: int) -> int:
+    """Bytes while `op` runs, but for what it saves by donations and what is still leaving."""
+    table[COUNT, LIVE] -= table[COUNT, UNUSED_BYTES]
+    table[COUNT, UNUSED_BYTES] = 0
+    return table[COUNT, LIVE] + table[WORKSPACE_BYTES, op]
 
 
 @compiled
@@ -302,12 +324,16 @@ def _leave(table: Ints, buffer: int) -> None:
         if kind == KEEP:
             return
         if kind == OFFLOAD and table[OUTER, buffer] == NONE:
-            outer = _slot(table, buffer, table[OUTER_BYTES, buffer], 1)
-            table[OUTER, buffer] = outer
-            _after(table, table[DEVICE, buffer], outer)
+            away = table[COUNT, N_AWAY]
+            table[COUNT, N_AWAY] = away + 1
+            table[AWAY_BUFFER, away] = buffer
+            table[AWAY_SOURCE, away] = table[DEVICE, buffer]
+            table[AWAY_START, away] = table[COUNT, N_STEPS]
+            table[AWAY_STOP, away] = NONE
+            table[OUTER, buffer] = away
             table[DEVICE, buffer] = NONE
             return
-    _after(table, NONE, table[DEVICE, buffer])
+    _free(table, table[DEVICE, buffer])
     table[DEVICE, buffer] = NONE
 
 
@@ -423,14 +449,24 @@ def _fetch(table: Ints, buffer: int) -> None:
     group = table[COUNT, N_GROUPS]
     table[COUNT, N_GROUPS] += 1
     table[GROUP_STEP, group] = table[COUNT, N_STEPS]
+    table[LATE, buffer] = group
     table[GROUP_SOURCE, group] = table[OUTER, buffer]
-    table[GROUP_TARGET, group] = _slot(table, buffer, table[FETCHED_BYTES, buffer], 0)
+    table[GROUP_BYTES, group] = table[FETCHED_BYTES, buffer]
+    table[DEVICE, buffer] = _slot(table, table[FETCHED_BYTES, buffer])
     gap = table[USE_GAPS, table[USE_START, buffer] + table[PASSED, buffer] - 1]
     table[GROUP_GAP, group] = gap if table[NOW, buffer] == OFFLOAD else NONE
     table[GROUP_FREES, group] = 0
     if _drops_copy(table, buffer):
         table[GROUP_FREES, group] = 1
         table[OUTER, buffer] = NONE
+
+
+@compiled
+def _need(table: Ints, buffer: int) -> None:
+    """The coming run reads `buffer` where it is on the device."""
+    if table[LATE, buffer] != NONE:
+        table[COUNT, NEEDS] = max(table[COUNT, NEEDS], table[LATE, buffer])
+        table[LATE, buffer] = NONE
 
 
 @compiled
@@ -442,136 +478,116 @@ def _drops_copy(table: Ints, buffer: int) -> bool:
 @compiled
 def _again(table: Ints, times: Floats, op: int) -> None:
     """Run `op` again, for the chain at hand."""
-    epoch, first = table[COUNT, EPOCH], table[COUNT, N_AFTERS]
-    for i in range(table[READ_START, op], table[READ_START, op + 1]):
+    epoch, reads = table[COUNT, EPOCH], table[READ_START, op]
+    for i in range(reads, table[READ_START, op + 1]):
         buffer = table[READS, i]
         if table[FETCHED, buffer] == epoch and table[DEVICE, buffer] == NONE:
             _fetch(table, buffer)
         slot = table[TEMPORARY, buffer]
-        table[READ_SLOT, table[COUNT, N_READS]] = table[DEVICE, buffer] if slot == NONE else slot
-        table[COUNT, N_READS] += 1
+        table[READ_SLOT, i - reads] = table[DEVICE, buffer] if slot == NONE else slot
+        if slot == NONE:
+            _need(table, buffer)
     for i in range(table[WRITE_START, op], table[WRITE_START, op + 1]):
-        _keep_or_drop(table, table[WRITES, i], epoch)
-    for i in range(table[READ_START, op], table[READ_START, op + 1]):
+        _write(table, op, i)
+    held = _held(table, op)
+    for i in range(table[WRITE_START, op], table[WRITE_START, op + 1]):
+        _keep_or_drop(table, table[WRITES, i], table[WRITE_SLOT, i - table[WRITE_START, op]])
+    for i in range(reads, table[READ_START, op + 1]):
         buffer = table[READS, i]
         if table[TEMPORARY, buffer] != NONE and table[LAST_READER, buffer] == op:
-            _after(table, NONE, table[TEMPORARY, buffer])
+            _free(table, table[TEMPORARY, buffer])
             table[TEMPORARY, buffer] = NONE
-    _emit(table, times, op, first)
+    _emit(table, times, op, held)
 
 
 @compiled
-def _keep_or_drop(table: Ints, buffer: int, epoch: int) -> None:
-    """Make `buffer` once more, for its next use, for this chain, or for nothing."""
-    there = table[DEVICE, buffer]
-    slot = _write(table, buffer)
+def _keep_or_drop(table: Ints, buffer: int, slot: int) -> None:
+    """`buffer` was made in `slot` once more, for its next use, for this chain, or for nothing."""
+    missing, epoch = table[DEVICE, buffer] == NONE, table[COUNT, EPOCH]
     uses = table[USE_START, buffer + 1] - table[USE_START, buffer]
     stays = table[PASSED, buffer] < uses and table[NOW, buffer] == RECOMPUTE_STAY
-    if there == NONE and (table[WANTED, buffer] == epoch or stays):
+    if missing and (table[WANTED, buffer] == epoch or stays):
+        table[DEVICE, buffer] = slot
         if _drops_copy(table, buffer):
-            _after(table, NONE, table[OUTER, buffer])
+            table[DROPPED, table[COUNT, N_DROPPED]] = table[OUTER, buffer]
+            table[COUNT, N_DROPPED] += 1
+            table[AWAY_STOP, table[OUTER, buffer]] = table[COUNT, N_STEPS]
             table[OUTER, buffer] = NONE
         return
-    table[DEVICE, buffer] = there
-    if there == NONE and table[NEEDED, buffer] == epoch:
+    if missing and table[NEEDED, buffer] == epoch:
         table[TEMPORARY, buffer] = slot
     else:
-        _after(table, NONE, slot)
+        _free(table, slot)
 
 
 # ---- donate, release: one step -------------------------------------------------------------------
 
 
 @compiled
-def _emit(table: Ints, times: Floats, op: int, first: int) -> None:
-    """End a step whose actions after the run begin at `first`."""
+def _emit(table: Ints, times: Floats, op: int, held: int) -> None:
+    """End a step that holds `held` bytes besides what leaves, before donations."""
     step = table[COUNT, N_STEPS]
-    table[STEP_OP, step] = op
-    _donate(table, op, first)
-    table[COUNT, LIVE] -= table[COUNT, UNUSED_BYTES]
-    table[STEP_UNUSED, step] = table[COUNT, UNUSED_BYTES]
-    table[COUNT, UNUSED_BYTES] = 0
-    held = table[COUNT, LIVE] + table[WORKSPACE_BYTES, op]
+    table[STEP_OP, step], table[STEP_NEEDS, step] = op, table[COUNT, NEEDS]
+    table[COUNT, NEEDS] = NONE
+    other = held - _donate(table, op, step)
     _let_go_of_what_is_done(table, times, 2 * step)
-    _make_room(table, times, held, 2 * step)
-    table[STEP_HELD, step] = held + table[COUNT, LEAVING_BYTES]
+    _make_room(table, times, other, 2 * step)
+    table[STEP_HELD, step] = other + table[COUNT, LEAVING_BYTES]
     times[CLOCK, RELEASE_CLOCK] += times[SECONDS, op]
-    for i in range(first, table[COUNT, N_AFTERS]):
-        slot = table[AFTER_SLOT, i]
-        if slot == NONE:
-            continue
-        if table[AFTER_SOURCE, i] != NONE:
-            _start(table, times, table[AFTER_SOURCE, i])
-        elif table[SLOT_OUTER, slot] == 1:
-            table[SLOT_STOP, slot] = step
-        else:
-            table[COUNT, LIVE] -= table[SLOT_BYTES, slot]
-    table[COUNT, N_STEPS] += 1
-    table[STEP_READS, step + 1] = table[COUNT, N_READS]
-    table[STEP_WRITES, step + 1] = table[COUNT, N_WRITES]
-    table[STEP_AFTERS, step + 1] = table[COUNT, N_AFTERS]
+    table[COUNT, N_STEPS] = step + 1
 
 
 @compiled
-def _donate(table: Ints, op: int, first: int) -> None:
-    """Let results of the step take over the memory of arguments that it frees."""
-    step = table[COUNT, N_STEPS]
+def _donate(table: Ints, op: int, step: int) -> int:
+    """Let results take over the memory of arguments that are freed here; the bytes that saves."""
+    saved = 0
     for i in range(table[DONATION_START, op], table[DONATION_START, op + 1]):
-        source = table[READ_SLOT, table[STEP_READS, step] + table[DONATION_READS, i]]
-        write = table[STEP_WRITES, step] + table[DONATION_WRITES, i]
-        target = table[WRITE_SLOT, write]
-        crosses = 0 <= table[SLOT_START, source] < table[COUNT, BOUNDARY_STEP] <= step
-        if crosses or table[SLOT_BYTES, source] != table[SLOT_BYTES, target]:
+        source = table[READ_SLOT, table[DONATION_READS, i]]
+        target = table[WRITE_SLOT, table[DONATION_WRITES, i]]
+        if target == NONE or table[SLOT_STOP, source] != step:
             continue
-        for j in range(first, table[COUNT, N_AFTERS]):
-            freed = table[AFTER_SOURCE, j] == NONE and table[AFTER_SLOT, j] == source
-            if freed and table[WRITE_GIVEN, write] == NONE:
-                table[AFTER_SLOT, j] = NONE
-                table[WRITE_GIVEN, write] = source
-                table[COUNT, LIVE] -= table[SLOT_BYTES, target]
-                break
+        crosses = 0 <= table[SLOT_START, source] < table[COUNT, BOUNDARY_STEP] <= step
+        if not crosses and table[SLOT_BYTES, source] == table[SLOT_BYTES, target]:
+            saved += table[SLOT_BYTES, source]
+            table[SLOT_STOP, source] = table[WRITE_SLOT, table[DONATION_WRITES, i]] = NONE
+    return saved
 
 
 # ---- release: what leaves ------------------------------------------------------------------------
 
 
 @compiled
-def _start(table: Ints, times: Floats, source: int) -> None:
-    """The copy out of `source` is issued now."""
-    index = table[COUNT, N_LEAVING]
-    table[COUNT, N_LEAVING] += 1
-    buffer, nbytes = table[SLOT_BUFFER, source], table[SLOT_BYTES, source]
+def _start(table: Ints, times: Floats, away: int) -> None:
+    """A copy out is issued now."""
+    buffer, nbytes = table[AWAY_BUFFER, away], table[SLOT_BYTES, table[AWAY_SOURCE, away]]
+    table[COUNT, N_LEAVING] = away + 1
     table[COUNT, LEAVING_BYTES] += nbytes
     table[COUNT, LIVE] -= nbytes
     start = max(times[CLOCK, RELEASE_CLOCK], times[CLOCK, LINK_FREE])
-    times[CLOCK, LINK_FREE] = start + times[OUT_SECONDS, buffer]
-    table[LEAVING_SLOT, index] = source
-    times[LEAVING_DONE, index] = times[CLOCK, LINK_FREE]
-    table[LEAVING_GONE, index] = table[LEAVING_DUE, index] = 0
+    times[CLOCK, LINK_FREE] = times[LEAVING_DONE, away] = start + times[OUT_SECONDS, buffer]
+    table[AWAY_GONE, away] = table[AWAY_DUE, away] = 0
     gap = table[USE_GAPS, table[USE_START, buffer] + table[PASSED, buffer] - 1]
     hint = table[RELEASE, gap]
     if hint != NO_HINT:
-        table[LEAVING_DUE, index] = 1
-        table[DUE_NEXT, index] = NONE
+        table[AWAY_DUE, away], table[AWAY_NEXT, away] = 1, NONE
         if table[DUE_FIRST, hint] == NONE:
-            table[DUE_FIRST, hint] = index
+            table[DUE_FIRST, hint] = away
         else:
-            table[DUE_NEXT, table[DUE_LAST, hint]] = index
-        table[DUE_LAST, hint] = index
+            table[AWAY_NEXT, table[DUE_LAST, hint]] = away
+        table[DUE_LAST, hint] = away
 
 
 @compiled
-def _let_go(table: Ints, times: Floats, index: int, at: int) -> None:
+def _let_go(table: Ints, times: Floats, away: int, at: int) -> None:
     """Wait for a copy out, and free its source at `at` (`FREED_AT`)."""
-    slot = table[LEAVING_SLOT, index]
-    times[CLOCK, RELEASE_CLOCK] = max(times[CLOCK, RELEASE_CLOCK], times[LEAVING_DONE, index])
-    table[COUNT, LEAVING_BYTES] -= table[SLOT_BYTES, slot]
-    table[LEAVING_GONE, index] = 1
-    table[FREED_SLOT, table[COUNT, N_FREED]] = slot
+    times[CLOCK, RELEASE_CLOCK] = max(times[CLOCK, RELEASE_CLOCK], times[LEAVING_DONE, away])
+    table[COUNT, LEAVING_BYTES] -= table[SLOT_BYTES, table[AWAY_SOURCE, away]]
+    table[AWAY_GONE, away] = 1
+    table[FREED, table[COUNT, N_FREED]] = away
     table[FREED_AT, table[COUNT, N_FREED]] = at
     table[COUNT, N_FREED] += 1
     oldest = table[COUNT, OLDEST]
-    while oldest < table[COUNT, N_LEAVING] and table[LEAVING_GONE, oldest] == 1:
+    while oldest < table[COUNT, N_LEAVING] and table[AWAY_GONE, oldest] == 1:
         oldest += 1
     table[COUNT, OLDEST] = oldest
 
@@ -581,7 +597,7 @@ def _let_go_of_what_is_done(table: Ints, times: Floats, at: int) -> None:
     """Free what has left by the clock, up to the first that has not and has no hint."""
     while table[COUNT, UNHURRIED] < table[COUNT, N_LEAVING]:
         index = table[COUNT, UNHURRIED]
-        if table[LEAVING_DUE, index] == 0 and table[LEAVING_GONE, index] == 0:
+        if table[AWAY_DUE, index] == 0 and table[AWAY_GONE, index] == 0:
             if times[LEAVING_DONE, index] > times[CLOCK, RELEASE_CLOCK]:
                 break
             _let_go(table, times, index, at)
@@ -603,24 +619,28 @@ def _make_room(table: Ints, times: Floats, other_bytes: int, at: int) -> None:
 def _prefetch(table: Ints) -> None:
     """Issue each copy back as early as memory allows, or where its hint says."""
     budget, boundary = table[FIXED, BUDGET_BYTES], table[COUNT, BOUNDARY_STEP]
-    room_between = budget - table[COUNT, BETWEEN_HELD]
+    between = table[COUNT, BETWEEN_HELD]
     earliest = 0
     for group in range(table[COUNT, N_GROUPS]):
         step, source = table[GROUP_STEP, group], table[GROUP_SOURCE, group]
-        nbytes = table[SLOT_BYTES, table[GROUP_TARGET, group]]
-        low = max(earliest, table[SLOT_START, source] + 1, _hint(table, group))
-        if low < boundary <= step and nbytes > room_between:
+        nbytes = table[GROUP_BYTES, group]
+        low = max(earliest, table[AWAY_START, source] + 1, _hint(table, group))
+        if low < boundary <= step and between + nbytes > budget:
             low = boundary
         at = step
         while at > low and table[STEP_HELD, at - 1] + nbytes <= budget:
             at -= 1
             table[STEP_HELD, at] += nbytes
         if at < boundary <= step:
-            room_between -= nbytes
+            between += nbytes
         table[GROUP_AT, group] = at
         if table[GROUP_FREES, group] == 1:
-            table[SLOT_STOP, source] = at
+            table[AWAY_STOP, source] = at
         earliest = at
+    peak = max(table[COUNT, PEAK], between)
+    for step in range(table[COUNT, N_STEPS]):
+        peak = max(peak, table[STEP_HELD, step])
+    table[COUNT, PEAK] = peak
 
 
 @compiled
@@ -631,156 +651,96 @@ def _hint(table: Ints, group: int) -> int:
     return 0 if op == NO_HINT else table[OWN_STEP, op - 1] + 1
 
 
-# ---- place, simulate, memory ---------------------------------------------------------------------
+# ---- place, simulate -----------------------------------------------------------------------------
 
 
 @compiled
 def _play(table: Ints, times: Floats) -> None:
-    """Walk the steps once, with three clocks, the bytes on the device and the outer tier's rooms.
-
-    What stands on a stream waits for the two others only: its own order implies the rest. So a slot
-    needs the time of its latest write and that of a copy out that reads it. Hazards that
-    `lower/sync.py` leaves out as implied are over no later than those it names.
-    """
-    group, free = 0, 0
-    _enter(table, times)
+    """Walk the steps once, with three clocks and the rooms of the outer tier."""
+    group, free, away, dropped = 0, 0, 0, 0
+    table[COUNT, N_FREE] = 1
+    table[FREE_START, 0], table[FREE_STOP, 0] = 0, NEVER
     for step in range(table[COUNT, N_STEPS]):
-        if step == table[COUNT, BOUNDARY_STEP]:
-            _enter_backward(table)
-        free = _free_what_left(table, times, free, 2 * step)
-        table[COUNT, PLAYED_LIVE] -= table[STEP_UNUSED, step]
+        free = _wait_for_copies_out(table, times, free, 2 * step)
         while group < table[COUNT, N_GROUPS] and table[GROUP_AT, group] == step:
             _copy_back(table, times, group)
             group += 1
-        _run(table, times, step)
-        _play_after(table, times, step)
-        free = _free_what_left(table, times, free, 2 * step + 1)
+        now = times[CLOCK, COMPUTE]
+        if table[STEP_NEEDS, step] != NONE:
+            now = max(now, times[GROUP_DONE, table[STEP_NEEDS, step]])
+        now += times[SECONDS, table[STEP_OP, step]]
+        times[CLOCK, COMPUTE] = times[STEP_DONE, step] = now
+        while away < table[COUNT, N_AWAY] and table[AWAY_START, away] == step:
+            _copy_out(table, times, away)
+            away += 1
+        while dropped < table[COUNT, N_DROPPED] and _dropped_at(table, dropped) == step:
+            _give_up(table, times, table[DROPPED, dropped])
+            dropped += 1
+        free = _wait_for_copies_out(table, times, free, 2 * step + 1)
 
 
 @compiled
-def _enter(table: Ints, times: Floats) -> None:
-    """The caller passes the inputs, and all slots are still to be written."""
-    live = table[FIXED, OUTSIDE_BYTES]
-    for i in range(table[FIXED, N_INPUTS]):
-        live += table[DEVICE_BYTES, table[INPUTS, i]]
-    table[COUNT, PLAYED_LIVE] = live
-    table[COUNT, PEAK] = live if table[COUNT, N_STEPS] > 0 else 0
-    table[COUNT, N_FREE] = 1
-    table[FREE_START, 0], table[FREE_STOP, 0] = 0, NEVER
-    for slot in range(table[COUNT, N_SLOTS]):
-        times[WRITE_DONE, slot] = times[READ_DONE, slot] = 0.0
+def _dropped_at(table: Ints, dropped: int) -> int:
+    return table[AWAY_STOP, table[DROPPED, dropped]]
 
 
 @compiled
-def _enter_backward(table: Ints) -> None:
-    for i in range(table[FIXED, N_TANGENTS]):
-        table[COUNT, PLAYED_LIVE] += table[DEVICE_BYTES, table[TANGENTS, i]]
-    between = table[COUNT, PLAYED_LIVE] + table[FIXED, BETWEEN_BYTES]
-    table[COUNT, PEAK] = max(table[COUNT, PEAK], between)
-
-
-@compiled
-def _play_after(table: Ints, times: Floats, step: int) -> None:
-    """What a step does after its run."""
-    for i in range(table[STEP_AFTERS, step], table[STEP_AFTERS, step + 1]):
-        slot, source = table[AFTER_SLOT, i], table[AFTER_SOURCE, i]
-        if slot == NONE:
-            continue
-        if source != NONE:
-            _copy_out(table, times, source, slot)
-        elif table[SLOT_OUTER, slot] == 1:
-            _free_outer(table, times, slot)
-        else:
-            _free(table, times, slot)
-
-
-@compiled
-def _allocate(table: Ints, slot: int) -> None:
-    table[COUNT, PLAYED_LIVE] += table[SLOT_BYTES, slot]
-    table[COUNT, PEAK] = max(table[COUNT, PEAK], table[COUNT, PLAYED_LIVE])
-
-
-@compiled
-def _free(table: Ints, times: Floats, slot: int) -> None:
-    """Compute gives memory back, once what reads and writes there is done."""
-    now = times[CLOCK, COMPUTE]
-    times[CLOCK, COMPUTE] = max(now, times[WRITE_DONE, slot], times[READ_DONE, slot])
-    table[COUNT, PLAYED_LIVE] -= table[SLOT_BYTES, slot]
-
-
-@compiled
-def _free_what_left(table: Ints, times: Floats, free: int, at: int) -> int:
+def _wait_for_copies_out(table: Ints, times: Floats, free: int, at: int) -> int:
+    """Free at `at` the sources that are to be freed there, from the `free`-th on."""
     while free < table[COUNT, N_FREED] and table[FREED_AT, free] == at:
-        _free(table, times, table[FREED_SLOT, free])
+        times[CLOCK, COMPUTE] = max(times[CLOCK, COMPUTE], times[OUT_DONE, table[FREED, free]])
         free += 1
     return free
 
 
 @compiled
-def _run(table: Ints, times: Floats, step: int) -> None:
-    """Compute waits for what the run reads, and for copies out of memory that it takes over."""
-    op, now = table[STEP_OP, step], times[CLOCK, COMPUTE]
-    for i in range(table[STEP_READS, step], table[STEP_READS, step + 1]):
-        now = max(now, times[WRITE_DONE, table[READ_SLOT, i]])
-    for i in range(table[STEP_WRITES, step], table[STEP_WRITES, step + 1]):
-        given = table[WRITE_GIVEN, i]
-        if given == NONE:
-            _allocate(table, table[WRITE_SLOT, i])
-        else:
-            now = max(now, times[READ_DONE, given])
-    now += times[SECONDS, op]
-    for i in range(table[STEP_WRITES, step], table[STEP_WRITES, step + 1]):
-        times[WRITE_DONE, table[WRITE_SLOT, i]] = now
-    times[CLOCK, COMPUTE] = now
-    inside = table[COUNT, PLAYED_LIVE] + table[WORKSPACE_BYTES, op]
-    table[COUNT, PEAK] = max(table[COUNT, PEAK], inside)
-
-
-@compiled
 def _copy_back(table: Ints, times: Floats, group: int) -> None:
-    source, target = table[GROUP_SOURCE, group], table[GROUP_TARGET, group]
-    _allocate(table, target)
-    start = max(times[CLOCK, IN], times[WRITE_DONE, source], times[CLOCK, COMPUTE])
-    done = start + times[IN_SECONDS, table[SLOT_BUFFER, source]]
-    times[CLOCK, IN] = times[WRITE_DONE, target] = done
+    source = table[GROUP_SOURCE, group]
+    start = max(times[CLOCK, IN], times[ROOM_DONE, source], times[CLOCK, COMPUTE])
+    done = start + times[IN_SECONDS, table[AWAY_BUFFER, source]]
+    times[CLOCK, IN] = times[GROUP_DONE, group] = done
     if table[GROUP_FREES, group] == 1:
-        _free_outer(table, times, source)
+        _give_up(table, times, source)
 
 
 @compiled
-def _copy_out(table: Ints, times: Floats, source: int, target: int) -> None:
-    now = max(times[CLOCK, OUT], _take(table, times, target))
-    start = max(now, times[WRITE_DONE, source])
-    done = start + times[OUT_SECONDS, table[SLOT_BUFFER, source]]
-    times[CLOCK, OUT] = times[WRITE_DONE, target] = times[READ_DONE, source] = done
+def _copy_out(table: Ints, times: Floats, away: int) -> None:
+    """The outward stream waits for the room, and for the run that made what is there."""
+    start = max(times[CLOCK, OUT], _take(table, times, away))
+    made = table[SLOT_START, table[AWAY_SOURCE, away]]
+    if made != NONE:
+        start = max(start, times[STEP_DONE, made])
+    done = start + times[OUT_SECONDS, table[AWAY_BUFFER, away]]
+    times[CLOCK, OUT] = times[OUT_DONE, away] = times[ROOM_DONE, away] = done
 
 
 @compiled
-def _free_outer(table: Ints, times: Floats, slot: int) -> None:
+def _give_up(table: Ints, times: Floats, away: int) -> None:
     """The inward stream gives back room in the outer tier, to others unless it crossed."""
-    now = max(times[CLOCK, IN], times[WRITE_DONE, slot])
-    times[CLOCK, IN] = times[WRITE_DONE, slot] = now
-    crosses = table[SLOT_START, slot] < table[COUNT, BOUNDARY_STEP] <= table[SLOT_STOP, slot]
-    if not crosses and table[SLOT_BYTES, slot] > 0:
-        _give(table, table[SLOT_OFFSET, slot], table[SLOT_BYTES, slot])
+    now = max(times[CLOCK, IN], times[ROOM_DONE, away])
+    times[CLOCK, IN] = times[ROOM_DONE, away] = now
+    nbytes = table[OUTER_BYTES, table[AWAY_BUFFER, away]]
+    crosses = table[AWAY_START, away] < table[COUNT, BOUNDARY_STEP] <= table[AWAY_STOP, away]
+    if not crosses and nbytes > 0:
+        _give(table, table[AWAY_OFFSET, away], nbytes)
 
 
 # ---- place: rooms in the outer tier --------------------------------------------------------------
 
 
 @compiled
-def _take(table: Ints, times: Floats, slot: int) -> float:
-    """First fit for `slot`; returns when the owners before are done with it."""
-    nbytes, index = table[SLOT_BYTES, slot], 0
+def _take(table: Ints, times: Floats, away: int) -> float:
+    """First fit; returns when the owners before are done with the room."""
+    nbytes, index = table[OUTER_BYTES, table[AWAY_BUFFER, away]], 0
     while table[FREE_STOP, index] - table[FREE_START, index] < nbytes:
         index += 1
     start = table[FREE_START, index]
     table[FREE_START, index] = start + nbytes
     if table[FREE_START, index] == table[FREE_STOP, index]:
         _move_ranges(table, index + 1, -1)
-    table[SLOT_OFFSET, slot] = start
+    table[AWAY_OFFSET, away] = start
     table[COUNT, EXTENT] = max(table[COUNT, EXTENT], start + nbytes)
-    return _rob(table, times, start, start + nbytes, slot)
+    return _rob(table, times, start, start + nbytes, away)
 
 
 @compiled
@@ -836,7 +796,7 @@ def _rob(table: Ints, times: Floats, start: int, stop: int, slot: int) -> float:
     high = max(low, _count_before(table, ROOM_START, length, stop))
     done = 0.0
     for i in range(low, high):
-        done = max(done, times[WRITE_DONE, table[ROOM_OWNER, i]])
+        done = max(done, times[ROOM_DONE, table[ROOM_OWNER, i]])
     _replace_rooms(table, low, high, start, stop, slot)
     return done
 

@@ -33,11 +33,11 @@ def tables(
         **_gaps(live, gaps),
     }
     steps = space * len(trace.ops)
-    accesses = space * (len(rows[k.READS]) + 2 * len(rows[k.WRITES]))
-    rows[k.FIXED] = _fixed(problem, rows, steps, accesses)
-    # A gap has at most one copy out and one back, and a range of the outer tier splits another.
-    slots = accesses + 2 * len(gaps) + len(trace.buffers)
-    columns = _columns(max(steps + 1, slots, 2 * len(gaps) + 2, *map(len, rows.values()), k.COUNTS))
+    slots = space * len(rows[k.WRITES]) + len(trace.buffers)
+    rows[k.FIXED] = _fixed(problem, rows, steps, slots)
+    # A gap has at most one copy back, with a slot, and one out, whose range may split another.
+    longest = max(steps, slots + len(gaps), 2 * len(gaps) + 2, k.COUNTS, *map(len, rows.values()))
+    columns = _columns(longest)
     table = np.zeros((k.ROWS, columns), dtype=np.int64)
     for row, items in rows.items():
         table[row, : len(items)] = items
@@ -49,7 +49,7 @@ def _columns(least: int) -> int:
     return (-(-least // CACHE_LINE) | 1) * CACHE_LINE
 
 
-def _fixed(problem: Problem, rows: dict[int, list[int]], steps: int, accesses: int) -> list[int]:
+def _fixed(problem: Problem, rows: dict[int, list[int]], steps: int, slots: int) -> list[int]:
     figures = {
         k.N_OPS: len(problem.trace.ops),
         k.N_BUFFERS: len(problem.trace.buffers),
@@ -57,7 +57,7 @@ def _fixed(problem: Problem, rows: dict[int, list[int]], steps: int, accesses: i
         k.N_INPUTS: len(rows[k.INPUTS]),
         k.N_TANGENTS: len(rows[k.TANGENTS]),
         k.STEPS_MOST: steps,
-        k.ACCESSES_MOST: accesses,
+        k.SLOTS_MOST: slots,
         k.BOUNDARY: problem.trace.boundary,
         k.BUDGET_BYTES: min(problem.budget_bytes, k.NEVER),
         k.OUTSIDE_BYTES: problem.outside_bytes,
