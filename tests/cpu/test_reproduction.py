@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.kit.rows import Row
 from benchmarks.networks.command import measure
 from benchmarks.reproduction.command import main
 from benchmarks.reproduction.figure import fact, number, percent, span
@@ -24,7 +25,9 @@ def reached(figure) -> bool:
 
 
 class TestGoals:
-    @pytest.mark.parametrize(("ours", "met"), [(0.91, True), (1.09, True), (0.89, False), (None, False)])
+    @pytest.mark.parametrize(
+        ("ours", "met"), [(0.91, True), (1.09, True), (0.89, False), (None, False)]
+    )
     def test_a_number_may_differ_by_a_tenth(self, ours, met):
         assert reached(number("paper", "what", 1.0, ours)) == met
 
