@@ -19,7 +19,7 @@ from outcore.ir.batches import Batches
 from outcore.networks import NETWORKS, figures, network
 
 
-def reached(figure) -> bool:
+def reached(figure: Row) -> bool:
     (check,) = figure.checks
     return check.met
 
