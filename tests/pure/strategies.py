@@ -174,7 +174,7 @@ def _output(dice: Dice, t: TraceBuilder, source: int) -> int:
 
 
 def _add_op(dice: Dice, t: TraceBuilder, reads: list[int], made: list[int], phase: Phase) -> None:
-    """An op from `reads` to `made`; one that keeps the size may take over its first argument."""
+    """An op from `reads` to `made`; one that keeps the size may take over an argument."""
     args: tuple[Arg, ...] = tuple(Ref(v) for v in reads)
     if dice.one_in(8):
         args = (args,)  # as `cat` takes its arguments
@@ -182,8 +182,9 @@ def _add_op(dice: Dice, t: TraceBuilder, reads: list[int], made: list[int], phas
     outputs: tuple[int | None, ...] = (None, *made) if dice.one_in(8) else tuple(made)
     kwargs = (("weight", Ref(reads[-1])), ("alpha", 2)) if dice.one_in(8) else ()
     op = t.op(f"test.mix{len(outputs)}", args, outputs, phase, dice.pick(_EFFECTS), kwargs)
-    if _alike(t, reads[0], made[0]) and _once(t, reads) and dice.one_in(2):
-        t.donations.append(Donation(op, reads[0], made[0]))
+    taken = dice.pick(reads)
+    if _alike(t, taken, made[0]) and _once(t, reads) and dice.one_in(2):
+        t.donations.append(Donation(op, taken, made[0]))
 
 
 def _alike(t: TraceBuilder, first: int, second: int) -> bool:

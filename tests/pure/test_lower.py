@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -12,13 +13,14 @@ from hypothesis import strategies as st
 from outcore.errors import VerifyError
 from outcore.interpret import Chooser, in_order, interpret
 from outcore.ir.hardware import Tier
+from outcore.ir.liveness import gaps, liveness
 from outcore.ir.memory import fits, peak
 from outcore.ir.plan import Gap, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile, Source
-from outcore.ir.program import Copy, Free, Instruction, Program, Run
+from outcore.ir.program import Copy, Free, Instruction, Program, Run, Stream
 from outcore.ir.text import parse, to_text
-from outcore.ir.trace import Phase, Ref, Role
+from outcore.ir.trace import Donation, Phase, Ref, Role
 from outcore.lower import lower
 from outcore.simulate import simulate
 from tests.pure import meaning
@@ -118,6 +120,13 @@ def offloads(plan: Plan) -> list[tuple[Gap, Offload]]:
     return [(gap, choice) for gap, choice in plan.choices if isinstance(choice, Offload)]
 
 
+def taken_over(program: Program, copy: int) -> bool:
+    """Whether a result is written over what the copy at a body position fetches."""
+    runs = (x.action for x in program.body if isinstance(x.action, Run))
+    taken = {source for run in runs for source, _ in run.donate}
+    return getattr(program.body[copy].action, "target", None) in taken
+
+
 class TestHints:
     @given(planned())
     def test_memory_is_free_where_the_plan_says_and_no_earlier(self, case) -> None:
@@ -144,7 +153,10 @@ class TestHints:
             depart = gap.after + 1 if choice.depart is None else choice.depart
             soonest = max(depart, gap.after + 1)
             prefetch = soonest if choice.prefetch is None else choice.prefetch
+            if problem.trace.boundary <= gap.before and taken_over(program, back):
+                prefetch = max(prefetch, problem.trace.boundary)  # nothing that crosses may be
             arrive = gap.before if choice.arrive is None else choice.arrive
+            arrive = arrive if arrive >= prefetch else gap.before
             assert out < run_at[depart]
             assert not depart or run_at[depart - 1] < out
             assert run_at[prefetch - 1] < back < run_at[prefetch]
@@ -314,6 +326,26 @@ class TestText:
         run = program.body[starts(program)[6]].action
         assert isinstance(run, Run)
         assert run.donate == ((run.reads[0], run.writes[0]),)
+
+    def test_what_the_backward_call_writes_over_is_fetched_in_it(self) -> None:
+        """However much room there is before: what crosses is never overwritten."""
+        t = TraceBuilder()
+        x = t.new(64, Role.INPUT, pinned=True)
+        maps = [t.new(64, Role.ACTIVATION) for _ in range(4)]
+        for source, made in pairwise([x, *maps]):
+            t.op("test.f", (Ref(source),), (made,))
+        tangent, grad = (t.new(64, Role.GRAD) for _ in range(2))
+        op = t.op("test.b", (Ref(maps[0]), Ref(tangent)), (grad,), Phase.BACKWARD)
+        t.donations.append(Donation(op, maps[0], grad))
+        trace = t.trace([x], (Ref(maps[-1]),), [tangent], (Ref(grad),))
+        profile = Profile((1e-3,) * len(trace.ops), (0,) * len(trace.ops), Source.ESTIMATED)
+        problem = Problem(trace, profile, small_hardware(), 1 << 20)
+        (gap,) = (g for g in gaps(trace, liveness(trace)) if g.buffer == 1)
+        program = lower(problem, make_plan({gap: Offload(Tier.HOST)}))
+        back = [i for i, x in enumerate(program.body) if x.stream is Stream.IN]
+        assert min(back) >= program.boundary
+        (run,) = (x.action for x in program.body if isinstance(x.action, Run) and x.action.op == 4)
+        assert run.donate
 
 
 class TestTime:

@@ -14,6 +14,7 @@ from outcore.errors import InfeasibleError, PolicyError
 from outcore.evaluate import KEEP, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY, Evaluator
 from outcore.ir.memory import fits
 from outcore.ir.problem import Problem
+from outcore.ir.profile import Cost
 from outcore.lower import lower
 from outcore.policies import floor, parse_policy, resolve
 from outcore.policies.search import Search, least
@@ -90,6 +91,38 @@ def test_resnet50_comes_near_the_bound():
     others = [seconds(problem, spec) for spec in ("pooch{early=true}", "window", "swap-opt")]
     assert simulate(problem, program).seconds < min(others)
     assert 1 - in_core / lower_bound(problem) <= lost < 0.12, "pooch{early=true} loses 0.14"
+
+
+def test_a_step_that_takes_no_time_cannot_be_improved():
+    problem = chain((64,) * 6)
+    idle = replace(problem.profile, seconds=(0.0,) * len(problem.trace.ops))
+    tight = replace(problem, profile=idle, budget_bytes=300 * 1024)
+    assert fits(tight, lower(tight, Search(effort=0.01).plan(tight)))
+
+
+@pytest.mark.parametrize("evaluations", [0, 1, 7, 500])
+def test_the_effort_bounds_the_evaluations(evaluations, monkeypatch):
+    problem = table3_problem(512, 16 * GB, 13e9)
+    evaluator = Evaluator(problem)
+    space = make_space(problem, evaluator.gaps, 1 << 16)
+    annealing = Annealing(space, evaluator, seed=0)
+    annealing.start(space.kinds(resolve("swap-opt{early=true}").plan(problem)))
+    asked = []
+    evaluate = evaluator.evaluate
+    monkeypatch.setattr(evaluator, "evaluate", lambda kinds: (asked.append(1), evaluate(kinds))[1])
+    annealing.run(evaluations)
+    assert len(asked) <= evaluations
+    assert len(asked) >= 0.8 * evaluations
+
+
+def test_what_a_plan_says_beyond_arrays_is_judged_all_the_same():
+    """With other ways to run its ops a step may be faster than with all kept."""
+    problem = chain()
+    cost = Cost(0.0, 0)
+    faster = tuple((op.id, (cost,)) for op in problem.trace.ops)
+    quick = replace(problem, profile=replace(problem.profile, alternatives=faster))
+    kept = sum(problem.profile.seconds)
+    assert seconds(quick, Search(min_bytes=1, effort=0.01)) <= kept
 
 
 def test_what_fits_is_kept():

@@ -53,6 +53,7 @@ class Evaluator:
         self.problem = problem
         self.gaps: tuple[Gap, ...] = gaps(problem.trace, live)
         self._engine = Engine(problem, live, self.gaps)
+        self._known = frozenset(self.gaps)
         self._no_hints = np.full(len(self.gaps), NO_HINT, dtype=np.int64)
         self._budget = problem.limit_bytes(Tier.DEVICE)
         self._outer_budget = problem.limit_bytes(problem.hardware.outer)
@@ -100,6 +101,17 @@ class Evaluator:
         digests = digest(self.problem), digest(self.problem.trace)
         return make_plan(choices, policy, *digests)
 
+    def arrays(self, plan: Plan) -> tuple[NDArray[np.int8], NDArray[np.int64], NDArray[np.int64]]:
+        """Kinds and hints of a plan: `plan` turns them back into it.
+
+        Raises ValueError for what they cannot say: variants, `depart` and `arrive`, another tier.
+        """
+        found = [_row(self.problem.hardware.outer, plan.choice(gap)) for gap in self.gaps]
+        if plan.variants or any(gap not in self._known for gap in plan.by_gap):
+            raise ValueError("a plan with variants, or of another trace")
+        kinds, release, prefetch = zip(*found, strict=True) if found else ((), (), ())
+        return self._arrays(kinds, release, prefetch)
+
     def _arrays(
         self, kinds: ArrayLike, release: ArrayLike | None, prefetch: ArrayLike | None
     ) -> tuple[NDArray[np.int8], NDArray[np.int64], NDArray[np.int64]]:
@@ -113,6 +125,18 @@ class Evaluator:
             if array.shape != self._no_hints.shape:
                 raise ValueError(f"an array of {array.shape} for {len(self.gaps)} gaps")
         return made
+
+
+def _row(tier: Tier, choice: Choice) -> tuple[int, int, int]:
+    """Kind, release and prefetch of a choice."""
+    if isinstance(choice, Keep):
+        return KEEP, NO_HINT, NO_HINT
+    if isinstance(choice, Recompute):
+        return RECOMPUTE_STAY if choice.stay else RECOMPUTE, NO_HINT, NO_HINT
+    if choice.tier is not tier or choice.depart is not None or choice.arrive is not None:
+        raise ValueError(f"{choice} has no array")
+    release, prefetch = (NO_HINT if h is None else h for h in (choice.release, choice.prefetch))
+    return OFFLOAD, release, prefetch
 
 
 def _choice(tier: Tier, kind: int, release: int, prefetch: int) -> Choice:

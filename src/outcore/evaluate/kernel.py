@@ -90,7 +90,9 @@ READ_SLOT, WRITE_SLOT = range(51, 53)
 
 SLOT_BYTES, SLOT_START, SLOT_STOP = range(53, 56)
 """Of a slot on the device: the step that makes it, NONE for the caller, and the one after whose run
-it is freed; NONE for later, or where its memory is taken over."""
+it is freed; NONE for later, TAKEN where its memory is taken over."""
+
+TAKEN = -2
 
 AWAY_BUFFER, AWAY_SOURCE, AWAY_START, AWAY_STOP, AWAY_OFFSET = range(56, 61)
 """Of a copy out, in order of issue, and of the slot that it fills: the step after which it is
@@ -103,14 +105,15 @@ FREED, FREED_AT, DROPPED = range(64, 67)
 """Copies out in the order in which their sources are freed, at twice the step where before its run
 and one more where at its end; then those that no copy back gives up, in that order."""
 
-GROUP_STEP, GROUP_SOURCE, GROUP_BYTES, GROUP_FREES, GROUP_GAP, GROUP_AT = range(67, 73)
+GROUP_STEP, GROUP_SOURCE, GROUP_SLOT, GROUP_BYTES = range(67, 71)
+GROUP_FREES, GROUP_GAP, GROUP_AT = range(71, 74)
 """Of a copy back: the step that needs it, and the one it is issued before (`GROUP_AT`); whether it
 gives its source up; the gap whose hint it has."""
 
-FREE_START, FREE_STOP, ROOM_START, ROOM_STOP, ROOM_OWNER = range(73, 78)
+FREE_START, FREE_STOP, ROOM_START, ROOM_STOP, ROOM_OWNER = range(74, 79)
 """Of a range of the outer tier: what is free, and who was the latest owner (`ir/rooms.py`)."""
 
-ROWS = 78
+ROWS = 79
 
 # ---- rows of `times` -----------------------------------------------------------------------------
 
@@ -453,6 +456,7 @@ def _fetch(table: Ints, buffer: int) -> None:
     table[GROUP_SOURCE, group] = table[OUTER, buffer]
     table[GROUP_BYTES, group] = table[FETCHED_BYTES, buffer]
     table[DEVICE, buffer] = _slot(table, table[FETCHED_BYTES, buffer])
+    table[GROUP_SLOT, group] = table[DEVICE, buffer]
     gap = table[USE_GAPS, table[USE_START, buffer] + table[PASSED, buffer] - 1]
     table[GROUP_GAP, group] = gap if table[NOW, buffer] == OFFLOAD else NONE
     table[GROUP_FREES, group] = 0
@@ -549,7 +553,8 @@ def _donate(table: Ints, op: int, step: int) -> int:
         crosses = 0 <= table[SLOT_START, source] < table[COUNT, BOUNDARY_STEP] <= step
         if not crosses and table[SLOT_BYTES, source] == table[SLOT_BYTES, target]:
             saved += table[SLOT_BYTES, source]
-            table[SLOT_STOP, source] = table[WRITE_SLOT, table[DONATION_WRITES, i]] = NONE
+            table[SLOT_STOP, source] = TAKEN
+            table[WRITE_SLOT, table[DONATION_WRITES, i]] = NONE
     return saved
 
 
@@ -625,7 +630,8 @@ def _prefetch(table: Ints) -> None:
         step, source = table[GROUP_STEP, group], table[GROUP_SOURCE, group]
         nbytes = table[GROUP_BYTES, group]
         low = max(earliest, table[AWAY_START, source] + 1, _hint(table, group))
-        if low < boundary <= step and between + nbytes > budget:
+        taken = table[SLOT_STOP, table[GROUP_SLOT, group]] == TAKEN
+        if low < boundary <= step and (taken or between + nbytes > budget):
             low = boundary
         at = step
         while at > low and table[STEP_HELD, at - 1] + nbytes <= budget:
@@ -789,6 +795,8 @@ def _count_before(table: Ints, row: int, length: int, position: int) -> int:
 @compiled
 def _rob(table: Ints, times: Floats, start: int, stop: int, slot: int) -> float:
     """Make `slot` the owner of a range; returns when those it takes bytes from are done."""
+    if start == stop:
+        return 0.0
     length = table[COUNT, N_ROOMS]
     low = _count_before(table, ROOM_START, length, start + 1)
     if low > 0 and table[ROOM_STOP, low - 1] > start:

@@ -14,6 +14,8 @@ class Rooms:
 
     def take(self, start: int, stop: int, slot: int) -> list[int]:
         """Give [start, stop) to `slot`; returns the owners it takes bytes from."""
+        if start == stop:
+            return []
         low = bisect_right(self.starts, start)
         low -= low > 0 and self.owners[low - 1][1] > start
         high = bisect_left(self.starts, stop, low)

@@ -4,7 +4,8 @@ Copies back stay in order of first use, hints or not. Each is issued before the 
 which on memory is free for it until its use (PoocH section 4: as early as free memory allows), or
 where the plan's hint says; where memory does not allow the hint, as soon after it as memory does.
 Where the plan wants a copy done before it is needed (`arrive`), compute waits for it there, unless
-memory lets it go out only later.
+memory lets it go out only later. What a result is written over in the backward call is fetched in
+that call: nothing that crosses into it may be overwritten (`donate`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ def prefetch(problem: Problem, plan: Plan, draft: Draft) -> Draft:
     steps = np.array(held.steps, dtype=np.int64)
     room_between = problem.budget_bytes - held.between
     hints = _hints(draft, plan)
+    taken = {source for step in draft.steps for source, _ in step.run.donate}
     moved: list[list[Action]] = [[] for _ in draft.steps]
     awaits: list[list[int]] = [[] for _ in draft.steps]
     left: list[list[Action]] = []
@@ -39,7 +41,7 @@ def prefetch(problem: Problem, plan: Plan, draft: Draft) -> Draft:
             nbytes = draft.slots[target].nbytes
             hint = _hint(hints.get(draft.slots[target].buffer, ()), index)
             low = max(earliest, ready.get(source, 0), hint.issue)
-            if low < draft.boundary <= index and nbytes > room_between:
+            if low < draft.boundary <= index and (target in taken or nbytes > room_between):
                 low = draft.boundary
             full = np.flatnonzero(steps[low:index] + nbytes > problem.budget_bytes)
             at = low + int(full[-1]) + 1 if len(full) else min(low, index)

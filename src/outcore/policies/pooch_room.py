@@ -60,12 +60,13 @@ def room_of(model: PoochModel) -> Room:
 
 
 def _forward(log: Log, targets: Sequence[Target]) -> list[int]:
-    """The bytes of each forward op, with all copies out before it over."""
+    """The bytes of each forward op, with all copies out before it over; the first has the start."""
     held, levels = log.start_bytes, []
     for op, leaving in zip(log.forward, log.leaving, strict=True):
         held += op.alloc_bytes
         levels.append(held + op.workspace_bytes)
         held -= op.free_bytes + sum(targets[i].nbytes for i in leaving)
+    levels[:1] = [max(log.start_bytes, level) for level in levels[:1]]
     return levels
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import ClassVar
 
+import numpy as np
+
 from outcore.errors import InfeasibleError, PolicyError
-from outcore.evaluate import Evaluator
+from outcore.evaluate import KEEP, Evaluator
 from outcore.ir.hardware import Tier
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
@@ -51,28 +54,32 @@ class Search:
 
         Raises InfeasibleError where no policy that it starts from has a plan that fits.
         """
-        found = find_starts(problem, self.min_bytes)
-        if not found.plans:
-            raise least(found.refusals)
-        started = [replace(plan, policy=spec_text(self)) for plan in found.plans]
-        if not started[0].choices:  # everything is kept: nothing is faster
-            return started[0]
-        return min(
-            [*self._improved(problem, started), *started],
-            key=lambda plan: simulate(problem, lower(problem, plan, fast=True)).seconds,
-        )
-
-    def _improved(self, problem: Problem, started: Sequence[Plan]) -> list[Plan]:
-        """What annealing makes of the plans; none where none fits without its hints."""
         evaluator = Evaluator(problem)
         space = make_space(problem, evaluator.gaps, self.min_bytes)
         annealing = Annealing(space, evaluator, self.seed)
-        for plan in started:
+        annealing.start(np.full(len(evaluator.gaps), KEEP, np.int8))
+        if annealing.found and not problem.profile.alternatives:
+            return settle(problem, {}, self)  # everything is kept: nothing is faster
+        starts = find_starts(problem, self.min_bytes)
+        if not starts.plans:
+            raise replace(least(starts.refusals), policy=spec_text(self))
+        for plan in starts.plans:
             annealing.start(space.kinds(plan))
         effort = self.effort if evaluator.compiled else self.effort / SLOWER
         kinds = annealing.run(int(effort * 1e6 / max(1, len(problem.trace.ops))))
-        found = [evaluator.plan(kinds)] if annealing.found else []
-        return [settle(problem, plan.by_gap, self) for plan in found]
+        seconds, best = min(((_seconds(evaluator, p), p) for p in starts.plans), key=itemgetter(0))
+        if annealing.best.seconds <= seconds:
+            return settle(problem, evaluator.plan(kinds).by_gap, self)
+        return replace(best, policy=spec_text(self))
+
+
+def _seconds(evaluator: Evaluator, plan: Plan) -> float:
+    """Seconds of a step under a plan that fits, its hints followed."""
+    try:
+        kinds, release, prefetch = evaluator.arrays(plan)
+    except ValueError:  # it says more than arrays can
+        return simulate(evaluator.problem, lower(evaluator.problem, plan, fast=True)).seconds
+    return evaluator.evaluate(kinds, release=release, prefetch=prefetch).seconds
 
 
 def least(refusals: Sequence[InfeasibleError]) -> InfeasibleError:

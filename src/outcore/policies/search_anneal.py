@@ -20,6 +20,9 @@ from outcore.policies.search_space import Kinds, Space
 HOT, COLD = 1.5e-3, 3e-5
 """Temperatures at the start and at the end, as parts of the step's time."""
 
+TIDY = 0.1
+"""The most of the effort that goes into keeping what costs nothing to keep."""
+
 NEAR = 6
 """How many gaps further on, in order of the trace, a neighbour may be."""
 
@@ -66,11 +69,17 @@ class Annealing:
         self._judge(kinds)
 
     def run(self, evaluations: int) -> Kinds:
-        """The best kinds found after so many changes, and what is kept for free."""
+        """The best kinds found after so many evaluations; the last of them keep what costs nothing.
+
+        Nothing is found where nothing fits, and nothing better than a step that takes no time.
+        """
         kinds, seconds = self.best.kinds.copy(), self.best.seconds
+        if not self.gaps or not 0 < seconds < inf:
+            return self.best.kinds
+        tidying = min(len(self.gaps), int(evaluations * TIDY))
         hot = HOT * seconds
-        cooling = (COLD / HOT) ** (1 / max(1, evaluations))
-        for _ in range(evaluations if self.gaps and self.found else 0):
+        cooling = (COLD / HOT) ** (1 / max(1, evaluations - tidying))
+        for _ in range(evaluations - tidying):
             hot *= cooling
             changed = self._change(kinds)
             before = {index: kinds[index] for index in changed}
@@ -82,7 +91,7 @@ class Annealing:
             else:
                 for index, kind in before.items():
                     kinds[index] = kind
-        self._tidy()
+        self._tidy(tidying)
         return self.best.kinds
 
     def _judge(self, kinds: Kinds) -> float:
@@ -93,15 +102,15 @@ class Annealing:
             self.best = Found(kinds.copy(), seconds)
         return seconds
 
-    def _tidy(self) -> None:
-        """Keep what costs nothing to keep: no copy without a use."""
-        for index in self.gaps:
-            if self.best.kinds[index] != KEEP:
-                kinds = self.best.kinds.copy()
-                kinds[index] = KEEP
-                found = self.evaluator.evaluate(kinds)
-                if found.fits and found.seconds <= self.best.seconds:
-                    self.best = Found(kinds, found.seconds)
+    def _tidy(self, evaluations: int) -> None:
+        """Keep what costs nothing to keep, as far as so many evaluations tell."""
+        moved = [index for index in self.gaps if self.best.kinds[index] != KEEP]
+        for index in moved[:evaluations]:
+            kinds = self.best.kinds.copy()
+            kinds[index] = KEEP
+            found = self.evaluator.evaluate(kinds)
+            if found.fits and found.seconds <= self.best.seconds:
+                self.best = Found(kinds, found.seconds)
 
     # ---- changes --------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ def make_space(problem: Problem, gaps: Sequence[Gap], min_bytes: int) -> Space:
     sizes = [problem.trace.buffers[gap.buffer].nbytes for gap in gaps]
     wanted = [i for i, nbytes in enumerate(sizes) if nbytes >= min_bytes]
     again = recomputable(problem, [gaps[i] for i in wanted])
-    leaves = (OFFLOAD,) if isinstance(away(problem), Offload) else ()
+    leaves = (OFFLOAD,) if away(problem) == Offload(problem.hardware.outer) else ()
     wanted.sort(key=lambda i: (gaps[i].after, i))
     allowed = {
         i: (KEEP, *leaves, *((RECOMPUTE, RECOMPUTE_STAY) if gaps[i] in again else ()))

@@ -10,7 +10,6 @@ from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.policies.chen import ChenSqrt
 from outcore.policies.floor import floor_plan
-from outcore.policies.keep_all import KeepAll
 from outcore.policies.policy import Policy
 from outcore.policies.pooch import Pooch
 from outcore.policies.recompute_all import RecomputeAll
@@ -18,8 +17,8 @@ from outcore.policies.superneurons import SuperNeurons
 from outcore.policies.swap_opt import SwapOpt
 from outcore.policies.window import Window
 
-QUADRATIC_OPS = 4000
-"""Up to so many ops, policies that take the square of them are asked too."""
+MANY_OPS = 4000
+"""With more ops than this only the policies that take seconds are asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,6 @@ def find_starts(problem: Problem, min_bytes: int) -> Starts:
             plans.append(policy.plan(problem))
         except InfeasibleError as error:
             refusals.append(error)
-        if isinstance(policy, KeepAll) and plans:  # nothing can be faster
-            return Starts(tuple(plans), ())
     try:
         plans.append(floor_plan(problem))
     except InfeasibleError as error:
@@ -49,11 +46,10 @@ def find_starts(problem: Problem, min_bytes: int) -> Starts:
 
 
 def _policies(problem: Problem, min_bytes: int) -> Iterator[Policy]:
-    yield KeepAll()
     yield SwapOpt(min_bytes, early=True)
-    yield SuperNeurons(min_bytes)
-    yield Window(min_bytes)
     yield ChenSqrt(min_bytes)
-    if len(problem.trace.ops) <= QUADRATIC_OPS:
+    if len(problem.trace.ops) <= MANY_OPS:
+        yield SuperNeurons(min_bytes)
+        yield Window(min_bytes)
         yield Pooch(min_bytes, early=True)
         yield RecomputeAll(min_bytes, max_ops=4, stay=True)
