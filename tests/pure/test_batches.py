@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from outcore.errors import VerifyError
@@ -33,7 +35,25 @@ def test_a_network_at_another_batch_is_the_one_that_is_built_so(samples: int) ->
     assert Batches(2, few, 3, more).at(samples) == chainer_resnet50(samples).trace
 
 
-@pytest.mark.parametrize("other", [step(4, odd=1), step(4, target="test.g")])
+OTHERS = (
+    step(4, odd=1),
+    step(4, target="test.g"),
+    replace(step(4), boundary=0),
+    replace(step(4), outputs=()),
+    replace(step(4), ops=(replace(step(4).ops[0], args=(Ref(1),)),)),
+    replace(step(4), ops=(replace(step(4).ops[0], kwargs=(("alpha", 2),)),)),
+    replace(step(4), ops=()),
+)
+
+
+@pytest.mark.parametrize("other", OTHERS)
 def test_two_steps_that_are_not_one_are_refused(other: Trace) -> None:
     with pytest.raises(VerifyError, match="batches of 2 and of 4"):
         Batches(2, step(2), 4, other).at(8)
+
+
+def test_two_batches_of_one_size_and_sizes_below_zero_are_refused() -> None:
+    with pytest.raises(VerifyError, match="no slope"):
+        Batches(2, step(2), 2, step(2)).at(3)
+    with pytest.raises(VerifyError, match="below zero"):
+        Batches(2, step(2), 4, step(4)).at(-1)

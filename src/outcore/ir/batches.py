@@ -16,8 +16,8 @@ T = TypeVar("T")
 class Batches:
     """The same step with `first_samples` and with `second_samples`.
 
-    Sizes, strides and whole numbers among the arguments are carried on in a straight line. Other
-    arguments are those of `first`, as the factor of a mean: such a trace is for planning, not for
+    Sizes, strides and whole numbers among the arguments are carried on in a straight line.
+    Fractions are those of `first`, as the factor of a mean: such a trace is for planning, not for
     running.
     """
 
@@ -29,6 +29,11 @@ class Batches:
     def at(self, samples: int) -> Trace:
         """The step with `samples`. Raises VerifyError where the two traces are not one step."""
         one, two = self.first, self.second
+        if self.first_samples == self.second_samples:
+            raise self._apart("two batches of one size tell no slope")
+        for name in ("boundary", "inputs", "outputs", "tangents", "gradients", "donations"):
+            if getattr(one, name) != getattr(two, name):
+                raise self._apart(f"other {name}")
         return replace(
             one,
             buffers=self._each(self._buffer, one.buffers, two.buffers, samples),
@@ -60,6 +65,8 @@ class Batches:
         if (one.target, one.outputs, one.phase) != (two.target, two.outputs, two.phase):
             raise self._apart(f"op {one.id} {one.target} and {two.target}")
         names = [name for name, _ in one.kwargs]
+        if names != [name for name, _ in two.kwargs]:
+            raise self._apart(f"op {one.id} {one.target} with other arguments")
         kwargs = self._each(
             self._arg, [a for _, a in one.kwargs], [a for _, a in two.kwargs], samples
         )
@@ -74,6 +81,8 @@ class Batches:
             return self._each(self._arg, one, two, samples)
         if _whole(one) and _whole(two):
             return self._size(one, two, samples)
+        if one != two and not (isinstance(one, float) and isinstance(two, float)):
+            raise self._apart(f"arguments {one} and {two}")
         return one
 
     def _size(self, one: int, two: int, samples: int) -> int:
@@ -81,7 +90,10 @@ class Batches:
         slope, rest = divmod(two - one, self.second_samples - self.first_samples)
         if rest:
             raise self._apart(f"sizes {one} and {two}")
-        return one + slope * (samples - self.first_samples)
+        size = one + slope * (samples - self.first_samples)
+        if size < 0 <= min(one, two):
+            raise self._apart(f"sizes {one} and {two} are below zero at {samples}")
+        return size
 
     def _apart(self, detail: str) -> VerifyError:
         return VerifyError(

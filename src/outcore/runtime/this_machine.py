@@ -66,8 +66,10 @@ def _capacities(device: torch.device, folder: Path) -> Mapping[Tier, int]:
     if device.type == "cuda":
         return {Tier.DEVICE: torch.cuda.mem_get_info()[0], Tier.HOST: available_bytes()}
     file = SpillFile(folder)
-    free = file.free_bytes()
-    file.close()
+    try:
+        free = file.free_bytes()
+    finally:
+        file.close()
     return {Tier.DEVICE: memory_limit_bytes(), Tier.DISK: free}
 
 
