@@ -49,14 +49,15 @@ class Lab:
     def row(self, batch: int, policy: str, allocator: Allocator | None = None) -> Compared:
         """What a policy makes of the budget at a batch."""
         comparison = self.at(batch, allocator)
-        return comparison.row(self._budget(comparison), resolve(policy))
+        return comparison.row(self.budget_of(comparison), resolve(policy))
 
     def problem(self, batch: int, part: float = 1.0) -> Problem:
         """The problem that policies are given, with a part of the budget."""
         comparison = self.at(batch)
-        return comparison.problem(int(part * self._budget(comparison)))
+        return comparison.problem(int(part * self.budget_of(comparison)))
 
-    def _budget(self, comparison: Comparison) -> int:
+    def budget_of(self, comparison: Comparison) -> int:
+        """The budget; at small scale a part of what the step takes."""
         small = int(0.6 * comparison.in_core.peak(Tier.DEVICE))
         return small if self.scale.small else self.budget_bytes
 
