@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from outcore.errors import BudgetError, OptionValueError
 from outcore.units import format_bytes, format_seconds, parse_size
