@@ -128,7 +128,8 @@ def _has_solver(progress: Console) -> bool:
 
 
 def _table(title: str, rows: Sequence[Compared], allocator: str | None) -> Table:
-    table = Table("policy", title=title, title_justify="left", caption_justify="left")
+    policy = Column("policy", overflow="fold")
+    table = Table(policy, title=title, title_justify="left", caption_justify="left")
     table.caption = _bounds(rows)
     reserved = () if allocator is None else ("reserved",)
     for name in (
