@@ -37,7 +37,7 @@ def cpu_seconds():
 
 
 def test_help_lists_the_commands_at_once():
-    times = []
+    times: list[float] = []
     while len(times) < TRIES and min(times, default=HELP_SECONDS) >= HELP_SECONDS:
         start = cpu_seconds()  # of this process; a busy core can still make it half as long again
         finished = run("--help")
