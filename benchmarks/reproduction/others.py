@@ -8,7 +8,7 @@ from dataclasses import replace
 from benchmarks.kit.benchmark import Patience
 from benchmarks.kit.rows import Row
 from benchmarks.reproduction.figure import gigabytes, number, percent
-from benchmarks.reproduction.steps import Scale, lab
+from benchmarks.reproduction.steps import Scale, lab, lost
 from outcore.compare import Compared
 from outcore.ir.hardware import Tier
 
@@ -32,7 +32,7 @@ def vdnn(scale: Scale, _patience: Patience) -> Iterator[Row]:
     yield number(source, f"{network}: memory in-core", 28e9, in_core, gigabytes, note)
     for policy in ("vdnn-dyn", "vdnn-conv", "vdnn-all"):
         row = found.row(256, policy)
-        yield number(source, f"{policy}, {network}: lost", 0.18, _lost(row), percent, ONE)
+        yield number(source, f"{policy}, {network}: lost", 0.18, lost(row), percent, ONE)
     found = replace(found, variants=True)
     oracle = found.unbounded(256, "vdnn-dyn")  # its first pass but one: all kept, the fastest
     what = f"{network}: memory in-core, with the fastest algorithms"
@@ -57,10 +57,6 @@ def recompute(scale: Scale, patience: Patience) -> Iterator[Row]:
             what = f"{name}, batch {batch}, {gigabyte} GB: more time"
             ours = min(known, default=None)
             yield number("MONeT, README", what, paper, ours, percent, note)
-
-
-def _lost(row: Compared) -> float | None:
-    return None if row.relative_to_in_core is None else 1 - row.relative_to_in_core
 
 
 def _lost_of(row: Compared, oracle: Compared) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from functools import partial
 
@@ -115,15 +116,10 @@ def _largest(scale: Scale, patience: Patience) -> Iterator[Row]:
 
 
 def _served(found: Lab, batches: range, policy: str, allocator: str) -> int | None:
-    """The largest batch that some budget serves."""
-    low, high = 0, len(batches)
-    while low < high:
-        middle = (low + high) // 2
-        if _serves(found, batches[middle], policy, resolve(allocator)):
-            low = middle + 1
-        else:
-            high = middle
-    return batches[low - 1] if low else None
+    """The largest batch that some budget serves. By bisection, as `Lab.largest`."""
+    served = resolve(allocator)
+    most = bisect_left(batches, True, key=lambda n: not _serves(found, n, policy, served))
+    return batches[most - 1] if most else None
 
 
 def _serves(found: Lab, batch: int, policy: str, allocator: Allocator) -> bool:

@@ -102,6 +102,11 @@ def lab(
     return Lab(name, found, budget_bytes, scale, tuple(sorted(sizes.items())))
 
 
+def lost(row: Compared) -> float | None:
+    """What a plan loses of the speed in-core; None where there is no plan."""
+    return None if row.relative_to_in_core is None else 1 - row.relative_to_in_core
+
+
 @cache
 def _traced(name: str, small: bool, sizes: tuple[tuple[str, int], ...]) -> Batches:  # noqa: FBT001 - a key of the cache
     spec = network(name).small if small else network(name)
