@@ -225,7 +225,7 @@ def test_compare_on_this_machine(outcore):
 def test_compare_without_bounds(outcore, monkeypatch):
     wanted = (*COMPARE, "--budget", "100%", "--policies", "keep-all")
     assert "at least" not in outcore(*wanted, "--no-bound").stdout
-    monkeypatch.setattr("outcore.cli.compare.find_spec", lambda name: None)
+    monkeypatch.setattr("outcore.cli.predicted.find_spec", lambda name: None)
     run = outcore(*wanted)
     assert "at least" not in run.stdout
     assert 'pip install "outcore[plan]"' in run.stderr

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import csv
-import json
-import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from outcore.errors import BudgetError, OptionValueError
-from outcore.units import format_bytes, format_seconds, parse_size
+from outcore.cli.predicted import (
+    ALL,
+    NOTHING,
+    bytes_text,
+    check_one_form,
+    has_solver,
+    machine_of,
+    policies_of,
+    print_rows,
+    size_of,
+)
+from outcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from outcore.compare import Compared
-    from outcore.presets import Preset
-
-ALL = "all"
-NOTHING = "-"
-THIS_MACHINE = "this-machine"
 
 
 def compare(  # noqa: PLR0913 - a command has as many arguments as options
@@ -56,20 +57,17 @@ def compare(  # noqa: PLR0913 - a command has as many arguments as options
     from outcore.compare import Comparison  # noqa: PLC0415 - loads numpy
     from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
     from outcore.networks import network as named  # noqa: PLC0415 - loads torch
-    from outcore.policies import POLICIES, resolve  # noqa: PLC0415 - loads numpy
 
-    if as_json and as_csv:
-        raise OptionValueError(option="--csv", value="with --json", reason="choose one of the two")
-    machine = _machine(hardware)
+    check_one_form(as_json=as_json, as_csv=as_csv)
+    machine = machine_of(hardware)
     total = machine.hardware.capacity(Tier.DEVICE)
-    budgets = [_size(text, total) for text in budget]
-    wanted = list(POLICIES) if policies == ALL else policies.split(";")
-    specs = [resolve(spec) for spec in wanted]  # before anything is traced
+    budgets = [size_of("--budget", text, total) for text in budget]
+    specs = policies_of(policies)  # before anything is traced
     step = named(network)
     serving = None if allocator is None else allocators.resolve(allocator)
     found: list[dict[str, Any]] = []
     progress = Console(stderr=True)
-    bound = bound and _has_solver(progress)
+    bound = bound and has_solver(progress)
     for samples in batch:
         with progress.status(f"{network}, batch {samples}: tracing"):
             trace = trace_network(step, samples)
@@ -89,42 +87,7 @@ def compare(  # noqa: PLR0913 - a command has as many arguments as options
                 f"items/s in {peak}{served} (all predicted)"
             )
             Console().print(_table(title, rows, allocator))
-    if as_json:
-        typer.echo(json.dumps(found, indent=1))
-    if as_csv:
-        _write_csv(found)
-
-
-def _machine(name: str) -> Preset:
-    """A preset, or this machine as it is measured now."""
-    from outcore.presets import preset  # noqa: PLC0415 - reads files
-
-    if name != THIS_MACHINE:
-        return preset(name)
-    from outcore.runtime.this_machine import this_machine  # noqa: PLC0415 - loads torch
-
-    with Console(stderr=True).status("measuring this machine"):
-        return this_machine()
-
-
-def _size(text: str, total: int) -> int:
-    """Raises BudgetError for what cannot be read, and for more than the machine has."""
-    try:
-        found = parse_size(text, total)
-    except ValueError as error:
-        raise BudgetError(option="--budget", value=text, reason=str(error)) from error
-    if found > total:
-        reason = f"the machine has {format_bytes(total)}"
-        raise BudgetError(option="--budget", value=text, reason=reason)
-    return found
-
-
-def _has_solver(progress: Console) -> bool:
-    """Whether lower bounds can be had; says how to get them where not."""
-    found = find_spec("scipy") is not None
-    if not found:
-        progress.print('No lower bounds without scipy: pip install "outcore[plan]"', markup=False)
-    return found
+    print_rows(found, as_json=as_json, as_csv=as_csv)
 
 
 def _table(title: str, rows: Sequence[Compared], allocator: str | None) -> Table:
@@ -145,7 +108,7 @@ def _table(title: str, rows: Sequence[Compared], allocator: str | None) -> Table
         table.add_column(name, justify="right")
     for row in rows:
         held = [row.peak_bytes] if allocator is None else [row.peak_bytes, row.reserved_bytes]
-        cells = (*_speed(row), *map(_bytes, held), *_planning(row))
+        cells = (*_speed(row), *map(bytes_text, held), *_planning(row))
         table.add_row(row.policy, format_bytes(row.budget_bytes), *cells)
     return table
 
@@ -160,7 +123,7 @@ def _bounds(rows: Sequence[Compared]) -> str | None:
 def _speed(row: Compared) -> tuple[str, str, str]:
     """The step, or what it would take to have one."""
     if row.seconds is None or row.items_per_second is None:
-        return (f"needs {_bytes(row.needed_bytes)} of {row.needed_tier}", NOTHING, NOTHING)
+        return (f"needs {bytes_text(row.needed_bytes)} of {row.needed_tier}", NOTHING, NOTHING)
     relative = f"{row.relative_to_in_core or 0:.1%}"
     return (format_seconds(row.seconds), f"{row.items_per_second:.4g}", relative)
 
@@ -172,17 +135,3 @@ def _planning(row: Compared) -> tuple[str, str]:
         NOTHING if counts is None else f"{counts.keep} / {counts.offload} / {counts.recompute}",
         NOTHING if seconds is None else format_seconds(seconds),
     )
-
-
-def _bytes(nbytes: int | None) -> str:
-    return NOTHING if nbytes is None else format_bytes(nbytes)
-
-
-def _write_csv(found: list[dict[str, Any]]) -> None:
-    flat = []
-    for row in found:
-        counts = row.pop("counts") or dict.fromkeys(("keep", "offload", "recompute"))
-        flat.append(row | counts)
-    writer = csv.DictWriter(sys.stdout, list(flat[0]))
-    writer.writeheader()
-    writer.writerows(flat)

@@ -1,0 +1,98 @@
+"""What the commands that predict have in common: the machine, the policies, the ways to print."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+
+from outcore.errors import BudgetError, OptionValueError
+from outcore.units import format_bytes, parse_size
+
+if TYPE_CHECKING:
+    from outcore.policies import Policy
+    from outcore.presets import Preset
+
+ALL = "all"
+NOTHING = "-"
+THIS_MACHINE = "this-machine"
+
+
+def machine_of(name: str) -> Preset:
+    """A preset, or this machine as it is measured now."""
+    from outcore.presets import preset  # noqa: PLC0415 - reads files
+
+    if name != THIS_MACHINE:
+        return preset(name)
+    from outcore.runtime.this_machine import this_machine  # noqa: PLC0415 - loads torch
+
+    with Console(stderr=True).status("measuring this machine"):
+        return this_machine()
+
+
+def policies_of(specs: str) -> list[Policy]:
+    """The policies of specs separated by semicolons. Raises PolicyError for one that is wrong."""
+    from outcore.policies import POLICIES, resolve  # noqa: PLC0415 - loads numpy
+
+    wanted = list(POLICIES) if specs == ALL else specs.split(";")
+    return [resolve(spec) for spec in wanted]
+
+
+def size_of(option: str, text: str, total: int, part_of: int | None = None) -> int:
+    """Bytes of a budget, a percentage being of `part_of`, or else of the machine's `total`.
+
+    Raises BudgetError for what cannot be read, and for more than the machine has.
+    """
+    try:
+        found = parse_size(text, total if part_of is None else part_of)
+    except ValueError as error:
+        raise BudgetError(option=option, value=text, reason=str(error)) from error
+    if found > total:
+        reason = f"{format_bytes(found)} are wanted, and the machine has {format_bytes(total)}"
+        raise BudgetError(option=option, value=text, reason=reason)
+    return found
+
+
+def has_solver(progress: Console) -> bool:
+    """Whether lower bounds can be had; says how to get them where not."""
+    found = find_spec("scipy") is not None
+    if not found:
+        progress.print('No lower bounds without scipy: pip install "outcore[plan]"', markup=False)
+    return found
+
+
+def check_one_form(*, as_json: bool, as_csv: bool) -> None:
+    """Raise OptionValueError where both forms are asked for."""
+    if as_json and as_csv:
+        raise OptionValueError(option="--csv", value="with --json", reason="choose one of the two")
+
+
+def print_rows(found: Sequence[dict[str, Any]], *, as_json: bool, as_csv: bool) -> None:
+    """Rows of `Compared.to_dict`, for programs; nothing where no form for them is asked for."""
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    if as_csv:
+        _write_csv(found)
+
+
+def bytes_text(nbytes: int | None) -> str:
+    """A size, or the mark for none."""
+    return NOTHING if nbytes is None else format_bytes(nbytes)
+
+
+def _write_csv(found: Sequence[dict[str, Any]]) -> None:
+    """One line a row; the counts get columns of their own."""
+    blank = dict.fromkeys(("keep", "offload", "recompute"))
+    flat = [
+        {name: value for name, value in row.items() if name != "counts"} | (row["counts"] or blank)
+        for row in found
+    ]
+    writer = csv.DictWriter(sys.stdout, list(flat[0]))
+    writer.writeheader()
+    writer.writerows(flat)
