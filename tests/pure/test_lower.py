@@ -374,3 +374,17 @@ class TestTime:
         assert fits(replace(problem, budget_bytes=timeline.peak(Tier.DEVICE)), program) or any(
             timeline.peak(t) > problem.limit_bytes(t) for t in (Tier.HOST, Tier.DISK)
         )
+
+    @given(planned())
+    def test_a_copy_out_starts_no_sooner_than_it_is_issued(self, case) -> None:
+        """As drivers do it: the runs issued before it are done."""
+        problem, plan = case
+        program = lowered(problem, plan)
+        if program is None:
+            return
+        ran = 0.0
+        for span, each in zip(simulate(problem, program).spans, program.body, strict=True):
+            if isinstance(each.action, Run):
+                ran = span.stop_seconds
+            elif isinstance(each.action, Copy) and each.stream is Stream.OUT:
+                assert span.start_seconds >= ran

@@ -472,7 +472,7 @@ def test_table_1_lies_between_links_of_50_and_75_gbps(batch, measured):
 def test_it_trains_what_policies_of_gaps_across_the_boundary_cannot():
     with pytest.raises(InfeasibleError):
         images_per_second("swap-opt", 1440, 16, 50, 581)
-    assert images_per_second("window", 1440, 16, 50, 581) == pytest.approx(276, abs=5)
+    assert images_per_second("window", 1440, 16, 50, 581) == pytest.approx(263, abs=5)
 
 
 @pytest.mark.parametrize(("batch", "link_gbps"), [(256, 13), (384, 13), (512, 13), (640, 75)])

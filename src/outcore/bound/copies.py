@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from outcore.bound.absences import Absence
 from outcore.bound.linear import LinearProgram, Terms, times
 from outcore.bound.positions import ARRIVAL
 from outcore.bound.scene import Scene
@@ -54,10 +55,7 @@ def _events(lp: LinearProgram, scene: Scene, moved: dict[int, int]) -> _Events:
     first = _first_copies(lp, scene, moved)
     for number, column in moved.items():
         absence, nbytes = scene.absences[number], scene.nbytes(number)
-        producer = scene.live.producer[absence.buffer]
-        # `simulate` lets a tangent leave before the pause too: no instruction writes it.
-        made = ARRIVAL if producer is None else scene.positions.of_op[producer]
-        events.made[grid.after(made)].append((first[number], nbytes))
+        events.made[_leaves(scene, absence)].append((first[number], nbytes))
         if first[number] != column:
             again = [(column, nbytes), (first[number], -nbytes)]
             events.dropped[grid.after(absence.after)] += again
@@ -67,6 +65,17 @@ def _events(lp: LinearProgram, scene: Scene, moved: dict[int, int]) -> _Events:
             events.opened[left].append((column, nbytes))
             events.closed[due].append((column, nbytes))
     return events
+
+
+def _leaves(scene: Scene, absence: Absence) -> int:
+    """The first index in which the copy out for an absence can go on.
+
+    It is issued after the use before the absence, or beside that where something earlier made it.
+    """
+    producer, after = scene.live.producer[absence.buffer], absence.after
+    made = ARRIVAL if producer is None else scene.positions.of_op[producer]
+    used = scene.positions.ops[after] is not None
+    return scene.grid.before(after) if used and made < after else scene.grid.after(after)
 
 
 def _first_copies(lp: LinearProgram, scene: Scene, moved: dict[int, int]) -> dict[int, int]:

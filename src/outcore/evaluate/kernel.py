@@ -126,11 +126,11 @@ CLOCKS = 5
 SECONDS, OUT_SECONDS, IN_SECONDS = range(1, 4)
 """Of an op, and of a buffer both ways."""
 
-LEAVING_DONE, OUT_DONE, ROOM_DONE, GROUP_DONE, STEP_DONE = range(4, 9)
+LEAVING_DONE, OUT_DONE, ROOM_DONE, GROUP_DONE = range(4, 8)
 """When a copy out is done as `release` has it, and as played; when its room is free or at least
-filled; when a copy back is done; when the run of a step is."""
+filled; when a copy back is done."""
 
-TIME_ROWS = 9
+TIME_ROWS = 8
 
 
 # ---- the whole -----------------------------------------------------------------------------------
@@ -675,7 +675,7 @@ def _play(table: Ints, times: Floats) -> None:
         if table[STEP_NEEDS, step] != NONE:
             now = max(now, times[GROUP_DONE, table[STEP_NEEDS, step]])
         now += times[SECONDS, table[STEP_OP, step]]
-        times[CLOCK, COMPUTE] = times[STEP_DONE, step] = now
+        times[CLOCK, COMPUTE] = now
         while away < table[COUNT, N_AWAY] and table[AWAY_START, away] == step:
             _copy_out(table, times, away)
             away += 1
@@ -711,11 +711,9 @@ def _copy_back(table: Ints, times: Floats, group: int) -> None:
 
 @compiled
 def _copy_out(table: Ints, times: Floats, away: int) -> None:
-    """The outward stream waits for the room, and for the run that made what is there."""
+    """The outward stream waits for the room, and for the run that the copy is issued after."""
     start = max(times[CLOCK, OUT], _take(table, times, away))
-    made = table[SLOT_START, table[AWAY_SOURCE, away]]
-    if made != NONE:
-        start = max(start, times[STEP_DONE, made])
+    start = max(start, times[CLOCK, COMPUTE])
     done = start + times[OUT_SECONDS, table[AWAY_BUFFER, away]]
     times[CLOCK, OUT] = times[OUT_DONE, away] = times[ROOM_DONE, away] = done
 

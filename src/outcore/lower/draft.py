@@ -30,11 +30,7 @@ class Step:
 
 @dataclass(slots=True)
 class Draft:
-    """Slots and steps; `boundary` is the first backward step. Fields as in Program.
-
-    `timed`: outer slots whose copy out starts when compute gets to where it is issued, by a choice
-    of the plan, though its bytes were there before.
-    """
+    """Slots and steps; `boundary` is the first backward step. Fields as in Program."""
 
     slots: list[Slot]
     steps: list[Step]
@@ -42,7 +38,6 @@ class Draft:
     arguments: tuple[int, ...]
     tangents: tuple[int, ...]
     results: tuple[int, ...]
-    timed: frozenset[int] = frozenset()
 
     def first_step(self) -> dict[int, int]:
         """The step of each op's original run."""
@@ -65,25 +60,32 @@ def assemble(draft: Draft) -> Program:
     if draft.boundary >= len(draft.steps):
         boundary = len(body)
     slots = tuple(draft.slots)
-    paces = _paces(draft, body)
+    paces = _paces(slots, draft.steps, body)
     return Program(
         slots, sync(slots, body, paces), boundary, draft.arguments, draft.tangents, draft.results
     )
 
 
-def _paces(draft: Draft, body: Sequence[Action]) -> dict[int, list[int]]:
-    """Position -> the positions that the plan wants done before it."""
+def _paces(
+    slots: Sequence[Slot], steps: Iterable[Step], body: Sequence[Action]
+) -> dict[int, list[int]]:
+    """Position -> the positions that are to be done before it, hazards aside.
+
+    A run waits for what the plan says, and a copy out for the run before it: drivers start a copy
+    where it is issued, though its bytes may have been there before.
+    """
     paces: dict[int, list[int]] = {}
     filled: dict[int, int] = {}
-    steps = iter(draft.steps)
+    left = iter(steps)
     last_run = None
     for position, action in enumerate(body):
         if isinstance(action, Run):
             last_run = position
-            paces[position] = [filled[slot] for slot in next(steps).awaits]
+            paces[position] = [filled[slot] for slot in next(left).awaits]
         elif isinstance(action, Copy):
             filled[action.target] = position
-            if action.target in draft.timed and last_run is not None:
+            leaves = slots[action.source].tier is Tier.DEVICE
+            if leaves and last_run is not None:
                 paces[position] = [last_run]
     return paces
 

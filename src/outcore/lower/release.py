@@ -50,8 +50,6 @@ class _Release:
         """Step -> the slots that the plan wants gone by then."""
         self.held_bytes = 0
         """What waits or leaves."""
-        self.timed: set[int] = set()
-        """Outer slots of the copies whose departure is the plan's choice."""
 
     def run(self) -> Draft:
         draft = self.draft
@@ -68,7 +66,7 @@ class _Release:
             steps.append(self._run(index, Step(before + step.before, step.run, step.after)))
         while self.leaving:
             self._let_go(next(iter(self.leaving)), steps[-1].after)
-        return replace(draft, steps=steps, timed=frozenset(self.timed))
+        return replace(draft, steps=steps)
 
     # ---- issuing copies -------------------------------------------------------------------------
 
@@ -83,7 +81,6 @@ class _Release:
             leaves = slots[copy.source].buffer, step.run.op
             depart, self.deadlines[copy.source] = self.hints[leaves]
             departs[copy.target] = index + 1 if depart is None else depart
-            self.timed |= set() if depart is None else {copy.target}
         beside = [copy for copy in copies if departs[copy.target] == index]
         for copy in beside:
             self._start(copy)
