@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         VerifyError,
     )
     from outcore.estimate import estimate
+    from outcore.explain import Explanation, explain
     from outcore.ir.hardware import Hardware, Tier
     from outcore.ir.plan import Plan
     from outcore.ir.problem import Problem
@@ -51,6 +52,7 @@ __all__ = [
     "BudgetError",
     "CaptureError",
     "DigestError",
+    "Explanation",
     "FormatError",
     "Hardware",
     "InfeasibleError",
@@ -73,6 +75,7 @@ __all__ = [
     "Trace",
     "VerifyError",
     "estimate",
+    "explain",
     "lower",
     "lower_bound",
     "plan",
@@ -87,6 +90,7 @@ _HOMES = {
     "BudgetError": "outcore.errors",
     "CaptureError": "outcore.errors",
     "DigestError": "outcore.errors",
+    "Explanation": "outcore.explain",
     "FormatError": "outcore.errors",
     "Hardware": "outcore.ir.hardware",
     "InfeasibleError": "outcore.errors",
@@ -109,6 +113,7 @@ _HOMES = {
     "Trace": "outcore.ir.trace",
     "VerifyError": "outcore.errors",
     "estimate": "outcore.estimate",
+    "explain": "outcore.explain",
     "lower": "outcore.lower",
     "lower_bound": "outcore.bound",
     "preset": "outcore.presets",

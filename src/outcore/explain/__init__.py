@@ -1,0 +1,27 @@
+"""explain: why a plan moves what it moves, and where its step waits."""
+
+from __future__ import annotations
+
+from outcore.explain.account import explain
+from outcore.explain.explanation import (
+    Alternative,
+    Explanation,
+    Late,
+    Move,
+    Rerun,
+    Total,
+    Wait,
+    WaitsFor,
+)
+
+__all__ = [
+    "Alternative",
+    "Explanation",
+    "Late",
+    "Move",
+    "Rerun",
+    "Total",
+    "Wait",
+    "WaitsFor",
+    "explain",
+]

@@ -1,0 +1,63 @@
+"""The account of a plan: the step by what takes its time, the moves, the waits."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from outcore.explain.explanation import Explanation, Rerun
+from outcore.explain.judge import overrun
+from outcore.explain.moves import moves_of
+from outcore.explain.waits import waits_of
+from outcore.ir.hardware import Tier
+from outcore.ir.plan import Keep, Plan
+from outcore.ir.problem import Problem
+from outcore.ir.program import Program, Run
+from outcore.lower import lower
+from outcore.simulate import simulate
+
+
+def explain(problem: Problem, plan: Plan, *, most: int | None = None) -> Explanation:
+    """Why `plan` moves what it moves, and where its step waits.
+
+    `most`: explain so many moves, those that free the most bytes x idle time; None is all. Each
+    takes four evaluations of the whole plan: microseconds where arrays can say it (`Evaluator`,
+    with the extra `fast`), else a lowering and a simulation (the hints `depart` and `arrive`, a
+    tier that is not the nearest).
+
+    Raises DigestError where the plan names another trace, VerifyError where the problem breaks a
+    rule or the plan is not one for it.
+    """
+    program = lower(problem, plan)
+    timeline = simulate(problem, program)
+    reruns = _reruns(problem, program)
+    over_tier, over_bytes = overrun(problem, dict(timeline.peak_bytes))
+    profile = problem.profile
+    chosen = (
+        profile.cost(op, variant).seconds - profile.seconds[op] for op, variant in plan.variants
+    )
+    return Explanation(
+        policy=plan.policy,
+        budget_bytes=problem.budget_bytes,
+        peak_bytes=timeline.peak(Tier.DEVICE),
+        over_bytes=over_bytes,
+        over_tier=over_tier,
+        seconds=timeline.seconds,
+        in_core_seconds=sum(profile.seconds),
+        variant_seconds=sum(chosen),
+        recompute_seconds=sum(rerun.seconds for rerun in reruns),
+        moved=sum(not isinstance(choice, Keep) for _, choice in plan.choices),
+        moves=moves_of(problem, plan, most),
+        waits=waits_of(problem, plan, program, timeline),
+        reruns=reruns,
+    )
+
+
+def _reruns(problem: Problem, program: Program) -> tuple[Rerun, ...]:
+    """What runs again, the longest in all first."""
+    runs = (x.action for x in program.body if isinstance(x.action, Run) and x.action.again)
+    found = []
+    for (op, variant), times in Counter((run.op, run.variant) for run in runs).items():
+        made = problem.trace.ops[op]
+        seconds = times * problem.profile.cost(op, variant).seconds
+        found.append(Rerun(op, made.target, made.site, times, seconds))
+    return tuple(sorted(found, key=lambda rerun: (-rerun.seconds, rerun.op)))

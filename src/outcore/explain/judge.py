@@ -1,0 +1,117 @@
+"""Judge: what a plan takes with one gap changed and all else the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from outcore.errors import VerifyError
+from outcore.evaluate import KEEP, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY, Evaluator
+from outcore.ir.hardware import Tier
+from outcore.ir.plan import Choice, Gap, Keep, Offload, Plan, make_plan
+from outcore.ir.problem import Problem
+from outcore.ir.verify_plan import verify_plan
+from outcore.lower import lower
+from outcore.lower.expand import expand
+from outcore.simulate import simulate
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Seconds of a step, and bytes by tier; or why there is no such plan."""
+
+    seconds: float = math.inf
+    nbytes: tuple[tuple[Tier, int], ...] = ()
+    impossible: str = ""
+
+
+class Judge:
+    """Judges the plans that differ from `plan` in the choice for one gap.
+
+    Its figures are those of `simulate(problem, lower(problem, changed))`.
+    """
+
+    def __init__(self, problem: Problem, plan: Plan) -> None:
+        self.problem = _as_chosen(problem, plan)
+        self.plan = replace(plan, variants=())
+
+    def judge(self, gap: Gap, choice: Choice) -> Verdict:
+        """What the plan takes with `choice` for `gap`."""
+        if self._evaluator is None:
+            return self._simulated(gap, choice)
+        return self._evaluated(self._evaluator, gap, choice)
+
+    @cached_property
+    def _evaluator(self) -> Evaluator | None:
+        """None where arrays cannot say the plan."""
+        evaluator = Evaluator(self.problem)
+        try:
+            self._arrays = evaluator.arrays(self.plan)
+        except ValueError:
+            return None
+        self._index = {gap: index for index, gap in enumerate(evaluator.gaps)}
+        return evaluator
+
+    def _evaluated(self, evaluator: Evaluator, gap: Gap, choice: Choice) -> Verdict:
+        kinds, release, prefetch = self._arrays
+        changed = kinds.copy()
+        changed[self._index[gap]] = _kind(choice)
+        found = evaluator.evaluate(changed, release=release, prefetch=prefetch)
+        if math.isinf(found.seconds):
+            return self._simulated(gap, choice)  # it says why not
+        outer = self.problem.hardware.outer
+        nbytes = ((Tier.DEVICE, found.peak_bytes), (outer, found.host_bytes))
+        return Verdict(found.seconds, nbytes)
+
+    def _simulated(self, gap: Gap, choice: Choice) -> Verdict:
+        changed = make_plan({**self.plan.by_gap, gap: choice})
+        refused = _refusal(self.problem, changed)
+        if refused:
+            return Verdict(impossible=refused)
+        timeline = simulate(self.problem, lower(self.problem, changed, fast=True))
+        return Verdict(timeline.seconds, timeline.peak_bytes)
+
+
+def _refusal(problem: Problem, plan: Plan) -> str:
+    """Why a plan cannot be carried out; empty where it can."""
+    try:
+        verify_plan(problem, plan)
+    except VerifyError as error:  # of the one choice that was changed
+        return error.detail
+    try:
+        expand(problem, plan)
+    except VerifyError as error:  # of any that depends on it
+        return f"{error.where}: {error.detail}"
+    return ""
+
+
+def overrun(problem: Problem, nbytes: Mapping[Tier, int]) -> tuple[Tier | None, int]:
+    """The first tier whose budget `nbytes` exceed, and by how much; (None, 0) where none."""
+    for tier in Tier:
+        over = nbytes.get(tier, 0) - problem.limit_bytes(tier)
+        if over > 0:
+            return tier, over
+    return None, 0
+
+
+def _as_chosen(problem: Problem, plan: Plan) -> Problem:
+    """The problem in which what `plan` chooses among the variants of ops is their default."""
+    profile = problem.profile
+    costs = [profile.cost(op, plan.variant(op)) for op in range(len(problem.trace.ops))]
+    chosen = replace(
+        profile,
+        seconds=tuple(cost.seconds for cost in costs),
+        workspace_bytes=tuple(cost.workspace_bytes for cost in costs),
+        alternatives=(),
+    )
+    return replace(problem, profile=chosen)
+
+
+def _kind(choice: Choice) -> int:
+    if isinstance(choice, Keep):
+        return KEEP
+    if isinstance(choice, Offload):
+        return OFFLOAD
+    return RECOMPUTE_STAY if choice.stay else RECOMPUTE

@@ -1,0 +1,84 @@
+"""Moves: each gap that a plan moves, with what else could be done with it."""
+
+from __future__ import annotations
+
+from heapq import nlargest
+from itertools import accumulate
+
+from outcore.explain.explanation import Alternative, Move
+from outcore.explain.judge import Judge, overrun
+from outcore.explain.words import reasons
+from outcore.ir.hardware import Tier
+from outcore.ir.liveness import liveness
+from outcore.ir.plan import KEEP, Choice, Gap, Keep, Offload, Plan, Recompute
+from outcore.ir.problem import Problem
+
+
+def moves_of(problem: Problem, plan: Plan, most: int | None) -> tuple[Move, ...]:
+    """The `most` moves that free most, by bytes x idle time; None is all.
+
+    Four evaluations of the plan for each.
+    """
+    ends = list(accumulate(problem.profile.seconds))
+    trace, producer = problem.trace, liveness(problem.trace).producer
+    judge = Judge(problem, plan)
+
+    def idle(gap: Gap) -> float:
+        return max(0.0, ends[gap.before - 1] - ends[gap.after])
+
+    def weight(item: tuple[Gap, Choice]) -> tuple[float, int, int]:
+        gap = item[0]
+        return trace.buffers[gap.buffer].nbytes * idle(gap), -gap.buffer, -gap.after
+
+    def move(gap: Gap, choice: Choice) -> Move:
+        buffer, made = trace.buffers[gap.buffer], producer[gap.buffer]
+        found = _alternatives(problem, judge, gap, choice)
+        return Move(
+            buffer=gap.buffer,
+            name=buffer.name,
+            nbytes=buffer.nbytes,
+            op=made,
+            target="" if made is None else trace.ops[made].target,
+            site="" if made is None else trace.ops[made].site,
+            after=gap.after,
+            before=gap.before,
+            idle_seconds=idle(gap),
+            choice=_name(choice),
+            alternatives=found,
+            reasons=reasons(found),
+        )
+
+    moved = [item for item in plan.choices if not isinstance(item[1], Keep)]
+    chosen = nlargest(len(moved) if most is None else most, moved, key=weight)
+    return tuple(move(gap, choice) for gap, choice in chosen)
+
+
+def _alternatives(
+    problem: Problem, judge: Judge, gap: Gap, choice: Choice
+) -> tuple[Alternative, ...]:
+    """All that can be chosen for `gap`; to offload as the plan does, where it does."""
+    away = choice if isinstance(choice, Offload) else Offload(problem.hardware.outer)
+    candidates: tuple[Choice, ...] = (KEEP, away, Recompute(), Recompute(stay=True))
+    return tuple(_alternative(problem, judge, gap, other, choice) for other in candidates)
+
+
+def _alternative(
+    problem: Problem, judge: Judge, gap: Gap, choice: Choice, own: Choice
+) -> Alternative:
+    name, chosen = _name(choice), choice == own
+    verdict = judge.judge(gap, choice)
+    if verdict.impossible:
+        return Alternative(name, chosen, impossible=verdict.impossible)
+    nbytes = dict(verdict.nbytes)
+    tier, over = overrun(problem, nbytes)
+    peak = nbytes[Tier.DEVICE]
+    return Alternative(name, chosen, verdict.seconds, peak, over, tier)
+
+
+def _name(choice: Choice) -> str:
+    """The choice as the text form of a plan has it, without hints."""
+    if isinstance(choice, Keep):
+        return "keep"
+    if isinstance(choice, Offload):
+        return "offload"
+    return "recompute stay" if choice.stay else "recompute"

@@ -1,0 +1,143 @@
+"""Scene: a lowered Program in time, with where its copies, allocs and runs stand."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+
+from outcore.ir.hardware import Tier
+from outcore.ir.memory import held_bytes
+from outcore.ir.plan import Gap, Offload, Plan
+from outcore.ir.problem import Problem
+from outcore.ir.program import Alloc, Copy, Free, Program, Run, Slot, Stream
+from outcore.ir.timeline import Timeline
+
+
+class Scene:
+    """What `late.py` and `waits.py` ask of a Program: linear to make, each question near-constant.
+
+    A step is one run, and what is issued since the run before it (as in `lower/draft.py`).
+    """
+
+    def __init__(self, problem: Problem, plan: Plan, program: Program, timeline: Timeline) -> None:
+        self.problem, self.program = problem, program
+        self.start = [span.start_seconds for span in timeline.spans]
+        self.stop = [span.stop_seconds for span in timeline.spans]
+        self.held = held_bytes(problem, program, Tier.DEVICE)
+        self.runs: list[Run] = []
+        """By step."""
+        self.positions: list[int] = []
+        """Step -> the position of its run."""
+        self.latest: list[int] = [-1]
+        """Step -> the latest op whose first run is over when it begins."""
+        self.own: dict[int, int] = {}
+        """Op -> the step of its first run."""
+        self.alloc: dict[int, int] = {}
+        """Slot -> the position where it takes memory."""
+        self.copies: dict[int, Copy] = {}
+        """By position."""
+        self.queues: dict[Stream, list[int]] = {stream: [] for stream in Stream}
+        """The positions of the copies of each stream."""
+        for position, instruction in enumerate(program.body):
+            action = instruction.action
+            if isinstance(action, Run):
+                self._add_run(position, action)
+            elif isinstance(action, Alloc):
+                self.alloc[action.slot] = position
+            elif isinstance(action, Copy):
+                self.copies[position] = action
+                self.queues[instruction.stream].append(position)
+        self.boundary_step = self.step(program.boundary)
+        self.offloads: dict[int, list[tuple[Gap, Offload]]] = {}
+        for gap, choice in plan.choices:
+            if isinstance(choice, Offload):
+                self.offloads.setdefault(gap.buffer, []).append((gap, choice))
+
+    def _add_run(self, position: int, run: Run) -> None:
+        if not run.again:
+            self.own[run.op] = len(self.runs)
+        self.latest.append(self.latest[-1] if run.again else run.op)
+        self.runs.append(run)
+        self.positions.append(position)
+
+    # ---- places ---------------------------------------------------------------------------------
+
+    def step(self, position: int) -> int:
+        """The step that `position` belongs to; one after the last where no run follows."""
+        return bisect_left(self.positions, position)
+
+    def next_run(self, position: int) -> Run | None:
+        """The run at `position`, or the next one; None behind the last."""
+        step = self.step(position)
+        return self.runs[step] if step < len(self.runs) else None
+
+    def first_step_for(self, op: int) -> int:
+        """The first step of those that run for `op`: its reruns come right before it."""
+        return self.own[op - 1] + 1 if op else 0
+
+    def offload(self, position: int, buffer: int) -> tuple[Gap, Offload] | None:
+        """The gap that `buffer` is in at `position`, and the choice, where that is to offload."""
+        done = self.latest[self.step(position)]
+        found = self.offloads.get(buffer, ())
+        return next(((g, c) for g, c in found if g.after <= done < g.before), None)
+
+    # ---- copies ---------------------------------------------------------------------------------
+
+    def moved(self, position: int) -> Slot:
+        """The slot that the copy at `position` reads."""
+        return self.program.slots[self.copies[position].source]
+
+    def edges(self, position: int) -> tuple[int, ...]:
+        """All that the instruction at `position` waits for."""
+        instruction = self.program.body[position]
+        return (*instruction.after, *instruction.pace)
+
+    def done(self, positions: Iterable[int]) -> float:
+        """When all of `positions` are done; 0 for none."""
+        return max((self.stop[position] for position in positions), default=0.0)
+
+    def under_way(self, stream: Stream, start: float, stop: float) -> tuple[int, ...]:
+        """Buffers of the copies of `stream` that take some of the time from `start` to `stop`."""
+        queue = self.queues[stream]
+        low = bisect_right(queue, start, key=self.stop.__getitem__)
+        high = bisect_left(queue, stop, key=self.start.__getitem__)
+        return tuple(dict.fromkeys(self.moved(p).buffer for p in queue[low:high]))
+
+    # ---- memory ---------------------------------------------------------------------------------
+
+    def between_bytes(self) -> int:
+        """Device bytes held between the two calls, everything counted."""
+        program, problem = self.program, self.problem
+        slots = (program.slots[s] for s in (*program.arguments, *program.tangents))
+        live = problem.outside_bytes + problem.between_bytes + sum(s.nbytes for s in slots)
+        return live + sum(map(self._change, range(program.boundary)))
+
+    def lacks_memory(self, position: int) -> bool:
+        """Whether the next run, or the time between the calls, has no room without the frees here.
+
+        Those are the frees from `position` up to there.
+        """
+        step = self.step(position)
+        if step == len(self.runs):
+            return False
+        run, boundary, budget = (
+            self.positions[step],
+            self.program.boundary,
+            self.problem.budget_bytes,
+        )
+        if self.held[run] + self._freed(position, run) > budget:
+            return True
+        crosses = position < boundary <= run
+        return crosses and self.between_bytes() + self._freed(position, boundary) > budget
+
+    def _freed(self, start: int, stop: int) -> int:
+        return -sum(min(0, self._change(position)) for position in range(start, stop))
+
+    def _change(self, position: int) -> int:
+        action = self.program.body[position].action
+        if not isinstance(action, Alloc | Free):
+            return 0
+        slot = self.program.slots[action.slot]
+        if slot.tier is not Tier.DEVICE:
+            return 0
+        return slot.nbytes if isinstance(action, Alloc) else -slot.nbytes
