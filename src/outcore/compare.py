@@ -9,7 +9,7 @@ from typing import Any
 
 from outcore.allocators import Allocator, reserve
 from outcore.bound import lower_bound
-from outcore.errors import InfeasibleError
+from outcore.errors import BudgetError, InfeasibleError
 from outcore.estimate import estimate
 from outcore.ir.hardware import Tier
 from outcore.ir.plan import make_plan
@@ -18,11 +18,12 @@ from outcore.ir.timeline import Timeline
 from outcore.ir.trace import Role, Trace
 from outcore.lower import lower
 from outcore.policies import Policy, resolve
+from outcore.policies.holdings import Holdings, floor_holdings
 from outcore.presets import Preset
 from outcore.report import Counts, count_choices
 from outcore.simulate import simulate
 from outcore.spec import spec_text
-from outcore.units import format_bytes
+from outcore.units import format_bytes, parse_size
 
 ENDLESS_BYTES = 1 << 62
 
@@ -92,6 +93,28 @@ class Comparison:
             self.trace, self.profile, hardware, budget_bytes, outside_bytes=self.outside_bytes
         )
 
+    @property
+    def in_core_peak_bytes(self) -> int:
+        """What the step with everything kept holds at most."""
+        return self.in_core.peak(Tier.DEVICE)
+
+    @property
+    def machine_bytes(self) -> int:
+        """The device memory of the machine."""
+        return self.machine.hardware.capacity(Tier.DEVICE)
+
+    def floor(self) -> Holdings:
+        """The smallest budget that some plan meets, and what is held there."""
+        return floor_holdings(self.problem(ENDLESS_BYTES))
+
+    def proved_floor_bytes(self) -> int:
+        """A budget below which no plan fits, proved; the floor may be a little more."""
+        try:
+            lower_bound(self.problem(1))
+        except InfeasibleError as error:
+            return error.floor_bytes
+        return 1
+
     def rows(
         self, budgets: Iterable[int], policies: Iterable[str | Policy], *, bound: bool = False
     ) -> Iterator[Compared]:
@@ -150,6 +173,22 @@ class Comparison:
             items_per_second=self.items / timeline.seconds,
             relative_to_in_core=self.in_core.seconds / timeline.seconds,
         )
+
+
+def read_budget(option: str, text: str, machine_bytes: int, part_of: int | None = None) -> int:
+    """Bytes of a budget, percentages being of `part_of`, or else of all that the machine has.
+
+    Raises BudgetError, which names `option`, for what cannot be read, and for more than the machine
+    has.
+    """
+    try:
+        found = parse_size(text, machine_bytes if part_of is None else part_of)
+    except ValueError as error:
+        raise BudgetError(option=option, value=text, reason=str(error)) from error
+    if found > machine_bytes:
+        reason = f"it is {format_bytes(found)}, and the machine has {format_bytes(machine_bytes)}"
+        raise BudgetError(option=option, value=text, reason=reason)
+    return found
 
 
 def _over(row: Compared, allocator: Allocator) -> Compared:

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from outcore.cli import app
 from outcore.cli.doctor import host_links
 from outcore.cli.training import InCore, Step, Task, digest, train
 from outcore.execute.queued import QueuedDriver
@@ -19,20 +17,6 @@ from outcore.policies import POLICIES
 from tests.cpu.queues import LateDevice
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_resnet.py"
-
-
-@pytest.fixture
-def outcore(monkeypatch):
-    """Run a command; gives exit code, stdout and stderr."""
-    for variable in ("KINETO_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL"):
-        monkeypatch.setenv(variable, "")  # the command sets them: put back what was there
-        monkeypatch.delenv(variable)
-    monkeypatch.setenv("COLUMNS", "150")
-
-    def run(*arguments):
-        return CliRunner().invoke(app, arguments, prog_name="outcore")
-
-    return run
 
 
 def test_policies_and_networks_are_listed(outcore):

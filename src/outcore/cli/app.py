@@ -14,9 +14,11 @@ from outcore import __version__
 from outcore.cli.compare import compare
 from outcore.cli.demo import demo
 from outcore.cli.doctor import doctor
+from outcore.cli.floor import floor
 from outcore.cli.hardware import hardware
 from outcore.cli.networks import networks
 from outcore.cli.policies import policies
+from outcore.cli.sweep import sweep
 from outcore.errors import OutcoreError
 
 EXIT_ERROR = 2
@@ -73,7 +75,7 @@ def common(
         os.environ.setdefault(variable, value)
 
 
-for command in (demo, doctor, compare, policies, networks, hardware):
+for command in (demo, doctor, compare, sweep, floor, policies, networks, hardware):
     app.command()(command)
 
 

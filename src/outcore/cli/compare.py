@@ -18,7 +18,6 @@ from outcore.cli.predicted import (
     machine_of,
     policies_of,
     print_rows,
-    size_of,
 )
 from outcore.units import format_bytes, format_seconds
 
@@ -54,14 +53,14 @@ def compare(  # noqa: PLR0913 - a command has as many arguments as options
     """Plan a training step on a machine that need not be here, and simulate it."""
     from outcore import allocators  # noqa: PLC0415 - with the others
     from outcore.capture import trace_network  # noqa: PLC0415 - loads torch
-    from outcore.compare import Comparison  # noqa: PLC0415 - loads numpy
+    from outcore.compare import Comparison, read_budget  # noqa: PLC0415 - loads numpy
     from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
     from outcore.networks import network as named  # noqa: PLC0415 - loads torch
 
     check_one_form(as_json=as_json, as_csv=as_csv)
     machine = machine_of(hardware)
     total = machine.hardware.capacity(Tier.DEVICE)
-    budgets = [size_of("--budget", text, total) for text in budget]
+    budgets = [read_budget("--budget", text, total) for text in budget]
     specs = policies_of(policies)  # before anything is traced
     step = named(network)
     serving = None if allocator is None else allocators.resolve(allocator)
@@ -80,7 +79,7 @@ def compare(  # noqa: PLR0913 - a command has as many arguments as options
         found += [{"batch": samples, **row.to_dict()} for row in rows]
         if not (as_json or as_csv):
             seconds = comparison.in_core.seconds
-            peak = format_bytes(comparison.in_core.peak(Tier.DEVICE))
+            peak = format_bytes(comparison.in_core_peak_bytes)
             served = "" if allocator is None else f", memory by {allocator}"
             title = (
                 f"{network}, batch {samples}, on {hardware}: in-core {samples / seconds:.4g} "

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from outcore.errors import BudgetError, OptionValueError
-from outcore.units import format_bytes, parse_size
+from outcore.errors import OptionValueError
+from outcore.units import format_bytes
 
 if TYPE_CHECKING:
     from outcore.policies import Policy
@@ -42,21 +42,6 @@ def policies_of(specs: str) -> list[Policy]:
 
     wanted = list(POLICIES) if specs == ALL else specs.split(";")
     return [resolve(spec) for spec in wanted]
-
-
-def size_of(option: str, text: str, total: int, part_of: int | None = None) -> int:
-    """Bytes of a budget, a percentage being of `part_of`, or else of the machine's `total`.
-
-    Raises BudgetError for what cannot be read, and for more than the machine has.
-    """
-    try:
-        found = parse_size(text, total if part_of is None else part_of)
-    except ValueError as error:
-        raise BudgetError(option=option, value=text, reason=str(error)) from error
-    if found > total:
-        reason = f"{format_bytes(found)} are wanted, and the machine has {format_bytes(total)}"
-        raise BudgetError(option=option, value=text, reason=reason)
-    return found
 
 
 def has_solver(progress: Console) -> bool:

@@ -21,11 +21,11 @@ from outcore.ir.profile import Profile
 from outcore.ir.store import digest
 from outcore.lower import lower
 from outcore.lower.donate import donate
-from outcore.lower.draft import occupancy
 from outcore.lower.expand import expand
 from outcore.lower.place import place
 from outcore.policies.candidates import away, candidates, recomputable
 from outcore.policies.policy import MIN_BYTES
+from outcore.policies.summit import summit
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,13 @@ def floor(problem: Problem) -> Floor:
     and, where the outer tiers have no room for the first two, what can be recomputed recomputed.
     Ops run as the variants with the smallest workspaces.
     """
-    return min((plan_floor(problem, plan) for plan in _lean_plans(problem)), key=lambda f: f.nbytes)
+    return leanest(problem)[0]
+
+
+def leanest(problem: Problem) -> tuple[Floor, Plan]:
+    """The floor, and the plan that meets it."""
+    found = ((plan_floor(problem, plan), plan) for plan in _lean_plans(problem))
+    return min(found, key=lambda pair: pair[0].nbytes)
 
 
 def floor_plan(problem: Problem) -> Plan:
@@ -77,16 +83,9 @@ def infeasible(problem: Problem, lowest: Floor, policy: str = "") -> InfeasibleE
 def plan_floor(problem: Problem, plan: Plan) -> Floor:
     """The peak of `plan` without any overlap: the smallest budget its lowered program can fit."""
     draft = donate(problem.trace, expand(problem, plan))
-    held = occupancy(problem, draft)
-    given = problem.outside_bytes + sum(draft.slots[s].nbytes for s in draft.arguments)
-    where, peak = "what the caller passes in", given if held.steps else 0
-    if held.between > peak:
-        where, peak = "the pause between the forward and the backward call", held.between
-    if held.steps and max(held.steps) >= peak:
-        peak = max(held.steps)
-        op = problem.trace.ops[draft.steps[held.steps.index(peak)].run.op]
-        where = f"op {op.id} {op.target}" + (f" at {op.site}" if op.site else "")
-    return Floor(peak, where, max(0, peak - problem.outside_bytes))
+    most = summit(problem, draft)
+    where = most.where(problem, draft)
+    return Floor(most.nbytes, where, max(0, most.nbytes - problem.outside_bytes))
 
 
 def _lean_plans(problem: Problem) -> Iterator[Plan]:

@@ -1,0 +1,113 @@
+"""outcore floor: the smallest budget that a plan meets, and what sets it, predicted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+
+from outcore.cli.predicted import machine_of
+from outcore.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from outcore.compare import Comparison
+    from outcore.policies.holdings import Holdings
+
+WIDTH = 16
+
+
+def floor(
+    *,
+    network: Annotated[str, typer.Option(help="A network of `outcore networks`.")] = "resnet50",
+    batch: Annotated[
+        list[int], typer.Option(min=1, help="Samples; may be given several times.")
+    ] = [128],  # noqa: B006 - typer copies it
+    hardware: Annotated[str, typer.Option(help="A machine of `outcore hardware`.")] = "v100-pcie3",
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
+) -> None:
+    """Tell the smallest budget of a training step, the op that sets it and what is held there."""
+    from outcore.capture import trace_network  # noqa: PLC0415 - loads torch
+    from outcore.compare import Comparison  # noqa: PLC0415 - loads numpy
+    from outcore.networks import network as named  # noqa: PLC0415 - loads torch
+
+    machine, step = machine_of(hardware), named(network)
+    progress, console = Console(stderr=True), Console()
+    found = []
+    for samples in batch:
+        with progress.status(f"{network}, batch {samples}: tracing"):
+            comparison = Comparison(trace_network(step, samples), machine, samples)
+            holdings = comparison.floor()
+        found.append({"batch": samples, **_figures(comparison, holdings)})
+        if not as_json:
+            title = f"{network}, batch {samples}, on {hardware} (all predicted)"
+            console.print(title, highlight=False, soft_wrap=True)
+            for name, text in _lines(found[-1]):
+                console.print(f"{name:<{WIDTH}}{text}", highlight=False, soft_wrap=True)
+            console.print(_table(holdings))
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+
+
+def _figures(comparison: Comparison, holdings: Holdings) -> dict[str, Any]:
+    """All that is known, by name; bytes but where a name says otherwise."""
+    in_core, floor_bytes = comparison.in_core_peak_bytes, holdings.floor.nbytes
+    return {
+        "floor_bytes": floor_bytes,
+        "proved_floor_bytes": comparison.proved_floor_bytes(),
+        "in_core_peak_bytes": in_core,
+        "of_in_core_peak": floor_bytes / in_core,
+        "machine_bytes": comparison.machine_bytes,
+        "set_by": holdings.floor.op,
+        "op": holdings.op,
+        "outside_bytes": holdings.outside_bytes,
+        "between_bytes": holdings.between_bytes,
+        "workspace_bytes": holdings.workspace_bytes,
+        "held": [
+            {
+                "why": each.why,
+                "role": each.role.value,
+                "buffers": each.buffers,
+                "bytes": each.nbytes,
+            }
+            for each in holdings.holdings
+        ],
+    }
+
+
+def _lines(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The figures but those of the table, for people."""
+    peak, lowest, machine = (
+        figures[name] for name in ("in_core_peak_bytes", "floor_bytes", "machine_bytes")
+    )
+    yield "in-core peak", _exact(peak)
+    missing = "" if lowest <= machine else f"; the machine has {format_bytes(machine)}"
+    share = f"{figures['of_in_core_peak']:.1%} of the in-core peak"
+    yield "floor", f"{_exact(lowest)}: {share}{missing}"
+    yield "proved", f"no plan fits less than {_exact(figures['proved_floor_bytes'])}"
+    yield "set by", figures["set_by"]
+
+
+def _table(holdings: Holdings) -> Table:
+    """What the floor consists of; the column of bytes adds up to it."""
+    numbers = (Column(name, justify="right") for name in ("buffers", "bytes"))
+    table = Table("held there", "role", *numbers)
+    for each in holdings.holdings:
+        size = format_bytes(each.nbytes)
+        table.add_row(each.why, each.role.value, format_count(each.buffers), size)
+    for what, nbytes in (
+        ("workspace of the op", holdings.workspace_bytes),
+        ("needed between the calls", holdings.between_bytes),
+        ("outside: optimizer state", holdings.outside_bytes),
+    ):
+        if nbytes:
+            table.add_row(what, "", "", format_bytes(nbytes))
+    return table
+
+
+def _exact(nbytes: int) -> str:
+    """For reading, and to the byte."""
+    return f"{format_bytes(nbytes)} ({format_count(nbytes)} bytes)"

@@ -1,0 +1,126 @@
+"""outcore sweep: policies over a range of budgets, predicted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+
+from outcore.cli.predicted import (
+    NOTHING,
+    check_one_form,
+    has_solver,
+    machine_of,
+    policies_of,
+    print_rows,
+)
+from outcore.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from outcore.compare import Compared
+    from outcore.sweep import Sweep
+
+USUAL = "search;pooch;pooch{early=true};superneurons;chen-sqrt;swap-all"
+BEST = "*"
+
+
+def sweep(  # noqa: PLR0913 - a command has as many arguments as options
+    *,
+    network: Annotated[str, typer.Option(help="A network of `outcore networks`.")] = "resnet50",
+    batch: Annotated[int, typer.Option(min=1, help="Samples.")] = 128,
+    hardware: Annotated[str, typer.Option(help="A machine of `outcore hardware`.")] = "v100-pcie3",
+    start: Annotated[
+        str,
+        typer.Option("--from", help="Smallest budget: 4GiB, 30% of the in-core peak, or floor."),
+    ] = "floor",
+    stop: Annotated[
+        str | None,
+        typer.Option("--to", help="Largest budget; else the in-core peak or all of the machine."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=2, help="How many budgets, evenly spaced.")] = 8,
+    policies: Annotated[str, typer.Option(help="Specs separated by ;, or all.")] = USUAL,
+    bound: Annotated[bool, typer.Option(help="The least time of any plan, by budget.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", help="Draw it into this .png, .pdf or .svg file.")
+    ] = None,
+) -> None:
+    """Plan a training step for evenly spaced budgets, and simulate each plan.
+
+    Percentages are of the in-core peak: what the step holds with everything kept on the device.
+    """
+    from outcore.capture import trace_network  # noqa: PLC0415 - loads torch
+    from outcore.compare import Comparison  # noqa: PLC0415 - loads numpy
+    from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
+    from outcore.networks import network as named  # noqa: PLC0415 - loads torch
+    from outcore.sweep import BudgetRange, check_plot, plot  # noqa: PLC0415 - loads numpy
+    from outcore.sweep import sweep as sweep_budgets  # noqa: PLC0415 - loads numpy
+
+    check_one_form(as_json=as_json, as_csv=as_csv)
+    machine, wanted = machine_of(hardware), BudgetRange(start, stop, steps)
+    wanted.check(machine.hardware.capacity(Tier.DEVICE))  # all this before anything is traced
+    specs, step = policies_of(policies), named(network)
+    if plot_file is not None:
+        check_plot(plot_file)
+    progress = Console(stderr=True)
+    bound = bound and has_solver(progress)
+    with progress.status(f"{network}, batch {batch}: tracing") as status:
+        comparison = Comparison(trace_network(step, batch), machine, batch)
+        budgets = wanted.budgets(comparison)
+
+        def watch(row: Compared) -> None:
+            done = budgets.index(row.budget_bytes) + 1
+            status.update(f"{network}, budget {done} of {len(budgets)}: {row.policy} done")
+
+        found = sweep_budgets(comparison, budgets, specs, bound=bound, watch=watch)
+    title = _title(f"{network}, batch {batch}, on {hardware}", found)
+    if plot_file is not None:
+        plot(found, title, plot_file)
+        progress.print(f"drawn: {plot_file}", highlight=False, soft_wrap=True)
+    rows = [{"batch": batch, **row.to_dict()} for row in found.rows]
+    print_rows(rows, as_json=as_json, as_csv=as_csv)
+    if not (as_json or as_csv):
+        Console().print(_table(title, found, bound=bound))
+
+
+def _title(what: str, found: Sweep) -> str:
+    """What is swept, in two lines."""
+    peak, lowest = map(format_bytes, (found.in_core_peak_bytes, found.floor_bytes))
+    in_core = format_seconds(found.in_core_seconds)
+    return f"{what} (all predicted)\nin-core {in_core} in {peak}, floor {lowest}"
+
+
+def _table(title: str, found: Sweep, *, bound: bool) -> Table:
+    """Two lines a budget: the step, and how many times as long as in-core it takes."""
+    columns = [Column(name, justify="right", overflow="fold") for name in found.policies]
+    table = Table(
+        Column("budget", justify="right", no_wrap=True), *columns, title=title, title_justify="left"
+    )
+    table.show_lines = True
+    table.caption_justify = "left"
+    table.caption = f"{BEST} the fastest; {NOTHING} no plan; percentages: of the in-core peak"
+    bounds, fastest = found.bounds(), found.fastest()
+    if bound:
+        table.add_column("any plan at least", justify="right")
+    for budget in found.budgets:
+        cells = [
+            _cell(found, found.cells[budget, policy].seconds, best=policy in fastest[budget])
+            for policy in found.policies
+        ]
+        if bound:
+            cells.append(_cell(found, bounds.get(budget)))
+        share = f"{budget / found.in_core_peak_bytes:.1%}"
+        table.add_row(f"{format_bytes(budget)}\n{share}", *cells)
+    return table
+
+
+def _cell(found: Sweep, seconds: float | None, *, best: bool = False) -> str:
+    slowdown = found.slowdown(seconds)
+    if seconds is None or slowdown is None:
+        return NOTHING
+    text = f"{BEST * best}{format_seconds(seconds)}\n{slowdown:.3f}x"
+    return f"[bold]{text}[/bold]" if best else text

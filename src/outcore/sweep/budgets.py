@@ -1,0 +1,63 @@
+"""Which budgets are swept: evenly spaced, both ends among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outcore.compare import Comparison, read_budget
+from outcore.errors import BudgetError
+from outcore.policies.floor import infeasible
+from outcore.units import format_bytes
+
+FLOOR = "floor"
+"""The word for the smallest budget that some plan meets."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRange:
+    """`steps` budgets (at least 2) from `start` to `stop`, by the words of the command's options.
+
+    An end is a size, a percentage of the in-core peak, or `floor`. `stop` of None: the in-core
+    peak, or all of the machine's memory where that is less.
+    """
+
+    start: str = FLOOR
+    stop: str | None = None
+    steps: int = 8
+
+    def check(self, machine_bytes: int) -> None:
+        """Raise BudgetError for an end that no trace on the machine can have."""
+        for option, text in (("--from", self.start), ("--to", self.stop or FLOOR)):
+            _read(option, text, machine_bytes, floor_bytes=1, peak_bytes=machine_bytes)
+
+    def budgets(self, comparison: Comparison) -> tuple[int, ...]:
+        """Bytes, ascending, each once.
+
+        Raises InfeasibleError where no plan fits the machine, BudgetError for an end that is more
+        than the machine has, and for ends the wrong way round.
+        """
+        lowest, machine = comparison.floor().floor, comparison.machine_bytes
+        peak = comparison.in_core_peak_bytes
+        if lowest.nbytes > machine:
+            raise infeasible(comparison.problem(machine), lowest)
+        first = _read("--from", self.start, machine, lowest.nbytes, peak)
+        last = min(peak, machine)
+        if self.stop is not None:
+            last = _read("--to", self.stop, machine, lowest.nbytes, peak)
+        if first > last:
+            reason = f"it is {format_bytes(first)}, which is above the other end"
+            reason += f" ({format_bytes(last)}); the floor is {format_bytes(lowest.nbytes)}"
+            reason += f" and the in-core peak {format_bytes(peak)}"
+            raise BudgetError(option="--from", value=self.start, reason=reason)
+        return spaced(first, last, self.steps)
+
+
+def spaced(first: int, last: int, steps: int) -> tuple[int, ...]:
+    """Whole numbers at equal distances (rounded down), both ends among them; each once."""
+    return tuple(dict.fromkeys(first + (last - first) * i // (steps - 1) for i in range(steps)))
+
+
+def _read(option: str, text: str, machine_bytes: int, floor_bytes: int, peak_bytes: int) -> int:
+    if text == FLOOR:
+        return floor_bytes
+    return read_budget(option, text, machine_bytes, part_of=peak_bytes)

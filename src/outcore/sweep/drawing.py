@@ -1,0 +1,136 @@
+"""The plot of a sweep: slowdown over budget, a line for each policy, above the bound."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from itertools import cycle
+from math import nan
+from pathlib import Path
+from typing import Any
+
+from outcore.errors import MissingPackageError, OptionValueError
+from outcore.sweep.table import Sweep
+
+GIB = 1 << 30
+SUFFIXES = (".png", ".pdf", ".svg")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5b4a9c", "#222222")
+"""Those of Okabe and Ito, told apart by colour-blind readers too, with violet for their yellow."""
+MARKERS = "osD^vPX"
+"""As many as have no divisor in common with the colours: 56 lines before one comes again."""
+GREY, PALE = "#666666", "#e4e4e4"
+MARGIN = 0.05
+"""Of the height, below and above what is drawn."""
+LOGARITHMIC = 2.0
+"""A slowdown above which equal ratios are drawn as equal distances."""
+TICKS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, *(m * 2.0**k for k in range(2, 12) for m in (1, 1.5)))
+"""Of that scale, those inside its limits."""
+FAR = 0.5
+"""How far beyond the budgets floor and in-core peak are drawn, as a part of their range."""
+
+
+def check_plot(file: Path) -> None:
+    """Refuse, before minutes of planning, what cannot be drawn after them.
+
+    Raises OptionValueError for a file of another kind or in no folder, MissingPackageError where
+    matplotlib is not installed.
+    """
+    if file.suffix not in SUFFIXES:
+        reason = f"a plot is written as {', '.join(SUFFIXES)}, by the end of the file's name"
+        raise OptionValueError(option="--plot", value=str(file), reason=reason)
+    if not file.parent.is_dir():
+        reason = f"there is no folder {str(file.parent)!r}"
+        raise OptionValueError(option="--plot", value=str(file), reason=reason)
+    if find_spec("matplotlib") is None:
+        purpose = "a plot is drawn by matplotlib"
+        raise MissingPackageError(package="matplotlib", extra="plot", purpose=purpose)
+
+
+def plot(found: Sweep, title: str, file: Path) -> None:
+    """Draw `found` into `file`. Raises as `check_plot`."""
+    check_plot(file)
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    _scale(axes, found)
+    _draw_policies(axes, found)
+    _draw_bound(axes, found)
+    _draw_marks(axes, found)
+    _dress(axes, found)
+    axes.set_title(title, loc="left", fontsize=10)
+    figure.legend(loc="outside right upper", frameon=False)
+    figure.savefig(file, dpi=160)
+
+
+def _scale(axes: Any, found: Sweep) -> None:
+    """The limits of slowdowns, with room for a bound of 1."""
+    known = (each for policy in found.policies for each in found.slowdowns(policy) if each)
+    most = max(known, default=1.0)
+    if most > LOGARITHMIC:
+        axes.set_yscale("log")
+        axes.set_ylim(most**-MARGIN, most ** (1 + MARGIN))
+        axes.set_yticks([tick for tick in TICKS if tick < most ** (1 + MARGIN)])
+        axes.minorticks_off()
+    else:
+        margin = MARGIN * max(most - 1, 0.2)
+        axes.set_ylim(1 - margin, most + margin)
+
+
+def _draw_policies(axes: Any, found: Sweep) -> None:
+    """A line each, with gaps where there is no plan; one that has none is named all the same."""
+    for policy, color, marker in zip(found.policies, cycle(COLORS), cycle(MARKERS), strict=False):
+        slowdowns = found.slowdowns(policy)
+        axes.plot(
+            _gib(found.budgets),
+            [nan if each is None else each for each in slowdowns],
+            color=color,
+            marker=marker,
+            markersize=4.5,
+            linewidth=1.6,
+            zorder=3,
+            label=policy if any(slowdowns) else f"{policy}: no plan",
+        )
+
+
+def _draw_bound(axes: Any, found: Sweep) -> None:
+    """What no plan is faster than, filled down to the frame."""
+    bounds = found.bounds()
+    if not bounds:
+        return
+    budgets = tuple(budget for budget in found.budgets if budget in bounds)
+    heights = [bounds[budget] / found.in_core_seconds for budget in budgets]
+    bottom = axes.get_ylim()[0]
+    axes.fill_between(_gib(budgets), bottom, heights, color=PALE, label="below the lower bound")
+    axes.plot(_gib(budgets), heights, color=GREY, linewidth=0.8)
+
+
+def _draw_marks(axes: Any, found: Sweep) -> None:
+    """The floor and the in-core peak, where they are not far from what is swept."""
+    first, last = min(found.budgets), max(found.budgets)
+    reach = FAR * (last - first)
+    for nbytes, style, label in (
+        (found.floor_bytes, ":", "floor"),
+        (found.in_core_peak_bytes, "--", "in-core peak"),
+    ):
+        if first - reach <= nbytes <= last + reach:
+            axes.axvline(nbytes / GIB, color=GREY, linestyle=style, linewidth=1, label=label)
+
+
+def _dress(axes: Any, found: Sweep) -> None:
+    """What the axes are, and along the top percentages of the in-core peak."""
+    axes.yaxis.set_major_formatter(lambda slowdown, _: f"{slowdown:.4g}x")
+    axes.set_ylabel("step time / step time in-core")
+    axes.set_xlabel("device budget, GiB")
+    axes.grid(color=PALE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_color(PALE)
+    peak = found.in_core_peak_bytes / GIB
+    share = axes.secondary_xaxis("top", functions=(lambda x: x / peak, lambda x: x * peak))
+    share.xaxis.set_major_formatter(lambda part, _: f"{100 * part:.4g}%")
+    share.set_xlabel("of the in-core peak", fontsize=8, color=GREY)
+    share.tick_params(labelsize=8, colors=GREY)
+    share.spines["top"].set_color(PALE)
+
+
+def _gib(sizes: tuple[int, ...]) -> list[float]:
+    return [nbytes / GIB for nbytes in sizes]
