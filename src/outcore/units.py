@@ -59,6 +59,25 @@ def parse_rate(rate: str | int | float) -> float:
     return bytes_per_second
 
 
+def parse_part(part: str | float) -> float:
+    """Return the part of a whole that `part` stands for: `"25%"`, `"0.25"` or `0.25`; 1 is all.
+
+    It may be more than the whole. Raises `ValueError` for anything else, and for a part that is not
+    positive and finite.
+    """
+    advice = f'{part!r} is no part of a whole: write "25%" or 0.25'
+    if isinstance(part, bool) or not isinstance(part, str | Integral | float):
+        raise ValueError(advice)  # noqa: TRY004 - one kind of error for whatever is no part
+    if isinstance(part, str):
+        match = _QUANTITY.fullmatch(part)
+        if match is None or match["unit"] not in ("", "%"):
+            raise ValueError(advice)
+        part = float(Fraction(match["number"]) / (100 if match["unit"] else 1))
+    if not (math.isfinite(part) and part > 0):
+        raise ValueError(advice)
+    return float(part)
+
+
 def format_bytes(nbytes: float) -> str:
     """Return a size with three digits and a binary unit: `12.0 GiB`; exact below 1 KiB: `512 B`."""
     sign, magnitude = ("-", -nbytes) if nbytes < 0 else ("", nbytes)

@@ -9,6 +9,7 @@ from outcore.units import (
     format_count,
     format_rate,
     format_seconds,
+    parse_part,
     parse_rate,
     parse_size,
     spell_size,
@@ -237,3 +238,19 @@ def test_a_printed_rate_reads_back_to_three_digits(bytes_per_second):
 
 def test_format_count_is_exact():
     assert format_count(25_557_032) == "25,557,032"
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [("25%", 0.25), ("0.25", 0.25), (0.25, 0.25), ("150 %", 1.5), (2, 2.0), ("3", 3.0)],
+)
+def test_parse_part_reads_what_users_write(given, part):
+    assert parse_part(given) == part
+
+
+@pytest.mark.parametrize(
+    "given", ["", "a quarter", "1GiB", "1e-2", 0, -0.5, "0%", math.inf, math.nan, True, None]
+)
+def test_what_is_no_part_is_refused(given):
+    with pytest.raises(ValueError, match=r'write "25%" or 0\.25'):
+        parse_part(given)

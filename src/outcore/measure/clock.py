@@ -1,4 +1,4 @@
-"""Stopwatch: seconds per op over the profiled steps."""
+"""Stopwatch: seconds per op over some steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outcore.gauges import Clock, Moment
 from outcore.ir.program import Program, Run
 
 LATEST = 16
-"""Steps that are remembered: forward calls whose backward never runs may be many."""
+"""Runs of an op that are remembered: forward calls whose backward never runs may be many."""
 
 
 @dataclass(slots=True)
@@ -20,12 +20,14 @@ class Stopwatch:
     program: Program
     clock: Clock
     notes: dict[int, deque[tuple[Moment, Moment]]] = field(default_factory=dict)
-    """Op -> (start, stop), of the latest steps noted; reruns are left out."""
+    """Op -> (start, stop), of the latest runs noted."""
+    reruns: bool = False
+    """Whether runs that make something again count too. They are the same kernels."""
 
     def note(self, position: int, start: Moment, stop: Moment) -> None:
         """Record that the run at body position `position` took from `start` to `stop`."""
         action = self.program.body[position].action
-        if isinstance(action, Run) and not action.again:
+        if isinstance(action, Run) and (self.reruns or not action.again):
             self.notes.setdefault(action.op, deque(maxlen=LATEST)).append((start, stop))
 
     def seconds(self, ops: int) -> tuple[float, ...]:

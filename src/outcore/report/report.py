@@ -16,7 +16,8 @@ class Report:
 
     Everything is summed over the graphs of the step, but peaks, which are the step's.
     `in_core_seconds` and `in_core_peak_bytes` are what the step would take with everything kept,
-    from the profile; `lower_bound_seconds` is None until a bound is available.
+    from the profile; `lower_bound_seconds`, what no plan can beat under the budget, is there where
+    it was asked for. `replans` counts graphs that were planned again because their time drifted.
     """
 
     policy: str
@@ -37,6 +38,7 @@ class Report:
     offloaded_bytes: int = 0
     recompute_seconds: float = 0.0
     stall_seconds: float = 0.0
+    replans: int = 0
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:

@@ -69,13 +69,16 @@ class Backend:
             compiled: Call = compiler(module, example_inputs)
         return compiled
 
-    def report(self) -> Report:
+    def report(self, *, bound: bool = False) -> Report:
         """What was planned and measured so far.
+
+        `bound`: also the time that no plan can beat (docs/bound.md). That takes seconds for a large
+        graph, the first time; where scipy is not installed, a note says so.
 
         Asking changes nothing. The one thing it ends is the metering of a step that is over; in the
         middle of a step that goes on, and the figures are those of before (`Engine.close_step`).
         """
-        return report_of(self)
+        return report_of(self, bound=bound)
 
     # ---- AOTAutograd's three calls --------------------------------------------------------------
 

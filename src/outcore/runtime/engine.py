@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 from collections import OrderedDict
@@ -11,10 +12,12 @@ from weakref import ref
 
 import torch
 
+from outcore.errors import HostMemoryError, SpillError
 from outcore.execute import Driver, open_driver
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Program
 from outcore.measure import Meter, resident_bytes
+from outcore.runtime.drift import WATCHED_STEPS, Drift
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.options import Settings
 from outcore.runtime.planning import MARGIN_DIVISOR, Planned, Planner
@@ -22,11 +25,16 @@ from outcore.runtime.profiling import Profiling
 from outcore.runtime.session import Session, in_backward
 from outcore.runtime.standing import Standing
 from outcore.runtime.store import Stores
+from outcore.runtime.trial import Trial, begin_trial
+from outcore.units import format_seconds
 
 log = logging.getLogger("outcore")
 
 LONGEST_SESSION = 1024
 """Forward calls after which a metered step is ended: a call that never goes back holds it open."""
+
+LONGEST_TRIAL = 256
+"""Forward calls after which a trial is ended: its graph may not run any more."""
 
 MOST_PEAK_TRIES = 8
 """Steps that are metered for their peak since a graph was planned: another one may never be."""
@@ -57,6 +65,8 @@ class Engine:
         self.measured_peak_bytes: int | None = None
         """The peak of the last metered step after all graphs were planned."""
         self._peak_tries = 0
+        self._trial: ref[Trial] | None = None
+        """The one that hears of the driver's copies; its graph holds it."""
 
     @property
     def graphs(self) -> list[PlannedGraph]:
@@ -131,6 +141,8 @@ class Engine:
 
     def next_step(self, caller: PlannedGraph) -> None:
         """End the session where the forward call of `caller` that now begins is a new step's."""
+        if self._trial is not None:
+            self._check_trial()
         session = self.session
         if session is None:
             return
@@ -200,6 +212,60 @@ class Engine:
         Raises InfeasibleError where no plan of the policy fits.
         """
         return self._take(graph, self.planner.plan_tighter(graph, self.active(), planned))
+
+    def begin_trial(self, graph: PlannedGraph) -> Trial | None:
+        """Time the plan of `graph` for some steps, if those before took another time than planned.
+
+        Not while a step is metered, nor beside the trial of another graph.
+        """
+        planned, busy = graph.planned, self.session is not None or self._trial is not None
+        drift = graph.standing.drift(self.driver.clock, WATCHED_STEPS, done=True)
+        if planned is None or drift is None or busy or not drift.beyond(self.settings.drift):
+            return None
+        trial = begin_trial(graph.captured.trace, planned, drift, self.driver, self.calls)
+        self._trial = ref(trial)
+        return trial
+
+    def hears(self, trial: Trial) -> bool:
+        """Whether it is `trial` that hears of the driver's copies."""
+        return self._trial is not None and self._trial() is trial
+
+    def end_trial(self, trial: Trial | None) -> None:
+        """Record copies no more, if it is `trial` that hears of them."""
+        if trial is not None and self.hears(trial):
+            self._stop_recording()
+
+    def _check_trial(self) -> None:
+        """End a trial whose graph is gone, or does not go on."""
+        trial = None if self._trial is None else self._trial()
+        if trial is None or self.calls - trial.calls > LONGEST_TRIAL:
+            self._stop_recording()
+
+    def _stop_recording(self) -> None:
+        self._trial = None
+        self.driver.record(None)
+
+    def plan_again(self, graph: PlannedGraph, trial: Trial) -> Planned:
+        """Plan `graph` from what a trial of its plan measured. That plan stays if it is the best.
+
+        It also stays where the outer tiers have no room for the better one.
+        """
+        self.driver.drain()  # what is still under way has not been reported
+        self.end_trial(trial)
+        planned, problem, drift = trial.planned, trial.problem(), trial.drift
+        plans = self.planner.plan_again(graph, self.active(), planned, problem, drift)
+        for better in plans[:-1]:
+            with contextlib.suppress(SpillError, HostMemoryError):
+                return self._tell(drift, self._take(graph, better))
+        return self._tell(drift, self._take(graph, plans[-1]))
+
+    def _tell(self, drift: Drift, planned: Planned) -> Planned:
+        what = (
+            "another plan" if planned.replanned and planned.replanned.changed else "the same plan"
+        )
+        now = format_seconds(planned.predicted.seconds)
+        log.info("%s: planned again with measured times: %s, predicted %s", drift, what, now)
+        return planned
 
     def _take(self, graph: PlannedGraph, planned: Planned) -> Planned:
         """Make room for a plan, and keep it."""

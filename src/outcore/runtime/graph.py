@@ -24,10 +24,12 @@ from outcore.ir.hardware import Tier
 from outcore.ir.store import digest
 from outcore.ir.verify import verify_trace
 from outcore.measure import Reading
+from outcore.runtime.drift import Watch
 from outcore.runtime.profiling import Profiling, begin_profiling
 from outcore.runtime.session import Replay, Visit
 from outcore.runtime.standing import Standing, State
 from outcore.runtime.store import Store, versions_of
+from outcore.runtime.trial import Trial
 from outcore.units import format_bytes
 
 if TYPE_CHECKING:  # the engine holds graphs, and a graph calls its engine
@@ -69,6 +71,9 @@ class PlannedGraph:
         """Whether its plan was made again for want of device memory."""
         self.fruitless = 0
         """Sessions begun in a row that no backward call followed."""
+        self.watch = Watch()
+        self.trial: Trial | None = None
+        """The plan under instruments: it takes another time than predicted."""
 
     @property
     def planned(self) -> Planned | None:
@@ -154,7 +159,7 @@ class PlannedGraph:
         if self.adopted:
             self._hold_against(inputs)
         if self.executable is not None:
-            return self.executable
+            return self._followed(self.executable)
         if self.profiling is None:
             self.profiling = self._begin(inputs)
         resident = self.engine.resident_besides(self, inputs)
@@ -171,12 +176,36 @@ class PlannedGraph:
             self.standing.unsettle()
             self.executable = None
 
+    def _followed(self, executable: Executable) -> Executable:
+        """`executable`; where its time drifts, the same under instruments, then a new plan's.
+
+        Once, and only where no call of the graph waits for its backward.
+        """
+        engine = self.engine
+        if self.trial is None:
+            if self.watch.due(self.standing.steps) and self._may_improve(executable):
+                self.trial = engine.begin_trial(self)
+        elif not engine.hears(self.trial):
+            self.trial = None  # it took too long
+        trial = self.trial
+        if trial is None or (trial.done and engine.waiting(self)):
+            return executable
+        return self._settle(engine.plan_again(self, trial)) if trial.done else trial.executable
+
+    def _may_improve(self, executable: Executable) -> bool:
+        planned, waiting = self.planned, self.engine.waiting(self)
+        if planned is None or waiting or planned.program is not executable.program:
+            return False
+        return planned.may_improve
+
     def _begin(self, inputs: list[Any]) -> Profiling:
         program, engine = self.engine.floor_program(self, inputs), self.engine
         return begin_profiling(self.captured.trace, program, engine.driver, engine.readings)
 
     def _settle(self, planned: Planned) -> Executable:
         self.standing.settle(planned)
+        self.engine.end_trial(self.trial)
+        self.watch, self.trial = Watch(), None
         generator = self.engine.driver.generator
         self.executable = build(self.captured.trace, planned.program, generator)
         self.profiling = None
@@ -186,7 +215,8 @@ class PlannedGraph:
         if self.fruitless >= MOST_FRUITLESS:
             return False
         checked = self.profiling is not None and executable is self.profiling.checked
-        return checked or (self.planned is not None and self.engine.wants_peak())
+        planned = self.planned is not None and executable is self.executable
+        return checked or (planned and self.engine.wants_peak())
 
     def _run_forward(
         self, executable: Executable, inputs: list[Any], visit: Visit
@@ -255,8 +285,10 @@ class PlannedGraph:
                 self._give_up(CaptureError(reason=reason))
         elif session is not None and session.sees(visit):
             session.visits.append(visit)
-        elif executable is self.executable:
-            self.standing.recent_work.append(tuple(visit.work))
+        elif executable is self.executable and visit.once:
+            self.standing.note(tuple(visit.work))
+        elif self.trial is not None and executable is self.trial.executable:
+            self.trial.steps += visit.once
         elif self.profiling is not None and executable is self.profiling.timed:
             self.profiling.timed_steps += 1
 
@@ -293,6 +325,8 @@ class PlannedGraph:
         """Run in-core from now on: the graph does not behave as it was captured."""
         self.standing.state, self.standing.reason = State.IN_CORE, str(error)
         self.executable, self.profiling = self.fallback, None
+        self.engine.end_trial(self.trial)
+        self.trial = None
         if self.engine.strict:
             raise error
         warnings.warn(f"outcore runs a graph in-core: {error}", stacklevel=2)

@@ -14,8 +14,9 @@ import torch
 
 from outcore.errors import BudgetError, OptionError, OptionValueError
 from outcore.policies import Policy, resolve
+from outcore.runtime.drift import DRIFT
 from outcore.runtime.host import available_bytes, memory_limit_bytes
-from outcore.units import parse_rate, parse_size
+from outcore.units import parse_part, parse_rate, parse_size
 
 DEFAULT_POLICY = "pooch{early=true}"
 """The best there is until the planner of our own."""
@@ -31,6 +32,7 @@ ENVIRONMENT = {
     "host_budget": "OUTCORE_HOST_BUDGET",
     "disk_budget": "OUTCORE_DISK_BUDGET",
     "link_limit": "OUTCORE_LINK_LIMIT",
+    "drift": "OUTCORE_DRIFT",
 }
 
 
@@ -44,8 +46,9 @@ class Options:
     a GPU (default: three quarters of what is available; on a CPU, where the host is the device, it
     has no meaning). `disk_budget`: most bytes of the spill file. `spill_dir`: where it lies
     (default: the system's temporary folder). `link_limit`: bytes per second per direction, to play
-    a slower link. `strict`: raise where a graph cannot be planned, instead of running it in-core
-    with a warning.
+    a slower link. `drift`: the part of the predicted time by which steps may take more or less
+    before their graph is planned again, once ("25%", 0.25; default: a quarter; "off": never).
+    `strict`: raise where a graph cannot be planned, instead of running it in-core with a warning.
     """
 
     budget: str | int | float | None = None
@@ -54,6 +57,7 @@ class Options:
     disk_budget: str | int | float | None = None
     spill_dir: str | os.PathLike[str] | None = None
     link_limit: str | float | None = None
+    drift: str | float | None = None
     strict: bool = False
 
 
@@ -81,6 +85,8 @@ class Settings:
     disk_budget_bytes: int
     spill_dir: Path
     link_bytes_per_second: float | None
+    drift: float | None
+    """None: whatever the steps take, nothing is planned again."""
     strict: bool
 
 
@@ -97,6 +103,7 @@ def settle(options: Options, device: torch.device) -> Settings:
         _disk_budget(options.disk_budget, spill_dir),
         spill_dir,
         _link_limit(options.link_limit),
+        _drift(options.drift),
         options.strict,
     )
 
@@ -148,3 +155,15 @@ def _link_limit(given: str | float | None) -> float | None:
         return parse_rate(given)
     except ValueError as error:
         raise OptionValueError(option="link_limit", value=given, reason=str(error)) from error
+
+
+def _drift(given: str | float | None) -> float | None:
+    if given is None:
+        return DRIFT
+    if given == "off":
+        return None
+    try:
+        return parse_part(given)
+    except ValueError as error:
+        reason = f'{error}; or "off"'
+        raise OptionValueError(option="drift", value=given, reason=reason) from error

@@ -19,6 +19,7 @@ from outcore.ir.timeline import Timeline
 from outcore.ir.trace import Effect, Trace
 from outcore.lower import lower
 from outcore.policies import floor_plan, overflow, staging_needed, with_roomy_host
+from outcore.runtime.drift import Drift, Replanned
 from outcore.runtime.options import Settings
 from outcore.runtime.profiling import Profiling
 from outcore.simulate import simulate
@@ -45,11 +46,18 @@ class Planned:
     planning_seconds: float
     resident_bytes: int
     """The most that was held besides the graph's own buffers when a profiled step began."""
+    replanned: Replanned | None = None
+    """Why the graph was planned again with other times, if it was."""
 
     @property
     def everything_kept(self) -> bool:
         """Whether the plan moves nothing."""
         return all(isinstance(choice, Keep) for _, choice in self.plan.choices)
+
+    @property
+    def may_improve(self) -> bool:
+        """Whether to plan again where times turn out otherwise: once, if there is a choice."""
+        return self.replanned is None and not self.everything_kept
 
 
 class Planner:
@@ -152,7 +160,57 @@ class Planner:
         """The same with less of the budget. Raises InfeasibleError where no plan fits."""
         problem, tighter = planned.problem, planned.problem.budget_bytes // TIGHTER_DIVISOR
         problem = replace(problem, outside_bytes=problem.outside_bytes + tighter)
-        return self._planned(graph, active, problem, planned.resident_bytes)
+        again = self._planned(graph, active, problem, planned.resident_bytes)
+        return replace(again, replanned=planned.replanned)
+
+    def plan_again(
+        self,
+        graph: PlannedGraph,
+        active: Sequence[PlannedGraph],
+        planned: Planned,
+        problem: Problem,
+        drift: Drift,
+    ) -> tuple[Planned, ...]:
+        """Plans for `problem`, which is that of `planned` with other times, the best first.
+
+        The last one is always that of `planned`, as `problem` sees it; another comes before it
+        where it is predicted to be faster. What other graphs hold by now is left to them.
+        """
+        start = time.perf_counter()
+        kept = lower(problem, make_plan({}, "keep-all"))
+        stays = replace(
+            planned,
+            problem=problem,
+            predicted=simulate(problem, planned.program),
+            in_core=simulate(problem, kept),
+            replanned=Replanned(drift, changed=False),
+        )
+        other = self._other(graph, active, problem, planned.resident_bytes)
+        seconds = planned.planning_seconds + time.perf_counter() - start
+        stays = replace(stays, planning_seconds=seconds)
+        if other is None or other.predicted.seconds >= stays.predicted.seconds:
+            return (stays,)
+        again = Replanned(drift, changed=True)
+        return replace(other, planning_seconds=seconds, replanned=again), stays
+
+    def _other(
+        self,
+        graph: PlannedGraph,
+        active: Sequence[PlannedGraph],
+        problem: Problem,
+        resident_bytes: int,
+    ) -> Planned | None:
+        """What the policy makes of `problem`; None where it has no plan within what is left."""
+        capacity = problem.hardware.capacity
+        host, disk = (
+            self._outer_share(graph, active, tier, capacity(tier))
+            for tier in (Tier.HOST, Tier.DISK)
+        )
+        problem = replace(problem, host_budget_bytes=host, disk_budget_bytes=disk)
+        try:
+            return self._planned(graph, active, problem, resident_bytes)
+        except InfeasibleError:
+            return None
 
     def _planned(
         self,
@@ -194,7 +252,7 @@ class Planner:
             wider = replace(problem, disk_budget_bytes=room)
             try:
                 plan = make(with_roomy_host(wider))
-                hardware = self._with_disk()
+                hardware = self._with_disk(problem.hardware)
             except InfeasibleError:
                 if not self.settings.disk_budget_bytes:
                     folder = self.settings.spill_dir
@@ -208,14 +266,18 @@ class Planner:
         wider = replace(wider, hardware=hardware)
         return wider, overflow(wider, plan)
 
-    def _with_disk(self) -> Hardware | None:
-        """This machine with a disk beyond the host (measured once); None where there is none."""
+    def _with_disk(self, hardware: Hardware) -> Hardware | None:
+        """`hardware` with a disk beyond the host (measured once); None where there is none."""
+        if hardware.capacity(Tier.DISK):
+            return hardware
         known = self.hardware()
         if not known.capacity(Tier.DISK):
             wider = self.driver.wider_hardware(self._budgets)
-            self._hardware = wider or known
-            return wider
-        return known
+            if wider is None:
+                return None
+            self._hardware = known = wider
+        links = {(a, b): link for a, b, link in (*known.links, *hardware.links)}
+        return replace(known, links=tuple((a, b, link) for (a, b), link in links.items()))
 
     def _outer_share(
         self, graph: PlannedGraph, active: Sequence[PlannedGraph], tier: Tier, room: int

@@ -52,6 +52,12 @@ class Visit:
     work: list[tuple[Moment, Moment]] = field(default_factory=list)
     """From when to when the device was at it, by the driver's clock: forward, then backward."""
 
+    @property
+    def once(self) -> bool:
+        """Whether it went through backward once, so far: it may again, with `retain_graph`."""
+        _, *backward = self.work
+        return len(backward) == 1
+
 
 def in_backward() -> bool:
     """Whether autograd runs this thread's code as part of a backward call."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
+from statistics import median
 from typing import TYPE_CHECKING
 
-from outcore.gauges import Moment
+from outcore.gauges import Clock, Moment
+from outcore.runtime.drift import Drift
 
 if TYPE_CHECKING:  # the engine makes plans
     from outcore.runtime.planning import Planned
@@ -31,6 +35,10 @@ class Standing:
         default_factory=lambda: deque(maxlen=64)
     )
     """Of the latest planned steps: from when to when each call ran, by the driver's clock."""
+    steps: int = 0
+    """Planned steps that were noted since it was planned."""
+    bound_seconds: float | None = None
+    """The lower bound of the plan's problem, once somebody asked."""
     last_call: int = 0
     """Number of its last forward call, counted over the engine's graphs."""
     reason: str = ""
@@ -43,10 +51,36 @@ class Standing:
 
     def settle(self, planned: Planned) -> None:
         """Stand with `planned` from now on."""
-        self.planned = planned
+        self.planned, self.bound_seconds = planned, None
         self.recent_work.clear()
+        self.steps = 0
         self.state = State.IN_CORE if planned.everything_kept else State.PLANNED
 
     def unsettle(self) -> None:
         """Begin again."""
         self.planned, self.state = None, State.PROFILING
+
+    def note(self, work: tuple[tuple[Moment, Moment], ...]) -> None:
+        """Take when the two calls of a planned step ran."""
+        self.recent_work.append(work)
+        self.steps += 1
+
+    def measured_seconds(self, clock: Clock) -> float | None:
+        """Median time at work of the latest steps; None where there are none."""
+        return _median(clock, self.recent_work)
+
+    def drift(self, clock: Clock, steps: int, *, done: bool = False) -> Drift | None:
+        """What the last `steps` steps took beside the prediction; None: fewer, or no plan.
+
+        `done`: but for the very last, so that the host need not wait for a device that is at it.
+        """
+        work = list(islice(reversed(self.recent_work), int(done), steps + done))
+        seconds = _median(clock, work)
+        if self.planned is None or seconds is None or len(work) < steps:
+            return None
+        return Drift(self.planned.predicted.seconds, seconds, steps)
+
+
+def _median(clock: Clock, steps: Iterable[tuple[tuple[Moment, Moment], ...]]) -> float | None:
+    seconds = [sum(clock.seconds(*span) for span in work) for work in steps]
+    return median(seconds) if seconds else None

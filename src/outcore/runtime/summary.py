@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from statistics import median
 from typing import TYPE_CHECKING
 
+from outcore.bound import lower_bound
+from outcore.errors import MissingPackageError
 from outcore.gauges import Clock
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Copy, Run, Stream
 from outcore.policies import spec_text
 from outcore.report import Counts, Report, count_choices
+from outcore.runtime.drift import WATCHED_STEPS
 from outcore.runtime.engine import Engine
 from outcore.runtime.options import DEFAULT_POLICY
 from outcore.runtime.planning import Planned
 from outcore.runtime.standing import Standing, State
+from outcore.units import format_seconds
 
 if TYPE_CHECKING:  # the backend makes its report through here
     from outcore.runtime.backend import Backend
 
 
-def report_of(backend: Backend) -> Report:
-    """Everything known now; figures of graphs that are not planned yet are left out."""
+def report_of(backend: Backend, *, bound: bool = False) -> Report:
+    """Everything known now; figures of graphs that are not planned yet are left out.
+
+    `bound`: the lower bound too, where scipy is installed.
+    """
     engine = backend.engine
     if engine is None:
         given = backend.options
@@ -40,7 +46,10 @@ def report_of(backend: Backend) -> Report:
         capture_seconds=backend.capture_seconds,
         notes=(*backend.notes, *reasons),
     )
-    return _with_plans(common, engine, graphs, planned) if planned else common
+    if not planned:
+        return common
+    report = _with_plans(common, engine, graphs, planned)
+    return _with_bound(report, graphs) if bound else report
 
 
 def _state(graphs: Iterable[Standing]) -> str:
@@ -59,7 +68,8 @@ def _with_plans(
         for x in p.program.body
         if isinstance(x.action, Copy) and x.stream is Stream.OUT
     ]
-    measured = [_seconds(g, engine.driver.clock) for g in graphs if g.recent_work]
+    clock = engine.driver.clock
+    measured = [s for s in (g.measured_seconds(clock) for g in graphs) if s is not None]
     return replace(
         common,
         resident_bytes=max(map(_resident_bytes, planned)),
@@ -76,12 +86,58 @@ def _with_plans(
             p.problem.profile.cost(r.op, r.variant).seconds for p, r in runs if r.again
         ),
         stall_seconds=_total(planned, lambda p: p.predicted.stall_seconds()),
+        replans=sum(p.replanned is not None for p in planned),
+        notes=(*common.notes, *_drift_notes(graphs, clock, engine.settings.drift)),
     )
 
 
-def _seconds(standing: Standing, clock: Clock) -> float:
-    """Median time at work of the latest steps."""
-    return median(sum(clock.seconds(*span) for span in work) for work in standing.recent_work)
+def _with_bound(report: Report, graphs: list[Standing]) -> Report:
+    try:
+        return replace(report, lower_bound_seconds=sum(map(_bound, graphs)))
+    except MissingPackageError as error:
+        return replace(report, notes=(*report.notes, f"no lower bound: {error}"))
+
+
+def _bound(standing: Standing) -> float:
+    """Worked out once per plan; 0 for a graph that has none."""
+    planned = standing.planned
+    if planned is None:
+        return 0.0
+    if standing.bound_seconds is None:
+        # The same sum, added up in another order, can come out larger by a bit.
+        least = min(lower_bound(planned.problem), planned.predicted.seconds)
+        standing.bound_seconds = least
+    return standing.bound_seconds
+
+
+def _drift_notes(graphs: list[Standing], clock: Clock, margin: float | None) -> Iterator[str]:
+    for number, standing in enumerate(graphs, 1):
+        text = _drift_note(standing, clock, margin)
+        if text:
+            yield f"graph {number}: {text}" if len(graphs) > 1 else text
+
+
+def _drift_note(standing: Standing, clock: Clock, margin: float | None) -> str:
+    """How far the steps of a graph were from the prediction, where that is beyond `margin`."""
+    planned = standing.planned
+    if planned is None:
+        return ""
+    now = standing.drift(clock, WATCHED_STEPS)
+    drifts = now is not None and now.beyond(margin)
+    if planned.replanned is None:
+        kept = "; all is kept, so there is nothing to plan again" * planned.everything_kept
+        return f"{now}{kept}" if drifts else ""
+    past = planned.replanned
+    plan = "another plan" if past.changed else "the same plan"
+    before, after = past.drift.predicted_seconds, planned.predicted.seconds
+    text = (
+        f"{past.drift}: planned again with measured times: {plan}, predicted "
+        f"{format_seconds(after)} instead of {format_seconds(before)}"
+    )
+    measured = standing.measured_seconds(clock)
+    if measured is not None:
+        text += f", measured {format_seconds(measured)}"
+    return text + "; that is off too, and it is not planned once more" * drifts
 
 
 def _total(planned: list[Planned], figure: Callable[[Planned], float]) -> float:

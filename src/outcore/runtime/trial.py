@@ -1,0 +1,74 @@
+"""trial: a planned program under instruments for some steps, to plan from what they tell."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+from outcore.execute import Driver, Executable, Instruments, build
+from outcore.execute.driver import CopySpan
+from outcore.ir.hardware import Tier
+from outcore.ir.problem import Problem
+from outcore.ir.profile import Source
+from outcore.ir.trace import Trace
+from outcore.measure import Stopwatch
+from outcore.runtime.drift import Copies, Drift, Way, as_measured
+from outcore.runtime.planning import Planned
+
+TRIAL_STEPS = 3
+"""Steps that are timed before the graph is planned again."""
+
+
+LATEST_COPIES = 4096
+"""Copies that are remembered: a trial may be long in coming to its end."""
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Trial:
+    """Some steps of `planned`, whose time was off by `drift`."""
+
+    planned: Planned
+    drift: Drift
+    executable: Executable
+    """The program of the plan, timed."""
+    stopwatch: Stopwatch
+    calls: int
+    """Forward calls of the engine's graphs when it began."""
+    copies: deque[CopySpan] = field(default_factory=lambda: deque(maxlen=LATEST_COPIES))
+    """What the driver copied meanwhile, for other graphs too: they use the same links."""
+    steps: int = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether there is enough to plan from."""
+        return self.steps >= TRIAL_STEPS
+
+    def problem(self) -> Problem:
+        """The problem of the plan, with seconds per op and links as they were at work."""
+        problem, hardware = self.planned.problem, self.planned.problem.hardware
+        seconds = self.stopwatch.seconds(len(problem.trace.ops))
+        profile = replace(problem.profile, seconds=seconds, source=Source.MEASURED)
+        links = as_measured(hardware, self._by_way(hardware.outer))
+        return replace(problem, profile=profile, hardware=links)
+
+    def _by_way(self, outer: Tier) -> dict[Way, Copies]:
+        """Drivers report copies over the link next to the device, and of longer ways that half."""
+
+        def pairs(direction: str) -> Copies:
+            spans = (span for span in self.copies if span.direction == direction)
+            return [(span.nbytes, span.stop_seconds - span.start_seconds) for span in spans]
+
+        return {(Tier.DEVICE, outer): pairs("out"), (outer, Tier.DEVICE): pairs("in")}
+
+
+def begin_trial(trace: Trace, planned: Planned, drift: Drift, driver: Driver, calls: int) -> Trial:
+    """Build the program of `planned` with its instruments, and hear of the driver's copies."""
+    clock = driver.clock
+    stopwatch = Stopwatch(planned.program, clock, reruns=True)
+    timed = Instruments(timed=True)
+    executable = build(
+        trace, planned.program, driver.generator, timed, stopwatch.note, clock=clock.now
+    )
+    trial = Trial(planned, drift, executable, stopwatch, calls)
+    driver.record(trial.copies.append)
+    return trial
