@@ -15,8 +15,9 @@ GIB = 1 << 30
 SUFFIXES = (".png", ".pdf", ".svg")
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5b4a9c", "#222222")
 """Those of Okabe and Ito, told apart by colour-blind readers too, with violet for their yellow."""
-MARKERS = "osD^vPX"
-"""As many as have no divisor in common with the colours: 56 lines before one comes again."""
+MARKERS = "osD^vPX*"
+STYLES = ("-", "--", "-.", ":")
+"""Of lines: a new one each time the colours come again."""
 GREY, PALE = "#666666", "#e4e4e4"
 MARGIN = 0.05
 """Of the height, below and above what is drawn."""
@@ -78,13 +79,15 @@ def _scale(axes: Any, found: Sweep) -> None:
 
 def _draw_policies(axes: Any, found: Sweep) -> None:
     """A line each, with gaps where there is no plan; one that has none is named all the same."""
-    for policy, color, marker in zip(found.policies, cycle(COLORS), cycle(MARKERS), strict=False):
+    looks = cycle((*look, style) for style in STYLES for look in zip(COLORS, MARKERS, strict=True))
+    for policy, (color, marker, style) in zip(found.policies, looks, strict=False):
         slowdowns = found.slowdowns(policy)
         axes.plot(
             _gib(found.budgets),
             [nan if each is None else each for each in slowdowns],
             color=color,
             marker=marker,
+            linestyle=style,
             markersize=4.5,
             linewidth=1.6,
             zorder=3,
