@@ -12,7 +12,17 @@ from outcore.cli.progress import progress
 from outcore.cli.training import METERING, STEADY, Run, Step
 from outcore.report import Counts, Report
 
-COMMANDS = ("compare", "demo", "doctor", "floor", "hardware", "networks", "policies", "sweep")
+COMMANDS = (
+    "compare",
+    "demo",
+    "doctor",
+    "explain",
+    "floor",
+    "hardware",
+    "networks",
+    "policies",
+    "sweep",
+)
 HELP_SECONDS = 0.3
 TRIES = 10
 

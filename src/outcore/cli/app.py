@@ -14,6 +14,7 @@ from outcore import __version__
 from outcore.cli.compare import compare
 from outcore.cli.demo import demo
 from outcore.cli.doctor import doctor
+from outcore.cli.explain import explain
 from outcore.cli.floor import floor
 from outcore.cli.hardware import hardware
 from outcore.cli.networks import networks
@@ -75,7 +76,7 @@ def common(
         os.environ.setdefault(variable, value)
 
 
-for command in (demo, doctor, compare, sweep, floor, policies, networks, hardware):
+for command in (demo, doctor, compare, sweep, floor, explain, policies, networks, hardware):
     app.command()(command)
 
 

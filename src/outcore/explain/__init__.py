@@ -13,6 +13,7 @@ from outcore.explain.explanation import (
     Wait,
     WaitsFor,
 )
+from outcore.explain.text import summary
 
 __all__ = [
     "Alternative",
@@ -24,4 +25,5 @@ __all__ = [
     "Wait",
     "WaitsFor",
     "explain",
+    "summary",
 ]

@@ -20,7 +20,7 @@ def explain(problem: Problem, plan: Plan, *, most: int | None = None) -> Explana
     """Why `plan` moves what it moves, and where its step waits.
 
     `most`: explain so many moves, those that free the most bytes x idle time; None is all. Each
-    takes four evaluations of the whole plan: microseconds where arrays can say it (`Evaluator`,
+    takes three evaluations of a whole plan: microseconds where arrays can say it (`Evaluator`,
     with the extra `fast`), else a lowering and a simulation (the hints `depart` and `arrive`, a
     tier that is not the nearest).
 
@@ -43,10 +43,10 @@ def explain(problem: Problem, plan: Plan, *, most: int | None = None) -> Explana
         over_tier=over_tier,
         seconds=timeline.seconds,
         in_core_seconds=sum(profile.seconds),
-        variant_seconds=sum(chosen),
-        recompute_seconds=sum(rerun.seconds for rerun in reruns),
+        variant_seconds=sum(chosen, 0.0),
+        recompute_seconds=sum((rerun.seconds for rerun in reruns), 0.0),
         moved=sum(not isinstance(choice, Keep) for _, choice in plan.choices),
-        moves=moves_of(problem, plan, most),
+        moves=moves_of(problem, plan, timeline, most),
         waits=waits_of(problem, plan, program, timeline),
         reruns=reruns,
     )

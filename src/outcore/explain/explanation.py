@@ -175,7 +175,7 @@ class Explanation:
     @property
     def stall_seconds(self) -> float:
         """Time in which the compute stream stands still."""
-        return sum(wait.seconds for wait in self.waits)
+        return sum((wait.seconds for wait in self.waits), 0.0)
 
     @property
     def totals(self) -> tuple[Total, ...]:

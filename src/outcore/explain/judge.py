@@ -12,6 +12,7 @@ from outcore.evaluate import KEEP, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY, Evaluator
 from outcore.ir.hardware import Tier
 from outcore.ir.plan import Choice, Gap, Keep, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
+from outcore.ir.timeline import Timeline
 from outcore.ir.verify_plan import verify_plan
 from outcore.lower import lower
 from outcore.lower.expand import expand
@@ -30,15 +31,19 @@ class Verdict:
 class Judge:
     """Judges the plans that differ from `plan` in the choice for one gap.
 
-    Its figures are those of `simulate(problem, lower(problem, changed))`.
+    Its figures are those of `simulate(problem, lower(problem, changed))`. `timeline` is that of
+    `plan` itself.
     """
 
-    def __init__(self, problem: Problem, plan: Plan) -> None:
+    def __init__(self, problem: Problem, plan: Plan, timeline: Timeline) -> None:
+        self.own = Verdict(timeline.seconds, timeline.peak_bytes)
         self.problem = _as_chosen(problem, plan)
         self.plan = replace(plan, variants=())
 
     def judge(self, gap: Gap, choice: Choice) -> Verdict:
         """What the plan takes with `choice` for `gap`."""
+        if choice == self.plan.choice(gap):
+            return self.own
         if self._evaluator is None:
             return self._simulated(gap, choice)
         return self._evaluated(self._evaluator, gap, choice)

@@ -68,7 +68,7 @@ def _issued_late(scene: Scene, position: int) -> Lateness:
     if step and scene.held[scene.positions[step - 1]] + slot.nbytes > budget:
         return Lateness(Late.MEMORY, full_op=scene.runs[step - 1].op)
     if step == scene.boundary_step:
-        if scene.between_bytes() + slot.nbytes > budget:
+        if scene.between_bytes + slot.nbytes > budget:
             return Lateness(Late.MEMORY)
         if _is_written_over(scene, slot.id):
             return Lateness(Late.CALL)

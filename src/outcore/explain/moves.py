@@ -12,16 +12,19 @@ from outcore.ir.hardware import Tier
 from outcore.ir.liveness import liveness
 from outcore.ir.plan import KEEP, Choice, Gap, Keep, Offload, Plan, Recompute
 from outcore.ir.problem import Problem
+from outcore.ir.timeline import Timeline
 
 
-def moves_of(problem: Problem, plan: Plan, most: int | None) -> tuple[Move, ...]:
+def moves_of(
+    problem: Problem, plan: Plan, timeline: Timeline, most: int | None
+) -> tuple[Move, ...]:
     """The `most` moves that free most, by bytes x idle time; None is all.
 
-    Four evaluations of the plan for each.
+    Three evaluations for each. `timeline` is that of `plan`.
     """
     ends = list(accumulate(problem.profile.seconds))
     trace, producer = problem.trace, liveness(problem.trace).producer
-    judge = Judge(problem, plan)
+    judge = Judge(problem, plan, timeline)
 
     def idle(gap: Gap) -> float:
         return max(0.0, ends[gap.before - 1] - ends[gap.after])

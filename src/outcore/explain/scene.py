@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from functools import cached_property
 
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import held_bytes
@@ -105,6 +106,7 @@ class Scene:
 
     # ---- memory ---------------------------------------------------------------------------------
 
+    @cached_property
     def between_bytes(self) -> int:
         """Device bytes held between the two calls, everything counted."""
         program, problem = self.program, self.problem
@@ -128,7 +130,7 @@ class Scene:
         if self.held[run] + self._freed(position, run) > budget:
             return True
         crosses = position < boundary <= run
-        return crosses and self.between_bytes() + self._freed(position, boundary) > budget
+        return crosses and self.between_bytes + self._freed(position, boundary) > budget
 
     def _freed(self, start: int, stop: int) -> int:
         return -sum(min(0, self._change(position)) for position in range(start, stop))

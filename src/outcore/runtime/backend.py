@@ -23,6 +23,7 @@ from outcore.capture import (
 )
 from outcore.errors import CaptureError
 from outcore.execute import Executable, in_core
+from outcore.explain import Explanation, explain
 from outcore.ir.verify import verify_trace
 from outcore.report import Report
 from outcore.runtime.engine import Engine
@@ -79,6 +80,16 @@ class Backend:
         middle of a step that goes on, and the figures are those of before (`Engine.close_step`).
         """
         return report_of(self, bound=bound)
+
+    def explain(self, most: int | None = None) -> list[Explanation]:
+        """Why each graph's plan moves what it moves, by the measured profile (docs/explain.md).
+
+        In order of capture; graphs without a plan are left out. `most`: so many moves of each,
+        those that free most; None is all. Each graph takes from milliseconds to seconds.
+        """
+        graphs = [] if self.engine is None else self.engine.standings()
+        planned = (graph.planned for graph in graphs if graph.planned is not None)
+        return [explain(p.problem, p.plan, most=most) for p in planned]
 
     # ---- AOTAutograd's three calls --------------------------------------------------------------
 

@@ -1,0 +1,113 @@
+"""outcore explain: why a policy's plan moves what it moves, and where its step waits, predicted."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from outcore.cli.predicted import machine_of
+from outcore.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from outcore.explain import Explanation, Move
+
+SHOWN = 10
+"""Rows of a table, where the user asks for no number."""
+
+
+def explain(
+    *,
+    network: Annotated[str, typer.Option(help="A network of `outcore networks`.")] = "resnet50",
+    batch: Annotated[int, typer.Option(min=1, help="Samples.")] = 512,
+    hardware: Annotated[str, typer.Option(help="A machine of `outcore hardware`.")] = "v100-pcie3",
+    budget: Annotated[
+        str, typer.Option(help="Device memory (16GiB, 80% of the machine's); else all of it.")
+    ] = "100%",
+    policy: Annotated[str, typer.Option(help="A spec, such as pooch{early=true}.")] = "pooch",
+    top: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"How many moves and waits; else {SHOWN}, with --json all."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print an object.")] = False,
+) -> None:
+    """Tell what else could be done with each buffer that a plan moves, and why its step waits."""
+    from outcore.capture import trace_network  # noqa: PLC0415 - loads torch
+    from outcore.compare import Comparison, read_budget  # noqa: PLC0415 - loads numpy
+    from outcore.explain import explain as explained  # noqa: PLC0415 - loads numpy
+    from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
+    from outcore.networks import network as named  # noqa: PLC0415 - loads torch
+    from outcore.policies import resolve  # noqa: PLC0415 - loads numpy
+
+    machine, wanted = machine_of(hardware), resolve(policy)  # all this before anything is traced
+    nbytes = read_budget("--budget", budget, machine.hardware.capacity(Tier.DEVICE))
+    step = named(network)
+    with Console(stderr=True).status(f"{network}, batch {batch}: tracing") as status:
+        problem = Comparison(trace_network(step, batch), machine, batch).problem(nbytes)
+        status.update(f"{network}, batch {batch}: planning")
+        plan = wanted.plan(problem)
+        status.update(f"{network}, batch {batch}: explaining")
+        found = explained(problem, plan, most=top if as_json else top or SHOWN)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=1))
+    else:
+        _print(f"{network}, batch {batch}, on {hardware} (all predicted)", found, top or SHOWN)
+
+
+def _print(title: str, found: Explanation, most: int) -> None:
+    from outcore.explain import summary  # noqa: PLC0415 - loads numpy
+
+    console = Console()
+    for line in (title, *summary(found)):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if found.moved:
+        console.print(_moves(found))
+    if found.waits:
+        console.print(_waits(found, most))
+
+
+def _moves(found: Explanation) -> Table:
+    """What is moved, and what else the step would take."""
+    shown = f"{len(found.moves)} of {found.moved} gaps that are moved, by bytes x idle time"
+    table = Table(
+        Column("what is moved", overflow="fold"),
+        Column("bytes", justify="right"),
+        Column("plan"),
+        Column("otherwise", overflow="fold"),
+        title=shown,
+        title_justify="left",
+        show_lines=True,
+    )
+    for move in found.moves:
+        idle = format_seconds(move.idle_seconds)
+        plan = f"{move.choice}\nafter op {move.after}\nuntil op {move.before}\nidle {idle}"
+        otherwise = "\n".join(move.reasons)
+        table.add_row(escape(_origin(move)), format_bytes(move.nbytes), plan, escape(otherwise))
+    return table
+
+
+def _origin(move: Move) -> str:
+    """A buffer's name, and where it comes from, line by line."""
+    named = f"{move.name} (buffer {move.buffer})".strip()
+    made = "passed in" if move.op is None else f"op {move.op} {move.target}"
+    return "\n".join(filter(None, (named, made, move.site)))
+
+
+def _waits(found: Explanation, most: int) -> Table:
+    """The longest waits."""
+    longest = sorted(found.waits, key=lambda wait: -wait.seconds)[:most]
+    table = Table(
+        Column("wait", justify="right"),
+        Column("of the step", justify="right"),
+        Column("for what, and why so long", overflow="fold"),
+        title=f"{len(longest)} of {len(found.waits)} waits of compute, the longest first",
+        title_justify="left",
+    )
+    for wait in longest:
+        share = f"{wait.seconds / found.seconds:.1%}"
+        table.add_row(format_seconds(wait.seconds), share, escape(wait.reason))
+    return table
