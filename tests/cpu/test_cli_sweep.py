@@ -52,6 +52,17 @@ def test_a_sweep_for_people(outcore):
     assert "any plan" not in outcore(*SWEEP, "--no-bound").stdout
 
 
+def test_many_policies_are_several_tables(outcore, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    policies = "keep-all;swap-all;swap-all-naive;recompute-all"
+    run = outcore("sweep", *NETWORK, "--policies", policies, "--steps", "2")
+    assert run.exit_code == 0, run.output
+    lines = run.stdout.splitlines()
+    assert sum("budget" in line for line in lines) == 2, "three fit beside the others"
+    assert max(len(line) for line in lines if "│" in line) <= 60
+    assert run.stdout.count("1.000x") >= 3, "the bound in both, keep-all in the first"
+
+
 def test_a_sweep_without_scipy(outcore, monkeypatch):
     monkeypatch.setattr("outcore.cli.predicted.find_spec", lambda name: None)
     run = outcore(*SWEEP)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
     from outcore.compare import Compared
     from outcore.sweep import Sweep
 
-USUAL = "search;pooch;pooch{early=true};superneurons;chen-sqrt;swap-all"
+USUAL = "search;pooch{early=true};superneurons;chen-sqrt;swap-all"
 BEST = "*"
+COLUMN_WIDTH, OTHER_WIDTH = 10, 22
+"""Characters of a policy's column, and of the two others together."""
 
 
 def sweep(  # noqa: PLR0913 - a command has as many arguments as options
@@ -84,7 +88,12 @@ def sweep(  # noqa: PLR0913 - a command has as many arguments as options
     rows = [{"batch": batch, **row.to_dict()} for row in found.rows]
     print_rows(rows, as_json=as_json, as_csv=as_csv)
     if not (as_json or as_csv):
-        Console().print(_table(title, found, bound=bound))
+        console = Console()
+        console.print(title, highlight=False, soft_wrap=True)
+        for shown in _shares(found.policies, console.width):
+            console.print(_table(found, shown, bound=bound))
+        note = f"{BEST} the fastest; {NOTHING} no plan; percentages are of the in-core peak"
+        console.print(note, highlight=False, soft_wrap=True)
 
 
 def _title(what: str, found: Sweep) -> str:
@@ -94,22 +103,24 @@ def _title(what: str, found: Sweep) -> str:
     return f"{what} (all predicted)\nin-core {in_core} in {peak}, floor {lowest}"
 
 
-def _table(title: str, found: Sweep, *, bound: bool) -> Table:
+def _shares(policies: Sequence[str], width: int) -> Iterator[Sequence[str]]:
+    """Shares of equal size for as few tables as are no wider than the console."""
+    most = max(1, (width - OTHER_WIDTH) // COLUMN_WIDTH)
+    size = ceil(len(policies) / ceil(len(policies) / most))
+    yield from (policies[i : i + size] for i in range(0, len(policies), size))
+
+
+def _table(found: Sweep, policies: Sequence[str], *, bound: bool) -> Table:
     """Two lines a budget: the step, and how many times as long as in-core it takes."""
-    columns = [Column(name, justify="right", overflow="fold") for name in found.policies]
-    table = Table(
-        Column("budget", justify="right", no_wrap=True), *columns, title=title, title_justify="left"
-    )
-    table.show_lines = True
-    table.caption_justify = "left"
-    table.caption = f"{BEST} the fastest; {NOTHING} no plan; percentages: of the in-core peak"
+    columns = [Column(name, justify="right", overflow="fold") for name in policies]
+    table = Table(Column("budget", justify="right", no_wrap=True), *columns, show_lines=True)
     bounds, fastest = found.bounds(), found.fastest()
     if bound:
         table.add_column("any plan at least", justify="right")
     for budget in found.budgets:
         cells = [
             _cell(found, found.cells[budget, policy].seconds, best=policy in fastest[budget])
-            for policy in found.policies
+            for policy in policies
         ]
         if bound:
             cells.append(_cell(found, bounds.get(budget)))
