@@ -390,6 +390,15 @@ def check_causes(problem: Problem, plan: Plan, explanation: Explanation) -> None
         assert (wait.op is None) == (wait.waits_for is WaitsFor.END)
 
 
+def check_no_want_of_room(problem: Problem, plan: Plan) -> None:
+    """Where the budget is endless nothing waits for device memory."""
+    explanation = explain(replace(problem, budget_bytes=1 << 60), plan, most=0)
+    for wait in explanation.waits:
+        assert wait.waits_for is not WaitsFor.MEMORY
+        assert wait.late is not Late.MEMORY
+        assert wait.full_op is None
+
+
 class TestAnyPlan:
     @settings(max_examples=60)
     @given(st.data())
@@ -404,6 +413,7 @@ class TestAnyPlan:
         check_sums(explanation, timeline)
         check_alternatives(problem, plan, explanation)
         check_causes(problem, plan, explanation)
+        check_no_want_of_room(problem, plan)
         assert (explanation.over_bytes == 0) == fits(problem, lower(problem, plan, fast=True))
         assert json.loads(json.dumps(explanation.to_dict())) == explanation.to_dict()
         assert f"{explanation.moved} gaps" in str(explanation) or not explanation.moved

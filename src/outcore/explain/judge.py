@@ -15,7 +15,6 @@ from outcore.ir.problem import Problem
 from outcore.ir.timeline import Timeline
 from outcore.ir.verify_plan import verify_plan
 from outcore.lower import lower
-from outcore.lower.expand import expand
 from outcore.simulate import simulate
 
 
@@ -72,24 +71,22 @@ class Judge:
 
     def _simulated(self, gap: Gap, choice: Choice) -> Verdict:
         changed = make_plan({**self.plan.by_gap, gap: choice})
-        refused = _refusal(self.problem, changed)
-        if refused:
-            return Verdict(impossible=refused)
-        timeline = simulate(self.problem, lower(self.problem, changed, fast=True))
+        try:
+            program = lower(self.problem, changed, fast=True)
+        except VerifyError as error:
+            if error.noun != "plan":
+                raise
+            return Verdict(impossible=self._refusal(changed, error))
+        timeline = simulate(self.problem, program)
         return Verdict(timeline.seconds, timeline.peak_bytes)
 
-
-def _refusal(problem: Problem, plan: Plan) -> str:
-    """Why a plan cannot be carried out; empty where it can."""
-    try:
-        verify_plan(problem, plan)
-    except VerifyError as error:  # of the one choice that was changed
-        return error.detail
-    try:
-        expand(problem, plan)
-    except VerifyError as error:  # of any that depends on it
+    def _refusal(self, changed: Plan, error: VerifyError) -> str:
+        """Why `changed` cannot be lowered: for itself, or for a choice that rests on another."""
+        try:
+            verify_plan(self.problem, changed)
+        except VerifyError as own:
+            return own.detail
         return f"{error.where}: {error.detail}"
-    return ""
 
 
 def overrun(problem: Problem, nbytes: Mapping[Tier, int]) -> tuple[Tier | None, int]:
