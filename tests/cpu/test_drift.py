@@ -11,6 +11,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from weakref import ref
 
@@ -22,6 +23,7 @@ from outcore import Backend
 from outcore.errors import OptionValueError, SpillError
 from outcore.execute.driver import CopySpan, EmptyLane
 from outcore.execute.link import Throttle
+from outcore.execute.queued import QueuedDriver
 from outcore.gauges import WallClock
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Run
@@ -31,6 +33,7 @@ from outcore.runtime.drift import WARM_UP_STEPS, WATCHED_STEPS, Drift
 from outcore.runtime.session import Visit
 from outcore.runtime.store import Store
 from outcore.runtime.trial import TRIAL_STEPS
+from tests.cpu.queues import LateDevice, LateEvent
 from tests.cpu.training import (
     PROFILED_STEPS,
     Small,
@@ -148,6 +151,7 @@ def test_slower_ops_give_one_plan_with_fewer_reruns(caplog: pytest.LogCaptureFix
 
 
 def test_a_link_that_gets_slower_is_used_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = small_reference(STEPS)
     before = []
 
     def change(backend: Backend) -> None:
@@ -157,7 +161,7 @@ def test_a_link_that_gets_slower_is_used_less(monkeypatch: pytest.MonkeyPatch) -
     training = Training(change)
     seen = training.run()
     report, hardware = training.report(), training.graph.planned.problem.hardware
-    assert same(seen, small_reference(STEPS))
+    assert same(seen, expected)
     assert report.replans == 1
     assert before[0][0].offloaded_bytes > report.offloaded_bytes
     for way in ((Tier.DEVICE, Tier.DISK), (Tier.DISK, Tier.DEVICE)):
@@ -195,10 +199,11 @@ def test_where_all_is_kept_there_is_nothing_to_plan() -> None:
 
 
 def test_switched_off() -> None:
+    expected = small_reference(STEPS)
     training = Training(slow_clock, drift="off")
     seen = training.run()
     report = training.report()
-    assert same(seen, small_reference(STEPS))
+    assert same(seen, expected)
     assert report.replans == 0
     assert report.notes == ()
     assert report.measured_seconds > 10 * report.predicted_seconds
@@ -372,6 +377,7 @@ def test_the_plan_stays_where_no_other_is_faster() -> None:
 
 
 def test_the_plan_stays_where_the_better_one_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = small_reference(STEPS)
     refused: list[Any] = []
 
     def full(backend: Any) -> None:
@@ -390,7 +396,7 @@ def test_the_plan_stays_where_the_better_one_finds_no_room(monkeypatch: pytest.M
     seen = training.run()
     assert refused
     report = training.report()
-    assert same(seen, small_reference(STEPS))
+    assert same(seen, expected)
     assert report.replans == 1
     assert "the same plan" in report.notes[0]
     assert training.graph.planned.predicted.peak(Tier.DISK) <= refused[0][Tier.DISK]
@@ -407,6 +413,47 @@ def test_a_step_that_goes_back_twice_counts_once(retain: bool) -> None:
     loss.backward()
     assert training.graph.standing.steps == before + 1
     assert all(len(work) == 2 for work in training.graph.standing.recent_work)
+
+
+class TickingDevice(LateDevice):
+    """From one event to the next it takes `tick_seconds`, on whatever queue."""
+
+    tick_seconds = 1e-6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ticks: dict[int, int] = {}
+        """By the id of an event, when it was last recorded; whoever asks has the event still."""
+        self.now = 0
+
+    def record(self, event: LateEvent, queue: str) -> None:
+        super().record(event, queue)
+        self.now += 1
+        self.ticks[id(event)] = self.now
+
+    def seconds(self, start: LateEvent, stop: LateEvent) -> float:
+        return (self.ticks[id(stop)] - self.ticks[id(start)]) * self.tick_seconds
+
+
+def test_on_a_device_with_queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(backend: Any) -> None:
+        backend.engine.driver.device.tick_seconds *= 1e6
+
+    expected = small_reference(STEPS)
+    gc.collect()
+    monkeypatch.setattr(
+        engines, "open_driver", lambda _, folder, __: QueuedDriver(TickingDevice(), folder)
+    )
+    training = Training(change, policy="swap-all", host_budget="1MiB", spill_dir=tmp_path)
+    assert same(training.run(), expected)
+    report, hardware = training.report(), training.graph.planned.problem.hardware
+    assert report.replans == 1
+    probed = training.engine.planner.hardware()
+    for way in ((Tier.DEVICE, Tier.HOST), (Tier.HOST, Tier.DEVICE)):
+        assert hardware.link(*way).seconds(1 << 17) > 1e3 * probed.link(*way).seconds(1 << 17)
+    assert training.graph.planned.predicted.peak(Tier.DISK) > 0
+    assert training.engine.driver.slabs.taken_bytes <= 1 << 20
+    training.engine.driver.close()
 
 
 # ---- the lower bound of the report --------------------------------------------------------------
