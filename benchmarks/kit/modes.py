@@ -128,5 +128,6 @@ class Outcore:
             link_limit=self.link_limit,
             host_budget=self.host_budget,
             spill_dir=spill_folder(),
+            drift="off",  # the plan is judged that was made, with its prediction
         )
         return torch.compile(module, backend=backend), backend

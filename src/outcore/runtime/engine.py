@@ -219,8 +219,10 @@ class Engine:
         Not while a step is metered, nor beside the trial of another graph.
         """
         planned, busy = graph.planned, self.session is not None or self._trial is not None
+        if planned is None or busy or self.settings.drift is None:
+            return None
         drift = graph.standing.drift(self.driver.clock, WATCHED_STEPS, done=True)
-        if planned is None or drift is None or busy or not drift.beyond(self.settings.drift):
+        if drift is None or not drift.beyond(self.settings.drift):
             return None
         trial = begin_trial(graph.captured.trace, planned, drift, self.driver, self.calls)
         self._trial = ref(trial)
