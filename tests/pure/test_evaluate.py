@@ -312,7 +312,8 @@ def test_plan_says_what_the_kinds_say() -> None:
 WITHOUT_NUMBA = """
 import random, sys
 sys.modules["numba"] = None
-from outcore.evaluate import Evaluator, compiled
+from outcore.evaluate import KEEP, Evaluator, compiled
+from outcore.policies.search_space import make_space
 from tests.pure.building import small_problem
 from tests.pure.test_evaluate import deep_problem, reference, some_kinds, some_hints
 assert not compiled.COMPILED
@@ -324,6 +325,11 @@ for problem in (small_problem(), small_problem(5000), deep_problem(20)):
         hints = {name: some_hints(evaluator.gaps, dice) for name in ("release", "prefetch")}
         found = evaluator.evaluate(kinds, **hints)
         assert found == reference(problem, evaluator.plan(kinds, **hints)), kinds
+    space = make_space(problem, evaluator.gaps, 1)
+    walk = evaluator.walk(space.allowed, space.alike, 1)
+    walk.begin([KEEP] * len(space.gaps), float("inf"))
+    kinds, seconds = walk.go(100, 1e-2, 1e-4)
+    assert seconds == float("inf") or seconds == evaluator.evaluate(kinds).seconds
 """
 
 
@@ -338,8 +344,9 @@ def test_what_cannot_be_kept_on_disk_is_compiled_all_the_same(monkeypatch) -> No
         return lambda function: ("compiled", function)
 
     monkeypatch.setattr(compiled, "njit", njit)
-    made: object = compiled.compiled(len)
-    assert made == ("compiled", len)
+    for decorator in (compiled.compiled, compiled.entry):
+        made: object = decorator(len)
+        assert made == ("compiled", len)
 
 
 def test_importing_does_not_import_numba() -> None:

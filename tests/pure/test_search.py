@@ -12,13 +12,14 @@ from hypothesis import HealthCheck, assume, given, settings
 from outcore.bound import lower_bound
 from outcore.errors import InfeasibleError, PolicyError
 from outcore.evaluate import KEEP, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY, Evaluator
+from outcore.evaluate.walk import Walk
 from outcore.ir.memory import fits
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Cost
 from outcore.lower import lower
 from outcore.policies import floor, parse_policy, resolve
 from outcore.policies.search import Search, least
-from outcore.policies.search_anneal import Annealing
+from outcore.policies.search_anneal import Annealing, Effort
 from outcore.policies.search_space import make_space
 from outcore.policies.search_starts import find_starts
 from outcore.simulate import simulate
@@ -107,17 +108,29 @@ def test_the_effort_bounds_the_evaluations(evaluations, monkeypatch):
     space = make_space(problem, evaluator.gaps, 1 << 16)
     annealing = Annealing(space, evaluator, seed=0)
     annealing.start(space.kinds(resolve("swap-opt{early=true}").plan(problem)))
-    asked = []
-    evaluate = evaluator.evaluate
+    asked, walked = [], []
+    evaluate, go = evaluator.evaluate, Walk.go
 
     def counted(kinds):
         asked.append(kinds)
         return evaluate(kinds)
 
+    def gone(walk, steps, *given):
+        walked.append(steps)
+        return go(walk, steps, *given)
+
     monkeypatch.setattr(evaluator, "evaluate", counted)
-    annealing.run(evaluations)
-    assert len(asked) <= evaluations
-    assert len(asked) >= 0.8 * evaluations
+    monkeypatch.setattr(Walk, "go", gone)
+    annealing.run(Effort(evaluations, walks=2))
+    assert len(walked) == (2 if evaluations else 0)
+    assert len(set(walked)) <= 1
+    assert 0.8 * evaluations <= len(asked) + sum(walked[:1]) <= evaluations
+
+
+def test_more_walks_find_no_less():
+    problem = table3_problem(512, 16 * GB, 13e9)
+    one, two = (seconds(problem, Search(effort=0.4, walks=walks)) for walks in (1, 2))
+    assert two <= one
 
 
 def test_what_a_plan_says_beyond_arrays_is_judged_all_the_same():
@@ -174,23 +187,24 @@ def test_layers_that_repeat_are_alike():
     assert {64 * 1024} in sizes
 
 
-def test_changes_are_of_what_is_allowed():
-    problem = table3_problem(64, 4 * GB, 13e9)
-    evaluator = Evaluator(problem)
-    space = make_space(problem, evaluator.gaps, 1 << 16)
-    annealing = Annealing(space, evaluator, seed=3)
-    kinds = np.full(len(space.gaps), KEEP, np.int8)
-    for move in annealing.moves:
-        for _ in range(200):
-            for index, kind in move(kinds).items():
-                assert kind in space.allowed[index]
-                kinds[index] = kind
-
-
 @pytest.mark.parametrize("effort", [-1.0, float("nan"), float("inf")])
 def test_an_effort_is_a_number_of_ops(effort):
     with pytest.raises(PolicyError, match="millions of ops"):
         Search(effort=effort)
+
+
+def test_walks_and_their_time_are_checked():
+    with pytest.raises(PolicyError, match="walks=0: it takes at least one"):
+        Search(walks=0)
+    with pytest.raises(PolicyError, match="seconds=-1"):
+        Search(seconds=-1.0)
+
+
+def test_a_limit_in_seconds_still_gives_a_plan():
+    problem = table3_problem(512, 16 * GB, 13e9)
+    start = find_starts(problem, 1 << 16)
+    least_of_all = min(simulate(problem, lower(problem, plan)).seconds for plan in start.plans)
+    assert seconds(problem, Search(seconds=0.05)) <= least_of_all
 
 
 def test_a_refusal_names_the_least_that_is_needed():

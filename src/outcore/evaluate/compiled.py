@@ -40,11 +40,22 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """
     if njit is None:
         return function
+    return _made(function, forceinline=True)
+
+
+def entry(function: Callable[P, R]) -> Callable[P, R]:
+    """The same, not inlined: for what Python calls. Other threads go on beside it."""
+    if njit is None:
+        return function
+    return _made(function, nogil=True)
+
+
+def _made(function: Callable[P, R], **options: bool) -> Callable[P, R]:
     made: Callable[P, R]
     try:
-        made = njit(cache=True, forceinline=True)(function)
+        made = njit(cache=True, **options)(function)
     except RuntimeError:  # no place for files: neither beside the source nor in the user's cache
-        made = njit(forceinline=True)(function)
+        made = njit(**options)(function)
     return made
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import MutableSequence, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outcore.evaluate.compiled import COMPILED, native
-from outcore.evaluate.kernel import DONE, FULL, run
+from outcore.evaluate.compiled import COMPILED, Ints, native
+from outcore.evaluate.kernel import COUNTED, DONE, FULL, STEP, run, walk
 from outcore.evaluate.tables import tables
 from outcore.ir.liveness import Liveness
 from outcore.ir.plan import Gap
@@ -30,17 +32,44 @@ class Engine:
         self.table, self.times = native(table), native(times)
 
     def run(
-        self, kinds: NDArray[np.int8], release: NDArray[np.int64], prefetch: NDArray[np.int64]
+        self,
+        kinds: NDArray[np.int8],
+        release: NDArray[np.int64],
+        prefetch: NDArray[np.int64],
+        limit: float = math.inf,
     ) -> tuple[float, int, int] | None:
         """Seconds, bytes on the device and in the outer tier; None for what cannot be done.
 
-        Runs again are not bounded by the problem; the tables get twice as long where need be.
+        With a finite `limit` in seconds None also for what takes longer, or does not fit. Runs
+        again are not bounded by the problem; the tables get twice as long where need be.
         """
         arrays = kinds, release, prefetch
-        plan = arrays if COMPILED else tuple(array.tolist() for array in arrays)
-        found = run(self.table, self.times, *plan)
+        given: Any = arrays if COMPILED else [array.tolist() for array in arrays]
+        return self._run(given[0], given[1], given[2], limit)
+
+    def _run(
+        self, kinds: Sequence[int], release: Sequence[int], prefetch: Sequence[int], limit: float
+    ) -> tuple[float, int, int] | None:
+        found = run(self.table, self.times, kinds, release, prefetch, limit)
         while found[0] == FULL:
-            self.space *= 2
-            self._make_tables()
-            found = run(self.table, self.times, *plan)
+            self._grow()
+            found = run(self.table, self.times, kinds, release, prefetch, limit)
         return found[1:] if found[0] == DONE else None
+
+    def walk(
+        self,
+        space: Ints,
+        kinds: MutableSequence[int],
+        best: MutableSequence[int],
+        hints: Sequence[int],
+        mood: MutableSequence[float],
+        draws: Sequence[float],
+    ) -> None:
+        """All the steps that `draws` are for, as `kernel.walk` has them."""
+        space[COUNTED, STEP] = 0
+        while walk(self.table, self.times, space, kinds, best, hints, mood, draws) == FULL:
+            self._grow()
+
+    def _grow(self) -> None:
+        self.space *= 2
+        self._make_tables()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,6 +16,9 @@ from outcore.ir.plan import Choice, Gap, Keep, Offload, Plan, Recompute, make_pl
 from outcore.ir.problem import Problem
 from outcore.ir.store import digest
 from outcore.ir.verify_problem import verify_problem
+
+if TYPE_CHECKING:  # a walk takes an evaluator
+    from outcore.evaluate.walk import Walk
 
 
 class Evaluation(NamedTuple):
@@ -52,16 +56,27 @@ class Evaluator:
         live = liveness(problem.trace)
         self.problem = problem
         self.gaps: tuple[Gap, ...] = gaps(problem.trace, live)
-        self._engine = Engine(problem, live, self.gaps)
+        self.engine = Engine(problem, live, self.gaps)
         self._known = frozenset(self.gaps)
-        self._no_hints = np.full(len(self.gaps), NO_HINT, dtype=np.int64)
+        self.no_hints = np.full(len(self.gaps), NO_HINT, dtype=np.int64)
         self._budget = problem.limit_bytes(Tier.DEVICE)
         self._outer_budget = problem.limit_bytes(problem.hardware.outer)
 
     @property
     def compiled(self) -> bool:
         """Whether evaluations run as machine code: numba is installed."""
-        return self._engine.compiled
+        return self.engine.compiled
+
+    def walk(
+        self,
+        allowed: Mapping[int, Sequence[int]],
+        alike: Sequence[Sequence[int]],
+        seed: int | np.random.SeedSequence,
+    ) -> Walk:
+        """A Walk from plan to plan; its arguments are explained there."""
+        from outcore.evaluate.walk import Walk  # noqa: PLC0415 - loads numba, as in __init__
+
+        return Walk(self, allowed, alike, seed)
 
     def evaluate(
         self,
@@ -76,7 +91,7 @@ class Evaluator:
         decides; those of gaps that are not offloaded are ignored. Raises ValueError where an array
         has not one entry for each gap.
         """
-        found = self._engine.run(*self._arrays(kinds, release, prefetch))
+        found = self.engine.run(*self._arrays(kinds, release, prefetch))
         if found is None:
             return IMPOSSIBLE
         seconds, peak, extent = found
@@ -118,11 +133,11 @@ class Evaluator:
         """The arguments as compiled code takes them: it checks neither lengths nor types."""
         made = (
             np.ascontiguousarray(kinds, np.int8),
-            self._no_hints if release is None else np.ascontiguousarray(release, np.int64),
-            self._no_hints if prefetch is None else np.ascontiguousarray(prefetch, np.int64),
+            self.no_hints if release is None else np.ascontiguousarray(release, np.int64),
+            self.no_hints if prefetch is None else np.ascontiguousarray(prefetch, np.int64),
         )
         for array in made:
-            if array.shape != self._no_hints.shape:
+            if array.shape != self.no_hints.shape:
                 raise ValueError(f"an array of {array.shape} for {len(self.gaps)} gaps")
         return made
 

@@ -19,17 +19,18 @@ functions, from before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
+from math import inf, log
 
-from outcore.evaluate.compiled import Floats, Ints, compiled
+from outcore.evaluate.compiled import Floats, Ints, compiled, entry
 from outcore.evaluate.kinds import KEEP, NO_HINT, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY
 
 NONE = -1
 NEVER = 1 << 62
 """After all steps; and of bytes more than any sum of them."""
 
-DONE, REFUSED, FULL = range(3)
-"""The plan was evaluated; it cannot be carried out; it takes longer tables."""
+DONE, REFUSED, FULL, WORSE = range(4)
+"""The plan was evaluated; it cannot be carried out; it takes longer tables; it is over a limit."""
 
 # ---- rows of `table` -----------------------------------------------------------------------------
 
@@ -55,6 +56,8 @@ N_OPS, N_BUFFERS, N_GAPS, N_INPUTS, N_TANGENTS, STEPS_MOST, SLOTS_MOST = range(7
 """Lengths; how many steps there can be, and how many slots without those of copies."""
 BOUNDARY, BUDGET_BYTES, OUTSIDE_BYTES, BETWEEN_BYTES, OFFLOADS = range(7, 12)
 """`OFFLOADS`: whether there is an outer tier."""
+DEVICE_LIMIT, OUTER_LIMIT = range(12, 14)
+"""The most bytes that a plan may take, on the device and in the outer tier."""
 
 INPUTS, TANGENTS, READS, WRITES, DONATION_READS, DONATION_WRITES, USE_GAPS = range(2, 9)
 """Lists of the problem. Donations are places in the reads and the writes of their op; `USE_GAPS`
@@ -94,6 +97,9 @@ it is freed; NONE for later, TAKEN where its memory is taken over."""
 
 TAKEN = -2
 
+ROUNDING = 1e-9
+"""What a limit is stretched by before anything is given up: sums round."""
+
 AWAY_BUFFER, AWAY_SOURCE, AWAY_START, AWAY_STOP, AWAY_OFFSET = range(56, 61)
 """Of a copy out, in order of issue, and of the slot that it fills: the step after which it is
 issued, the one at which the slot is freed."""
@@ -120,8 +126,9 @@ ROWS = 79
 CLOCK = 0
 """Columns: compute and the outward link as `release` has them, then the streams as played."""
 
-RELEASE_CLOCK, LINK_FREE, COMPUTE, OUT, IN = range(5)
-CLOCKS = 5
+RELEASE_CLOCK, LINK_FREE, COMPUTE, OUT, IN, PLAYED, SPARE = range(7)
+CLOCKS = 7
+"""`PLAYED`: seconds of the runs so far. `SPARE`: what is left for reruns and waits by the limit."""
 
 SECONDS, OUT_SECONDS, IN_SECONDS = range(1, 4)
 """Of an op, and of a buffer both ways."""
@@ -136,19 +143,24 @@ TIME_ROWS = 8
 # ---- the whole -----------------------------------------------------------------------------------
 
 
-@compiled
+@entry
 def run(
     table: Ints,
     times: Floats,
     kinds: Sequence[int],
     release: Sequence[int],
     prefetch: Sequence[int],
+    limit: float,
 ) -> tuple[int, float, int, int]:
-    """Evaluate a plan: DONE, REFUSED or FULL, seconds, bytes on the device and in the outer tier.
+    """Evaluate a plan: how that went, seconds, bytes on the device and in the outer tier.
 
-    Of each gap its kind, and hints, which count where it is offloaded.
+    Of each gap its kind, and hints, which count where it is offloaded. A finite `limit`: WORSE as
+    soon as it is clear that the step takes longer than that, or more bytes than there are.
     """
     _forget(table, times)
+    times[CLOCK, SPARE] = limit * (1 + ROUNDING)
+    for op in range(table[FIXED, N_OPS] if limit < inf else 0):
+        times[CLOCK, SPARE] -= times[SECONDS, op]
     for gap in range(table[FIXED, N_GAPS]):
         table[KIND, gap] = kinds[gap]
         table[RELEASE, gap], table[PREFETCH, gap] = release[gap], prefetch[gap]
@@ -161,8 +173,13 @@ def run(
     if status != DONE:
         return status, 0.0, 0, 0
     _prefetch(table)
-    _play(table, times)
+    if limit < inf and table[COUNT, PEAK] > table[FIXED, DEVICE_LIMIT]:
+        return WORSE, 0.0, 0, 0
+    if not _play(table, times):
+        return WORSE, 0.0, 0, 0
     seconds = max(times[CLOCK, COMPUTE], times[CLOCK, OUT], times[CLOCK, IN])
+    if limit < inf and (seconds > limit or table[COUNT, EXTENT] > table[FIXED, OUTER_LIMIT]):
+        return WORSE, 0.0, 0, 0
     return DONE, seconds, table[COUNT, PEAK], table[COUNT, EXTENT]
 
 
@@ -211,7 +228,7 @@ def _hint_fits(table: Ints, gap: int, row: int) -> bool:
 
 @compiled
 def _expand(table: Ints, times: Floats) -> int:
-    """Walk the ops once; DONE, REFUSED or FULL."""
+    """Walk the ops once, and say how that went."""
     table[COUNT, LIVE] = table[FIXED, OUTSIDE_BYTES]
     _arrive(table, INPUTS, table[FIXED, N_INPUTS])
     table[COUNT, PEAK] = table[COUNT, LIVE] if table[FIXED, N_OPS] > 0 else 0
@@ -223,6 +240,8 @@ def _expand(table: Ints, times: Floats) -> int:
             _make_room(table, times, between, 2 * table[COUNT, N_STEPS] - 1)
             table[COUNT, BETWEEN_HELD] = between + table[COUNT, LEAVING_BYTES]
         status = _bring(table, times, op)
+        if status == DONE and times[CLOCK, SPARE] < 0.0:
+            status = WORSE
         if status == DONE and not _has_room(table, op):
             status = FULL
         if status != DONE:
@@ -496,6 +515,7 @@ def _again(table: Ints, times: Floats, op: int) -> None:
     held = _held(table, op)
     for i in range(table[WRITE_START, op], table[WRITE_START, op + 1]):
         _keep_or_drop(table, table[WRITES, i], table[WRITE_SLOT, i - table[WRITE_START, op]])
+    times[CLOCK, SPARE] -= times[SECONDS, op]
     for i in range(reads, table[READ_START, op + 1]):
         buffer = table[READS, i]
         if table[TEMPORARY, buffer] != NONE and table[LAST_READER, buffer] == op:
@@ -661,8 +681,11 @@ def _hint(table: Ints, group: int) -> int:
 
 
 @compiled
-def _play(table: Ints, times: Floats) -> None:
-    """Walk the steps once, with three clocks and the rooms of the outer tier."""
+def _play(table: Ints, times: Floats) -> bool:
+    """Walk the steps once, with three clocks and the rooms of the outer tier.
+
+    False as soon as compute has waited for longer than the limit leaves.
+    """
     group, free, away, dropped = 0, 0, 0, 0
     table[COUNT, N_FREE] = 1
     table[FREE_START, 0], table[FREE_STOP, 0] = 0, NEVER
@@ -674,6 +697,9 @@ def _play(table: Ints, times: Floats) -> None:
         now = times[CLOCK, COMPUTE]
         if table[STEP_NEEDS, step] != NONE:
             now = max(now, times[GROUP_DONE, table[STEP_NEEDS, step]])
+        if now - times[CLOCK, PLAYED] > times[CLOCK, SPARE]:
+            return False
+        times[CLOCK, PLAYED] += times[SECONDS, table[STEP_OP, step]]
         now += times[SECONDS, table[STEP_OP, step]]
         times[CLOCK, COMPUTE] = now
         while away < table[COUNT, N_AWAY] and table[AWAY_START, away] == step:
@@ -683,6 +709,7 @@ def _play(table: Ints, times: Floats) -> None:
             _give_up(table, times, table[DROPPED, dropped])
             dropped += 1
         free = _wait_for_copies_out(table, times, free, 2 * step + 1)
+    return True
 
 
 @compiled
@@ -836,3 +863,157 @@ def _move_rooms(table: Ints, first: int, by: int) -> None:
             table, at + by, table[ROOM_START, at], table[ROOM_STOP, at], table[ROOM_OWNER, at]
         )
     table[COUNT, N_ROOMS] += by
+
+
+# ---- a walk from plan to plan --------------------------------------------------------------------
+
+COUNTED, MOVABLE, OPTION_START, OPTIONS, GROUP_START, GROUP, CHANGED, BEFORE = range(8)
+"""Rows of a space. `COUNTED`: figures. Of a place, its gap, and from where its kinds are among all
+`OPTIONS`; of a group of places that are alike, from where they are in `GROUP`. Of a change at hand,
+places and the kinds they had."""
+SPACE_ROWS = 8
+
+N_PLACES, N_GROUPED, N_CHANGED, STEP = range(4)
+"""Columns of `COUNTED`: places, groups, places of the change at hand, and the step to be done."""
+
+AT, LEAST, HEAT, COOLING = range(4)
+"""Of a walk: seconds of the plan it is at, and of the best; the temperature, and what is left of it
+after a step."""
+
+DRAWS = 8
+"""Random numbers a step takes, each from 0 to below 1."""
+
+SINGLE, TRADE, FEW, NEARBY = 0.40, 0.60, 0.75, 0.90
+"""Up to which draw a change is of one place, of two that trade, of a few, of two that are near."""
+
+NEAR = 6
+"""How many places further on a near one may be."""
+
+SEVERAL = 4
+"""The most places in a row that are changed together."""
+
+
+@entry
+def walk(
+    table: Ints,
+    times: Floats,
+    space: Ints,
+    kinds: MutableSequence[int],
+    best: MutableSequence[int],
+    hints: Sequence[int],
+    mood: MutableSequence[float],
+    draws: Sequence[float],
+) -> int:
+    """Change `kinds` step by step, those that `draws` are for and that are not done yet.
+
+    What is better is taken, and of what is worse ever less (Metropolis). `best` are the best kinds
+    that fit. Returns DONE, or FULL where the tables are too short for the step to be done.
+    """
+    for step in range(space[COUNTED, STEP], len(draws) // DRAWS):
+        at = step * DRAWS
+        space[COUNTED, STEP] = step
+        _change(space, kinds, draws, at)
+        if space[COUNTED, N_CHANGED] > 0:
+            most = mood[AT] - mood[HEAT] * log(1.0 - draws[at + 1])
+            status, seconds, _, _ = run(table, times, kinds, hints, hints, most)
+            if status == DONE:
+                mood[AT] = seconds
+                if seconds < mood[LEAST]:
+                    mood[LEAST] = seconds
+                    for gap in range(len(kinds)):
+                        best[gap] = kinds[gap]
+            else:
+                _change_back(space, kinds)
+            if status == FULL:
+                return FULL
+        mood[HEAT] *= mood[COOLING]
+    return DONE
+
+
+@compiled
+def _change(space: Ints, kinds: MutableSequence[int], draws: Sequence[float], at: int) -> None:
+    """Change the kinds of some places, as the draws from `at` on have it."""
+    space[COUNTED, N_CHANGED] = 0
+    move, place = draws[at], _pick(draws[at + 2], space[COUNTED, N_PLACES])
+    if move < SINGLE or (move >= NEARBY and space[COUNTED, N_GROUPED] == 0):
+        _set(space, kinds, place, _another(space, kinds, place, draws[at + 3]))
+    elif move < TRADE:
+        _trade(space, kinds, place, _pick(draws[at + 3], space[COUNTED, N_PLACES]))
+    elif move < FEW:
+        several = 2 + _pick(draws[at + 3], SEVERAL - 1)
+        for i in range(min(several, space[COUNTED, N_PLACES] - place)):
+            _set(space, kinds, place + i, _option(space, place + i, draws[at + 4 + i]))
+    elif move < NEARBY:
+        other = place + 1 + _pick(draws[at + 3], NEAR)
+        _trade(space, kinds, place, min(other, space[COUNTED, N_PLACES] - 1))
+    else:
+        _change_row(space, kinds, draws, at)
+
+
+@compiled
+def _change_row(space: Ints, kinds: MutableSequence[int], draws: Sequence[float], at: int) -> None:
+    """A stretch of places that are alike all get one kind."""
+    group = _pick(draws[at + 2], space[COUNTED, N_GROUPED])
+    start, stop = space[GROUP_START, group], space[GROUP_START, group + 1]
+    one, other = _pick(draws[at + 3], stop - start), _pick(draws[at + 4], stop - start)
+    first = start + min(one, other)
+    kind = _option(space, space[GROUP, first], draws[at + 5])
+    for i in range(first, start + max(one, other) + 1):
+        if _may_be(space, space[GROUP, i], kind):
+            _set(space, kinds, space[GROUP, i], kind)
+
+
+@compiled
+def _trade(space: Ints, kinds: MutableSequence[int], one: int, other: int) -> None:
+    """Two places trade their kinds, where each may have the other's."""
+    first, second = kinds[space[MOVABLE, one]], kinds[space[MOVABLE, other]]
+    if _may_be(space, one, second) and _may_be(space, other, first):
+        _set(space, kinds, one, second)
+        _set(space, kinds, other, first)
+
+
+@compiled
+def _set(space: Ints, kinds: MutableSequence[int], place: int, kind: int) -> None:
+    gap, count = space[MOVABLE, place], space[COUNTED, N_CHANGED]
+    if kinds[gap] != kind:
+        space[CHANGED, count], space[BEFORE, count] = gap, kinds[gap]
+        space[COUNTED, N_CHANGED] = count + 1
+        kinds[gap] = kind
+
+
+@compiled
+def _change_back(space: Ints, kinds: MutableSequence[int]) -> None:
+    for i in range(space[COUNTED, N_CHANGED]):
+        kinds[space[CHANGED, i]] = space[BEFORE, i]
+
+
+@compiled
+def _another(space: Ints, kinds: MutableSequence[int], place: int, draw: float) -> int:
+    """A kind that a place may have and has not."""
+    start, now = space[OPTION_START, place], kinds[space[MOVABLE, place]]
+    index = _pick(draw, space[OPTION_START, place + 1] - start - 1)
+    found = space[OPTIONS, start + index]
+    for i in range(start, start + index + 1):
+        if space[OPTIONS, i] == now:
+            found = space[OPTIONS, start + index + 1]
+    return found
+
+
+@compiled
+def _option(space: Ints, place: int, draw: float) -> int:
+    start = space[OPTION_START, place]
+    return space[OPTIONS, start + _pick(draw, space[OPTION_START, place + 1] - start)]
+
+
+@compiled
+def _may_be(space: Ints, place: int, kind: int) -> bool:
+    for i in range(space[OPTION_START, place], space[OPTION_START, place + 1]):
+        if space[OPTIONS, i] == kind:
+            return True
+    return False
+
+
+@compiled
+def _pick(draw: float, count: int) -> int:
+    """One of `count`, by a draw from 0 to below 1."""
+    return min(int(draw * count), count - 1)

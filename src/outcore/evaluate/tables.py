@@ -63,6 +63,8 @@ def _fixed(problem: Problem, rows: dict[int, list[int]], steps: int, slots: int)
         k.OUTSIDE_BYTES: problem.outside_bytes,
         k.BETWEEN_BYTES: problem.between_bytes,
         k.OFFLOADS: int(_offloads(problem)),
+        k.DEVICE_LIMIT: min(problem.limit_bytes(Tier.DEVICE), k.NEVER),
+        k.OUTER_LIMIT: min(problem.limit_bytes(problem.hardware.outer), k.NEVER),
     }
     return [figures[column] for column in range(len(figures))]
 

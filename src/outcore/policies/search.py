@@ -16,7 +16,7 @@ from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.lower import lower
 from outcore.policies.policy import MIN_BYTES, check_min_bytes
-from outcore.policies.search_anneal import Annealing
+from outcore.policies.search_anneal import Annealing, Effort
 from outcore.policies.search_space import make_space
 from outcore.policies.search_starts import find_starts
 from outcore.policies.settle import settle
@@ -32,21 +32,30 @@ class Search:
     """Improve the best plan of the other policies, one or a few choices at a time, by annealing.
 
     Every candidate is judged by what it would take in truth: the simulated time and the peak of its
-    lowered program. `effort`: how many ops are simulated in all, in millions; the same effort and
-    `seed` give the same plan.
+    lowered program. `effort`: how many ops each of the `walks` simulates at most, in millions; the
+    same effort, walks and `seed` give the same plan. `seconds`: the most that they may take, 0 for
+    any; what is found then depends on how fast the machine is.
     """
 
     name: ClassVar[str] = "search"
     summary: ClassVar[str] = "local search over every gap, judged by the simulated step"
 
     min_bytes: int = MIN_BYTES
-    effort: float = 10.0
+    effort: float = 20.0
+    walks: int = 2
+    seconds: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_min_bytes(self, self.min_bytes)
         if not 0 <= self.effort < float("inf"):
             reason = f"effort={self.effort:g}: millions of ops to simulate, 0 for none"
+            raise PolicyError(policy=self.name, reason=reason)
+        if self.walks < 1:
+            reason = f"walks={self.walks}: it takes at least one"
+            raise PolicyError(policy=self.name, reason=reason)
+        if not 0 <= self.seconds < float("inf"):
+            reason = f"seconds={self.seconds:g}: the most that the walks may take, 0 for any"
             raise PolicyError(policy=self.name, reason=reason)
 
     def plan(self, problem: Problem) -> Plan:
@@ -65,12 +74,16 @@ class Search:
             raise replace(least(starts.refusals), policy=spec_text(self))
         for plan in starts.plans:
             annealing.start(space.kinds(plan))
-        effort = self.effort if evaluator.compiled else self.effort / SLOWER
-        kinds = annealing.run(int(effort * 1e6 / max(1, len(problem.trace.ops))))
+        kinds = annealing.run(self._effort(len(problem.trace.ops), compiled=evaluator.compiled))
         seconds, best = min(((_seconds(evaluator, p), p) for p in starts.plans), key=itemgetter(0))
         if annealing.best.seconds <= seconds:
             return settle(problem, evaluator.plan(kinds).by_gap, self)
         return replace(best, policy=spec_text(self))
+
+    def _effort(self, ops: int, *, compiled: bool) -> Effort:
+        """Python runs one thread at a time, and takes long: it goes on one walk there."""
+        effort, walks = (self.effort, self.walks) if compiled else (self.effort / SLOWER, 1)
+        return Effort(int(effort * 1e6 / max(1, ops)), walks, self.seconds)
 
 
 def _seconds(evaluator: Evaluator, plan: Plan) -> float:

@@ -1,0 +1,105 @@
+"""Walk: many plans in a row, each a random change of one before it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outcore.evaluate import kernel as k
+from outcore.evaluate.compiled import native
+from outcore.evaluate.evaluator import Evaluator
+from outcore.evaluate.kinds import KEEP
+
+CHUNK = 1024
+"""Steps for which random numbers are drawn at once, and between two looks at the clock."""
+
+
+class Walk:
+    """Simulated annealing from the kinds of one plan to those of others, as `kernel.walk` goes.
+
+    Kirkpatrick, Gelatt and Vecchi, "Optimization by simulated annealing", Science 220, 1983. A
+    change is of one gap, of two that trade their kinds, of a few neighbours, or of a stretch of
+    gaps that are alike. `allowed`: gap -> the kinds it may have, two or more, for those gaps that
+    change, in order of the trace; `alike`: groups of these. The same seed makes the same walk. It
+    takes the evaluator for itself.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        allowed: Mapping[int, Sequence[int]],
+        alike: Sequence[Sequence[int]],
+        seed: int | np.random.SeedSequence,
+    ) -> None:
+        self.evaluator, self.allowed = evaluator, allowed
+        self._engine = evaluator.engine
+        self._space = native(_table(allowed, alike))
+        self._random = np.random.default_rng(seed)
+        self.begin(np.full(len(evaluator.gaps), KEEP, np.int8), math.inf)
+
+    def begin(self, kinds: NDArray[np.int8], seconds: float) -> None:
+        """Go on from `kinds`, whose step takes `seconds`, inf where they do not fit.
+
+        Raises ValueError for kinds that are not allowed.
+        """
+        for gap, options in self.allowed.items():
+            if kinds[gap] not in options:
+                raise ValueError(f"gap {gap} is of kind {kinds[gap]}, allowed are {options}")
+        self._kinds = self._given(np.array(kinds, np.int8))
+        self._best = self._given(np.array(kinds, np.int8))
+        self._hints = self._given(self.evaluator.no_hints)
+        self._mood = self._given(np.array([seconds, seconds, 0.0, 1.0]))
+
+    def go(
+        self, steps: int, hot: float, cold: float, most_seconds: float = 0.0
+    ) -> tuple[NDArray[np.int8], float]:
+        """The best kinds after so many steps, and the seconds of their step.
+
+        The temperature goes from `hot` down to `cold`, in seconds; sooner where `most_seconds` of
+        the clock are not enough for all steps, if they are above 0: what is found is then another
+        from time to time. Raises ValueError for temperatures that are not above 0.
+        """
+        if not 0 < cold <= hot < math.inf:
+            raise ValueError(f"from {hot} to {cold} s: a walk cools down, to above 0")
+        start, done, progress = time.perf_counter(), 0, 0.0
+        while done < steps and progress < 1:
+            length = min(CHUNK, steps - done)
+            ahead = length / steps
+            if most_seconds:
+                spent = (time.perf_counter() - start) / most_seconds
+                ahead = max(ahead, spent / done * length) if done else ahead
+            self._mood[k.HEAT] = hot * (cold / hot) ** progress
+            self._mood[k.COOLING] = (cold / hot) ** (ahead / length)
+            draws = self._given(self._random.random(length * k.DRAWS))
+            self._engine.walk(self._space, self._kinds, self._best, self._hints, self._mood, draws)
+            done, progress = done + length, progress + ahead
+        return np.array(self._best, np.int8), float(self._mood[k.LEAST])
+
+    def _given(self, array: NDArray[Any]) -> Any:
+        """An array as the functions take it."""
+        return array if self._engine.compiled else array.tolist()
+
+
+def _table(
+    allowed: Mapping[int, Sequence[int]], alike: Sequence[Sequence[int]]
+) -> NDArray[np.int64]:
+    """The space as the rows that `kernel.py` names."""
+    places = {gap: place for place, gap in enumerate(allowed)}
+    rows = {
+        k.COUNTED: [len(places), len(alike), 0, 0],
+        k.MOVABLE: list(places),
+        k.OPTION_START: list(accumulate(map(len, allowed.values()), initial=0)),
+        k.OPTIONS: list(chain.from_iterable(allowed.values())),
+        k.GROUP_START: list(accumulate(map(len, alike), initial=0)),
+        k.GROUP: [places[gap] for group in alike for gap in group],
+    }
+    table = np.zeros((k.SPACE_ROWS, max(map(len, rows.values()))), np.int64)
+    for row, items in rows.items():
+        table[row, : len(items)] = items
+    return table
