@@ -7,6 +7,7 @@ from benchmarks.cpu.honest import honest
 from benchmarks.cpu.idle import idle
 from benchmarks.cpu.leak import leak
 from benchmarks.cpu.quick import quick
+from benchmarks.cpu.rivals import rivals
 from benchmarks.cpu.scale import Scale
 from benchmarks.cpu.verifier import verifier
 from benchmarks.cpu.worth import worth
@@ -17,6 +18,7 @@ _ROWS = (
     Benchmark("quick", "seconds from the first call to a plan", quick),
     Benchmark("honest", "predicted against measured time and memory", honest),
     Benchmark("worth", "time and memory under a budget, beside the peers", worth),
+    Benchmark("rivals", "search beside the other policies, under three budgets", rivals),
     Benchmark("idle", "what it costs where everything fits", idle),
     Benchmark("leak", "memory over many steps, and without backward", leak),
     Benchmark("exact", "bitwise equal results, inside the budget", exact),

@@ -18,8 +18,8 @@ from outcore.runtime.drift import DRIFT
 from outcore.runtime.host import available_bytes, memory_limit_bytes
 from outcore.units import parse_part, parse_rate, parse_size
 
-DEFAULT_POLICY = "pooch{early=true}"
-"""The best there is until the planner of our own."""
+DEFAULT_POLICY = "search"
+"""The best that there is: never slower, by the model, than what it starts from."""
 
 HEADROOM_DIVISOR = 32
 """This part of a GPU's free memory stays out of the default budget: torch's allocator takes memory

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from outcore.apart import plan_apart
 from outcore.errors import InfeasibleError, SpillError
 from outcore.execute import Driver
 from outcore.ir.hardware import Hardware, Tier
@@ -226,7 +228,9 @@ class Planner:
         if fits(problem, in_core):
             plan, program = keep, in_core
         else:
-            problem, plan = self._solve(graph, active, problem, self.settings.policy.plan)
+            problem, plan = self._solve(
+                graph, active, problem, partial(plan_apart, self.settings.policy)
+            )
             program = lower(problem, plan)
         timeline = simulate(problem, program)
         seconds = time.perf_counter() - start

@@ -1,0 +1,133 @@
+"""Race: ways to train one workload, in turns, each in a process of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.cpu.scale import Scale
+from benchmarks.cpu.trainer import Trainer, Turn, alone
+from benchmarks.kit.benchmark import Patience
+from benchmarks.kit.modes import Eager, Mode
+from benchmarks.kit.rounds import Turns, ratio_of_medians, seconds, spread, take_turns
+from benchmarks.kit.rows import Check, Row, at_most, ratio
+from benchmarks.kit.worker import Worker, WorkerError
+from outcore.errors import InfeasibleError
+from outcore.units import format_bytes
+
+RESIDENT_LIMIT = 1.10
+"""The most that the process may grow, of the peak of its tensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner(Row):
+    """One way to train.
+
+    `step_seconds`: median of its turns; `of_eager_ratio`: of the medians, quartiles of the ratio
+    within a round beside it. `resident_bytes`: high-water mark of the process above its start.
+    """
+
+    mode: str
+    link: str
+    turns: int | None = None
+    step_seconds: float | None = None
+    of_eager_ratio: float | None = None
+    quartiles: str | None = None
+    budget_bytes: int | None = None
+    predicted_peak_bytes: int | None = None
+    peak_bytes: int | None = None
+    of_eager_peak_ratio: float | None = None
+    resident_bytes: int | None = None
+    resident_of_peak_ratio: float | None = None
+    predicted_seconds: float | None = None
+    keep_offload_recompute: str | None = None
+    offloaded_bytes: int | None = None
+    recompute_seconds: float | None = None
+
+
+def race(
+    scale: Scale, modes: Sequence[Mode], link: str | None, patience: Patience
+) -> Iterator[Runner]:
+    """A row for each mode; `link` says how fast theirs is. Eager must be among them."""
+    named = {mode.name: mode for mode in modes}
+    rows = {name: Runner(mode=name, link=link or "disk") for name in named}
+    with ExitStack() as stack:
+        workers: dict[str, Worker[Trainer]] = {}
+        for name, mode in named.items():
+            try:
+                workers[name] = _ready(stack, scale.workload, mode)
+            except (InfeasibleError, WorkerError) as error:
+                rows[name] = replace(rows[name], note=_reason(error))
+        turns = take_turns(workers, Trainer.turn, scale.rounds, 1, patience)
+        peaks = {name: workers[name].ask(Trainer.peak_bytes) for name in turns}
+        reports = {name: workers[name].ask(Trainer.report) for name in turns}
+    eager = Eager().name
+    for name, row in rows.items():
+        if name in turns:
+            timed = _timed(row, turns[name], turns[eager])
+            yield _judged(_weighed(timed, reports[name], peaks[name], peaks[eager]))
+        else:
+            yield row if row.note else replace(row, note="failed in a turn")
+
+
+def _ready(stack: ExitStack, workload: str, mode: Mode) -> Worker[Trainer]:
+    worker = Worker(alone, workload, mode)
+    try:
+        worker.ask(Trainer.warm_up)
+    except BaseException:
+        worker.close()
+        raise
+    return stack.enter_context(worker)
+
+
+def _reason(error: InfeasibleError | WorkerError) -> str:
+    if isinstance(error, InfeasibleError):
+        return f"infeasible: needs {format_bytes(error.floor_bytes)}"
+    print(error, file=sys.stderr)
+    return f"failed: {error.kind}"
+
+
+def _timed(row: Runner, turns: Turns[Turn], eager: Turns[Turn]) -> Runner:
+    taken = [turn for turn in turns if turn is not None]
+    return replace(
+        row,
+        turns=len(taken),
+        step_seconds=seconds(turns),
+        of_eager_ratio=ratio_of_medians(turns, eager),
+        quartiles=spread(turns, eager),
+        resident_bytes=max(turn.resident_bytes for turn in taken),
+    )
+
+
+def _weighed(row: Runner, report: dict[str, Any], peak: int, eager_peak: int) -> Runner:
+    row = replace(
+        row,
+        peak_bytes=peak,
+        of_eager_peak_ratio=peak / eager_peak,
+        resident_of_peak_ratio=ratio(row.resident_bytes, peak),
+    )
+    if not report:
+        return row
+    return replace(
+        row,
+        budget_bytes=report["budget_bytes"],
+        predicted_peak_bytes=report["predicted_peak_bytes"],
+        predicted_seconds=report["predicted_seconds"],
+        keep_offload_recompute="/".join(str(n) for n in report["counts"].values()),
+        offloaded_bytes=report["offloaded_bytes"],
+        recompute_seconds=report["recompute_seconds"],
+    )
+
+
+def _judged(row: Runner) -> Runner:
+    """The row with the checks of outcore's."""
+    if row.budget_bytes is None or row.peak_bytes is None:
+        return row
+    checks = (
+        Check("inside the budget", row.peak_bytes <= row.budget_bytes),
+        *at_most("resident of peak", row.resident_of_peak_ratio, RESIDENT_LIMIT),
+    )
+    return replace(row, checks=checks)

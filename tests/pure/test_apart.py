@@ -1,0 +1,60 @@
+"""Planning in another process gives what planning here gives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from outcore import apart
+from outcore.apart import plan_apart
+from outcore.errors import InfeasibleError
+from outcore.policies import resolve
+from outcore.policies.search import Search
+from tests.pure.test_policies import chain
+
+QUICK = Search(min_bytes=1, effort=0.01)
+"""Compiles nothing that the tests of the search have not."""
+
+pytestmark = pytest.mark.xdist_group("compiled")
+
+
+def test_it_gives_the_same_plan():
+    problem = chain((64,) * 6)
+    assert plan_apart(QUICK, problem) == QUICK.plan(problem)
+
+
+def test_the_numbers_of_a_refusal_come_back():
+    problem = chain()
+    tight = type(problem)(problem.trace, problem.profile, problem.hardware, 1000)
+    with pytest.raises(InfeasibleError) as here:
+        QUICK.plan(tight)
+    with pytest.raises(InfeasibleError) as there:
+        plan_apart(QUICK, tight)
+    assert str(there.value) == str(here.value)
+
+
+def test_what_loads_little_stays_here(monkeypatch):
+    monkeypatch.setattr(apart, "_ask", None)
+    assert plan_apart(resolve("swap-all"), chain()) == resolve("swap-all").plan(chain())
+
+
+@pytest.mark.parametrize("executable", ["", "/nowhere/python", "/bin/false"])
+def test_without_another_process_it_is_done_here(monkeypatch, executable):
+    monkeypatch.setattr(sys, "executable", executable)
+    assert plan_apart(QUICK, chain()) == QUICK.plan(chain())
+
+
+def test_this_process_loads_no_compiler():
+    code = """
+import sys
+from outcore.apart import plan_apart
+from outcore.policies.search import Search
+from dataclasses import replace
+from tests.pure.building import small_problem
+problem = replace(small_problem(), budget_bytes=6000)
+assert plan_apart(Search(min_bytes=1, effort=0.01), problem).choices
+assert "numba" not in sys.modules and "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
