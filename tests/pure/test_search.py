@@ -115,9 +115,9 @@ def test_the_effort_bounds_the_evaluations(evaluations, monkeypatch):
         asked.append(kinds)
         return evaluate(kinds)
 
-    def gone(walk, steps, *given):
+    def gone(walk, steps, *given, **options):
         walked.append(steps)
-        return go(walk, steps, *given)
+        return go(walk, steps, *given, **options)
 
     monkeypatch.setattr(evaluator, "evaluate", counted)
     monkeypatch.setattr(Walk, "go", gone)

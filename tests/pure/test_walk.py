@@ -120,6 +120,25 @@ def test_it_cools_down(hot, cold):
         walk_of(evaluator, space_of(evaluator)).go(10, hot, cold)
 
 
+@pytest.mark.parametrize("rows", [-0.1, 1.0, math.nan])
+def test_rows_are_a_part_of_the_changes(rows):
+    evaluator = Evaluator(chain((64,) * 4))
+    with pytest.raises(ValueError, match="a part of the changes"):
+        walk_of(evaluator, space_of(evaluator)).go(10, 1.0, 0.1, rows=rows)
+
+
+def test_a_row_is_of_gaps_alike():
+    evaluator = Evaluator(chain((64, 32) * 6))
+    space = space_of(evaluator)
+    walk = walk_of(evaluator, space, 2)
+    walk.begin(np.full(len(space.gaps), KEEP, np.int8), math.inf)
+    kinds, _ = walk.go(1, 1e9, 1e9, rows=0.999999)
+    changed = np.flatnonzero(kinds)
+    sizes = {evaluator.problem.trace.buffers[space.gaps[gap].buffer].nbytes for gap in changed}
+    assert len(changed) > 1
+    assert len(sizes) == len({int(kind) for kind in kinds[changed]}) == 1
+
+
 def test_a_clock_that_has_run_out_ends_it(monkeypatch):
     ticks = iter(range(10**6))
     monkeypatch.setattr("outcore.evaluate.walk.time.perf_counter", lambda: float(next(ticks)))

@@ -876,15 +876,16 @@ SPACE_ROWS = 8
 N_PLACES, N_GROUPED, N_CHANGED, STEP = range(4)
 """Columns of `COUNTED`: places, groups, places of the change at hand, and the step to be done."""
 
-AT, LEAST, HEAT, COOLING = range(4)
+AT, LEAST, HEAT, COOLING, IN_ROWS = range(5)
 """Of a walk: seconds of the plan it is at, and of the best; the temperature, and what is left of it
-after a step."""
+after a step; the part of the changes that are of rows."""
 
 DRAWS = 8
 """Random numbers a step takes, each from 0 to below 1."""
 
-SINGLE, TRADE, FEW, NEARBY = 0.40, 0.60, 0.75, 0.90
-"""Up to which draw a change is of one place, of two that trade, of a few, of two that are near."""
+SINGLE, TRADE, FEW = 0.45, 0.67, 0.83
+"""Up to which draw a change, if not of a row, is of one place, of two that trade, of a few; else it
+is of two that are near."""
 
 NEAR = 6
 """How many places further on a near one may be."""
@@ -912,7 +913,7 @@ def walk(
     for step in range(space[COUNTED, STEP], len(draws) // DRAWS):
         at = step * DRAWS
         space[COUNTED, STEP] = step
-        _change(space, kinds, draws, at)
+        _change(space, kinds, mood, draws, at)
         if space[COUNTED, N_CHANGED] > 0:
             most = mood[AT] - mood[HEAT] * log(1.0 - draws[at + 1])
             status, seconds, _, _ = run(table, times, kinds, hints, hints, most)
@@ -931,11 +932,22 @@ def walk(
 
 
 @compiled
-def _change(space: Ints, kinds: MutableSequence[int], draws: Sequence[float], at: int) -> None:
+def _change(
+    space: Ints,
+    kinds: MutableSequence[int],
+    mood: Sequence[float],
+    draws: Sequence[float],
+    at: int,
+) -> None:
     """Change the kinds of some places, as the draws from `at` on have it."""
     space[COUNTED, N_CHANGED] = 0
-    move, place = draws[at], _pick(draws[at + 2], space[COUNTED, N_PLACES])
-    if move < SINGLE or (move >= NEARBY and space[COUNTED, N_GROUPED] == 0):
+    rows = mood[IN_ROWS] if space[COUNTED, N_GROUPED] > 0 else 0.0
+    if draws[at] < rows:
+        _change_row(space, kinds, draws, at)
+        return
+    move = (draws[at] - rows) / (1.0 - rows)
+    place = _pick(draws[at + 2], space[COUNTED, N_PLACES])
+    if move < SINGLE:
         _set(space, kinds, place, _another(space, kinds, place, draws[at + 3]))
     elif move < TRADE:
         _trade(space, kinds, place, _pick(draws[at + 3], space[COUNTED, N_PLACES]))
@@ -943,11 +955,9 @@ def _change(space: Ints, kinds: MutableSequence[int], draws: Sequence[float], at
         several = 2 + _pick(draws[at + 3], SEVERAL - 1)
         for i in range(min(several, space[COUNTED, N_PLACES] - place)):
             _set(space, kinds, place + i, _option(space, place + i, draws[at + 4 + i]))
-    elif move < NEARBY:
+    else:
         other = place + 1 + _pick(draws[at + 3], NEAR)
         _trade(space, kinds, place, min(other, space[COUNTED, N_PLACES] - 1))
-    else:
-        _change_row(space, kinds, draws, at)
 
 
 @compiled

@@ -54,19 +54,23 @@ class Walk:
         self._kinds = self._given(np.array(kinds, np.int8))
         self._best = self._given(np.array(kinds, np.int8))
         self._hints = self._given(self.evaluator.no_hints)
-        self._mood = self._given(np.array([seconds, seconds, 0.0, 1.0]))
+        self._mood = self._given(np.array([seconds, seconds, 0.0, 1.0, 0.0]))
 
     def go(
-        self, steps: int, hot: float, cold: float, most_seconds: float = 0.0
+        self, steps: int, hot: float, cold: float, *, rows: float = 0.1, most_seconds: float = 0.0
     ) -> tuple[NDArray[np.int8], float]:
         """The best kinds after so many steps, and the seconds of their step.
 
         The temperature goes from `hot` down to `cold`, in seconds; sooner where `most_seconds` of
         the clock are not enough for all steps, if they are above 0: what is found is then another
-        from time to time. Raises ValueError for temperatures that are not above 0.
+        from time to time. `rows`: the part of the changes that are of a stretch of gaps alike.
+        Raises ValueError for temperatures that are not above 0, and where `rows` is no part.
         """
         if not 0 < cold <= hot < math.inf:
             raise ValueError(f"from {hot} to {cold} s: a walk cools down, to above 0")
+        if not 0 <= rows < 1:
+            raise ValueError(f"rows={rows}: a part of the changes")
+        self._mood[k.IN_ROWS] = rows
         start, done, progress = time.perf_counter(), 0, 0.0
         while done < steps and progress < 1:
             length = min(CHUNK, steps - done)

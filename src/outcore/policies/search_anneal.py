@@ -29,6 +29,13 @@ TIDY = 0.1
 """The most of a walk's evaluations that go into keeping what costs nothing to keep."""
 
 
+ROWS, ROWS_IN_DEEP = 0.1, 0.5
+"""The parts of the changes that are of a stretch of gaps alike; the second where there are fewer
+than `FEW_STEPS` steps for each gap, so that repeated layers are decided on together."""
+
+FEW_STEPS = 10
+
+
 class Found(NamedTuple):
     """Kinds, and the seconds of their step; inf where they do not fit."""
 
@@ -80,6 +87,8 @@ class Annealing:
     def _walks(self, effort: Effort, steps: int) -> Sequence[Found]:
         """What each walk finds. They take the cores that there are."""
         seeds = np.random.SeedSequence(self.seed).spawn(effort.walks)
+        deep = steps < FEW_STEPS * len(self.space.allowed)
+        rows = ROWS_IN_DEEP if deep else ROWS
 
         def walk(index: int) -> Found:
             evaluator = Evaluator(self.evaluator.problem) if index else self.evaluator
@@ -87,7 +96,8 @@ class Annealing:
             each = evaluator.walk(self.space.allowed, self.space.alike, seeds[index])
             each.begin(kinds, seconds)
             hot = HOT[index % len(HOT)] * seconds
-            return Found(*each.go(steps, hot, COLD * seconds, effort.seconds))
+            cold, most = COLD * seconds, effort.seconds
+            return Found(*each.go(steps, hot, cold, rows=rows, most_seconds=most))
 
         with ThreadPoolExecutor(min(effort.walks, os.cpu_count() or 1)) as threads:
             return list(threads.map(walk, range(effort.walks)))
