@@ -20,6 +20,9 @@ from outcore.policies.window import Window
 MANY_OPS = 4000
 """With more ops than this only the policies that take seconds are asked."""
 
+MANY_RERUNS = 1000
+"""With more ops than this not the one whose reruns may be as many as the square of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Starts:
@@ -48,8 +51,9 @@ def find_starts(problem: Problem, min_bytes: int) -> Starts:
 def _policies(problem: Problem, min_bytes: int) -> Iterator[Policy]:
     yield SwapOpt(min_bytes, early=True)
     yield ChenSqrt(min_bytes)
-    if len(problem.trace.ops) <= MANY_OPS:
+    if len(problem.trace.ops) <= MANY_RERUNS:
         yield SuperNeurons(min_bytes)
+    if len(problem.trace.ops) <= MANY_OPS:
         yield Window(min_bytes)
         yield Pooch(min_bytes, early=True)
         yield RecomputeAll(min_bytes, max_ops=4, stay=True)
