@@ -7,6 +7,7 @@ One gap of each crosses the boundary; its other uses are close together, and it 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import inf
 from types import MappingProxyType
 
 from outcore.ir.hardware import Tier
@@ -47,18 +48,30 @@ def recomputable(problem: Problem, among: Iterable[Gap]) -> frozenset[Gap]:
     """Those of `among` whose buffer can be made again at the gap's end, whatever the others get.
 
     Every op that has to run again must be repeatable, must find in memory or make again what it
-    reads, and must find it unchanged: a later op that mutates it rules it out. Linear in the ops to
-    run again.
+    reads, and must find it unchanged: a later op that mutates it rules it out. Linear in ops.
     """
-    trace, live = problem.trace, liveness(problem.trace)
+    until = _again_until(problem.trace, liveness(problem.trace))
+    return frozenset(gap for gap in among if gap.before <= until[gap.buffer])
+
+
+def _again_until(trace: Trace, live: Liveness) -> list[float]:
+    """Per buffer, the last op for which it can be made again; below 0 where never.
+
+    What an op reads is there up to its last use, and can be made again up to then or later.
+    """
     mutated = _last_mutation(trace)
-
-    def sound(op: int | None) -> bool:
-        if op is None or not trace.ops[op].repeatable:
-            return False
-        return all(mutated.get(b, -1) <= op for b in trace.reads[op])
-
-    return frozenset(gap for gap in among if all(map(sound, ops_again(trace, live, gap))))
+    until = [-1.0] * len(trace.buffers)
+    for op in trace.ops:
+        if not op.repeatable or any(mutated.get(b, -1) > op.id for b in trace.reads[op.id]):
+            continue
+        found = (
+            inf if live.held[b] else max(live.uses[b][-1], until[b]) for b in trace.reads[op.id]
+        )
+        last = min(found, default=inf)
+        for buffer in trace.writes[op.id]:
+            if live.producer[buffer] == op.id:
+                until[buffer] = last
+    return until
 
 
 def ops_again(

@@ -23,6 +23,9 @@ from outcore.policies.settle import settle
 from outcore.simulate import simulate
 from outcore.spec import spec_text
 
+DEEP = 4000
+"""More ops than this count as so many: a walk through a deep network takes some steps too."""
+
 SLOWER = 50
 """By how much the effort is less where evaluations are not compiled."""
 
@@ -32,9 +35,9 @@ class Search:
     """Improve the best plan of the other policies, one or a few choices at a time, by annealing.
 
     Every candidate is judged by what it would take in truth: the simulated time and the peak of its
-    lowered program. `effort`: how many ops each of the `walks` simulates at most, in millions; the
-    same effort, walks and `seed` give the same plan. `seconds`: the most that they may take, 0 for
-    any; what is found then depends on how fast the machine is.
+    lowered program. `effort`: how many ops each of the `walks` simulates at most, in millions (a
+    step counts as 4000 at most); the same effort, walks and `seed` give the same plan. `seconds`:
+    the most that they may take, 0 for any; what is found then depends on how fast the machine is.
     """
 
     name: ClassVar[str] = "search"
@@ -83,7 +86,7 @@ class Search:
     def _effort(self, ops: int, *, compiled: bool) -> Effort:
         """Python runs one thread at a time, and takes long: it goes on one walk there."""
         effort, walks = (self.effort, self.walks) if compiled else (self.effort / SLOWER, 1)
-        return Effort(int(effort * 1e6 / max(1, ops)), walks, self.seconds)
+        return Effort(int(effort * 1e6 / min(max(1, ops), DEEP)), walks, self.seconds)
 
 
 def _seconds(evaluator: Evaluator, plan: Plan) -> float:

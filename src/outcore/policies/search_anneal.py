@@ -29,7 +29,7 @@ TIDY = 0.1
 """The most of a walk's evaluations that go into keeping what costs nothing to keep."""
 
 
-ROWS, ROWS_IN_DEEP = 0.1, 0.5
+ROWS, ROWS_IN_DEEP = 0.1, 0.8
 """The parts of the changes that are of a stretch of gaps alike; the second where there are fewer
 than `FEW_STEPS` steps for each gap, so that repeated layers are decided on together."""
 

@@ -18,7 +18,8 @@ from outcore.policies.swap_opt import SwapOpt
 from outcore.policies.window import Window
 
 MANY_OPS = 4000
-"""With more ops than this only the policies that take seconds are asked."""
+"""With more ops than this only the floor's plan is asked for: where layers repeat, walks get from
+there to better plans sooner than other policies make theirs."""
 
 MANY_RERUNS = 1000
 """With more ops than this not the one whose reruns may be as many as the square of them."""
@@ -49,11 +50,11 @@ def find_starts(problem: Problem, min_bytes: int) -> Starts:
 
 
 def _policies(problem: Problem, min_bytes: int) -> Iterator[Policy]:
-    yield SwapOpt(min_bytes, early=True)
-    yield ChenSqrt(min_bytes)
     if len(problem.trace.ops) <= MANY_RERUNS:
         yield SuperNeurons(min_bytes)
     if len(problem.trace.ops) <= MANY_OPS:
+        yield SwapOpt(min_bytes, early=True)
+        yield ChenSqrt(min_bytes)
         yield Window(min_bytes)
         yield Pooch(min_bytes, early=True)
         yield RecomputeAll(min_bytes, max_ops=4, stay=True)
