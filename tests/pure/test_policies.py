@@ -39,7 +39,7 @@ from outcore.policies.superneurons_cost_aware import Replay
 from outcore.policies.workspaces import Algorithms
 from outcore.simulate import simulate
 from tests.pure.building import TraceBuilder
-from tests.pure.strategies import problems
+from tests.pure.strategies import problems, traces
 
 DOCS = Path(__file__).parents[2] / "docs" / "policies"
 
@@ -287,6 +287,24 @@ def test_policies_do_what_their_names_say(problem):
     assert set(choices) == crossing
     for spec in ("swap-opt{min_bytes=1B}", "pooch{min_bytes=1B}"):
         assert parse_policy(spec).plan(roomy).choices == (), "what fits is kept"
+
+
+@given(problem=problems(), mutating=traces(mutates=True))
+def test_recomputable_is_what_every_op_to_run_again_allows(problem, mutating):
+    for trace in (problem.trace, mutating):
+        live = liveness(trace)
+        mutated = {
+            b: op.id for op in trace.ops if Effect.MUTATES in op.effects for b in trace.reads[op.id]
+        }
+
+        def sound(op, trace=trace, mutated=mutated):
+            if op is None or not trace.ops[op].repeatable:
+                return False
+            return all(mutated.get(b, -1) <= op for b in trace.reads[op])
+
+        every = gaps(trace, live)
+        expected = {gap for gap in every if all(map(sound, ops_again(trace, live, gap)))}
+        assert recomputable(replace(problem, trace=trace), every) == expected
 
 
 @drawn
