@@ -209,7 +209,7 @@ class TestLongPlans:
         problem = Problem(trace, profile, small_hardware(), 1 << 20)
         evaluator = Evaluator(problem)
         kinds = [OFFLOAD] * len(evaluator.gaps)
-        assert evaluator.evaluate(kinds).host_bytes == 4 * 96
+        assert evaluator.evaluate(kinds).outer_bytes == 4 * 96
         assert evaluator.evaluate(kinds) == reference(problem, evaluator.plan(kinds))
 
 

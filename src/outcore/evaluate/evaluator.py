@@ -30,7 +30,7 @@ class Evaluation(NamedTuple):
 
     seconds: float
     peak_bytes: int
-    host_bytes: int
+    outer_bytes: int
     fits: bool
 
 

@@ -66,7 +66,7 @@ class Judge:
         if math.isinf(found.seconds):
             return self._simulated(gap, choice)  # it says why not
         outer = self.problem.hardware.outer
-        nbytes = ((Tier.DEVICE, found.peak_bytes), (outer, found.host_bytes))
+        nbytes = ((Tier.DEVICE, found.peak_bytes), (outer, found.outer_bytes))
         return Verdict(found.seconds, nbytes)
 
     def _simulated(self, gap: Gap, choice: Choice) -> Verdict:
