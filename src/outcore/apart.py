@@ -35,7 +35,7 @@ def plan_apart(policy: Policy, problem: Problem) -> Plan:
         return policy.plan(problem)
     try:
         answer = _ask(policy, problem)
-    except (OSError, ValueError, EOFError, pickle.PickleError, subprocess.SubprocessError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever it was, planning here works too
         log.info("outcore: planning in this process: no other one can be had (%s)", error)
         if isinstance(error, subprocess.CalledProcessError):
             log.debug("outcore: that one said: %s", error.stderr.decode(errors="replace"))
@@ -46,10 +46,10 @@ def plan_apart(policy: Policy, problem: Problem) -> Plan:
 
 
 def _ask(policy: Policy, problem: Problem) -> Plan | InfeasibleError:
-    """What another process answers. Raises as `subprocess.run` does where there is none."""
-    path = os.pathsep.join(filter(None, sys.path))
+    """What another process answers. It imports from where this one does, in that order."""
+    path = os.pathsep.join(str(entry) for entry in sys.path if entry)
     done = subprocess.run(  # noqa: S603 - our own interpreter, our own code
-        [sys.executable, "-c", _SERVE],
+        [sys.executable, "-P", "-c", _SERVE],
         input=pickle.dumps((policy, problem)),
         capture_output=True,
         env=os.environ | {"PYTHONPATH": path},

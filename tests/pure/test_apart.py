@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,7 +41,12 @@ def test_what_loads_little_stays_here(monkeypatch):
     assert plan_apart(resolve("swap-all"), chain()) == resolve("swap-all").plan(chain())
 
 
-@pytest.mark.parametrize("executable", ["", "/nowhere/python", "/bin/false"])
+def test_a_path_that_is_none_is_passed_over(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("somewhere")])
+    assert plan_apart(QUICK, chain()) == QUICK.plan(chain())
+
+
+@pytest.mark.parametrize("executable", ["", None, "/nowhere/python", "/bin/false", "/bin/echo"])
 def test_without_another_process_it_is_done_here(monkeypatch, executable):
     monkeypatch.setattr(sys, "executable", executable)
     assert plan_apart(QUICK, chain()) == QUICK.plan(chain())

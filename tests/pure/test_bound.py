@@ -411,3 +411,40 @@ def test_resnet50_as_chainer_runs_it_is_near_the_fluid_bound_of_the_survey(batch
     problem = table3_problem(batch, 16_100_000_000, rate)
     slowdown = 100 * (1 - sum(problem.profile.seconds) / lower_bound(problem))
     assert percent - 0.5 <= slowdown <= percent
+
+
+def test_a_copy_serves_an_absence_after_one_that_a_rerun_ended():
+    """x leaves by a copy, comes back as the other result of a rerun for y, and is away again."""
+    once, big = [Effect.UNREPEATABLE], 64 * KIB
+    t = TraceBuilder()
+    w = t.new(16, Role.INPUT, pinned=True)
+    z, x, y = (t.new(big // 4, Role.ACTIVATION, name=name) for name in "zxy")
+    s1, s2, s3, s4 = (t.new(16, Role.ACTIVATION) for _ in range(4))
+    tangent, g, h = (t.new(16, Role.GRAD) for _ in range(3))
+    t.op("test.make", (Ref(w),), (z,), effects=once)
+    t.op("test.both", (Ref(z),), (x, y))
+    t.op("test.f", (Ref(w),), (s1,), effects=once)
+    t.op("test.f", (Ref(s1),), (s2,), effects=once)
+    t.op("test.join", (Ref(x), Ref(y), Ref(z), Ref(s2)), (s3,), effects=once)
+    t.op("test.f", (Ref(s3),), (s4,), effects=once)
+    t.op("test.b", (Ref(tangent),), (g,), Phase.BACKWARD, effects=once)
+    t.op("test.b", (Ref(g), Ref(x)), (h,), Phase.BACKWARD, effects=once)
+    trace = t.trace([w], (Ref(s4),), [tangent], (Ref(h),))
+    tiers, link = (Tier.DEVICE, Tier.HOST), Link(big)
+    hardware = Hardware(
+        "toy",
+        tuple((tier, 1 << 30) for tier in tiers),
+        ((Tier.DEVICE, Tier.HOST, link), (Tier.HOST, Tier.DEVICE, link)),
+    )
+    seconds, workspace = (0, 0.1, 1, 0, 0, 0, 1, 0), (0, 0, 0, 2 * big, 0, 0, 0, 0)
+    profile = Profile(tuple(map(float, seconds)), workspace, Source.ESTIMATED)
+    problem = Problem(trace, profile, hardware, 3 * big + 4096, between_bytes=3 * big)
+    moved: dict[int, Choice] = {
+        trace.values[x].buffer: Offload(Tier.HOST),
+        trace.values[y].buffer: Recompute(),
+    }
+    every = gaps(trace, liveness(trace))
+    plan = make_plan({gap: moved[gap.buffer] for gap in every if gap.buffer in moved})
+    took = seconds_of(problem, plan)
+    assert took == pytest.approx(2.2)
+    assert lower_bound(problem) <= took

@@ -148,6 +148,26 @@ def test_a_clock_that_has_run_out_ends_it(monkeypatch):
     assert next(ticks) < 20
 
 
+def test_what_does_not_fit_is_never_the_best():
+    problem = chain((64,) * 12)
+    tight = replace(problem, budget_bytes=floor(problem).nbytes)
+    evaluator = Evaluator(tight)
+    space = space_of(evaluator)
+    start = np.full(len(space.gaps), KEEP, np.int8)
+    assert not evaluator.evaluate(start).fits
+    walk = walk_of(evaluator, space)
+    walk.begin(start, math.inf)
+    kinds, seconds = walk.go(3000, HOT, COLD)
+    found = evaluator.evaluate(kinds)
+    assert seconds == (found.seconds if found.fits else math.inf)
+
+
+@pytest.mark.parametrize("allowed", [{}, {0: (KEEP,)}])
+def test_it_needs_somewhere_to_go(allowed):
+    with pytest.raises(ValueError, match="two kinds or more"):
+        Evaluator(chain((64,) * 4)).walk(allowed, (), 0)
+
+
 def test_tables_that_grow_on_the_way_change_nothing():
     """Ever more runs again: the walk goes on from the step that had no room."""
     problem = chain((64,) * 30)

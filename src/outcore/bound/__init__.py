@@ -22,10 +22,12 @@ ROUNDING = 1e-9
 def lower_bound(problem: Problem) -> float:
     """Seconds below which no plan for `problem` gets, simulated.
 
-    It holds for every program that the verifier accepts, that fits the problem's limits and keeps
-    on the device what is held (`ir/liveness.py`). Fractions of buffers may leave and fractions of
-    ops may run again, so plans may be well above it. Both directions of a link count as independent
-    whatever `hardware.duplex` says, as for `simulate`. Monotone in budget and rates of links.
+    It holds for every program that the verifier accepts, that fits the problem's limits, keeps on
+    the device what is held (`ir/liveness.py`), and issues no copy out of a buffer before the use
+    that the buffer's first gap follows: those of all plans are such. Fractions of buffers may leave
+    and fractions of ops may run again, so plans may be well above it. Both directions of a link
+    count as independent whatever `hardware.duplex` says, as for `simulate`. Monotone in budget and
+    rates of links.
 
     Raises InfeasibleError where no program fits the device budget; its `floor_bytes` are bytes that
     no program fits below, and the smallest budget of a plan may be larger. Raises

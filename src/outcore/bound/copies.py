@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from outcore.bound.absences import Absence
 from outcore.bound.linear import LinearProgram, Terms, times
 from outcore.bound.positions import ARRIVAL
 from outcore.bound.scene import Scene
@@ -55,7 +54,7 @@ def _events(lp: LinearProgram, scene: Scene, moved: dict[int, int]) -> _Events:
     first = _first_copies(lp, scene, moved)
     for number, column in moved.items():
         absence, nbytes = scene.absences[number], scene.nbytes(number)
-        events.made[_leaves(scene, absence)].append((first[number], nbytes))
+        events.made[_leaves(scene, absence.buffer)].append((first[number], nbytes))
         if first[number] != column:
             again = [(column, nbytes), (first[number], -nbytes)]
             events.dropped[grid.after(absence.after)] += again
@@ -67,12 +66,14 @@ def _events(lp: LinearProgram, scene: Scene, moved: dict[int, int]) -> _Events:
     return events
 
 
-def _leaves(scene: Scene, absence: Absence) -> int:
-    """The first index in which the copy out for an absence can go on.
+def _leaves(scene: Scene, buffer: int) -> int:
+    """The first index in which a copy out of a buffer can go on.
 
-    It is issued after the use before the absence, or beside that where something earlier made it.
+    It is issued after the use before an absence, or beside that where something earlier made it. A
+    copy for the first absence may serve a later one, though the buffer came back by a rerun.
     """
-    producer, after = scene.live.producer[absence.buffer], absence.after
+    producer = scene.live.producer[buffer]
+    after = scene.absences[scene.of_buffer[buffer][0]].after
     made = ARRIVAL if producer is None else scene.positions.of_op[producer]
     used = scene.positions.ops[after] is not None
     return scene.grid.before(after) if used and made < after else scene.grid.after(after)

@@ -890,6 +890,9 @@ is of two that are near."""
 NEAR = 6
 """How many places further on a near one may be."""
 
+ENDLESS = 1e300
+"""Seconds that no step takes, and still a limit: what does not fit is over it."""
+
 SEVERAL = 4
 """The most places in a row that are changed together."""
 
@@ -916,7 +919,7 @@ def walk(
         _change(space, kinds, mood, draws, at)
         if space[COUNTED, N_CHANGED] > 0:
             most = mood[AT] - mood[HEAT] * log(1.0 - draws[at + 1])
-            status, seconds, _, _ = run(table, times, kinds, hints, hints, most)
+            status, seconds, _, _ = run(table, times, kinds, hints, hints, min(most, ENDLESS))
             if status == DONE:
                 mood[AT] = seconds
                 if seconds < mood[LEAST]:

@@ -17,7 +17,10 @@ from outcore.evaluate.evaluator import Evaluator
 from outcore.evaluate.kinds import KEEP
 
 CHUNK = 1024
-"""Steps for which random numbers are drawn at once, and between two looks at the clock."""
+"""Steps for which random numbers are drawn at once."""
+
+SHORT_CHUNK = 16
+"""Steps between two looks at the clock, where it counts."""
 
 
 class Walk:
@@ -27,7 +30,7 @@ class Walk:
     change is of one gap, of two that trade their kinds, of a few neighbours, or of a stretch of
     gaps that are alike. `allowed`: gap -> the kinds it may have, two or more, for those gaps that
     change, in order of the trace; `alike`: groups of these. The same seed makes the same walk. It
-    takes the evaluator for itself.
+    takes the evaluator for itself. Raises ValueError where no gap may change, or one may not.
     """
 
     def __init__(
@@ -37,6 +40,8 @@ class Walk:
         alike: Sequence[Sequence[int]],
         seed: int | np.random.SeedSequence,
     ) -> None:
+        if not allowed or min(map(len, allowed.values())) < 2:  # noqa: PLR2004 - as it says
+            raise ValueError("a walk needs gaps that may be of two kinds or more")
         self.evaluator, self.allowed = evaluator, allowed
         self._engine = evaluator.engine
         self._space = native(_table(allowed, alike))
@@ -73,7 +78,7 @@ class Walk:
         self._mood[k.IN_ROWS] = rows
         start, done, progress = time.perf_counter(), 0, 0.0
         while done < steps and progress < 1:
-            length = min(CHUNK, steps - done)
+            length = min(SHORT_CHUNK if most_seconds else CHUNK, steps - done)
             ahead = length / steps
             if most_seconds:
                 spent = (time.perf_counter() - start) / most_seconds

@@ -34,7 +34,7 @@ LONGEST_SESSION = 1024
 """Forward calls after which a metered step is ended: a call that never goes back holds it open."""
 
 LONGEST_TRIAL = 256
-"""Forward calls after which a trial is ended: its graph may not run any more."""
+"""Forward calls of each graph after which a trial is ended: its own may not run any more."""
 
 MOST_PEAK_TRIES = 8
 """Steps that are metered for their peak since a graph was planned: another one may never be."""
@@ -240,7 +240,7 @@ class Engine:
     def _check_trial(self) -> None:
         """End a trial whose graph is gone, or does not go on."""
         trial = None if self._trial is None else self._trial()
-        if trial is None or self.calls - trial.calls > LONGEST_TRIAL:
+        if trial is None or self.calls - trial.calls > LONGEST_TRIAL * len(self._graphs):
             self._stop_recording()
 
     def _stop_recording(self) -> None:

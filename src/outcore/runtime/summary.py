@@ -24,6 +24,10 @@ if TYPE_CHECKING:  # the backend makes its report through here
     from outcore.runtime.backend import Backend
 
 
+ROUNDING = 1e-9
+"""Relative error of sums of floats, well above what they have."""
+
+
 def report_of(backend: Backend, *, bound: bool = False) -> Report:
     """Everything known now; figures of graphs that are not planned yet are left out.
 
@@ -104,8 +108,9 @@ def _bound(standing: Standing) -> float:
     if planned is None:
         return 0.0
     if standing.bound_seconds is None:
-        # The same sum, added up in another order, can come out larger by a bit.
-        least = min(lower_bound(planned.problem), planned.predicted.seconds)
+        least, predicted = lower_bound(planned.problem), planned.predicted.seconds
+        if predicted < least <= predicted * (1 + ROUNDING):
+            least = predicted  # the same sum, added up in another order
         standing.bound_seconds = least
     return standing.bound_seconds
 
