@@ -30,6 +30,7 @@ class Runner(Row):
     within a round beside it. `resident_bytes`: high-water mark of the process above its start.
     """
 
+    workload: str
     mode: str
     link: str
     turns: int | None = None
@@ -53,7 +54,7 @@ def race(
 ) -> Iterator[Runner]:
     """A row for each mode; `link` says how fast theirs is. Eager must be among them."""
     named = {mode.name: mode for mode in modes}
-    rows = {name: Runner(mode=name, link=link or "disk") for name in named}
+    rows = {name: Runner(workload=scale.workload, mode=name, link=link or "disk") for name in named}
     with ExitStack() as stack:
         workers: dict[str, Worker[Trainer]] = {}
         for name, mode in named.items():

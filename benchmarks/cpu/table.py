@@ -18,7 +18,7 @@ _ROWS = (
     Benchmark("quick", "seconds from the first call to a plan", quick),
     Benchmark("honest", "predicted against measured time and memory", honest),
     Benchmark("worth", "time and memory under a budget, beside the peers", worth),
-    Benchmark("rivals", "search beside the other policies, under three budgets", rivals),
+    Benchmark("rivals", "search beside the other policies, on four courses", rivals),
     Benchmark("idle", "what it costs where everything fits", idle),
     Benchmark("leak", "memory over many steps, and without backward", leak),
     Benchmark("exact", "bitwise equal results, inside the budget", exact),

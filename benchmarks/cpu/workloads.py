@@ -51,5 +51,6 @@ def _resnet(batch: int, size: int, *, small: bool = False) -> Step:
 
 _WORKLOADS: dict[str, Callable[[], Step]] = {
     "resnet50-b16-224": partial(_resnet, 16, 224),
+    "resnet50-b32-224": partial(_resnet, 32, 224),
     "small-resnet-b16-64": partial(_resnet, 16, 64, small=True),
 }
