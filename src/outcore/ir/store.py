@@ -56,8 +56,12 @@ _TRACES: dict[int, str] = {}
 
 
 def _digest(noun: Noun) -> str:
-    text = _line({kind_of(type(noun)): _meaning(noun)})
-    return hashlib.sha256(text.encode("ascii")).hexdigest()[:DIGEST_DIGITS]
+    return digest_of({kind_of(type(noun)): _meaning(noun)})
+
+
+def digest_of(content: Json) -> str:
+    """The first hex digits of the SHA-256 of `content` as canonical JSON."""
+    return hashlib.sha256(line(content).encode("ascii")).hexdigest()[:DIGEST_DIGITS]
 
 
 def _meaning(noun: Noun) -> Json:
@@ -97,11 +101,16 @@ def check_plan_for(plan: Plan, problem: Problem) -> None:
 
 def save(noun: Noun, path: str | os.PathLike[str]) -> None:
     """Write `noun` to `path`, whole or not at all: a temporary file beside it, then a rename."""
+    write_whole(_file_text(noun), path)
+
+
+def write_whole(text: str, path: str | os.PathLike[str]) -> None:
+    """Write ASCII `text` to `path` by way of a temporary file beside it, then a rename."""
     target = Path(path)
     draft = target.with_name(f".{target.name}.{uuid4().hex}.tmp")
     try:
         with draft.open("x", encoding="ascii") as file:
-            file.write(_file_text(noun))
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(target)
@@ -163,7 +172,7 @@ def _file_text(noun: Noun) -> str:
         "kind": kind_of(type(noun)),
         "digest": digest(noun),
     }
-    return f'{{"format": {_line(header)},\n"noun": {_spread(_encode(noun))}}}\n'
+    return f'{{"format": {line(header)},\n"noun": {_spread(_encode(noun))}}}\n'
 
 
 def _spread(content: Json) -> str:
@@ -172,9 +181,10 @@ def _spread(content: Json) -> str:
         fields = (f'"{name}": {_spread(content[name])}' for name in sorted(content))
         return "{\n" + ",\n".join(fields) + "\n}"
     if isinstance(content, list) and content:
-        return "[\n" + ",\n".join(f" {_line(item)}" for item in content) + "\n]"
-    return _line(content)
+        return "[\n" + ",\n".join(f" {line(item)}" for item in content) + "\n]"
+    return line(content)
 
 
-def _line(content: Json) -> str:
+def line(content: Json) -> str:
+    """`content` on one line, keys sorted."""
     return json.dumps(content, sort_keys=True, allow_nan=False)

@@ -34,7 +34,7 @@ class Space:
         """The kinds of a plan; hints are forgotten; what is not decided on is kept."""
         found = np.full(len(self.gaps), KEEP, np.int8)
         for index, allowed in self.allowed.items():
-            kind = _kind(plan, self.gaps[index])
+            kind = kind_of(plan, self.gaps[index])
             found[index] = kind if kind in allowed else KEEP
         return found
 
@@ -54,7 +54,8 @@ def make_space(problem: Problem, gaps: Sequence[Gap], min_bytes: int) -> Space:
     return Space(tuple(gaps), allowed, _alike(problem, gaps, allowed))
 
 
-def _kind(plan: Plan, gap: Gap) -> int:
+def kind_of(plan: Plan, gap: Gap) -> int:
+    """What `plan` does with `gap`, as one of evaluate's kinds."""
     choice = plan.choice(gap)
     if isinstance(choice, Keep):
         return KEEP
