@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from outcore.allocators import Reservation, reserve
     from outcore.api import Backend, trace
     from outcore.bound import lower_bound
+    from outcore.doors import Session, handle, session, unwrap, wrap
     from outcore.errors import (
         BudgetError,
         CaptureError,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         FormatError,
         InfeasibleError,
         MissingPackageError,
+        NotEngagedError,
         OptionError,
         OptionValueError,
         OutcoreError,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
         PolicyError,
         SpillError,
         VerifyError,
+        WrapError,
     )
     from outcore.estimate import estimate
     from outcore.explain import Explanation, explain
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
     from outcore.lower import lower
     from outcore.policies import Policy
     from outcore.presets import preset
-    from outcore.report import Report
+    from outcore.report import Report, report
     from outcore.simulate import simulate
 
 __version__ = "0.1.0"
@@ -57,6 +60,7 @@ __all__ = [
     "Hardware",
     "InfeasibleError",
     "MissingPackageError",
+    "NotEngagedError",
     "OptionError",
     "OptionValueError",
     "OutcoreError",
@@ -69,20 +73,27 @@ __all__ = [
     "Program",
     "Report",
     "Reservation",
+    "Session",
     "SpillError",
     "Tier",
     "Timeline",
     "Trace",
     "VerifyError",
+    "WrapError",
     "estimate",
     "explain",
+    "handle",
     "lower",
     "lower_bound",
     "plan",
     "preset",
+    "report",
     "reserve",
+    "session",
     "simulate",
     "trace",
+    "unwrap",
+    "wrap",
 ]
 
 _HOMES = {
@@ -95,6 +106,7 @@ _HOMES = {
     "Hardware": "outcore.ir.hardware",
     "InfeasibleError": "outcore.errors",
     "MissingPackageError": "outcore.errors",
+    "NotEngagedError": "outcore.errors",
     "OptionError": "outcore.errors",
     "OptionValueError": "outcore.errors",
     "OutcoreError": "outcore.errors",
@@ -107,24 +119,31 @@ _HOMES = {
     "Program": "outcore.ir.program",
     "Report": "outcore.report",
     "Reservation": "outcore.allocators",
+    "Session": "outcore.doors",
     "SpillError": "outcore.errors",
     "Tier": "outcore.ir.hardware",
     "Timeline": "outcore.ir.timeline",
     "Trace": "outcore.ir.trace",
     "VerifyError": "outcore.errors",
+    "WrapError": "outcore.errors",
     "estimate": "outcore.estimate",
     "explain": "outcore.explain",
+    "handle": "outcore.doors",
     "lower": "outcore.lower",
     "lower_bound": "outcore.bound",
     "preset": "outcore.presets",
+    "report": "outcore.report",
     "reserve": "outcore.allocators",
+    "session": "outcore.doors",
     "simulate": "outcore.simulate",
     "trace": "outcore.api",
+    "unwrap": "outcore.doors",
+    "wrap": "outcore.doors",
 }
 """Where each public name lives that is not defined here."""
 
 
-def plan(problem: Problem, policy: str | Policy = "pooch") -> Plan:
+def plan(problem: Problem, policy: str | Policy = "search") -> Plan:
     """The plan that `policy` (a spec such as `"pooch{early=true}"`, or an instance) makes.
 
     Raises PolicyError for a spec that is wrong, InfeasibleError where no plan of the policy fits.

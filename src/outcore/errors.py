@@ -13,6 +13,9 @@
     +-- SpillError         (OSError)     the spill directory: full, unwritable, or an I/O error
     +-- HostMemoryError    (RuntimeError) no host memory for what is offloaded
     +-- CaptureError                     a graph that cannot be planned (it then runs in-core)
+    +-- WrapError          (ValueError)  a model that cannot be wrapped, or is not
+    +-- NotEngagedError    (RuntimeError) strict, and outcore got nothing to plan
+    +-- TargetError        (ValueError)  what is to be estimated cannot be had, or not traced
     +-- PhotographsError                 the demo's photographs cannot be read
     +-- MissingPackageError (ImportError) a package of an extra is not installed
 
@@ -289,6 +292,60 @@ class CaptureError(OutcoreError):
         """Say why, and where."""
         place = f" at {self.site}" if self.site else ""
         return f"cannot plan this graph: {self.reason}{place}"
+
+
+@dataclass(kw_only=True, eq=False)
+class WrapError(OutcoreError, ValueError):
+    """A model that cannot be wrapped, or one that is not wrapped and was asked for its handle."""
+
+    model: str
+    """The name of its class."""
+    reason: str
+    """Why not, and what to do instead."""
+
+    @property
+    def message(self) -> str:
+        """Say which, and why."""
+        return f"{self.model}: {self.reason}"
+
+
+@dataclass(kw_only=True, eq=False)
+class NotEngagedError(OutcoreError, RuntimeError):
+    """A training call went by, and no graph with a backward came to be planned."""
+
+    model: str
+    """The name of the model's class."""
+
+    @property
+    def message(self) -> str:
+        """Say what did not happen, and where to look."""
+        return (
+            f"outcore got nothing to plan from {self.model}: it ran as if it were not there. Torch "
+            "compiled no part of the call whose results are differentiated. Is the module wrapped "
+            "whose forward the training loop calls, and do its parameters require gradients? "
+            "TORCH_LOGS=graph_breaks shows what torch did not compile, and TORCHDYNAMO_DISABLE=1 "
+            "turns all of it off"
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class TargetError(OutcoreError, ValueError):
+    """What is to be estimated cannot be found, made, or traced."""
+
+    target: str
+    """As given: `script.py:function`."""
+    reason: str
+    """What is wrong."""
+    where: str = ""
+    """The line that it comes from, where one is to blame."""
+    advice: str = ""
+    """What to try."""
+
+    @property
+    def message(self) -> str:
+        """Say what is wrong, where, and what to try."""
+        place = f", at {self.where}" if self.where else ""
+        return f"{self.target}: {self.reason}{place}{f'; {self.advice}' if self.advice else ''}"
 
 
 @dataclass(kw_only=True, eq=False)

@@ -16,6 +16,7 @@ from outcore.errors import (
     HostMemoryError,
     InfeasibleError,
     MissingPackageError,
+    NotEngagedError,
     OptionError,
     OptionValueError,
     OutcoreError,
@@ -23,7 +24,9 @@ from outcore.errors import (
     PhotographsError,
     PolicyError,
     SpillError,
+    TargetError,
     VerifyError,
+    WrapError,
     did_you_mean,
 )
 from outcore.units import parse_size
@@ -59,6 +62,14 @@ EXAMPLES = (
         budget_bytes=2**31,
     ),
     CaptureError(reason="it mutates an input", site="norm (model.py:7)"),
+    WrapError(model="Net", reason="nothing in it is wrapped"),
+    NotEngagedError(model="Net"),
+    TargetError(
+        target="train.py:step",
+        reason="under fake tensors, which have no numbers, it raises RuntimeError",
+        where="train.py:12: x.numpy()",
+        advice="--real makes the model and its inputs with real tensors",
+    ),
     PhotographsError(reason="No module named 'sklearn'"),
     MissingPackageError(package="scipy", extra="plan", purpose="the lower bound needs a solver"),
 )

@@ -9,7 +9,7 @@ import pytest
 import outcore
 from tests.pure.building import small_problem
 
-NEED_TORCH = {"Backend", "trace"}
+NEED_TORCH = {"Backend", "Session", "handle", "session", "trace", "unwrap", "wrap"}
 
 USE_ALL_BUT = """
 import sys, outcore
@@ -47,6 +47,6 @@ def test_from_problem_to_timeline():
     timeline = outcore.simulate(problem, outcore.lower(problem, plan))
     assert plan.choices
     assert timeline.peak(outcore.Tier.DEVICE) <= problem.budget_bytes
-    assert outcore.plan(problem).policy == "pooch"
+    assert outcore.plan(problem).policy == "search"
     with pytest.raises(outcore.PolicyError, match="did you mean 'pooch'"):
         outcore.plan(problem, "poch")

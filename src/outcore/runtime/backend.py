@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from outcore.capture import (
     capture,
     compiles_autograd,
     default_partition,
+    kernel_layouts,
     passing,
     shells,
 )
@@ -25,10 +27,12 @@ from outcore.errors import CaptureError
 from outcore.execute import Executable, in_core
 from outcore.explain import Explanation, explain
 from outcore.ir.verify import verify_trace
+from outcore.planfile import save_plans
 from outcore.report import Report
 from outcore.runtime.engine import Engine
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.options import Options, make_options, settle
+from outcore.runtime.reuse import Given, save_file
 from outcore.runtime.summary import report_of
 
 log = logging.getLogger("outcore")
@@ -55,6 +59,8 @@ class Backend:
         self.engine: Engine | None = None
         self.capture_seconds = 0.0
         self.notes: list[str] = []
+        self.closed = False
+        self.recordings_asked = False
         if budget is not None:
             settle(self.options, torch.device("cpu"))
 
@@ -66,7 +72,7 @@ class Backend:
             inference_compiler=_plain,
             partition_fn=self._apart if compiles_autograd() else self._partition,
         )
-        with passing():
+        with passing(), kernel_layouts():
             compiled: Call = compiler(module, example_inputs)
         return compiled
 
@@ -81,6 +87,16 @@ class Backend:
         """
         return report_of(self, bound=bound)
 
+    def record_step(self) -> None:
+        """Time the next planned step of each graph op by op, copy by copy: for `Report.to_html`.
+
+        That one step is a little slower. A step that is metered, or whose backward never comes,
+        does not count: the next one does. `report()` then has measured timelines.
+        """
+        self.recordings_asked = True
+        if self.engine is not None:
+            self.engine.recorder.ask()
+
     def explain(self, most: int | None = None) -> list[Explanation]:
         """Why each graph's plan moves what it moves, by the measured profile (docs/explain.md).
 
@@ -90,6 +106,33 @@ class Backend:
         graphs = [] if self.engine is None else self.engine.standings()
         planned = (graph.planned for graph in graphs if graph.planned is not None)
         return [explain(p.problem, p.plan, most=most) for p in planned]
+
+    def save_plans(self, path: str | os.PathLike[str], most: int | None = None) -> None:
+        """Write what is planned to one file, a plan for each graph (docs/plan-files.md).
+
+        The option `plan` takes it; `outcore plan show`, `diff` and `explain` read it. `most`: with
+        reasons for so many moves of each graph, those that free most; None is all. Raises
+        OptionValueError where nothing is planned yet, OSError where the file cannot be written.
+        """
+        engine = self.engine
+        standings = [] if engine is None else engine.standings()
+        found = ((g.planned.problem, g.planned.plan) for g in standings if g.planned is not None)
+        given = Given() if engine is None else engine.settings.given
+        save_plans(save_file(found, given, most), path)
+
+    @property
+    def engaged(self) -> bool:
+        """Whether a graph with a backward came here, and has run."""
+        return self.engine is not None and self.engine.calls > 0
+
+    def close(self) -> None:
+        """Run in-core from now on, and give back threads, host memory and disk space.
+
+        Where calls wait for their backward, that is given back once they and this are forgotten.
+        """
+        self.closed = True
+        if self.engine is not None:
+            self.engine.close("its backend was closed")
 
     # ---- AOTAutograd's three calls --------------------------------------------------------------
 
@@ -150,8 +193,11 @@ class Backend:
         return boxed(module) if graph is None else _as_boxed(graph.backward)
 
     def _engine(self, device: torch.device) -> Engine:
+        if self.closed:
+            raise CaptureError(reason="its backend was closed")
         if self.engine is None:
             self.engine = Engine(settle(self.options, device), device)
+            self.engine.recorder.asked += self.recordings_asked
         elif self.engine.device != device:
             reason = f"one budget covers one device: {self.engine.device}, not also {device}"
             raise CaptureError(reason=reason)

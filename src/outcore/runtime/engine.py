@@ -17,11 +17,13 @@ from outcore.execute import Driver, open_driver
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Program
 from outcore.measure import Meter, resident_bytes
+from outcore.runtime.announce import announcement
 from outcore.runtime.drift import WATCHED_STEPS, Drift
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.options import Settings
 from outcore.runtime.planning import MARGIN_DIVISOR, Planned, Planner
 from outcore.runtime.profiling import Profiling
+from outcore.runtime.recording import Recorder, Recording
 from outcore.runtime.session import Session, in_backward
 from outcore.runtime.standing import Standing
 from outcore.runtime.store import Stores
@@ -55,6 +57,7 @@ class Engine:
             device, settings.spill_dir, settings.link_bytes_per_second
         )
         self.planner = Planner(settings, self.driver)
+        self.recorder = Recorder(self.driver)
         self.stores = Stores()
         self._graphs: list[tuple[ref[PlannedGraph], Standing]] = []
         self._plans: OrderedDict[str, Planned] = OrderedDict()
@@ -110,6 +113,14 @@ class Engine:
         """Bytes that live tensors hold now, the graph's inputs and constants left out."""
         given = (*inputs, *graph.captured.constants)
         return self.resident_bytes([t for t in given if isinstance(t, torch.Tensor)])
+
+    def close(self, reason: str) -> None:
+        """Let the graphs run in-core from now on; close the driver if no call needs it any more."""
+        for graph in self.graphs:
+            graph.retire(reason)
+        self.end_session(whole=False)
+        if not len(self.stores):
+            self.driver.close()
 
     # ---- the meter ------------------------------------------------------------------------------
 
@@ -204,7 +215,10 @@ class Engine:
 
         Raises InfeasibleError where no plan of the policy fits the budget.
         """
-        return self._take(graph, self.planner.plan(graph, self.active(), profiled))
+        planned = self._take(graph, self.planner.plan(graph, self.active(), profiled))
+        number = 1 + self.graphs.index(graph)
+        log.info("%s", announcement(planned, self.settings.policy, number))
+        return planned
 
     def plan_tighter(self, graph: PlannedGraph, planned: Planned) -> Planned:
         """The same with less: something else took device memory, or an op more than measured.
@@ -219,7 +233,7 @@ class Engine:
         Not while a step is metered, nor beside the trial of another graph.
         """
         planned, busy = graph.planned, self.session is not None or self._trial is not None
-        if planned is None or busy or self.settings.drift is None:
+        if planned is None or busy or self.recorder.busy or self.settings.drift is None:
             return None
         drift = graph.standing.drift(self.driver.clock, WATCHED_STEPS, done=True)
         if drift is None or not drift.beyond(self.settings.drift):
@@ -227,6 +241,16 @@ class Engine:
         trial = begin_trial(graph.captured.trace, planned, drift, self.driver, self.calls)
         self._trial = ref(trial)
         return trial
+
+    def begin_recording(self, graph: PlannedGraph) -> Recording | None:
+        """Time the next step of `graph`, if somebody asked and it is a step like any other.
+
+        Not while a step is metered, nor beside a trial; nor where a call waits for its backward.
+        """
+        planned, busy = graph.planned, self.session is not None or self._trial is not None
+        if planned is None or busy or graph.recorded >= self.recorder.asked or self.waiting(graph):
+            return None
+        return self.recorder.begin(graph, planned)
 
     def hears(self, trial: Trial) -> bool:
         """Whether it is `trial` that hears of the driver's copies."""

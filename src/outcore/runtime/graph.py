@@ -26,6 +26,7 @@ from outcore.ir.verify import verify_trace
 from outcore.measure import Reading
 from outcore.runtime.drift import Watch
 from outcore.runtime.profiling import Profiling, begin_profiling
+from outcore.runtime.recording import Recording
 from outcore.runtime.session import Replay, Visit
 from outcore.runtime.standing import Standing, State
 from outcore.runtime.store import Store, versions_of
@@ -74,6 +75,10 @@ class PlannedGraph:
         self.watch = Watch()
         self.trial: Trial | None = None
         """The plan under instruments: it takes another time than predicted."""
+        self.recording: Recording | None = None
+        """The plan under instruments for one step: somebody asked."""
+        self.recorded = 0
+        """How often somebody had asked when it was last recorded."""
 
     @property
     def planned(self) -> Planned | None:
@@ -102,6 +107,8 @@ class PlannedGraph:
         executable = self._ready(inputs)
         if self._wants_meter(executable):
             self.fruitless += self.engine.begin_session(self)
+        elif executable is self.executable:
+            executable = self._recorded(executable)
         visit = Visit(ref(self), self._replay_of(executable, inputs))
         clock = self.engine.driver.clock
         start = clock.now()
@@ -211,6 +218,13 @@ class PlannedGraph:
         self.profiling = None
         return self.executable
 
+    def _recorded(self, executable: Executable) -> Executable:
+        """`executable`, or the same under instruments where somebody asked for a recording."""
+        planned, self.recording = self.planned, None
+        if planned is not None and planned.program is executable.program:
+            self.recording = self.engine.begin_recording(self)
+        return executable if self.recording is None else self.recording.executable
+
     def _wants_meter(self, executable: Executable) -> bool:
         if self.fruitless >= MOST_FRUITLESS:
             return False
@@ -232,6 +246,8 @@ class PlannedGraph:
         except BaseException:
             lane.close()
             raise
+        if self.recording is not None and executable is self.recording.executable:
+            self.recording.lane = id(lane)
         versions = versions_of(crossing, overwritten)
         return [*results, *saved], Store(visit, executable, lane, crossing, versions)
 
@@ -277,6 +293,10 @@ class PlannedGraph:
 
     def _finish(self, executable: Executable, visit: Visit) -> None:
         visit.replay = None
+        recording = self.recording
+        if recording is not None and executable is recording.executable:
+            self._finish_recording(recording, visit)
+            return
         session = self.engine.session
         elsewhere = visit.thread is not threading.current_thread()
         if elsewhere and self.engine.device.type == "cpu":
@@ -291,6 +311,11 @@ class PlannedGraph:
             self.trial.steps += visit.once
         elif self.profiling is not None and executable is self.profiling.timed:
             self.profiling.timed_steps += 1
+
+    def _finish_recording(self, recording: Recording, visit: Visit) -> None:
+        self.recording, self.recorded = None, self.engine.recorder.asked
+        recording.backward = visit.work[1][0]
+        self.engine.recorder.finish(self, recording)
 
     def metered(self, reading: Reading, visit: Visit) -> None:
         """Take what the meter saw of a step."""
@@ -321,12 +346,16 @@ class PlannedGraph:
                 hope = "the next step has a tighter one"
         error.add_note(f"{numbers}; {hope}")
 
-    def _give_up(self, error: CaptureError) -> None:
-        """Run in-core from now on: the graph does not behave as it was captured."""
-        self.standing.state, self.standing.reason = State.IN_CORE, str(error)
+    def retire(self, reason: str) -> None:
+        """Run in-core from now on, without a word."""
+        self.standing.state, self.standing.reason = State.IN_CORE, reason
         self.executable, self.profiling = self.fallback, None
         self.engine.end_trial(self.trial)
         self.trial = None
+
+    def _give_up(self, error: CaptureError) -> None:
+        """Run in-core from now on: the graph does not behave as it was captured."""
+        self.retire(str(error))
         if self.engine.strict:
             raise error
         warnings.warn(f"outcore runs a graph in-core: {error}", stacklevel=2)
