@@ -11,17 +11,24 @@ import os
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from outcore.errors import InfeasibleError
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
+from outcore.planfile import Overridden
 from outcore.policies import Policy
 from outcore.policies.search import Search
 
 log = logging.getLogger("outcore")
+search_log = logging.getLogger("outcore.search")
 
-APART = (Search,)
-"""Policies that load much."""
+APART = (Search, Overridden)
+"""Policies that load much. One of another package says so by an attribute: `apart = True`."""
+
+_TOLD = "outcore.search: "
+"""What a line begins with that tells how far the search is."""
 
 _SERVE = "from outcore.apart import serve; serve()"
 
@@ -31,7 +38,7 @@ def plan_apart(policy: Policy, problem: Problem) -> Plan:
 
     Raises what the policy raises.
     """
-    if not isinstance(policy, APART):
+    if not (isinstance(policy, APART) or getattr(policy, "apart", False)):
         return policy.plan(problem)
     try:
         answer = _ask(policy, problem)
@@ -47,22 +54,49 @@ def plan_apart(policy: Policy, problem: Problem) -> Plan:
 
 def _ask(policy: Policy, problem: Problem) -> Plan | InfeasibleError:
     """What another process answers. It imports from where this one does, in that order."""
-    path = os.pathsep.join(str(entry) for entry in sys.path if entry)
-    done = subprocess.run(  # noqa: S603 - our own interpreter, our own code
-        [sys.executable, "-P", "-c", _SERVE],
-        input=pickle.dumps((policy, problem)),
-        capture_output=True,
-        env=os.environ | {"PYTHONPATH": path},
-        check=True,
-    )
+    path = os.pathsep.join(str(entry) or str(Path.cwd()) for entry in sys.path)
+    command = [sys.executable, "-P", "-c", _SERVE]
+    theirs, ours = os.pipe()
+    with ThreadPoolExecutor(1) as listener:
+        said = listener.submit(_listen, theirs)
+        try:
+            done = subprocess.run(  # noqa: S603 - our own interpreter, our own code
+                command,
+                input=pickle.dumps((policy, problem)),
+                stdout=subprocess.PIPE,
+                stderr=ours,
+                env=os.environ | {"PYTHONPATH": path},
+                check=False,
+            )
+        finally:
+            os.close(ours)
+    if done.returncode:
+        raise subprocess.CalledProcessError(done.returncode, command, done.stdout, said.result())
     answer: Plan | InfeasibleError = pickle.loads(done.stdout)  # noqa: S301 - from our own process
     return answer
+
+
+def _listen(descriptor: int) -> bytes:
+    """What the other process says; how far its search is goes to the log at once."""
+    said = bytearray()
+    with open(descriptor, "rb") as stream:
+        for line in stream:
+            text = line.decode(errors="replace").strip()
+            if text.startswith(_TOLD):
+                search_log.info("%s", text.removeprefix(_TOLD))
+            else:
+                said += line
+    return bytes(said)
 
 
 def serve() -> None:
     """Answer the one question on standard input, on standard output."""
     policy, problem = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the process that asks
     answers, sys.stdout = sys.stdout, sys.stderr  # nothing else goes there
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(_TOLD + "%(message)s"))
+    search_log.addHandler(handler)
+    search_log.setLevel(logging.INFO)
     answer: Plan | InfeasibleError
     try:
         answer = policy.plan(problem)

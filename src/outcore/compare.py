@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,12 +12,12 @@ from outcore.bound import lower_bound
 from outcore.errors import BudgetError, InfeasibleError
 from outcore.estimate import estimate
 from outcore.ir.hardware import Tier
-from outcore.ir.plan import make_plan
+from outcore.ir.plan import Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.timeline import Timeline
 from outcore.ir.trace import Role, Trace
 from outcore.lower import lower
-from outcore.policies import Policy, resolve
+from outcore.policies import Improver, Policy, resolve
 from outcore.policies.holdings import Holdings, floor_holdings
 from outcore.presets import Preset
 from outcore.report import Counts, count_choices
@@ -138,21 +138,33 @@ class Comparison:
 
     def row(self, budget_bytes: int, policy: Policy) -> Compared:
         """What `policy` makes of `budget_bytes`."""
+        return self.row_and_plan(budget_bytes, policy)[0]
+
+    def row_and_plan(
+        self, budget_bytes: int, policy: Policy, known: Sequence[Plan] = ()
+    ) -> tuple[Compared, Plan | None]:
+        """The same with the plan, if there is one. An `Improver` starts from `known` plans too."""
         problem = self.problem(budget_bytes)
         blank = Compared(policy=spec_text(policy), budget_bytes=budget_bytes)
         start = time.perf_counter()
         try:
-            plan = policy.plan(problem)
+            if known and isinstance(policy, Improver):
+                plan = policy.improve(problem, known)
+            else:
+                plan = policy.plan(problem)
         except InfeasibleError as error:
-            seconds = time.perf_counter() - start
-            return replace(
+            refused = replace(
                 blank,
-                planning_seconds=seconds,
+                planning_seconds=time.perf_counter() - start,
                 needed_bytes=error.floor_bytes,
                 needed_tier=error.tier,
                 reason=str(error),
             )
-        seconds = time.perf_counter() - start
+            return refused, None
+        return self._row_of(blank, problem, plan, time.perf_counter() - start), plan
+
+    def _row_of(self, blank: Compared, problem: Problem, plan: Plan, seconds: float) -> Compared:
+        """The figures of a plan that took so many `seconds` to make."""
         program = lower(problem, plan)
         timeline = simulate(problem, program)
         planned = replace(
@@ -164,7 +176,7 @@ class Comparison:
         if self.allocator is not None:
             reserved = reserve(problem, program, self.allocator).reserved.nbytes
             planned = replace(planned, reserved_bytes=reserved)
-            if reserved > budget_bytes:
+            if reserved > problem.budget_bytes:
                 return _over(planned, self.allocator)
         return replace(
             planned,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from outcore import apart
 from outcore.apart import plan_apart
 from outcore.errors import InfeasibleError
-from outcore.policies import resolve
+from outcore.policies import floor, resolve
 from outcore.policies.search import Search
 from tests.pure.test_policies import chain
 
@@ -34,6 +35,21 @@ def test_the_numbers_of_a_refusal_come_back():
     with pytest.raises(InfeasibleError) as there:
         plan_apart(QUICK, tight)
     assert str(there.value) == str(here.value)
+
+
+def test_how_far_it_is_goes_to_the_log(monkeypatch, caplog):
+    code = """
+from outcore import apart
+from outcore.policies import search_anneal
+search_anneal.TOLD_EVERY = 0.0
+apart.serve()
+"""
+    monkeypatch.setattr(apart, "_SERVE", code)
+    problem = chain((64,) * 6)
+    tight = replace(problem, budget_bytes=floor(problem).nbytes)
+    with caplog.at_level("INFO", "outcore.search"):
+        plan_apart(QUICK, tight)
+    assert "100 % done, the best plan takes" in caplog.messages[-1]
 
 
 def test_what_loads_little_stays_here(monkeypatch):

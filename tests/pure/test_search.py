@@ -8,23 +8,26 @@ from itertools import product
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
 from outcore.bound import lower_bound
-from outcore.errors import InfeasibleError, PolicyError
+from outcore.errors import InfeasibleError, PolicyError, VerifyError
 from outcore.evaluate import KEEP, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY, Evaluator
 from outcore.evaluate.walk import Walk
 from outcore.ir.memory import fits
+from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Cost
+from outcore.ir.verify_plan import verify_plan
 from outcore.lower import lower
-from outcore.policies import floor, parse_policy, resolve
+from outcore.policies import floor, parse_policy, resolve, spec_text
 from outcore.policies.search import Search, least
 from outcore.policies.search_anneal import Annealing, Effort
 from outcore.policies.search_space import make_space
 from outcore.policies.search_starts import find_starts
 from outcore.simulate import simulate
 from tests.pure.chainer_resnet import table3_problem
-from tests.pure.strategies import problems
+from tests.pure.strategies import plans, problems
 from tests.pure.test_policies import chain
 
 drawn = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
@@ -44,6 +47,31 @@ def test_it_is_never_slower_than_what_it_starts_from(problem):
     assume(starts.plans)
     known = [simulate(problem, lower(problem, plan)).seconds for plan in starts.plans]
     assert seconds(problem, Search(min_bytes=1, effort=0.001)) <= min(known)
+
+
+@drawn
+@given(problem=problems(), data=st.data())
+def test_it_is_never_slower_than_what_is_known(problem, data):
+    roomy = replace(problem, budget_bytes=1 << 40)
+    known = [data.draw(plans(roomy)) for _ in range(3)]
+    policy = Search(min_bytes=1, effort=0.0)
+    times = [s for plan in known if (s := _seconds_where_it_fits(problem, plan)) is not None]
+    try:
+        found = policy.improve(problem, known)
+    except InfeasibleError:
+        assert not times
+    else:
+        assert found.policy == spec_text(policy)
+        verify_plan(problem, found)
+        assert simulate(problem, lower(problem, found)).seconds <= min(times, default=np.inf)
+
+
+def _seconds_where_it_fits(problem: Problem, plan: Plan) -> float | None:
+    try:
+        program = lower(problem, plan)
+    except VerifyError:
+        return None  # it cannot be carried out
+    return simulate(problem, program).seconds if fits(problem, program) else None
 
 
 @drawn
@@ -202,9 +230,12 @@ def test_walks_and_their_time_are_checked():
 
 def test_a_limit_in_seconds_still_gives_a_plan():
     problem = table3_problem(512, 16 * GB, 13e9)
-    start = find_starts(problem, 1 << 16)
-    least_of_all = min(simulate(problem, lower(problem, plan)).seconds for plan in start.plans)
-    assert seconds(problem, Search(seconds=0.05)) <= least_of_all
+    (first,) = find_starts(problem, 1 << 16, deadline=0.0).plans
+    found = Search(seconds=1e-6).plan(problem)
+    assert fits(problem, lower(problem, found))
+    assert (
+        seconds(problem, Search(seconds=1e-6)) <= simulate(problem, lower(problem, first)).seconds
+    )
 
 
 def test_a_refusal_names_the_least_that_is_needed():

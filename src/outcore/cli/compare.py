@@ -19,6 +19,7 @@ from outcore.cli.predicted import (
     policies_of,
     print_rows,
 )
+from outcore.cli.told import told
 from outcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -72,10 +73,11 @@ def compare(  # noqa: PLR0913 - a command has as many arguments as options
             trace = trace_network(step, samples)
             comparison = Comparison(trace, machine, samples, allocator=serving, variants=variants)
         rows = []
-        with progress.status(f"{network}, batch {samples}: planning") as status:
+        title = f"{network}, batch {samples}"
+        with progress.status(f"{title}: planning") as status, told(status, title):
             for row in comparison.rows(budgets, specs, bound=bound):
                 rows.append(row)
-                status.update(f"{network}, batch {samples}: {row.policy} done")
+                status.update(f"{title}: {row.policy} done")
         found += [{"batch": samples, **row.to_dict()} for row in rows]
         if not (as_json or as_csv):
             seconds = comparison.in_core.seconds

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from outcore.cli.predicted import machine_of
+from outcore.cli.told import told
 from outcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -46,11 +47,12 @@ def explain(
     machine, wanted = machine_of(hardware), resolve(policy)  # all this before anything is traced
     nbytes = read_budget("--budget", budget, machine.hardware.capacity(Tier.DEVICE))
     step = named(network)
-    with Console(stderr=True).status(f"{network}, batch {batch}: tracing") as status:
+    what = f"{network}, batch {batch}"
+    with Console(stderr=True).status(f"{what}: tracing") as status, told(status, what):
         problem = Comparison(trace_network(step, batch), machine, batch).problem(nbytes)
-        status.update(f"{network}, batch {batch}: planning")
+        status.update(f"{what}: planning")
         plan = wanted.plan(problem)
-        status.update(f"{network}, batch {batch}: explaining")
+        status.update(f"{what}: explaining")
         found = explained(problem, plan, most=top if as_json else top or SHOWN)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=1))

@@ -19,6 +19,7 @@ from outcore.cli.predicted import (
     policies_of,
     print_rows,
 )
+from outcore.cli.told import told
 from outcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def sweep(  # noqa: PLR0913 - a command has as many arguments as options
         check_plot(plot_file)
     progress = Console(stderr=True)
     bound = bound and has_solver(progress)
-    with progress.status(f"{network}, batch {batch}: tracing") as status:
+    what = f"{network}, batch {batch}"
+    with progress.status(f"{what}: tracing") as status, told(status, what):
         comparison = Comparison(trace_network(step, batch), machine, batch)
         budgets = wanted.budgets(comparison)
 

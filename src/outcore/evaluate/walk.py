@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any
 
@@ -62,13 +62,21 @@ class Walk:
         self._mood = self._given(np.array([seconds, seconds, 0.0, 1.0, 0.0]))
 
     def go(
-        self, steps: int, hot: float, cold: float, *, rows: float = 0.1, most_seconds: float = 0.0
+        self,
+        steps: int,
+        hot: float,
+        cold: float,
+        *,
+        rows: float = 0.1,
+        most_seconds: float = 0.0,
+        watch: Callable[[float, float], object] | None = None,
     ) -> tuple[NDArray[np.int8], float]:
         """The best kinds after so many steps, and the seconds of their step.
 
         The temperature goes from `hot` down to `cold`, in seconds; sooner where `most_seconds` of
         the clock are not enough for all steps, if they are above 0: what is found is then another
         from time to time. `rows`: the part of the changes that are of a stretch of gaps alike.
+        `watch` is called now and then with the part that is done, and the best seconds so far.
         Raises ValueError for temperatures that are not above 0, and where `rows` is no part.
         """
         if not 0 < cold <= hot < math.inf:
@@ -88,6 +96,8 @@ class Walk:
             draws = self._given(self._random.random(length * k.DRAWS))
             self._engine.walk(self._space, self._kinds, self._best, self._hints, self._mood, draws)
             done, progress = done + length, progress + ahead
+            if watch is not None:
+                watch(min(1.0, progress), float(self._mood[k.LEAST]))
         return np.array(self._best, np.int8), float(self._mood[k.LEAST])
 
     def _given(self, array: NDArray[Any]) -> Any:

@@ -2,18 +2,23 @@
 
 from outcore.policies.floor import Floor, floor, floor_plan
 from outcore.policies.overflow import overflow, staging_needed, with_roomy_host
-from outcore.policies.policy import Policy
+from outcore.policies.plugins import KnownPolicies, Plugin, plugins
+from outcore.policies.policy import Improver, Policy
 from outcore.policies.spec import parse_policy, resolve, spec_text
 from outcore.policies.table import POLICIES
 
 __all__ = [
     "POLICIES",
     "Floor",
+    "Improver",
+    "KnownPolicies",
+    "Plugin",
     "Policy",
     "floor",
     "floor_plan",
     "overflow",
     "parse_policy",
+    "plugins",
     "resolve",
     "spec_text",
     "staging_needed",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from collections.abc import Sequence
+from typing import ClassVar, Protocol, runtime_checkable
 
 from outcore.errors import PolicyError
 from outcore.ir.plan import Plan
@@ -27,6 +28,15 @@ class Policy(Protocol):
         Raises InfeasibleError, with the smallest budget that this policy can meet, where it has no
         plan that fits.
         """
+        ...
+
+
+@runtime_checkable
+class Improver(Policy, Protocol):
+    """A policy that can start from plans that are known."""
+
+    def improve(self, problem: Problem, known: Sequence[Plan]) -> Plan:
+        """As `plan`, and no slower than any of `known` that fits."""
         ...
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from operator import itemgetter
 from typing import ClassVar
 
 import numpy as np
 
-from outcore.errors import InfeasibleError, PolicyError
+from outcore.errors import InfeasibleError, PolicyError, VerifyError
 from outcore.evaluate import KEEP, Evaluator
 from outcore.ir.hardware import Tier
 from outcore.ir.plan import Plan
@@ -37,7 +40,8 @@ class Search:
     Every candidate is judged by what it would take in truth: the simulated time and the peak of its
     lowered program. `effort`: how many ops each of the `walks` simulates at most, in millions (a
     step counts as 4000 at most); the same effort, walks and `seed` give the same plan. `seconds`:
-    the most that they may take, 0 for any; what is found then depends on how fast the machine is.
+    the most that planning may take, as far as the first plan that fits allows, 0 for any; what is
+    found then depends on how fast the machine is.
     """
 
     name: ClassVar[str] = "search"
@@ -58,7 +62,7 @@ class Search:
             reason = f"walks={self.walks}: it takes at least one"
             raise PolicyError(policy=self.name, reason=reason)
         if not 0 <= self.seconds < float("inf"):
-            reason = f"seconds={self.seconds:g}: the most that the walks may take, 0 for any"
+            reason = f"seconds={self.seconds:g}: the most that planning may take, 0 for any"
             raise PolicyError(policy=self.name, reason=reason)
 
     def plan(self, problem: Problem) -> Plan:
@@ -66,27 +70,47 @@ class Search:
 
         Raises InfeasibleError where no policy that it starts from has a plan that fits.
         """
+        return self.improve(problem, ())
+
+    def improve(self, problem: Problem, known: Sequence[Plan]) -> Plan:
+        """The fastest plan found, from `known` ones too: of the same trace, for another budget.
+
+        None of those that fit is faster. Raises InfeasibleError where there is none that does, nor
+        of the policies that it starts from.
+        """
+        deadline = time.perf_counter() + self.seconds if self.seconds else inf
         evaluator = Evaluator(problem)
         space = make_space(problem, evaluator.gaps, self.min_bytes)
         annealing = Annealing(space, evaluator, self.seed)
         annealing.start(np.full(len(evaluator.gaps), KEEP, np.int8))
         if annealing.found and not problem.profile.alternatives:
             return settle(problem, {}, self)  # everything is kept: nothing is faster
-        starts = find_starts(problem, self.min_bytes)
-        if not starts.plans:
+        starts = find_starts(problem, self.min_bytes, deadline)
+        plans = (*starts.plans, *self._that_fit(problem, known))
+        if not plans:
             raise replace(least(starts.refusals), policy=spec_text(self))
-        for plan in starts.plans:
+        for plan in plans:
             annealing.start(space.kinds(plan))
-        kinds = annealing.run(self._effort(len(problem.trace.ops), compiled=evaluator.compiled))
-        seconds, best = min(((_seconds(evaluator, p), p) for p in starts.plans), key=itemgetter(0))
+        evaluations, walks = self._effort(len(problem.trace.ops), compiled=evaluator.compiled)
+        kinds = annealing.run(Effort(evaluations, walks, deadline))
+        seconds, best = min(((_seconds(evaluator, p), p) for p in plans), key=itemgetter(0))
         if annealing.best.seconds <= seconds:
             return settle(problem, evaluator.plan(kinds).by_gap, self)
         return replace(best, policy=spec_text(self))
 
-    def _effort(self, ops: int, *, compiled: bool) -> Effort:
-        """Python runs one thread at a time, and takes long: it goes on one walk there."""
+    def _that_fit(self, problem: Problem, known: Sequence[Plan]) -> Iterator[Plan]:
+        """Plans made for another problem, as plans for this one where they can be carried out."""
+        for plan in known:
+            with suppress(InfeasibleError, VerifyError):
+                yield settle(problem, plan.by_gap, self, plan.by_op)
+
+    def _effort(self, ops: int, *, compiled: bool) -> tuple[int, int]:
+        """Evaluations of each walk, and walks.
+
+        Python runs one thread at a time, and takes long: it goes on one walk there.
+        """
         effort, walks = (self.effort, self.walks) if compiled else (self.effort / SLOWER, 1)
-        return Effort(int(effort * 1e6 / min(max(1, ops), DEEP)), walks, self.seconds)
+        return int(effort * 1e6 / min(max(1, ops), DEEP)), walks
 
 
 def _seconds(evaluator: Evaluator, plan: Plan) -> float:

@@ -6,8 +6,10 @@ changes of neighbours find what single ones cannot (`evaluate/walk.py`).
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import inf
@@ -17,6 +19,9 @@ import numpy as np
 
 from outcore.evaluate import KEEP, Evaluator
 from outcore.policies.search_space import Kinds, Space
+from outcore.units import format_seconds
+
+log = logging.getLogger("outcore.search")
 
 HOT = (1.5e-3, 5e-4)
 """Temperatures that walks begin at, as parts of the step's time, in turn. The cooler one is better
@@ -35,6 +40,15 @@ than `FEW_STEPS` steps for each gap, so that repeated layers are decided on toge
 
 FEW_STEPS = 10
 
+LEAST_SECONDS = 1e-3
+"""What a walk has, however late it is."""
+
+TIDYING = 0.1
+"""The part of the time before a deadline that is left for tidying."""
+
+TOLD_EVERY = 5.0
+"""Seconds between two lines of the log."""
+
 
 class Found(NamedTuple):
     """Kinds, and the seconds of their step; inf where they do not fit."""
@@ -45,11 +59,19 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much to search: `evaluations` of each of `walks`; less where `seconds` (0: none) end."""
+    """How much to search: `evaluations` of each of `walks`; less where the `deadline` comes first.
+
+    That is a time of `time.perf_counter`, or inf.
+    """
 
     evaluations: int
     walks: int = 1
-    seconds: float = 0.0
+    deadline: float = inf
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the deadline; at least a little, for one look at the clock."""
+        return max(LEAST_SECONDS, self.deadline - time.perf_counter())
 
 
 class Annealing:
@@ -81,7 +103,7 @@ class Annealing:
         steps = effort.evaluations - tidying
         if steps > 0 and effort.walks > 0:
             self.best = min((self.best, *self._walks(effort, steps)), key=lambda f: f.seconds)
-        self._tidy(tidying)
+        self._tidy(tidying, effort.deadline)
         return self.best.kinds
 
     def _walks(self, effort: Effort, steps: int) -> Sequence[Found]:
@@ -96,18 +118,37 @@ class Annealing:
             each = evaluator.walk(self.space.allowed, self.space.alike, seeds[index])
             each.begin(kinds, seconds)
             hot = HOT[index % len(HOT)] * seconds
-            cold, most = COLD * seconds, effort.seconds
-            return Found(*each.go(steps, hot, cold, rows=rows, most_seconds=most))
+            most = 0.0 if effort.deadline == inf else effort.seconds_left * (1 - TIDYING)
+            watch = None if index else _teller()
+            cold = COLD * seconds
+            return Found(*each.go(steps, hot, cold, rows=rows, most_seconds=most, watch=watch))
 
         with ThreadPoolExecutor(min(effort.walks, os.cpu_count() or 1)) as threads:
             return list(threads.map(walk, range(effort.walks)))
 
-    def _tidy(self, evaluations: int) -> None:
-        """Keep what costs nothing to keep, as far as so many evaluations tell."""
+    def _tidy(self, evaluations: int, deadline: float) -> None:
+        """Keep what costs nothing to keep, as far as so many evaluations tell in time."""
         moved = [index for index in self.space.allowed if self.best.kinds[index] != KEEP]
         for index in moved[:evaluations]:
+            if time.perf_counter() > deadline:
+                return
             kinds = self.best.kinds.copy()
             kinds[index] = KEEP
             found = self.evaluator.evaluate(kinds)
             if found.fits and found.seconds <= self.best.seconds:
                 self.best = Found(kinds, found.seconds)
+
+
+def _teller() -> Callable[[float, float], None]:
+    """What tells the log how far a long walk is."""
+    told = time.perf_counter()
+
+    def tell(progress: float, seconds: float) -> None:
+        nonlocal told
+        now = time.perf_counter()
+        if now - told >= TOLD_EVERY:
+            told = now
+            best = format_seconds(seconds)
+            log.info("search: %.0f %% done, the best plan takes %s a step", 100 * progress, best)
+
+    return tell

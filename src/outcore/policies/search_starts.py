@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
+from math import inf
 
 from outcore.errors import InfeasibleError
 from outcore.ir.plan import Plan
@@ -33,19 +36,21 @@ class Starts:
     refusals: tuple[InfeasibleError, ...]
 
 
-def find_starts(problem: Problem, min_bytes: int) -> Starts:
-    """Ask each policy, the floor's plan last."""
+def find_starts(problem: Problem, min_bytes: int, deadline: float = inf) -> Starts:
+    """Ask each policy, after the floor's plan; no more of them after `deadline`.
+
+    That is a time of `time.perf_counter`.
+    """
     plans: list[Plan] = []
     refusals: list[InfeasibleError] = []
-    for policy in _policies(problem, min_bytes):
+    asked = (policy.plan for policy in _policies(problem, min_bytes))
+    for make in chain((floor_plan,), asked):
+        if plans and time.perf_counter() > deadline:
+            break
         try:
-            plans.append(policy.plan(problem))
+            plans.append(make(problem))
         except InfeasibleError as error:
             refusals.append(error)
-    try:
-        plans.append(floor_plan(problem))
-    except InfeasibleError as error:
-        refusals.append(error)
     return Starts(tuple(plans), tuple(refusals))
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from outcore.errors import PolicyError
+from outcore.policies.plugins import KnownPolicies
 from outcore.policies.policy import Policy
-from outcore.policies.table import POLICIES
 from outcore.spec import SpecParser, spec_text
 
 __all__ = ["parse_policy", "resolve", "spec_text"]
@@ -14,14 +14,16 @@ def _wrong(spec: str, reason: str) -> PolicyError:
     return PolicyError(policy=spec, reason=reason)
 
 
-_PARSER: SpecParser[Policy] = SpecParser("policy", "pooch{min_bytes=128KiB}", POLICIES, _wrong)
+_PARSER: SpecParser[Policy] = SpecParser(
+    "policy", "pooch{min_bytes=128KiB}", KnownPolicies(), _wrong
+)
 
 
 def parse_policy(spec: str) -> Policy:
-    """The policy that `spec` describes.
+    """The policy that `spec` describes, built in or of another package.
 
     Raises PolicyError for a text of another form, an unknown name or option (with the nearest known
-    one), and a value that an option cannot take.
+    one), a value that an option cannot take, and a package's policy that cannot be used.
     """
     return _PARSER.parse(spec)
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from itertools import cycle
 from math import nan
 from pathlib import Path
 from typing import Any
 
-from outcore.errors import MissingPackageError, OptionValueError
+from outcore.report.style import COLORS, DPI, GIB, GREY, PALE, check_plot
 from outcore.sweep.table import Sweep
 
-GIB = 1 << 30
-SUFFIXES = (".png", ".pdf", ".svg")
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5b4a9c", "#222222")
-"""Those of Okabe and Ito, told apart by colour-blind readers too, with violet for their yellow."""
 MARKERS = "osD^vPX*"
 STYLES = ("-", "--", "-.", ":")
 """Of lines: a new one each time the colours come again."""
-GREY, PALE = "#666666", "#e4e4e4"
 MARGIN = 0.05
 """Of the height, below and above what is drawn."""
 LOGARITHMIC = 2.0
@@ -27,23 +21,6 @@ TICKS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, *(m * 2.0**k for k in range(2, 12) for m
 """Of that scale, those inside its limits."""
 FAR = 0.5
 """How far beyond the budgets floor and in-core peak are drawn, as a part of their range."""
-
-
-def check_plot(file: Path) -> None:
-    """Refuse, before minutes of planning, what cannot be drawn after them.
-
-    Raises OptionValueError for a file of another kind or in no folder, MissingPackageError where
-    matplotlib is not installed.
-    """
-    if file.suffix not in SUFFIXES:
-        reason = f"a plot is written as {', '.join(SUFFIXES)}, by the end of the file's name"
-        raise OptionValueError(option="--plot", value=str(file), reason=reason)
-    if not file.parent.is_dir():
-        reason = f"there is no folder {str(file.parent)!r}"
-        raise OptionValueError(option="--plot", value=str(file), reason=reason)
-    if find_spec("matplotlib") is None:
-        purpose = "a plot is drawn by matplotlib"
-        raise MissingPackageError(package="matplotlib", extra="plot", purpose=purpose)
 
 
 def plot(found: Sweep, title: str, file: Path) -> None:
@@ -60,7 +37,7 @@ def plot(found: Sweep, title: str, file: Path) -> None:
     _dress(axes, found)
     axes.set_title(title, loc="left", fontsize=10)
     figure.legend(loc="outside right upper", frameon=False)
-    figure.savefig(file, dpi=160)
+    figure.savefig(file, dpi=DPI)
 
 
 def _scale(axes: Any, found: Sweep) -> None:

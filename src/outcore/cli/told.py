@@ -1,0 +1,35 @@
+"""told: what a long search tells of itself, on a status line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.status import Status
+
+
+@contextmanager
+def told(status: Status, title: str) -> Iterator[None]:
+    """Show on `status`, behind `title`, how far a search is."""
+    log = logging.getLogger("outcore.search")
+    handler, before = _Shower(status, title), log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+        log.removeHandler(handler)
+
+
+class _Shower(logging.Handler):
+    """Puts what is logged on a status line."""
+
+    def __init__(self, status: Status, title: str) -> None:
+        super().__init__()
+        self.status, self.title = status, title
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one message."""
+        self.status.update(f"{self.title}: {record.getMessage()}")
