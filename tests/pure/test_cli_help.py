@@ -20,6 +20,7 @@ COMMANDS = (
     "floor",
     "hardware",
     "networks",
+    "plan",
     "policies",
     "sweep",
 )

@@ -18,6 +18,7 @@ from outcore.cli.explain import explain
 from outcore.cli.floor import floor
 from outcore.cli.hardware import hardware
 from outcore.cli.networks import networks
+from outcore.cli.plan import plan_app
 from outcore.cli.policies import policies
 from outcore.cli.sweep import sweep
 from outcore.errors import OutcoreError
@@ -78,6 +79,7 @@ def common(
 
 for command in (demo, doctor, compare, sweep, floor, explain, policies, networks, hardware):
     app.command()(command)
+app.add_typer(plan_app, name="plan")
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from outcore.errors import BudgetError, OptionError, OptionValueError
 from outcore.policies import Policy, resolve
 from outcore.runtime.drift import DRIFT
 from outcore.runtime.host import available_bytes, memory_limit_bytes
+from outcore.runtime.reuse import Given, read_given
 from outcore.units import parse_part, parse_rate, parse_size
 
 DEFAULT_POLICY = "search"
@@ -33,6 +34,8 @@ ENVIRONMENT = {
     "disk_budget": "OUTCORE_DISK_BUDGET",
     "link_limit": "OUTCORE_LINK_LIMIT",
     "drift": "OUTCORE_DRIFT",
+    "plan": "OUTCORE_PLAN",
+    "overrides": "OUTCORE_OVERRIDES",
 }
 
 
@@ -48,7 +51,9 @@ class Options:
     (default: the system's temporary folder). `link_limit`: bytes per second per direction, to play
     a slower link. `drift`: the part of the predicted time by which steps may take more or less
     before their graph is planned again, once ("25%", 0.25; default: a quarter; "off": never).
-    `strict`: raise where a graph cannot be planned, instead of running it in-core with a warning.
+    `plan`: a file of plans, saved by `Backend.save_plans`; graphs that it has one for take it.
+    `overrides`: a file of rules that hold for any plan (docs/plan-files.md). `strict`: raise where
+    a graph cannot be planned, or is not in the file, instead of a warning or a note.
     """
 
     budget: str | int | float | None = None
@@ -58,6 +63,8 @@ class Options:
     spill_dir: str | os.PathLike[str] | None = None
     link_limit: str | float | None = None
     drift: str | float | None = None
+    plan: str | os.PathLike[str] | None = None
+    overrides: str | os.PathLike[str] | None = None
     strict: bool = False
 
 
@@ -88,12 +95,14 @@ class Settings:
     drift: float | None
     """None: whatever the steps take, nothing is planned again."""
     strict: bool
+    given: Given
 
 
 def settle(options: Options, device: torch.device) -> Settings:
     """Read every option for `device`.
 
-    Raises BudgetError, OptionValueError, PolicyError or SpillError, each naming the option.
+    Raises BudgetError, OptionValueError, PolicyError or SpillError, each naming the option;
+    FormatError or DigestError for a file of plans or overrides.
     """
     spill_dir = Path(options.spill_dir or tempfile.gettempdir())
     return Settings(
@@ -105,6 +114,7 @@ def settle(options: Options, device: torch.device) -> Settings:
         _link_limit(options.link_limit),
         _drift(options.drift),
         options.strict,
+        read_given(options.plan, options.overrides, device),
     )
 
 

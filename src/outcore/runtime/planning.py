@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,17 +13,19 @@ from outcore.errors import InfeasibleError, SpillError
 from outcore.execute import Driver
 from outcore.ir.hardware import Hardware, Tier
 from outcore.ir.memory import crossing_bytes, fits
-from outcore.ir.plan import Keep, Plan, make_plan
+from outcore.ir.plan import Choice, Gap, Keep, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Program
 from outcore.ir.timeline import Timeline
 from outcore.ir.trace import Effect, Trace
 from outcore.lower import lower
-from outcore.policies import floor_plan, overflow, staging_needed, with_roomy_host
+from outcore.planfile import Overridden, check_rules, forced
+from outcore.policies import Policy, floor_plan, overflow, staging_needed, with_roomy_host
 from outcore.runtime.drift import Drift, Replanned
 from outcore.runtime.options import Settings
 from outcore.runtime.profiling import Profiling
+from outcore.runtime.reuse import reused
 from outcore.simulate import simulate
 
 if TYPE_CHECKING:  # graphs are planned through here
@@ -50,6 +52,10 @@ class Planned:
     """The most that was held besides the graph's own buffers when a profiled step began."""
     replanned: Replanned | None = None
     """Why the graph was planned again with other times, if it was."""
+    from_file: str = ""
+    """The file of plans that it comes from; such a plan is not improved on."""
+    note: str = ""
+    """For the report."""
 
     @property
     def everything_kept(self) -> bool:
@@ -59,7 +65,7 @@ class Planned:
     @property
     def may_improve(self) -> bool:
         """Whether to plan again where times turn out otherwise: once, if there is a choice."""
-        return self.replanned is None and not self.everything_kept
+        return self.replanned is None and not self.everything_kept and not self.from_file
 
 
 class Planner:
@@ -222,19 +228,58 @@ class Planner:
         resident_bytes: int,
     ) -> Planned:
         start = time.perf_counter()
-        keep = make_plan({}, "keep-all")
-        in_core = lower(problem, keep)
+        in_core = lower(problem, make_plan({}, "keep-all"))
         in_core_timeline = simulate(problem, in_core)
-        if fits(problem, in_core):
-            plan, program = keep, in_core
+        given = self.settings.given
+        check_rules(given.rules, [g.captured.trace for g in active])
+        fixed = forced(problem, given.rules)
+        saved = given.find(problem, strict=self.settings.strict)
+        if saved is not None:
+            problem = self._with_tiers(graph, active, problem, saved.plan())
+            plan = reused(problem, saved, fixed, given.path)
         else:
-            problem, plan = self._solve(
-                graph, active, problem, partial(plan_apart, self.settings.policy)
-            )
-            program = lower(problem, plan)
-        timeline = simulate(problem, program)
-        seconds = time.perf_counter() - start
-        return Planned(problem, plan, program, timeline, in_core_timeline, seconds, resident_bytes)
+            problem, plan = self._made(graph, active, problem, in_core, fixed)
+        program = lower(problem, plan)
+        return Planned(
+            problem,
+            plan,
+            program,
+            simulate(problem, program),
+            in_core_timeline,
+            time.perf_counter() - start,
+            resident_bytes,
+            from_file="" if saved is None else given.path,
+            note=given.note(saved),
+        )
+
+    def _made(
+        self,
+        graph: PlannedGraph,
+        active: Sequence[PlannedGraph],
+        problem: Problem,
+        in_core: Program,
+        fixed: Mapping[Gap, Choice],
+    ) -> tuple[Problem, Plan]:
+        """The policy's plan, but for what is `fixed`; everything else is kept where that fits."""
+        if fits(problem, in_core):
+            kept = make_plan(dict(fixed), "keep-all")
+            if not fixed or fits(problem, lower(problem, kept)):
+                return problem, kept
+        policy: Policy = self.settings.policy
+        if fixed:
+            policy = Overridden(policy, self.settings.given.rules)
+        return self._solve(graph, active, problem, partial(plan_apart, policy))
+
+    def _with_tiers(
+        self, graph: PlannedGraph, active: Sequence[PlannedGraph], problem: Problem, plan: Plan
+    ) -> Problem:
+        """The problem with a disk beyond the host, where `plan` uses one and there is one."""
+        used = {c.tier for _, c in plan.choices if isinstance(c, Offload)}
+        if Tier.DISK not in used or problem.hardware.capacity(Tier.DISK):
+            return problem
+        room = self._outer_share(graph, active, Tier.DISK, self.settings.disk_budget_bytes)
+        hardware = self._with_disk(problem.hardware) or problem.hardware
+        return replace(problem, hardware=hardware, disk_budget_bytes=room)
 
     def _solve(
         self,

@@ -91,7 +91,11 @@ def _with_plans(
         ),
         stall_seconds=_total(planned, lambda p: p.predicted.stall_seconds()),
         replans=sum(p.replanned is not None for p in planned),
-        notes=(*common.notes, *_drift_notes(graphs, clock, engine.settings.drift)),
+        notes=(
+            *common.notes,
+            *_plan_notes(graphs),
+            *_drift_notes(graphs, clock, engine.settings.drift),
+        ),
     )
 
 
@@ -113,6 +117,14 @@ def _bound(standing: Standing) -> float:
             least = predicted  # the same sum, added up in another order
         standing.bound_seconds = least
     return standing.bound_seconds
+
+
+def _plan_notes(graphs: list[Standing]) -> Iterator[str]:
+    """Where plans come from, if the user gave a file of them."""
+    for number, standing in enumerate(graphs, 1):
+        note = "" if standing.planned is None else standing.planned.note
+        if note:
+            yield f"graph {number}: {note}" if len(graphs) > 1 else note
 
 
 def _drift_notes(graphs: list[Standing], clock: Clock, margin: float | None) -> Iterator[str]:

@@ -1,0 +1,97 @@
+"""outcore plan check: whether a plan file is whole, and good for a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from outcore.cli.modelled import Batch, Machine, modelled
+from outcore.cli.plan.show import File
+from outcore.errors import DigestError, InfeasibleError, OptionValueError, OutcoreError, VerifyError
+from outcore.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from outcore.ir.problem import Problem
+    from outcore.planfile import PlanFile
+
+EXIT_INVALID = 1
+MACHINE = "v100-pcie3"
+
+
+def check(
+    file: File,
+    *,
+    network: Annotated[
+        str | None, typer.Option(help="A network that it is to be good for; else the file alone.")
+    ] = None,
+    batch: Batch = 128,
+    hardware: Machine = MACHINE,
+    budget: Annotated[
+        str | None, typer.Option(help="Device memory; else the budget it was made for.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Other hardware or another profile will not do.")
+    ] = False,
+) -> None:
+    """Check that a plan file is as it was saved, and good for a network on a machine.
+
+    The network is traced anew: the plan must be of that very trace, verify, and fit. Exit code 0:
+    valid; 1: not valid; 2: a mistake in the call, or a file that cannot be read.
+    """
+    from outcore.planfile import load_plans  # noqa: PLC0415 - loads numpy
+
+    if network is None and (strict or budget is not None):
+        option = "--strict" if strict else "--budget"
+        reason = "it takes a step to check against: say which with --network"
+        raise OptionValueError(option=option, value=strict or budget, reason=reason)
+    try:
+        found = load_plans(file)
+        several = (
+            f"{len(found.plans)} plans, as they were"
+            if len(found.plans) > 1
+            else "a plan, as it was"
+        )
+        told = f"{file}: {several} saved"
+        if network is not None:
+            nbytes = budget or _budget(found)
+            with Console(stderr=True).status(f"{network}, batch {batch}") as status:
+                problem = modelled(network, batch, hardware, nbytes).problem(status)
+                told = f"{file}: {_checked(found, problem, str(file), strict=strict)}"
+    except (DigestError, InfeasibleError, VerifyError) as error:
+        _say_invalid(error)
+        raise typer.Exit(EXIT_INVALID) from error
+    Console().print(told, highlight=False, markup=False, soft_wrap=True)
+
+
+def _budget(file: PlanFile) -> str:
+    """The budget that the file's plans were made for, as an option has it."""
+    return f"{file.plans[0].budgets.device}B" if file.plans else "100%"
+
+
+def _checked(file: PlanFile, problem: Problem, name: str, *, strict: bool) -> str:
+    """What the plan for `problem` comes to. Raises where it is none, or does not fit."""
+    from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
+    from outcore.ir.store import digest  # noqa: PLC0415 - with the others
+    from outcore.lower import lower  # noqa: PLC0415 - loads more
+    from outcore.planfile import check_plan, find  # noqa: PLC0415 - loads numpy
+    from outcore.simulate import simulate  # noqa: PLC0415 - with the others
+
+    trace = digest(problem.trace)
+    saved = find(file, trace)
+    if saved is None:
+        made_for = ", ".join(plan.digests.trace for plan in file.plans)
+        raise DigestError(noun="plan", made_for=made_for, expected=trace)
+    plan = check_plan(saved, problem, strict=strict, name=name)
+    timeline = simulate(problem, lower(problem, plan, fast=True))
+    peak, budget = timeline.peak(Tier.DEVICE), problem.budget_bytes
+    return (
+        f"the plan verifies and fits: {format_bytes(peak)} of {format_bytes(budget)}, "
+        f"{format_seconds(timeline.seconds)} a step (predicted)"
+    )
+
+
+def _say_invalid(error: OutcoreError) -> None:
+    console = Console(stderr=True)
+    console.print(f"not valid: {error}", style="red", highlight=False, markup=False, soft_wrap=True)

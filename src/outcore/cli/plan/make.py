@@ -1,0 +1,79 @@
+"""outcore plan make: plan a modelled step, and write the plan down."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from outcore import __version__
+from outcore.cli.modelled import Batch, Budget, Machine, Network, modelled
+from outcore.cli.told import told
+from outcore.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from outcore.ir.plan import Plan
+    from outcore.ir.problem import Problem
+    from outcore.planfile import Rule
+    from outcore.policies import Policy
+
+
+def make(
+    *,
+    network: Network = "resnet50",
+    batch: Batch = 128,
+    hardware: Machine = "v100-pcie3",
+    budget: Budget = "100%",
+    policy: Annotated[str, typer.Option(help="A spec, such as pooch{early=true}.")] = "search",
+    overrides: Annotated[
+        Path | None, typer.Option(help="A file of rules that hold whatever the policy does.")
+    ] = None,
+    reasons: Annotated[
+        int | None,
+        typer.Option(min=1, help="Reasons for so many moves, those that free most; else for all."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file; else standard output.")
+    ] = None,
+) -> None:
+    """Plan a training step on a machine that need not be here, and write the plan to a file."""
+    from outcore.planfile import (  # noqa: PLC0415 - loads numpy
+        Versions,
+        file_text,
+        load_overrides,
+        make_file,
+        save_plans,
+        saved_plan,
+    )
+    from outcore.policies import resolve  # noqa: PLC0415 - loads numpy
+
+    wanted, what = resolve(policy), modelled(network, batch, hardware, budget)
+    rules = () if overrides is None else load_overrides(overrides)
+    with Console(stderr=True).status(what.title) as status, told(status, what.title):
+        problem = what.problem(status)
+        status.update(f"{what.title}: planning")
+        found = _plan(problem, wanted, rules)
+        status.update(f"{what.title}: looking for reasons")
+        saved = saved_plan(problem, found, most=reasons)
+    versions = Versions(__version__, platform.python_version(), version("torch"))
+    file = make_file([saved], versions, rules)
+    if output is None:
+        typer.echo(file_text(file), nl=False)
+    else:
+        save_plans(file, output)
+        peak, seconds = saved.predicted.device_bytes, saved.predicted.seconds
+        line = (
+            f"{output}: {format_bytes(peak)} at most, {format_seconds(seconds)} a step (predicted)"
+        )
+        Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _plan(problem: Problem, policy: Policy, rules: tuple[Rule, ...]) -> Plan:
+    from outcore.planfile import Overridden, check_rules  # noqa: PLC0415 - loads numpy
+
+    check_rules(rules, [problem.trace])
+    return Overridden(policy, rules).plan(problem) if rules else policy.plan(problem)

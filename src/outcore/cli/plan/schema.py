@@ -1,0 +1,12 @@
+"""outcore plan schema: the JSON Schema of plan files."""
+
+from __future__ import annotations
+
+import typer
+
+
+def schema() -> None:
+    """Print the JSON Schema of plan files; `$defs/overrides` is that of overrides."""
+    from outcore.planfile import schema_text  # noqa: PLC0415 - loads numpy
+
+    typer.echo(schema_text(), nl=False)

@@ -1,0 +1,54 @@
+"""outcore plan show: what a plan file holds, for people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from outcore.cli.plan.words import headline, made_words, storage_words
+from outcore.units import format_bytes
+
+File = Annotated[Path, typer.Argument(help="A plan file.", show_default=False)]
+WIDTH = 14
+
+
+def show(
+    file: File,
+    *,
+    top: Annotated[
+        int | None, typer.Option(min=1, help="How many storages, the largest; else all.")
+    ] = None,
+) -> None:
+    """Show what a plan comes to, and which storages it moves."""
+    from outcore.planfile import load_plans  # noqa: PLC0415 - loads numpy
+
+    found, console = load_plans(file), Console()
+    for number, saved in enumerate(found.plans, 1):
+        if len(found.plans) > 1:
+            console.print(f"graph {number} of {len(found.plans)}", highlight=False)
+        for name, text in headline(found, saved):
+            console.print(f"{name:<{WIDTH}}{text}", highlight=False, markup=False, soft_wrap=True)
+        if not saved.storages:
+            console.print("Everything is kept.")
+            continue
+        largest = sorted(saved.storages, key=lambda storage: -storage.nbytes)[:top]
+        table = Table(
+            Column("storage", overflow="fold"),
+            Column("bytes", justify="right"),
+            Column("action"),
+            Column("made by", overflow="fold"),
+            Column("idle", overflow="fold"),
+            title=f"{len(largest)} of {len(saved.storages)} that are moved, the largest first",
+            title_justify="left",
+        )
+        for storage in largest:
+            idle = f"after op {storage.after.op} until op {storage.before.op}"
+            cells = (storage_words(storage), made_words(storage), idle)
+            name, made, when = map(escape, cells)
+            table.add_row(name, format_bytes(storage.nbytes), storage.action, made, when)
+        console.print(table)

@@ -1,0 +1,68 @@
+"""What plan files say, in words for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from outcore.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from outcore.planfile import Action, PlanFile, SavedPlan, Storage
+
+NONE = "-"
+
+
+def headline(file: PlanFile, saved: SavedPlan) -> Iterator[tuple[str, str]]:
+    """What a plan was made from, and what it comes to."""
+    versions, machine, budgets = file.versions, saved.machine, saved.budgets
+    known = (("python", versions.python), ("torch", versions.torch))
+    others = "".join(f", {name} {text}" for name, text in known if text)
+    yield "policy", saved.policy or NONE
+    yield "made with", f"outcore {versions.outcore}{others}"
+    named = "" if machine.device == machine.name else f" ({machine.name})"
+    yield "machine", f"{machine.device}{named}, times {saved.times.value}"
+    for link in machine.links:
+        latency = format_seconds(link.latency_seconds)
+        rate = f"{format_rate(link.bytes_per_second)}, latency {latency}"
+        yield "link", f"{link.source.value} to {link.target.value} at {rate}"
+    tiers = (("device", budgets.device), ("host", budgets.host), ("disk", budgets.disk))
+    yield "budget", ", ".join(f"{format_bytes(n)} on the {t}" for t, n in tiers if n is not None)
+    yield from _predicted(saved)
+    for rule in file.overrides:
+        yield "override", f"{rule.match}: {rule.action}"
+    digests = saved.digests
+    yield "digests", f"trace {digests.trace}, profile {digests.profile}, plan {digests.plan}"
+
+
+def _predicted(saved: SavedPlan) -> Iterator[tuple[str, str]]:
+    said = saved.predicted
+    times = f", {said.seconds / said.in_core_seconds:.3f} times in-core" * bool(
+        said.in_core_seconds
+    )
+    yield "peak", f"{format_bytes(said.device_bytes)}, in-core {format_bytes(said.in_core_bytes)}"
+    yield "step", f"{format_seconds(said.seconds)}{times} (all predicted)"
+    outer = (("host", said.host_bytes), ("disk", said.disk_bytes))
+    taken = ", ".join(f"{format_bytes(n)} on the {tier}" for tier, n in outer if n)
+    if taken:
+        yield "outside", taken
+    for action in dict.fromkeys(storage.action for storage in saved.storages):
+        yield f"{action}", _moved(saved, action)
+
+
+def _moved(saved: SavedPlan, action: Action) -> str:
+    sizes = [storage.nbytes for storage in saved.storages if storage.action == action]
+    return f"{len(sizes)} of {format_bytes(sum(sizes))}"
+
+
+def storage_words(storage: Storage) -> str:
+    """A storage by its name and number."""
+    return f"{storage.name} (buffer {storage.buffer})".strip()
+
+
+def made_words(storage: Storage) -> str:
+    """What makes it, and where in the model."""
+    if storage.made is None:
+        return "passed in"
+    source = f"({storage.source})" if storage.source else ""
+    return " ".join(filter(None, (storage.made.target, storage.module, source)))

@@ -1,0 +1,40 @@
+"""planfile: plans as files that people review, compare, check and use again.
+
+One JSON file holds what a training run planned, a plan for each graph; in it each move of a storage
+is one line, with its reason. Overrides are a file of their own, and hold for any plan.
+"""
+
+from __future__ import annotations
+
+from outcore.planfile.check import check_fits, check_plan, find
+from outcore.planfile.diff import Change, PlanDiff, diff_files
+from outcore.planfile.make import make_file, saved_plan
+from outcore.planfile.nouns import Action, PlanFile, Rule, SavedPlan, Storage, Versions
+from outcore.planfile.overridden import Overridden
+from outcore.planfile.overrides import check_rules, forced
+from outcore.planfile.store import file_text, load_overrides, load_plans, save_plans, schema_text
+
+__all__ = [
+    "Action",
+    "Change",
+    "Overridden",
+    "PlanDiff",
+    "PlanFile",
+    "Rule",
+    "SavedPlan",
+    "Storage",
+    "Versions",
+    "check_fits",
+    "check_plan",
+    "check_rules",
+    "diff_files",
+    "file_text",
+    "find",
+    "forced",
+    "load_overrides",
+    "load_plans",
+    "make_file",
+    "save_plans",
+    "saved_plan",
+    "schema_text",
+]

@@ -1,0 +1,52 @@
+"""Checking a saved plan against the problem at hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from outcore.errors import DigestError
+from outcore.ir.hardware import Tier
+from outcore.ir.plan import Plan
+from outcore.ir.problem import Problem
+from outcore.ir.store import digest
+from outcore.lower import lower
+from outcore.planfile.nouns import PlanFile, SavedPlan
+from outcore.policies.floor import infeasible, plan_floor
+from outcore.policies.settle import excess_bytes, outer_too_small
+
+
+def find(file: PlanFile, trace_digest: str) -> SavedPlan | None:
+    """The plan in `file` that was made for that trace, if there is one."""
+    return next((saved for saved in file.plans if saved.digests.trace == trace_digest), None)
+
+
+def check_plan(saved: SavedPlan, problem: Problem, *, strict: bool = False, name: str = "") -> Plan:
+    """The plan that was saved, verified for `problem` and lowered: it fits.
+
+    Times, links and budgets may be others than those it was made with, unless `strict`. `name`: its
+    file's, for messages. Raises DigestError where it was made for another trace, with `strict` also
+    for other hardware or another profile; VerifyError where it is no plan for the problem;
+    InfeasibleError where it does not fit, with the smallest budget at which it does.
+    """
+    digests = saved.digests
+    named = [("trace", digests.trace, digest(problem.trace))]
+    if strict:
+        named.append(("hardware", digests.hardware, digest(problem.hardware)))
+        named.append(("profile", digests.profile, digest(problem.profile)))
+    for of, made_for, expected in named:
+        if made_for != expected:
+            raise DigestError(noun="plan", made_for=made_for, expected=expected, of=of)
+    plan = replace(saved.plan(), problem_digest=digest(problem))
+    lower(problem, plan)  # verified, pass by pass
+    check_fits(problem, plan, name)
+    return plan
+
+
+def check_fits(problem: Problem, plan: Plan, name: str = "") -> None:
+    """Raise InfeasibleError where `plan` needs more of a tier than the problem has."""
+    over = excess_bytes(problem, plan)
+    called = f"the plan in {name}" if name else plan.policy
+    for tier in (tier for tier in Tier if over[tier] > 0):
+        if tier is Tier.DEVICE:
+            raise infeasible(problem, plan_floor(problem, plan), called)
+        raise outer_too_small(problem, tier, over[tier], called)

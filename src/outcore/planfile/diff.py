@@ -1,0 +1,200 @@
+"""What differs between two plan files, figure by figure and move by move."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
+from typing import Any
+
+from outcore.planfile.codec import STORAGE
+from outcore.planfile.nouns import Action, PlanFile, SavedPlan, Storage
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A storage in one gap, before and after; None where it is kept."""
+
+    before: Storage | None
+    after: Storage | None
+
+    @property
+    def storage(self) -> Storage:
+        """It itself, as the later file has it."""
+        found = self.after or self.before
+        assert found is not None  # noqa: S101 - one of them is there
+        return found
+
+    @property
+    def actions(self) -> tuple[Action, Action]:
+        """What was done with it, and what is."""
+        return _action(self.before), _action(self.after)
+
+    @property
+    def acts_otherwise(self) -> bool:
+        """Whether the action differs, or how it is done."""
+        return bool({"action", "how"} & set(self.how))
+
+    @property
+    def how(self) -> tuple[str, ...]:
+        """What differs: the action; or else how (tier and hints), reason, cost, or the place."""
+        if self.before is None or self.after is None or self.before.action != self.after.action:
+            return ("action",)
+        pairs = (
+            ("how", self.before.choice, self.after.choice),
+            ("reason", self.before.reason, self.after.reason),
+            ("cost", self.before.seconds_more, self.after.seconds_more),
+        )
+        return tuple(name for name, one, other in pairs if one != other) or ("place",)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDiff:
+    """One graph's plans; `before` or `after` is None where one file has no such graph.
+
+    `figures` are those that differ, by name, before and after.
+    """
+
+    before: SavedPlan | None
+    after: SavedPlan | None
+    figures: tuple[tuple[str, Any, Any], ...] = ()
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def differs(self) -> bool:
+        """Whether there is a difference."""
+        return bool(self.before is None or self.after is None or self.figures or self.changes)
+
+
+@dataclass(frozen=True, slots=True)
+class FileDiff:
+    """Two files; `figures` are those of the files themselves: versions and overrides."""
+
+    figures: tuple[tuple[str, Any, Any], ...]
+    plans: tuple[PlanDiff, ...]
+
+    @property
+    def differs(self) -> bool:
+        """Whether there is a difference."""
+        return bool(self.figures) or any(plan.differs for plan in self.plans)
+
+    def only_actions(self) -> FileDiff:
+        """The same without what is done alike, whatever its reasons and costs are."""
+        plans = (
+            replace(plan, figures=(), changes=tuple(c for c in plan.changes if c.acts_otherwise))
+            for plan in self.plans
+        )
+        return FileDiff((), tuple(plans))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; storages as in the files, None where kept."""
+        return {"differs": self.differs, "files": _figures(self.figures), "plans": self._plans()}
+
+    def _plans(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "traces": [p and p.digests.trace for p in (plan.before, plan.after)],
+                "figures": _figures(plan.figures),
+                "changes": [_change(change) for change in plan.changes],
+            }
+            for plan in self.plans
+        ]
+
+
+def diff_files(before: PlanFile, after: PlanFile) -> FileDiff:
+    """What differs from `before` to `after`: graphs of the same trace, then the rest in order.
+
+    Moves are compared by gap where the traces are the same; else by the storage's name, and the
+    ops around the gap by what they call.
+    """
+    files = [
+        _flat({"versions": asdict(f.versions), "overrides": _rules(f)}) for f in (before, after)
+    ]
+    plans = [diff_plans(one, other) for one, other in _pairs(before.plans, after.plans)]
+    return FileDiff(_differing(*files), tuple(plans))
+
+
+def diff_plans(before: SavedPlan | None, after: SavedPlan | None) -> PlanDiff:
+    """The same of one graph."""
+    if before is None or after is None:
+        return PlanDiff(before, after)
+    same_trace = before.digests.trace == after.digests.trace
+    one, other = (_keyed(plan.storages, by_gap=same_trace) for plan in (before, after))
+    pairs = ((one.get(key), other.get(key)) for key in dict.fromkeys((*one, *other)))
+    changes = (Change(*pair) for pair in pairs if pair[0] != pair[1])
+    figures = _differing(_headline(before), _headline(after))
+    return PlanDiff(before, after, figures, tuple(changes))
+
+
+def _pairs(
+    before: Sequence[SavedPlan], after: Sequence[SavedPlan]
+) -> Iterator[tuple[SavedPlan | None, SavedPlan | None]]:
+    known = {plan.digests.trace: plan for plan in after}
+    alone = [plan for plan in before if plan.digests.trace not in known]
+    matched = {plan.digests.trace for plan in before} & known.keys()
+    yield from ((p, known[p.digests.trace]) for p in before if p.digests.trace in matched)
+    yield from zip_longest(alone, (p for p in after if p.digests.trace not in matched))
+
+
+def _keyed(storages: Sequence[Storage], *, by_gap: bool) -> dict[Key, Storage]:
+    if by_gap:
+        return {(storage.gap,): storage for storage in storages}
+    seen: Counter[Key] = Counter()
+    found = {}
+    for storage in storages:
+        key = (storage.name, storage.module, storage.after.target, storage.before.target)
+        found[*key, seen[key]] = storage
+        seen[key] += 1
+    return found
+
+
+def _headline(plan: SavedPlan) -> dict[str, Any]:
+    """All but the storages, by dotted name."""
+    return _flat({name: value for name, value in asdict(plan).items() if name != "storages"})
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        dotted = ((f"{name}.{key}" if name else key, inner) for key, inner in value.items())
+        return {k: v for key, inner in dotted for k, v in _flat(inner, key).items()}
+    if isinstance(value, list | tuple):
+        rows = enumerate(value)
+        return {k: v for i, row in rows for k, v in _flat(row, f"{name}[{i}]").items()}
+    return {name: value}
+
+
+def _differing(before: dict[str, Any], after: dict[str, Any]) -> tuple[tuple[str, Any, Any], ...]:
+    names = dict.fromkeys((*before, *after))
+    pairs = ((name, before.get(name), after.get(name)) for name in names)
+    return tuple(each for each in pairs if each[1] != each[2])
+
+
+def _rules(file: PlanFile) -> list[dict[str, Any]]:
+    return [{"match": rule.match, "action": rule.action.value} for rule in file.overrides]
+
+
+def _action(storage: Storage | None) -> Action:
+    return Action.KEEP if storage is None else storage.action
+
+
+def _figures(figures: Sequence[tuple[str, Any, Any]]) -> dict[str, list[Any]]:
+    return {name: [_plain(one), _plain(other)] for name, one, other in figures}
+
+
+def _plain(value: Any) -> Any:
+    return getattr(value, "value", value)
+
+
+def _change(change: Change) -> dict[str, Any]:
+    return {
+        "differs": list(change.how),
+        "before": _storage(change.before),
+        "after": _storage(change.after),
+    }
+
+
+def _storage(storage: Storage | None) -> Any:
+    return None if storage is None else STORAGE.encode(storage)

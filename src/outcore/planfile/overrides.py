@@ -1,0 +1,143 @@
+"""Overrides: rules that hold for any plan, whatever a policy makes of the rest.
+
+The last rule that matches a storage decides. `keep` holds for every gap of a storage: it stays on
+the device. `offload` and `recompute` hold for the gap across the boundary, in which it waits for
+the backward pass; its other gaps are the policy's. Where a plan does by itself what a rule asks, it
+does it in its own way (tier, hints).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from outcore.errors import OptionValueError
+from outcore.ir.liveness import Liveness, gaps, liveness
+from outcore.ir.plan import KEEP, Choice, Gap, Keep, Recompute
+from outcore.ir.problem import Problem
+from outcore.ir.trace import Trace
+from outcore.planfile.nouns import Action, Rule
+from outcore.planfile.places import labels
+from outcore.policies.candidates import away, recomputable
+
+NEAR = 5
+"""So many names that are near are listed for a rule that matches nothing."""
+
+
+def forced(problem: Problem, rules: Sequence[Rule]) -> dict[Gap, Choice]:
+    """The choices that `rules` fix, by gap. Linear in ops, and in buffers x rules.
+
+    Raises OptionValueError for what cannot be: no outer tier to offload to, an op that may not run
+    again.
+    """
+    trace = problem.trace
+    deciding = _deciding(trace, rules)
+    crossing = _crossing(trace)
+    found: dict[Gap, Choice] = {}
+    for gap in gaps(trace, liveness(trace)):
+        rule = deciding.get(gap.buffer)
+        if rule is None:
+            continue
+        if rule.action is Action.KEEP:
+            found[gap] = KEEP
+        elif crossing.get(gap.buffer) == gap:
+            found[gap] = away(problem) if rule.action is Action.OFFLOAD else Recompute()
+    _check_possible(problem, found, deciding)
+    return found
+
+
+def check_rules(rules: Sequence[Rule], traces: Sequence[Trace]) -> None:
+    """Raise OptionValueError for a rule without effect on all of `traces`: a slip, as a rule.
+
+    It matches nothing, or only what cannot be moved.
+    """
+    for rule in rules:
+        matched = [(trace, _matched(trace, rule)) for trace in traces]
+        if not any(buffers for _, buffers in matched):
+            raise _wrong(rule, _near(rule.match, traces))
+        if rule.action is Action.KEEP:
+            continue
+        if not any(_crossing(trace).keys() & set(buffers) for trace, buffers in matched):
+            trace, buffers = next(pair for pair in matched if pair[1])
+            raise _wrong(rule, _immovable(trace, buffers[0]))
+
+
+def _deciding(trace: Trace, rules: Sequence[Rule]) -> dict[int, Rule]:
+    """Buffer -> the rule that holds for it."""
+    return {buffer: rule for rule in rules for buffer in _matched(trace, rule)}
+
+
+def _matched(trace: Trace, rule: Rule) -> list[int]:
+    words = enumerate(labels(trace))
+    return [b for b, said in words if any(fnmatchcase(word, rule.match) for word in said)]
+
+
+def _crossing(trace: Trace) -> dict[int, Gap]:
+    """Buffer -> its gap between forward and backward, for those that may leave the device."""
+    found = gaps(trace, liveness(trace))
+    return {
+        gap.buffer: gap
+        for gap in found
+        if gap.after < trace.boundary <= gap.before and trace.buffers[gap.buffer].nbytes
+    }
+
+
+def _check_possible(
+    problem: Problem, found: Mapping[Gap, Choice], deciding: Mapping[int, Rule]
+) -> None:
+    again = recomputable(problem, [g for g, choice in found.items() if choice == Recompute()])
+    live = liveness(problem.trace)
+    for gap, choice in found.items():
+        rule = deciding[gap.buffer]
+        if rule.action is Action.OFFLOAD and isinstance(choice, Keep):
+            name = problem.hardware.name
+            raise _wrong(rule, f"there is no room beyond the device: {name} has no outer tier")
+        if rule.action is Action.RECOMPUTE and gap not in again:
+            raise _wrong(rule, _not_again(problem.trace, live, gap))
+
+
+def _not_again(trace: Trace, live: Liveness, gap: Gap) -> str:
+    """Why the buffer of `gap` cannot be made again."""
+    what, producer = _name(trace, gap.buffer), live.producer[gap.buffer]
+    if producer is None:
+        return f"{what} cannot be recomputed: it is passed in, and no op makes it"
+    op = trace.ops[producer]
+    if not op.repeatable:
+        effects = ", ".join(sorted(effect.value for effect in op.effects))
+        return f"{what} cannot be recomputed: op {op.id} {op.target}, which makes it, is {effects}"
+    return (
+        f"{what} cannot be recomputed: what op {op.id} {op.target} makes it from is gone by then "
+        "and may not be made again, or was changed in place"
+    )
+
+
+def _immovable(trace: Trace, buffer: int) -> str:
+    """Why a matched buffer has no gap across the boundary."""
+    what, live = _name(trace, buffer), liveness(trace)
+    if live.held[buffer]:
+        return f"{what} stays on the device whatever is planned: it is the caller's"
+    uses = live.uses[buffer]
+    if uses and uses[0] >= trace.boundary:
+        return f"{what} is made in the backward pass; it does not wait for it"
+    return f"{what} is not used in the backward pass: it does not wait for it"
+
+
+def _name(trace: Trace, buffer: int) -> str:
+    name = trace.buffers[buffer].name
+    return f"{name} (buffer {buffer})" if name else f"buffer {buffer}"
+
+
+def _near(match: str, traces: Sequence[Trace]) -> str:
+    """Names that are like one that matches nothing."""
+    words = sorted({word for trace in traces for said in labels(trace) for word in said})
+    near = get_close_matches(match, words, n=NEAR, cutoff=0.4)
+    listed = f"near are {', '.join(near)}; " if near else ""
+    return (
+        f"it matches no storage: {listed}`outcore plan show` lists names, module paths and source "
+        "lines of what a plan moves"
+    )
+
+
+def _wrong(rule: Rule, reason: str) -> OptionValueError:
+    return OptionValueError(option="overrides", value=f"{rule.match}: {rule.action}", reason=reason)

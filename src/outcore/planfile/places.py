@@ -1,0 +1,35 @@
+"""Places: where in a model an op comes from, and the words that name a storage."""
+
+from __future__ import annotations
+
+import re
+
+from outcore.ir.liveness import liveness
+from outcore.ir.trace import Trace
+
+_CLOSURE = re.compile(r"^L\['\w+'\]\.?")
+"""How torch names the variable that holds a model."""
+
+
+def place(site: str) -> tuple[str, str]:
+    """Module path and source line of an op's site, `layers.3.conv2 (model.py:41)`."""
+    path, opened, source = site.rpartition("(")
+    if not opened or not source.endswith(")"):
+        path, source = site, ")"
+    return _CLOSURE.sub("", path.strip()), source[:-1]
+
+
+def labels(trace: Trace) -> list[tuple[str, ...]]:
+    """Per buffer the words that a rule may match: its name; where it is made."""
+    producer = liveness(trace).producer
+    return [
+        tuple(filter(None, (buffer.name, *_made_at(trace, producer[buffer.id]))))
+        for buffer in trace.buffers
+    ]
+
+
+def _made_at(trace: Trace, op: int | None) -> tuple[str, ...]:
+    if op is None:
+        return ()
+    module, source = place(trace.ops[op].site)
+    return module, source, f"{module} ({source})", trace.ops[op].site

@@ -1,0 +1,91 @@
+"""search around choices that are given: those gaps are not walked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from math import inf
+from operator import itemgetter
+
+from outcore.errors import InfeasibleError
+from outcore.evaluate import Evaluator
+from outcore.ir.plan import Choice, Gap, Plan, make_plan
+from outcore.ir.problem import Problem
+from outcore.lower import lower
+from outcore.policies.floor import leanest, plan_floor
+from outcore.policies.search import DEEP, SLOWER, Search
+from outcore.policies.search_anneal import Annealing, Effort
+from outcore.policies.search_space import Kinds, Space, kind_of, make_space
+from outcore.policies.search_starts import find_starts
+from outcore.policies.settle import settle
+from outcore.simulate import simulate
+
+
+def with_fixed(plan: Plan, fixed: Mapping[Gap, Choice]) -> dict[Gap, Choice]:
+    """The choices of `plan` with what is `fixed`; what it does alike already it does in its way."""
+    changed = {g: c for g, c in fixed.items() if type(plan.choice(g)) is not type(c)}
+    return plan.by_gap | changed
+
+
+def search_fixed(problem: Problem, search: Search, fixed: Mapping[Gap, Choice]) -> Plan:
+    """The fastest plan that `search` finds with the gaps of `fixed` as they are given.
+
+    Raises InfeasibleError, with the smallest budget at which there is a plan, where none of those
+    that it starts from fits with them.
+    """
+    deadline = time.perf_counter() + search.seconds if search.seconds else inf
+    evaluator = Evaluator(problem)
+    space = _without(make_space(problem, evaluator.gaps, search.min_bytes), fixed)
+    annealing = Annealing(space, evaluator, search.seed)
+    plans = _starts(problem, search, fixed, deadline)
+    for plan in plans:
+        annealing.start(_kinds(space, plan, fixed))
+    kinds = annealing.run(_effort(search, len(problem.trace.ops), evaluator, deadline))
+    timed = ((simulate(problem, lower(problem, p, fast=True)).seconds, p) for p in plans)
+    seconds, best = min(timed, key=itemgetter(0))
+    if annealing.best.seconds < seconds:
+        return settle(problem, evaluator.plan(kinds).by_gap, search)
+    return best
+
+
+def _starts(
+    problem: Problem, search: Search, fixed: Mapping[Gap, Choice], deadline: float
+) -> list[Plan]:
+    """What `search` starts from anyway, everything kept and the leanest plan, each with `fixed`."""
+    lean = leanest(problem)[1]
+    known = (make_plan({}), *find_starts(problem, search.min_bytes, deadline).plans, lean)
+    merged = [make_plan(with_fixed(p, fixed), variants=p.by_op) for p in known]
+    found = []
+    for plan in merged:
+        with suppress(InfeasibleError):
+            found.append(settle(problem, plan.by_gap, search, plan.by_op))
+    if not found:
+        least = min(merged, key=lambda plan: plan_floor(problem, plan).nbytes)
+        found.append(settle(problem, least.by_gap, search, least.by_op))  # raises: it lacks room
+    return found
+
+
+def _kinds(space: Space, plan: Plan, fixed: Mapping[Gap, Choice]) -> Kinds:
+    """The kinds of a plan that has what is fixed."""
+    kinds = space.kinds(plan)
+    for index, gap in enumerate(space.gaps):
+        if gap in fixed:
+            kinds[index] = kind_of(plan, gap)
+    return kinds
+
+
+def _without(space: Space, fixed: Mapping[Gap, Choice]) -> Space:
+    """The space without the gaps of `fixed`."""
+    left = {i: kinds for i, kinds in space.allowed.items() if space.gaps[i] not in fixed}
+    groups = (tuple(i for i in group if i in left) for group in space.alike)
+    return replace(space, allowed=left, alike=tuple(group for group in groups if len(group) > 1))
+
+
+def _effort(search: Search, ops: int, evaluator: Evaluator, deadline: float) -> Effort:
+    """As much as `search` takes: one walk, and a shorter one, where nothing is compiled."""
+    effort, walks = search.effort, search.walks
+    if not evaluator.compiled:
+        effort, walks = effort / SLOWER, 1
+    return Effort(int(effort * 1e6 / min(max(1, ops), DEEP)), walks, deadline)

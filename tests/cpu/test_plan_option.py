@@ -1,0 +1,230 @@
+"""Plans saved by what trains, used again, and rules that hold in training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from torch import nn
+
+from outcore import Backend
+from outcore.apart import plan_apart
+from outcore.errors import DigestError, FormatError, InfeasibleError, OptionValueError
+from outcore.ir.plan import Keep, Recompute
+from outcore.planfile import load_plans, schema_text
+from outcore.runtime.planning import Planned
+from tests.cpu.training import (
+    PROFILED_STEPS,
+    Small,
+    batch,
+    mean_square,
+    same,
+    small_planned,
+    small_reference,
+    train,
+)
+
+STEPS = PROFILED_STEPS + 1
+TIGHT = "2MiB"
+"""A budget that `Small` does not fit in with everything kept."""
+MOVING: dict[str, Any] = {"budget": TIGHT, "policy": "swap-all"}
+
+
+def the_plan(backend: Backend) -> Planned:
+    assert backend.engine is not None
+    (graph,) = backend.engine.active()
+    assert graph.planned is not None
+    return graph.planned
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The plan of `Small`, by a policy that is not the default."""
+    path = tmp_path_factory.mktemp("plans") / "plan.json"
+    _, backend = small_planned(STEPS, **MOVING)
+    backend.save_plans(path)
+    assert load_plans(path).plans[0].plan().choices == the_plan(backend).plan.choices
+    return path
+
+
+def refuse(*_: Any) -> Any:
+    raise AssertionError("nothing is to be planned")
+
+
+class TestSaving:
+    def test_a_file_tells_what_runs(self, saved: Path) -> None:
+        file = load_plans(saved)
+        (plan,) = file.plans
+        assert file.versions.torch == torch.__version__
+        assert plan.policy == "swap-all"
+        assert plan.times.value == "measured"
+        assert plan.machine.device.startswith("CPU, ")
+        assert {link.source.value for link in plan.machine.links} == {"device", "disk"}
+        assert any("training.py" in storage.source for storage in plan.storages)
+        assert any(storage.module == "first" for storage in plan.storages)
+        jsonschema.validate(json.loads(saved.read_text()), json.loads(schema_text()))
+
+    def test_before_there_is_a_plan_there_is_nothing_to_save(self, tmp_path: Path) -> None:
+        with pytest.raises(OptionValueError, match="no graph has a plan yet"):
+            Backend(budget=TIGHT).save_plans(tmp_path / "plan.json")
+        assert not list(tmp_path.iterdir())
+
+    def test_several_graphs_are_several_plans_in_one_file(self, tmp_path: Path) -> None:
+        backend, module = Backend(budget="1GiB"), Broken()
+        train(module, torch.compile(module, backend=backend), [batch(0)], mean_square, STEPS)
+        backend.save_plans(tmp_path / "plan.json")
+        first, second = load_plans(tmp_path / "plan.json").plans
+        assert first.digests.trace != second.digests.trace
+        assert not first.storages, "everything fits"
+
+
+class Broken(nn.Module):
+    """Two graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.first(x))
+        torch._dynamo.graph_break()
+        result: torch.Tensor = torch.relu(self.second(y))
+        return result
+
+
+class TestUsing:
+    def test_a_plan_is_taken_from_the_file_and_nothing_is_planned(
+        self, saved: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("outcore.runtime.planning.plan_apart", refuse)
+        seen, backend = small_planned(STEPS, budget=TIGHT, plan=str(saved), strict=True)
+        planned = the_plan(backend)
+        assert planned.plan.choices == load_plans(saved).plans[0].plan().choices
+        assert not planned.may_improve
+        assert same(seen, small_reference(STEPS))
+        assert backend.report().notes == (f"the plan is from {saved}",)
+
+    def test_saved_again_it_is_the_same_plan(self, saved: Path, tmp_path: Path) -> None:
+        _, backend = small_planned(STEPS, budget=TIGHT, plan=str(saved))
+        backend.save_plans(tmp_path / "again.json")
+        (first,), (again,) = (load_plans(p).plans for p in (saved, tmp_path / "again.json"))
+        assert first.digests.plan == again.digests.plan
+        assert first.digests.trace == again.digests.trace
+
+    def test_another_shape_is_planned_as_usual_with_a_note(self, saved: Path) -> None:
+        module, backend = Small(), Backend(**MOVING, plan=str(saved))
+        call = torch.compile(module, backend=backend)
+        train(module, call, [batch(0, n=3)], mean_square, STEPS)
+        assert the_plan(backend).plan.policy == "swap-all"
+        (note,) = backend.report().notes
+        assert note == f"no plan for this graph in {saved}: it was planned as usual"
+
+    def test_another_shape_is_refused_where_strict(self, saved: Path) -> None:
+        module, backend = Small(), Backend(**MOVING, plan=str(saved), strict=True)
+        call = torch.compile(module, backend=backend)
+        with pytest.raises(DigestError, match="this plan was made for trace"):
+            train(module, call, [batch(0, n=3)], mean_square, STEPS)
+
+    def test_another_device_is_noted_or_refused(
+        self, saved: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("outcore.runtime.reuse.device_name", lambda _: "another")
+        _, backend = small_planned(STEPS, budget=TIGHT, plan=str(saved))
+        (note,) = backend.report().notes
+        assert "where it was made for another device, CPU, " in note
+        with pytest.raises(DigestError, match="made for device CPU, "):
+            small_planned(STEPS, budget=TIGHT, plan=str(saved), strict=True)
+
+    def test_a_budget_that_it_does_not_fit_is_an_error_that_names_one_that_does(
+        self, saved: Path, tmp_path: Path
+    ) -> None:
+        _, backend = small_planned(STEPS, budget=TIGHT, policy="recompute-all")
+        path = tmp_path / "again.json"
+        backend.save_plans(path)
+        floor = the_plan(backend).predicted.peak_bytes
+        assert floor
+        with pytest.raises(InfeasibleError):
+            small_planned(STEPS, budget="900KiB", plan=str(path))
+
+    def test_files_that_cannot_be_read_are_refused_at_once(self, tmp_path: Path) -> None:
+        for option in ("plan", "overrides"):
+            with pytest.raises(FormatError, match="No such file"):
+                Backend(budget=TIGHT, **{option: str(tmp_path / "none.json")})
+
+    def test_the_environment_names_files_too(
+        self, saved: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("OUTCORE_PLAN", str(saved))
+        assert Backend(budget=TIGHT).options.plan == str(saved)
+
+
+class TestOverrides:
+    def rules(self, folder: Path, **actions: str) -> str:
+        path = folder / "overrides.json"
+        listed = [{"match": match, "action": action} for match, action in actions.items()]
+        path.write_text(json.dumps(listed))
+        return str(path)
+
+    def test_rules_hold_in_training(self, tmp_path: Path) -> None:
+        path = tmp_path / "overrides.json"
+        path.write_text(
+            '[{"match": "first", "action": "keep"}, {"match": "relu_3", "action": "recompute"}]'
+        )
+        seen, backend = small_planned(STEPS, **MOVING, overrides=str(path))
+        planned = the_plan(backend)
+        names = [buffer.name for buffer in planned.problem.trace.buffers]
+        chosen = {names[gap.buffer]: choice for gap, choice in planned.plan.choices}
+        assert chosen["relu_3"] == Recompute()
+        assert all(storage.module != "first" for storage in self.saved(backend, tmp_path))
+        assert len(chosen) > 4
+        assert same(seen, small_reference(STEPS))
+
+    def saved(self, backend: Backend, folder: Path) -> Any:
+        backend.save_plans(folder / "saved.json")
+        file = load_plans(folder / "saved.json")
+        assert len(file.overrides) == 2
+        return file.plans[0].storages
+
+    def test_where_everything_fits_what_is_to_move_moves(self, tmp_path: Path) -> None:
+        rules = self.rules(tmp_path, relu_3="offload")
+        seen, backend = small_planned(STEPS, budget="1GiB", overrides=rules)
+        moved = [c for _, c in the_plan(backend).plan.choices if not isinstance(c, Keep)]
+        assert len(moved) == 1
+        assert backend.report().offloaded_bytes > 0
+        assert same(seen, small_reference(STEPS))
+
+    def test_search_plans_around_rules_in_a_process_of_its_own(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = []
+
+        def noted(policy: Any, problem: Any) -> Any:
+            asked.append(policy)
+            return plan_apart(policy, problem)
+
+        monkeypatch.setattr("outcore.runtime.planning.plan_apart", noted)
+        rules = self.rules(tmp_path, relu_3="recompute")
+        policy = "search{effort=0.01,min_bytes=1KiB}"
+        _, backend = small_planned(STEPS, budget=TIGHT, policy=policy, overrides=rules)
+        planned = the_plan(backend)
+        names = [buffer.name for buffer in planned.problem.trace.buffers]
+        chosen = {names[gap.buffer]: choice for gap, choice in planned.plan.choices}
+        assert isinstance(chosen["relu_3"], Recompute)
+        assert [policy.name for policy in asked] == ["overridden"]
+
+    def test_a_rule_that_matches_nothing_is_an_error(self, tmp_path: Path) -> None:
+        rules = self.rules(tmp_path, relu_99="keep")
+        with pytest.raises(OptionValueError, match=r"near are .*relu_"):
+            small_planned(STEPS, **MOVING, overrides=rules)
+
+    def test_a_rule_holds_beside_a_plan_from_a_file(self, saved: Path, tmp_path: Path) -> None:
+        rules = self.rules(tmp_path, relu_3="keep")
+        _, backend = small_planned(STEPS, budget="1GiB", plan=str(saved), overrides=rules)
+        planned = the_plan(backend)
+        kept = load_plans(saved).plans[0].plan().by_gap.keys() - planned.plan.by_gap.keys()
+        names = {planned.problem.trace.buffers[gap.buffer].name for gap in kept}
+        assert names == {"relu_3"}
