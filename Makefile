@@ -8,10 +8,11 @@ BIN := $(VENV)/bin
 # One process per core, as long as memory is sure to hold them: each takes about 1 GB.
 WORKERS ?= -n auto --maxprocesses 4 --dist loadgroup
 TYPED := $(wildcard src benchmarks examples tests)
+PAGES := $(BIN)/sphinx-build -W --keep-going -n -q docs build/docs
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pure test-gpu bench-cpu bench-gpu check format clean
+.PHONY: help demo test test-pure test-gpu bench-cpu bench-gpu docs check format clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -35,11 +36,15 @@ bench-cpu: $(VENV)/.stamp-dev  ## measure on this machine; writes benchmarks/res
 bench-gpu: $(VENV)/.stamp-dev  ## measure on one GPU, in under nine minutes; writes benchmarks/results/
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
-check: $(VENV)/.stamp-dev  ## format, lint, types, import contracts
+docs: $(VENV)/.stamp-dev  ## build the pages into build/docs; a warning is an error
+	$(PAGES)
+
+check: $(VENV)/.stamp-dev  ## format, lint, types, import contracts, pages
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(TYPED)
 	$(BIN)/lint-imports --no-logo
+	$(PAGES)
 
 format: $(VENV)/.stamp-dev  ## rewrite the code in the common format
 	$(BIN)/ruff format .

@@ -1,0 +1,130 @@
+"""All code of README.md and docs/ runs, page by page, and prints what the page says it prints.
+
+How a page says otherwise is told in tests/pages.py.
+"""
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from outcore.cli import app
+from tests import pages
+from tests.pages import ROOT, blocks, name_of
+
+WIDTH = "110"
+"""Columns of the terminal that the pages show."""
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+OTHERS = (
+    "ignore::DeprecationWarning",
+    "ignore::FutureWarning",
+    "ignore:.*does not have many workers:UserWarning",
+    "ignore:.*pin_memory.*:UserWarning",
+)
+"""What libraries that pages use warn of, of themselves."""
+WITH_CODE = [page for page in pages.pages() if any(block.is_code for block in blocks(page))]
+
+
+class Reader:
+    """Somebody who reads a page from the top and runs what it says, in an empty folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.names = {"__name__": "__main__"}
+
+    def read(self, page):
+        printed = ""
+        for block in blocks(page):
+            if block.is_output and block.follows.runs and "runs as" not in block.follows.markers:
+                assert not (wrong := pages.differ(block, printed)), wrong
+            elif block.language in pages.PYTHON:
+                printed = self.python(block)
+            elif block.language in pages.SHELL:
+                printed = self.shell(block)
+
+    def python(self, block):
+        code = compile("\n" * (block.line - 1) + block.text, str(block.page), "exec")
+        if not block.runs:
+            return ""
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(block.markers.get("run first", ""), self.names)
+            exec(code, self.names)
+        return printed.getvalue()
+
+    def shell(self, block):
+        whole, smaller = list(pages.commands(block.text)), block.markers.get("runs as")
+        if smaller or not block.runs:
+            for command in whole:
+                self.parse(command)
+        running = pages.commands(smaller) if smaller else whole * block.runs
+        return "".join(self.command(command, block.where) for command in running)
+
+    def parse(self, command):
+        """See that `outcore` has the command and its options; nothing for other programs."""
+        program, *arguments = shlex.split(command)
+        found: Any = get_command(app) if program == "outcore" else None
+        while found is not None:
+            context = found.make_context(program, list(arguments), resilient_parsing=True)
+            if not hasattr(found, "resolve_command"):
+                found.make_context(program, arguments)
+                return
+            program, found, arguments = found.resolve_command(context, arguments)
+
+    def command(self, command, where):
+        program, *arguments = shlex.split(command)
+        if program == "outcore":
+            result = CliRunner().invoke(app, arguments, prog_name="outcore")
+            assert result.exit_code == 0, f"{where}: {command}\n{result.output}"
+            return result.stdout
+        if program == "pip":
+            wanted = re.findall(r"\[(.*?)\]", " ".join(arguments))
+            assert set(",".join(wanted).split(",")) - {""} <= set(EXTRAS), f"{where}: {command}"
+            return ""
+        if program == "make":  # which would install, train, or run these very tests
+            return self.run(["make", "--dry-run", *arguments], ROOT, where)
+        if program in ("python", "python3"):
+            return self.run([sys.executable, *arguments], self.folder, where)
+        raise AssertionError(f"{where}: {command}: cannot run {program}; see tests/pages.py")
+
+    def run(self, command, folder, where):
+        environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{where}: {' '.join(command)}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+
+@pytest.mark.filterwarnings(*OTHERS)
+@pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
+def test_a_page_runs_and_prints_what_it_shows(page, tmp_path, monkeypatch):
+    for variable in ("KINETO_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL"):
+        monkeypatch.setenv(variable, "")  # the commands set them: put back what was there
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("COLUMNS", WIDTH)
+    monkeypatch.chdir(tmp_path)
+    Reader(tmp_path).read(page)
+
+
+def test_code_that_fails_or_prints_something_else_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("```python\nprint(1)\n```\n\n```\n2\n```\n")
+    with pytest.raises(AssertionError, match="shows"):
+        Reader(tmp_path).read(page)
+    page.write_text("```sh\nrm -r everything\n```\n")
+    with pytest.raises(AssertionError, match="cannot run rm"):
+        Reader(tmp_path).read(page)
+    page.write_text("<!-- not run: a test -->\n```sh\noutcore compare --netwrk x\n```\n")
+    with pytest.raises(Exception, match="No such option"):
+        Reader(tmp_path).read(page)
