@@ -16,12 +16,14 @@ COMMANDS = (
     "compare",
     "demo",
     "doctor",
+    "estimate",
     "explain",
     "floor",
     "hardware",
     "networks",
     "plan",
     "policies",
+    "run",
     "sweep",
 )
 HELP_SECONDS = 0.3

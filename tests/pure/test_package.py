@@ -14,6 +14,7 @@ MAY_IMPORT_TORCH = {
     "runtime",
     "api",
     "aten",
+    "before",
     "capture",
     "execute",
     "measure",

@@ -11,7 +11,7 @@ from outcore.capture.compat import (
     stand_in_survives,
 )
 from outcore.capture.graph import Captured, capture
-from outcore.capture.offline import trace, trace_network
+from outcore.capture.offline import trace, trace_as_run, trace_network
 from outcore.capture.passing import passing
 from outcore.capture.shells import Shells, shells
 
@@ -28,5 +28,6 @@ __all__ = [
     "shells",
     "stand_in_survives",
     "trace",
+    "trace_as_run",
     "trace_network",
 ]

@@ -9,13 +9,16 @@ import torch
 from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import ShortenTraceback
+from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import default_partition
 from torch.fx import GraphModule
 from torch.fx.graph import _BoxedCodeGen
+from torch.nn.utils.stateless import _reparametrize_module as with_states
 
 __all__ = [
     "ShortenTraceback",
     "aot_autograd",
+    "aot_function",
     "boxed",
     "compiles_autograd",
     "default_partition",
@@ -23,6 +26,7 @@ __all__ = [
     "mutated_inputs",
     "runs_in_backward",
     "stand_in_survives",
+    "with_states",
 ]
 
 

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from outcore.capture.compat import ShortenTraceback, aot_autograd
+from outcore.capture.compat import ShortenTraceback, aot_autograd, aot_function, with_states
 from outcore.capture.graph import Captured, capture
 from outcore.capture.passing import passing
 from outcore.errors import CaptureError
@@ -51,6 +53,35 @@ def trace(step: Callable[..., Any], *inputs: Any) -> Trace:
     finally:
         torch._dynamo.reset()
     raise _nothing_to_differentiate()  # not even compiled
+
+
+def trace_as_run(step: Callable[..., Any], owner: nn.Module, *inputs: Any) -> Trace:
+    """The same where torch's compiler does not follow the Python of `step`: it runs once instead.
+
+    `owner` holds the parameters and buffers. Nothing is computed and little memory is taken all the
+    same. The ops do not know their places in the model. Raises CaptureError as `trace`, and
+    whatever `step` raises where it needs numbers that are not computed.
+    """
+    states = {**dict(owner.named_parameters()), **dict(owner.named_buffers())}
+    leaves, structure = tree_flatten(inputs)
+
+    def flat(states: dict[str, torch.Tensor], tensors: list[torch.Tensor]) -> Any:
+        given = iter(tensors)
+        again = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        with with_states(owner, states):
+            return step(*tree_unflatten(again, structure))
+
+    def partition(joint: GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
+        captured = capture(joint, num_fwd_outputs, range(len(states)))
+        verify_trace(captured.trace)
+        raise _Seen(captured)
+
+    call = aot_function(flat, fw_compiler=_refuse, partition_fn=partition)  # type: ignore[arg-type]  # it names its arguments otherwise
+    try:
+        call(states, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+    except _Seen as seen:
+        return seen.captured.trace
+    raise _nothing_to_differentiate()
 
 
 def trace_network(spec: NetworkSpec, samples: int, **sizes: int) -> Trace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -14,12 +15,14 @@ from outcore import __version__
 from outcore.cli.compare import compare
 from outcore.cli.demo import demo
 from outcore.cli.doctor import doctor
+from outcore.cli.estimate import estimate
 from outcore.cli.explain import explain
 from outcore.cli.floor import floor
 from outcore.cli.hardware import hardware
 from outcore.cli.networks import networks
 from outcore.cli.plan import plan_app
 from outcore.cli.policies import policies
+from outcore.cli.run import AS_GIVEN, HandedOver, run
 from outcore.cli.sweep import sweep
 from outcore.errors import OutcoreError
 
@@ -63,6 +66,7 @@ def _show_version(wanted: bool | None) -> None:  # noqa: FBT001 - typer calls it
 
 @app.callback()
 def common(
+    ctx: typer.Context,
     *,
     version: Annotated[  # noqa: ARG001 - read by its callback
         bool | None,
@@ -73,15 +77,36 @@ def common(
     ] = False,
 ) -> None:
     """Take the options that stand before a command."""
+    if ctx.invoked_subcommand == run.__name__:
+        return  # a script has the environment that it was given
     for variable, value in QUIET.items():
         os.environ.setdefault(variable, value)
 
 
-for command in (demo, doctor, compare, sweep, floor, explain, policies, networks, hardware):
+for command in (
+    demo,
+    doctor,
+    estimate,
+    compare,
+    sweep,
+    floor,
+    explain,
+    policies,
+    networks,
+    hardware,
+):
     app.command()(command)
+app.command(context_settings=AS_GIVEN)(run)
 app.add_typer(plan_app, name="plan")
 
 
 def main() -> None:
     """Run the command line."""
-    app()
+    excepthook, script = sys.excepthook, None
+    try:
+        app()
+    except HandedOver as handed:
+        script = handed.script
+    if script is not None:  # no error is being handled: one of the script's own would follow it
+        sys.excepthook = excepthook  # which typer sets
+        script.run()

@@ -38,9 +38,9 @@ def machine_of(name: str) -> Preset:
 
 def policies_of(specs: str) -> list[Policy]:
     """The policies of specs separated by semicolons. Raises PolicyError for one that is wrong."""
-    from outcore.policies import POLICIES, resolve  # noqa: PLC0415 - loads numpy
+    from outcore.policies import KnownPolicies, resolve  # noqa: PLC0415 - loads numpy
 
-    wanted = list(POLICIES) if specs == ALL else specs.split(";")
+    wanted = list(KnownPolicies()) if specs == ALL else specs.split(";")
     return [resolve(spec) for spec in wanted]
 
 

@@ -1,0 +1,178 @@
+"""forecast: what a step takes on a machine, in-core and under a policy's plan, predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from outcore.apart import plan_apart
+from outcore.errors import InfeasibleError
+from outcore.estimate import estimate
+from outcore.ir.hardware import Tier
+from outcore.ir.memory import fits
+from outcore.ir.plan import Keep, Offload, Plan, make_plan
+from outcore.ir.problem import Problem
+from outcore.ir.program import Copy, Program, Run, Stream
+from outcore.ir.trace import Role, Trace
+from outcore.lower import lower
+from outcore.policies import Policy, floor
+from outcore.presets import Preset
+from outcore.report import Counts, count_choices
+from outcore.simulate import simulate
+from outcore.spec import spec_text
+
+MARGIN_DIVISOR = 200
+"""What training keeps free: the budget over this."""
+ENDLESS_BYTES = 1 << 62
+SHOWN = 5
+"""Moved buffers that are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A buffer that the plan moves, once or more often."""
+
+    name: str
+    site: str
+    """Where it is made: module and line, as far as known."""
+    choice: str
+    """offload or recompute."""
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What the step takes under the plan. All figures predicted."""
+
+    peak_bytes: int
+    seconds: float
+    counts: Counts
+    offloaded_bytes: int
+    recompute_seconds: float
+    moved: tuple[Moved, ...]
+    """The largest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What the step takes, and whether it fits. All figures predicted.
+
+    `in_core_peak_bytes`: with everything kept, and all counted. `smallest_budget_bytes`: the least
+    that some plan meets, and `smallest_set_by` the op that needs it. `planned`: None where the
+    policy has no plan that fits; `reason` then says why.
+    """
+
+    hardware: str
+    policy: str
+    budget_bytes: int
+    in_core_peak_bytes: int
+    in_core_seconds: float
+    smallest_budget_bytes: int
+    smallest_set_by: str
+    optimizer_bytes: int
+    planned: Planned | None
+    reason: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits the budget, by a plan or as it is."""
+        return self.planned is not None
+
+    @property
+    def fits_in_core(self) -> bool:
+        """Whether it fits as it is: nothing is moved."""
+        return self.planned is not None and not self.planned.moved
+
+    @property
+    def slowdown(self) -> float | None:
+        """How many times as long as in-core a step takes."""
+        if self.planned is None or not self.in_core_seconds:
+            return None
+        return self.planned.seconds / self.in_core_seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; bytes and seconds."""
+        shown = {"fits": self.fits, "fits_in_core": self.fits_in_core, "slowdown": self.slowdown}
+        return {**asdict(self), **shown, "source": "predicted"}
+
+
+def forecast(
+    trace: Trace, machine: Preset, budget_bytes: int, policy: Policy, optimizer_bytes: int
+) -> Forecast:
+    """What `policy` makes of a step within a device budget, on a machine that need not be here.
+
+    `optimizer_bytes`: what the optimizer holds on the device.
+    """
+    profile = estimate(trace, machine.hardware, machine.efficiency)
+    roomy = Problem(trace, profile, machine.hardware, ENDLESS_BYTES, outside_bytes=optimizer_bytes)
+    in_core = simulate(roomy, lower(roomy, make_plan({}, "keep-all")))
+    lowest = floor(roomy)
+    problem = replace(
+        roomy,
+        budget_bytes=budget_bytes,
+        outside_bytes=optimizer_bytes + budget_bytes // MARGIN_DIVISOR,
+    )
+    planned, reason = None, ""
+    try:
+        planned = _planned(problem, policy)
+    except InfeasibleError as error:
+        reason = str(error)
+    return Forecast(
+        hardware=machine.hardware.name,
+        policy=spec_text(policy),
+        budget_bytes=budget_bytes,
+        in_core_peak_bytes=in_core.peak(Tier.DEVICE),
+        in_core_seconds=in_core.seconds,
+        smallest_budget_bytes=-(-lowest.nbytes * MARGIN_DIVISOR // (MARGIN_DIVISOR - 1)),
+        smallest_set_by=lowest.op,
+        optimizer_bytes=optimizer_bytes,
+        planned=planned,
+        reason=reason,
+    )
+
+
+def weight_bytes(trace: Trace) -> int:
+    """Bytes of the trained parameters: what each of an optimizer's states takes."""
+    return sum(b.nbytes for b in trace.buffers if b.role is Role.PARAM)
+
+
+def _planned(problem: Problem, policy: Policy) -> Planned:
+    """The policy's plan, or that which keeps everything where it fits: training does the same."""
+    plan = make_plan({}, "keep-all")
+    program = lower(problem, plan)
+    if not fits(problem, program):
+        plan = plan_apart(policy, problem)
+        program = lower(problem, plan)
+    timeline = simulate(problem, program)
+    runs = [x.action for x in program.body if isinstance(x.action, Run) and x.action.again]
+    return Planned(
+        peak_bytes=timeline.peak(Tier.DEVICE),
+        seconds=timeline.seconds,
+        counts=count_choices(problem.trace, plan),
+        offloaded_bytes=sum(_out_bytes(problem.trace, program)),
+        recompute_seconds=sum(problem.profile.cost(r.op, r.variant).seconds for r in runs),
+        moved=_moved(problem.trace, plan),
+    )
+
+
+def _out_bytes(trace: Trace, program: Program) -> Iterator[int]:
+    for each in program.body:
+        if isinstance(each.action, Copy) and each.stream is Stream.OUT:
+            yield trace.buffers[program.slots[each.action.source].buffer].nbytes
+
+
+def _moved(trace: Trace, plan: Plan) -> tuple[Moved, ...]:
+    """The largest buffers that are moved, the largest first."""
+    made = {b: op for op in range(len(trace.ops)) for b in trace.writes[op]}
+    choices = {gap.buffer: c for gap, c in plan.choices if not isinstance(c, Keep)}
+    largest = sorted(choices, key=lambda b: (-trace.buffers[b].nbytes, b))[:SHOWN]
+    return tuple(
+        Moved(
+            trace.buffers[b].name,
+            trace.ops[made[b]].site if b in made else "passed in",
+            "offload" if isinstance(choices[b], Offload) else "recompute",
+            trace.buffers[b].nbytes,
+        )
+        for b in largest
+    )

@@ -1,0 +1,57 @@
+"""room: the memory that a process can have on a device, all that it holds there counted."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import traceback
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from outcore.runtime.host import available_bytes, memory_limit_bytes
+from outcore.runtime.options import HEADROOM_DIVISOR
+
+STATM = Path("/proc/self/statm")
+
+
+def let_go(error: BaseException) -> None:
+    """Free what the frames hold through which an error came; they are not looked at again."""
+    seen: list[BaseException] = []
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is None or any(each is other for other in seen):
+            continue
+        seen.append(each)
+        waiting += [each.__cause__, each.__context__]
+        traceback.clear_frames(each.__traceback__)
+        each.__traceback__ = None
+    gc.collect()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's
+        torch.cuda.empty_cache()
+
+
+def room_bytes(device: torch.device, model: nn.Module) -> int:
+    """Bytes that a training step of `model` may hold there, its parameters among them."""
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+        return int(free - free // HEADROOM_DIVISOR)
+    held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(model)}
+    left = min(available_bytes(), _address_space_bytes())
+    return min(memory_limit_bytes(), left + sum(held.values()))
+
+
+def _tensors(model: nn.Module) -> list[torch.Tensor]:
+    gradients = (p.grad for p in model.parameters())
+    return [*model.parameters(), *model.buffers(), *(g for g in gradients if g is not None)]
+
+
+def _address_space_bytes() -> int:
+    """What `ulimit -v` leaves of addresses; a lot where it is not set."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY or not STATM.exists():
+        return memory_limit_bytes()
+    taken = int(STATM.read_text().split()[0]) * resource.getpagesize()
+    return max(0, limit - taken)

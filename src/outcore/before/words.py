@@ -1,0 +1,74 @@
+"""words: a Forecast for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from outcore.before.forecast import Forecast
+from outcore.units import format_bytes, format_seconds, spell_size
+
+ONE_LINE = 'model = torch.compile(model, backend="outcore", options={{"budget": "{budget}"}})'
+"""What a script says to train within a budget."""
+
+
+def verdict(found: Forecast) -> str:
+    """Whether it fits, in a sentence."""
+    budget = format_bytes(found.budget_bytes)
+    if found.fits_in_core:
+        return f"It fits {budget} as it is: nothing has to be moved."
+    if found.slowdown is not None:
+        return (
+            f"It does not fit {budget} as it is. With outcore it does: a step takes "
+            f"{found.slowdown:.2f} times as long."
+        )
+    smallest = found.smallest_budget_bytes
+    if smallest <= found.budget_bytes:
+        return f"It does not fit {budget}: {found.reason}."
+    return (
+        f"It does not fit {budget}, and no plan makes it fit: the smallest budget that would do "
+        f"is {format_bytes(smallest)}."
+    )
+
+
+def rows(found: Forecast, *, times: bool = True) -> Iterator[tuple[str, str]]:
+    """The figures, each with its name; without `times` those of memory alone."""
+    seconds = f", {format_seconds(found.in_core_seconds)} a step" if times else ""
+    yield "in-core", f"{format_bytes(found.in_core_peak_bytes)} at most{seconds}"
+    planned = found.planned
+    if planned is not None and not found.fits_in_core:
+        if times:
+            slowdown = f", {found.slowdown or 1:.3f} times in-core"
+            seconds = f", {format_seconds(planned.seconds)} a step{slowdown}"
+        yield "planned", f"{format_bytes(planned.peak_bytes)} at most{seconds}, by {found.policy}"
+        yield "moved", _moved(found, times=times)
+        for index, each in enumerate(planned.moved):
+            site = f", made at {each.site}" if each.site else ""
+            text = f"{format_bytes(each.nbytes)} {each.name}: {each.choice}{site}"
+            yield "" if index else "the largest", text
+    share = f"{found.smallest_budget_bytes / found.in_core_peak_bytes:.1%} of in-core"
+    smallest = format_bytes(found.smallest_budget_bytes)
+    yield "smallest budget", f"{smallest} ({share}), set by {found.smallest_set_by}"
+
+
+def one_line(found: Forecast) -> str:
+    """What to write in the script: the budget asked for, or the smallest where that is more."""
+    if found.smallest_budget_bytes > found.budget_bytes:
+        return ONE_LINE.format(budget=spell_size(found.smallest_budget_bytes))
+    return ONE_LINE.format(budget=spell_size(_hundredths(found.budget_bytes)))
+
+
+def _hundredths(nbytes: int) -> int:
+    """Rounded down to what two decimals spell: there is no more."""
+    unit = next((unit for unit in (2**30, 2**20, 2**10) if nbytes >= unit), 100)
+    return nbytes * 100 // unit * unit // 100
+
+
+def _moved(found: Forecast, *, times: bool) -> str:
+    planned = found.planned
+    assert planned is not None  # noqa: S101 - asked for where there is one
+    counts = planned.counts
+    again = f" ({format_seconds(planned.recompute_seconds)})" if times else ""
+    return (
+        f"{counts.offload} offloaded ({format_bytes(planned.offloaded_bytes)}), "
+        f"{counts.recompute} recomputed{again}, {counts.keep} kept"
+    )

@@ -1,0 +1,121 @@
+"""outcore estimate: whether a training step of somebody's script will fit, predicted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import ExitStack, redirect_stdout
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from outcore.cli.predicted import THIS_MACHINE, machine_of
+from outcore.units import format_bytes
+
+if TYPE_CHECKING:
+    from outcore.before.forecast import Forecast
+    from outcore.before.step import Traced
+
+EXIT_TOO_LARGE = 1
+WIDTH = 17
+
+
+def estimate(
+    *,
+    target: Annotated[
+        str, typer.Argument(help="path/to/script.py:function or package.module:function.")
+    ],
+    budget: Annotated[
+        str, typer.Option(help="Device memory (12GiB, 80% of the machine's); else all of it.")
+    ] = "100%",
+    hardware: Annotated[str, typer.Option(help="A machine of `outcore hardware`.")] = THIS_MACHINE,
+    policy: Annotated[str, typer.Option(help="A spec, such as pooch{early=true}.")] = "search",
+    states: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Copies of the weights that the optimizer holds: 1 momentum, 2 Adam."
+        ),
+    ] = 1,
+    real: Annotated[
+        bool, typer.Option("--real", help="Make the model and its inputs with real tensors.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print an object.")] = False,
+) -> None:
+    """Tell whether a training step will fit, and how much slower it gets. Nothing is trained.
+
+    The function takes no arguments and returns (model, inputs), (model, inputs, loss_fn) or
+    (function, inputs). Exit code 0: it fits, by a plan or as it is; 1: no plan fits; 2: an error.
+    """
+    from outcore.before.forecast import forecast, weight_bytes  # noqa: PLC0415 - loads numpy
+    from outcore.compare import read_budget  # noqa: PLC0415 - loads numpy
+    from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
+    from outcore.policies import resolve  # noqa: PLC0415 - loads numpy
+
+    wanted, machine = resolve(policy), machine_of(hardware)
+    nbytes = read_budget("--budget", budget, machine.hardware.capacity(Tier.DEVICE))
+    with Console(stderr=True).status(f"{target}: tracing") as status, redirect_stdout(sys.stderr):
+        step = _traced(target, real=real)
+        status.update(f"{target}: planning")
+        outside = states * weight_bytes(step.trace)
+        found = forecast(step.trace, machine, nbytes, wanted, outside)
+    if as_json:
+        typer.echo(json.dumps({"target": target, **found.to_dict(), "apart": step.apart}, indent=1))
+    else:
+        _print(target, found, step, states)
+    if not found.fits:
+        raise typer.Exit(EXIT_TOO_LARGE)
+
+
+def _traced(target: str, *, real: bool) -> Traced:
+    """The step that the target's function makes, traced. Raises TargetError."""
+    from outcore.before.lines import line_of  # noqa: PLC0415 - with the others
+    from outcore.before.step import no_memory, traced, why  # noqa: PLC0415 - loads torch
+    from outcore.before.target import find, make_step  # noqa: PLC0415 - loads torch
+    from outcore.errors import TargetError  # noqa: PLC0415 - with the others
+
+    function, mode = find(target), no_memory()
+    try:
+        with ExitStack() as stack:
+            if not real:
+                stack.enter_context(mode)
+            returned = function()
+    except Exception as error:
+        reason = f"the function raises {why(error)}"
+        advice = "" if real else "--real makes the model and its inputs with real tensors"
+        where = line_of(error)
+        raise TargetError(target=target, reason=reason, where=where, advice=advice) from error
+    step = make_step(target, returned)
+    try:
+        return traced(step, mode)
+    except Exception as error:
+        advice = (
+            "a step is estimated without its numbers: move what needs them out of it. In training, "
+            "torch.compile takes such a step apart, and outcore plans the parts"
+        )
+        where, reason = line_of(error), f"the step cannot be traced: {why(error)}"
+        raise TargetError(target=target, reason=reason, where=where, advice=advice) from error
+
+
+def _print(target: str, found: Forecast, step: Traced, states: int) -> None:
+    from outcore.before.words import one_line, rows, verdict  # noqa: PLC0415 - loads numpy
+
+    console = Console()
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    say(f"{target} on {found.hardware} (all predicted)")
+    say(verdict(found))
+    for name, text in rows(found):
+        say(f"{name:<{WIDTH}}{text}")
+    copies = "1 copy" if states == 1 else f"{states} copies"
+    held = format_bytes(found.optimizer_bytes)
+    say(f"{'optimizer':<{WIDTH}}{copies} of the weights ({held}); --states says otherwise")
+    if step.apart:
+        say(
+            f"{'in training':<{WIDTH}}torch.compile takes the step apart at {step.apart}; outcore "
+            "then plans the parts, whose figures differ"
+        )
+    if not found.fits_in_core:
+        say(f"{'to train so':<{WIDTH}}{one_line(found)}")

@@ -1,0 +1,51 @@
+"""outcore run: a plain training script, and what would fit where its memory runs out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outcore.errors import OptionValueError
+
+if TYPE_CHECKING:
+    from outcore.before.script import Script
+
+AS_GIVEN = {"allow_interspersed_args": False}
+"""What follows the script is the script's."""
+
+
+class HandedOver(BaseException):
+    """Carries a script past the command line, which would change how it ends."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(script.name)
+        self.script = script
+
+
+def run(
+    *,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="SCRIPT [--] [ARGUMENTS]...")
+    ] = None,
+    module: Annotated[
+        str | None, typer.Option("-m", help="Run a module by name, as `python -m` does.")
+    ] = None,
+) -> None:
+    """Run a training script unchanged; where memory runs out, tell what would fit."""
+    from outcore.before.script import Script  # noqa: PLC0415 - where it is needed
+
+    given = list(arguments or ())
+    if module is not None:
+        raise HandedOver(Script(module, _rest(given), is_module=True))
+    if not given:
+        raise OptionValueError(option="SCRIPT", value="", reason="name a script, or a module by -m")
+    if not Path(given[0]).exists():
+        raise OptionValueError(option="SCRIPT", value=given[0], reason="there is no such file")
+    raise HandedOver(Script(given[0], _rest(given[1:])))
+
+
+def _rest(given: list[str]) -> tuple[str, ...]:
+    """The script's own arguments, without what sets them apart."""
+    return tuple(given[1:] if given[:1] == ["--"] else given)

@@ -1,0 +1,111 @@
+"""plugins: policies that other packages bring, by the entry point group `outcore.policies`.
+
+Entry points are looked at only where a name is not built in, and for lists of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING
+
+from outcore.errors import PolicyError
+from outcore.policies.policy import Policy
+from outcore.policies.table import POLICIES
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "outcore.policies"
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """A policy of another package, or what is wrong with it."""
+
+    name: str
+    distribution: str
+    """The package that brings it, and its version."""
+    kind: type[Policy] | PolicyError
+
+
+class KnownPolicies(Mapping[str, type[Policy]]):
+    """The policies by name: those built in, then those of other packages."""
+
+    def __getitem__(self, name: str) -> type[Policy]:
+        """Raises KeyError for a name that nobody has, PolicyError for a plug-in that is wrong."""
+        return POLICIES[name] if name in POLICIES else _load(name, _entries(name))
+
+    def __iter__(self) -> Iterator[str]:
+        yield from POLICIES
+        yield from sorted({entry.name for entry in _entries()} - POLICIES.keys())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def plugins() -> list[Plugin]:
+    """Every policy of other packages, by name."""
+    return [_plugin(entry) for entry in _entries()]
+
+
+def _plugin(entry: EntryPoint) -> Plugin:
+    try:
+        kind = _load(entry.name, _entries(entry.name))
+    except PolicyError as error:
+        return Plugin(entry.name, _distribution(entry), error)
+    return Plugin(entry.name, _distribution(entry), kind)
+
+
+def _entries(name: str | None = None) -> list[EntryPoint]:
+    from importlib.metadata import entry_points  # noqa: PLC0415 - what is built in needs none
+
+    found = entry_points(group=GROUP)
+    wanted = found if name is None else found.select(name=name)
+    return sorted(wanted, key=lambda entry: (entry.name, _distribution(entry)))
+
+
+def _distribution(entry: EntryPoint) -> str:
+    return "an unknown package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+
+
+def _load(name: str, entries: list[EntryPoint]) -> type[Policy]:
+    if not entries:
+        raise KeyError(name)
+    brought_by = " and ".join(map(_distribution, entries))
+    if name in POLICIES:
+        reason = f"{brought_by} brings one of this name too; the one that is built in is used"
+        raise PolicyError(policy=name, reason=reason)
+    if len(entries) > 1:
+        reason = f"{brought_by} bring one of this name each; uninstall all but one"
+        raise PolicyError(policy=name, reason=reason)
+    (entry,) = entries
+    try:
+        kind: type[Policy] = entry.load()
+    except Exception as error:
+        reason = f"{entry.value} of {brought_by} cannot be imported: {_said(error)}"
+        raise PolicyError(policy=name, reason=reason) from error
+    wrong = _wrong(kind, name)
+    if wrong:
+        reason = f"{entry.value} of {brought_by} is no policy: {wrong}"
+        raise PolicyError(policy=name, reason=reason)
+    return kind
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _wrong(kind: object, name: str) -> str:
+    """What keeps `kind` from being a policy; empty where nothing does."""
+    if not (isinstance(kind, type) and is_dataclass(kind)):
+        return "it is no dataclass"
+    if not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]  # every dataclass has it
+        return "its dataclass is not frozen"
+    if any(f.default is MISSING and f.default_factory is MISSING for f in fields(kind)):
+        return "an option of it has no default"
+    if getattr(kind, "name", None) != name:
+        return f"its `name` is {getattr(kind, 'name', None)!r}, and its entry point {name!r}"
+    if not isinstance(getattr(kind, "summary", None), str):
+        return "it has no `summary`"
+    return "" if callable(getattr(kind, "plan", None)) else "it has no method `plan`"

@@ -1,0 +1,306 @@
+"""outcore estimate: somebody's script, looked at before it runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import pairwise
+
+import pytest
+
+SCRIPT = """
+import torch
+from torch import nn
+
+print("imported")
+LOADED = torch.arange(4.0)
+
+
+class Net(nn.Module):
+    def __init__(self, width=256, layers=6):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x, *, scale=1.0):
+        for layer in self.layers:
+            x = self.dropout(torch.relu(layer(x))) * scale
+        return x
+
+
+class Branching(Net):
+    def forward(self, x):
+        if x.sum() > 0:
+            return super().forward(x)
+        return x
+
+
+class Printing(Net):
+    def forward(self, x):
+        x = super().forward(x)
+        print("a graph break")
+        return {"loss": super().forward(x).mean(), "result": x}
+
+
+def square(found):
+    return found.square().mean()
+
+
+def triple():
+    return Net(), (torch.empty(4096, 256),), square
+
+
+def pair():
+    return Net(), torch.empty(4096, 256)
+
+
+def keywords():
+    return Net(), {"x": torch.empty(4096, 256), "scale": 2.0}, square
+
+
+def function():
+    model = Net()
+    return lambda x: square(model(x)), (torch.empty(4096, 256),)
+
+
+def constant():
+    return Net(4), LOADED.expand(4096, 4)
+
+
+def huge():
+    return Net(100_000, 8), torch.empty(1_000_000, 100_000), square
+
+
+def branching():
+    return Branching(), torch.empty(4096, 256)
+
+
+def printing():
+    return Printing(), torch.empty(4096, 256)
+
+
+def numpy():
+    return Net(int(torch.full((2,), 256).numpy()[0])), torch.ones(4096, 256), square
+
+
+def frozen():
+    return Net().requires_grad_(False), torch.empty(4096, 256)
+
+
+def nothing():
+    pass
+
+
+def text():
+    return "model", torch.empty(1)
+
+
+def failing():
+    return Net(width=undefined)
+"""
+
+
+def at(text):
+    return f"my_script.py:{1 + SCRIPT[: SCRIPT.index(text)].count(chr(10))}"
+
+
+MACHINE = ("--hardware", "titan-xp", "--policy", "pooch")
+
+
+@pytest.fixture
+def script(tmp_path):
+    before, path = set(sys.modules), list(sys.path)
+    file = tmp_path / "my_script.py"
+    file.write_text(SCRIPT, encoding="utf-8")
+    yield file
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        if name.endswith("my_script"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def estimated(outcore, script):
+    def run(function, *options):
+        found = outcore("estimate", f"{script}:{function}", *MACHINE, *options, "--json")
+        assert found.exit_code in (0, 1), found.output
+        return found.exit_code, json.loads(found.stdout)
+
+    return run
+
+
+def test_what_fits_as_it_is(estimated):
+    code, found = estimated("triple")
+    assert code == 0
+    assert found["fits"]
+    assert found["fits_in_core"]
+    assert found["slowdown"] == 1
+    assert found["planned"]["counts"]["offload"] == 0
+    assert found["smallest_budget_bytes"] < found["in_core_peak_bytes"] < found["budget_bytes"]
+    weights = 6 * (256 * 256 + 256) * 4
+    assert found["optimizer_bytes"] == weights
+    assert found["source"] == "predicted"
+    assert found["apart"] == ""
+
+
+def test_what_fits_by_a_plan(estimated):
+    code, found = estimated("triple", "--budget", "25MiB")
+    assert (code, found["fits"], found["fits_in_core"]) == (0, True, False)
+    assert found["slowdown"] > 1
+    planned = found["planned"]
+    assert planned["peak_bytes"] <= 25 << 20 < found["in_core_peak_bytes"]
+    assert planned["offloaded_bytes"] > 0
+    assert "my_script.py:" in planned["moved"][0]["site"]
+    sizes = [each["nbytes"] for each in planned["moved"]]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_what_does_not_fit(estimated):
+    code, found = estimated("triple", "--budget", "1MiB")
+    assert (code, found["fits"], found["planned"]) == (1, False, None)
+    assert "smallest feasible budget" in found["reason"]
+    smallest = found["smallest_budget_bytes"]
+    lean = "search{min_bytes=1B,effort=0.0}"
+    assert estimated("triple", "--budget", f"{smallest}B", "--policy", lean)[0] == 0
+    assert estimated("triple", "--budget", f"{smallest - 4096}B", "--policy", lean)[0] == 1
+
+
+def test_the_same_step_however_it_is_returned(estimated):
+    _, triple = estimated("triple")
+    _, function = estimated("function")
+    assert function["in_core_peak_bytes"] == triple["in_core_peak_bytes"]
+    _, pair = estimated("pair")
+    assert pair["in_core_peak_bytes"] >= triple["in_core_peak_bytes"]
+    _, keywords = estimated("keywords")
+    assert keywords["in_core_peak_bytes"] >= triple["in_core_peak_bytes"]
+
+
+def test_the_optimizer_is_counted_as_said(estimated):
+    peaks = [estimated("triple", "--states", str(n))[1]["in_core_peak_bytes"] for n in range(3)]
+    weights = 6 * (256 * 256 + 256) * 4
+    assert [b - a for a, b in pairwise(peaks)] == [weights, weights]
+
+
+def test_a_model_larger_than_any_memory_costs_none(estimated):
+    code, found = estimated("huge", "--hardware", "h200")
+    assert code == 1
+    assert found["in_core_peak_bytes"] > 500 << 30
+
+
+def test_real_tensors_made_elsewhere_are_taken_along(estimated):
+    assert estimated("constant")[0] == 0
+
+
+def test_real_tensors_where_numbers_are_needed(estimated, outcore, script):
+    refused = outcore("estimate", f"{script}:numpy", *MACHINE)
+    assert refused.exit_code == 2
+    assert (
+        f"{at('numpy()[0]')}: return Net(int(torch.full((2,), 256).numpy()[0]))" in refused.stderr
+    )
+    assert "--real makes the model" in refused.stderr
+    assert refused.stderr.count("error:") == 1
+    _, real = estimated("numpy", "--real")
+    _, fake = estimated("triple")
+    assert real["in_core_peak_bytes"] == fake["in_core_peak_bytes"]
+
+
+def test_a_step_that_needs_numbers_cannot_be_traced(outcore, script):
+    found = outcore("estimate", f"{script}:branching", *MACHINE)
+    assert found.exit_code == 2
+    assert f"{at('if x.sum() > 0')}: if x.sum() > 0:" in found.stderr
+    assert "move what needs them out of it" in found.stderr
+
+
+def test_a_step_that_torch_compiles_in_parts_is_traced_as_a_whole(estimated, outcore, script):
+    code, found = estimated("printing", "--budget", "40MiB")
+    assert code == 0
+    assert 'print("a graph break")' in found["apart"]
+    told = outcore("estimate", f"{script}:printing", *MACHINE)
+    assert "torch.compile takes the step apart at my_script.py:" in told.stdout
+
+
+def test_for_people(outcore, script):
+    found = outcore("estimate", f"{script}:triple", *MACHINE, "--budget", "25MiB")
+    assert found.exit_code == 0, found.output
+    first, second, *rest = found.stdout.splitlines()
+    assert first.endswith("my_script.py:triple on titan-xp (all predicted)")
+    assert second.startswith("It does not fit 25.0 MiB as it is. With outcore it does")
+    assert [line.split("  ")[0] for line in rest if line[0] != " "] == [
+        "in-core",
+        "planned",
+        "moved",
+        "the largest",
+        "smallest budget",
+        "optimizer",
+        "to train so",
+    ]
+    assert 'options={"budget": "25.00MiB"}' in rest[-1]
+    assert "imported" not in found.stdout
+    small = outcore("estimate", f"{script}:triple", *MACHINE, "--budget", "1MiB")
+    assert small.exit_code == 1
+    assert "no plan makes it fit: the smallest budget that would do is" in small.stdout
+    assert "It fits 11.9 GiB as it is" in outcore("estimate", f"{script}:pair", *MACHINE).stdout
+
+
+def test_a_module_by_name(outcore, script, monkeypatch):
+    monkeypatch.chdir(script.parent)
+    assert outcore("estimate", "my_script:pair", *MACHINE).exit_code == 0
+
+
+def test_on_this_machine(outcore, script):
+    options = ("--budget", "25MiB", "--policy", "pooch", "--json")
+    found = outcore("estimate", f"{script}:triple", *options)
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)["hardware"] == "this-machine"
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("tripl", "there is no function 'tripl'; did you mean 'triple'?"),
+        ("LOADED", "LOADED is no function"),
+        ("nothing", "it returns nothing; let it return (model, inputs), (model, inputs, loss_fn)"),
+        ("text", "the first of what it returns is no function or model, but a str"),
+        ("failing", "the function raises NameError: name 'undefined' is not defined, at my_script"),
+        ("frozen", "nothing in it needs a gradient"),
+    ],
+)
+def test_a_function_that_will_not_do(outcore, script, function, said):
+    found = outcore("estimate", f"{script}:{function}", *MACHINE)
+    assert found.exit_code == 2, found.output
+    assert said in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("script.py", "it names no function; write path/to/script.py:function"),
+        ("nowhere.py:step", "there is no file nowhere.py"),
+        ("nowhere.at.all:step", "importing it raises ModuleNotFoundError: No module named"),
+        ("leaving.py:step", "importing it ends this process (exit code 3), at leaving.py:2"),
+        ("wrong.py:step", "importing it raises SyntaxError"),
+    ],
+)
+def test_a_target_that_is_none(outcore, tmp_path, monkeypatch, target, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "leaving.py").write_text("import sys\nsys.exit(3)\n", encoding="utf-8")
+    (tmp_path / "wrong.py").write_text("def step(:\n", encoding="utf-8")
+    found = outcore("estimate", target, *MACHINE)
+    assert found.exit_code == 2, found.output
+    assert said in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--budget", "10G"), "cannot read '10G' as a size"),
+        (("--budget", "100GiB"), "the machine has 11.9 GiB"),
+        (("--policy", "poch"), "did you mean 'pooch'"),
+        (("--hardware", "titan"), "did you mean 'titan-x'"),
+    ],
+)
+def test_wrong_options_are_told_before_anything_is_imported(outcore, options, said):
+    found = outcore("estimate", "nowhere.py:step", *MACHINE, *options)
+    assert found.exit_code == 2
+    assert said in found.stderr

@@ -1,0 +1,335 @@
+"""outcore run: what Python does, and more only where memory ran out."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from outcore.before.optimizers import held_for
+from outcore.before.out_of_memory import ran_out
+from outcore.before.script import Looking
+from outcore.before.step import Step, no_memory, traced
+from outcore.before.watch import Watch, again
+
+OUTCORE = [sys.executable, "-c", "from outcore.cli import main; main()"]
+SCRIPTS = {
+    "arguments": "import sys; print(sys.argv, sys.path[0], __name__, __file__)",
+    "exits": "import sys; sys.exit(3)",
+    "says": "import sys; sys.exit('that will not do')",
+    "fails": (
+        "def f():\n    raise OSError('no')\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    f()\n"
+    ),
+    "interrupted": "import atexit; atexit.register(print, 'bye'); raise KeyboardInterrupt",
+    "hooked": "import sys; sys.excepthook = lambda *e: print('hook', e[1]); raise OSError('gone')",
+    "wrong": "def f(:\n",
+    "environment": (
+        "import os, sys, threading\n"
+        "print(sorted(os.environ), sys.excepthook, 'torch' in sys.modules)\n"
+        "print(len(threading.enumerate()))"
+    ),
+    "pickled": (
+        "import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))).__module__)"
+    ),
+}
+
+
+def python(*arguments, folder=None):
+    command = [*map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+
+
+def told(done):
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_does_what_it_does(name, tmp_path):
+    script = tmp_path / f"{name}.py"
+    script.write_text(SCRIPTS[name], encoding="utf-8")
+    plain = told(python(sys.executable, script, "a", "--help"))
+    assert told(python(*OUTCORE, "run", script, "--", "a", "--help")) == plain
+    if name == "arguments":
+        assert told(python(*OUTCORE, "run", script, "a", "--help")) == plain
+        alone = told(python(sys.executable, script))
+        assert told(python(*OUTCORE, "run", script)) == alone
+    if name == "interrupted":
+        assert plain[:2] == (-signal.SIGINT, "bye\n")
+
+
+def test_a_module_does_what_it_does(tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text(SCRIPTS["arguments"], encoding="utf-8")
+    plain = python(sys.executable, "-m", "package", "a", "-b", folder=tmp_path)
+    assert plain.returncode == 0
+    done = python(*OUTCORE, "run", "-m", "package", "--", "a", "-b", folder=tmp_path)
+    assert told(done) == told(plain)
+
+
+@pytest.mark.parametrize("arguments", [(), ("nowhere.py",)])
+def test_nothing_to_run(arguments, outcore):
+    done = outcore("run", *arguments)
+    assert done.exit_code == 2
+    assert "SCRIPT" in done.stderr
+
+
+# ---- memory that runs out ------------------------------------------------------------------------
+
+TRAINING = """
+import resource, sys
+import torch
+from torch import nn
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1024))
+
+    def forward(self, x):
+        return torch.tanh(x * self.weight)
+
+class Net(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.Sequential(*(Layer() for _ in range(layers)))
+
+    def forward(self, x, *, mask=None):
+        return self.layers(x * mask)
+
+def limit(nbytes):
+    taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + nbytes,) * 2)
+
+def main():
+    model = Net(40)
+    optimizer = torch.optim.AdamW(model.parameters())
+    criterion = nn.MSELoss()
+    x, mask = torch.ones(16384, 1024), torch.ones(1024)
+    limit(int(sys.argv[1]) << 20)
+    for _ in range(2):
+        loss = criterion(model(x, mask=mask), x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+main()
+"""
+
+
+def test_what_would_fit_is_told_where_memory_ran_out(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING, encoding="utf-8")
+    done = python(*OUTCORE, "run", script, "--", 2048)
+    assert done.returncode == 1
+    error, _, rest = done.stderr.partition("\noutcore: ")
+    assert error.startswith("Traceback (most recent call last):\n  File")
+    assert "can't allocate memory" in error.splitlines()[-1]
+    assert "outcore/" not in error
+    assert rest.startswith("a training step of Net needs "), done.stderr
+    lines = {line[:17].strip(): line[17:] for line in rest.splitlines()[2:]}
+    assert "(16384, 1024) float32, (1024,) float32" in lines["counted"]
+    assert "AdamW 320 KiB" in lines["counted"]
+    assert lines["planned"].endswith("by search")
+    assert "times in-core" in lines["planned"]
+    assert "set by" in lines["smallest budget"]
+    assert lines["change one line"].startswith("model = torch.compile(model, backend=")
+    plain = python(sys.executable, script, 2048)
+    assert plain.stderr.splitlines()[-1].split(":")[0] == error.splitlines()[-1].split(":")[0]
+
+
+def test_nothing_is_told_of_another_error_or_none(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING.replace("16384", "16") + "raise ValueError('no')", encoding="utf-8")
+    done = python(*OUTCORE, "run", script, "--", 4096)
+    assert done.returncode == 1
+    assert done.stderr.endswith("ValueError: no\n")
+
+
+def test_what_cannot_be_told_is_one_line(tmp_path):
+    script = tmp_path / "train.py"
+    plain = "return self.layers(x * mask)"
+    source = TRAINING.replace(plain, f"{plain} * float(x[0, 0])")
+    script.write_text(source, encoding="utf-8")
+    done = python(*OUTCORE, "run", script, "--", 2048)
+    assert done.returncode == 1
+    assert "can't allocate memory" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("outcore: what would fit cannot be told: ")
+
+
+def test_out_of_memory_is_known_by_many_names():
+    assert ran_out(torch.OutOfMemoryError("CUDA out of memory."))
+    assert ran_out(MemoryError())
+    assert ran_out(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate"))
+    assert not ran_out(RuntimeError("shapes differ"))
+    assert not ran_out(KeyError("out of memory"))
+    wrapped = RuntimeError("a worker failed")
+    wrapped.__cause__ = MemoryError()
+    assert ran_out(wrapped)
+
+
+# ---- watching ------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+
+    def forward(self, x, times=1, *, more=None):
+        return self.inner(x) * times + more["y"]
+
+    def watched(self, watch, *args, **kwargs):
+        """Called while somebody looks, from as deep as the inner module."""
+        handle = self.inner.register_forward_pre_hook(lambda *_: watch.look(sys._getframe()))
+        try:
+            return self(*args, **kwargs)
+        finally:
+            handle.remove()
+
+
+def test_the_outermost_module_that_is_trained_is_remembered():
+    watch, model, loss = Watch(), Net(), nn.MSELoss()
+    x, y = torch.ones(4, 8, requires_grad=True), torch.ones(4, 8).T.contiguous().T
+    loss(model.watched(watch, x, 2, more={"y": y}), y).backward()
+    assert watch.last.module() is model
+    assert watch.called == {"Net": None}
+    args, kwargs = again(watch.last.args), again(watch.last.kwargs)
+    assert (args[0].shape, args[0].requires_grad, args[1]) == (x.shape, True, 2)
+    assert kwargs["more"]["y"].stride() == y.stride()
+    before = watch.last
+    model.eval().watched(watch, x, more={"y": y})
+    Net().requires_grad_(requires_grad=False).watched(watch, x, more={"y": y})
+    assert watch.last is before
+
+
+def test_nothing_is_kept_alive():
+    watch, model, x = Watch(), Net(), torch.ones(4, 8)
+    model.watched(watch, x, more={"y": x})
+    assert watch.last.module() is model
+    del model
+    gc.collect()
+    assert watch.last.module() is None
+
+
+class Failing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, x):
+        self.net(x, more={})
+
+
+def failed(call):
+    try:
+        call()
+    except (KeyError, ZeroDivisionError) as error:
+        return error
+    raise AssertionError
+
+
+def test_an_error_tells_by_the_frames_that_it_came_through():
+    watch, model = Watch(), Failing()
+    watch.look_back(failed(lambda: model(torch.ones(2, 8))).__traceback__)
+    assert watch.last.module() is model
+    assert again(watch.last.args)[0].shape == (2, 8)
+    again_later = failed(lambda: model.net(torch.ones(3, 8), more={}))
+    watch.look_back(again_later.__traceback__)
+    assert watch.last.module() is model, "its part runs again in the backward pass"
+    watch.look_back(failed(lambda: 1 / 0).__traceback__)
+    assert watch.last.module() is model
+
+
+@dataclass
+class Extra:
+    y: torch.Tensor
+
+
+def test_an_argument_that_is_gone_is_named():
+    class Odd(Net):
+        def forward(self, x, times=None, *, more=None):
+            return self.inner(x)
+
+    watch, model, extra = Watch(), Odd(), Extra(torch.ones(2))
+    model.watched(watch, torch.ones(4, 8), extra)
+    assert again(watch.last.args)[1] is extra
+    del extra
+    gc.collect()
+    with pytest.raises(LookupError, match="cannot be had again"):
+        again(watch.last.args)
+
+
+def test_autocast_is_seen():
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.net = nn.Linear(8, 8), Net()
+
+        def forward(self, x, look):
+            return self.net.watched(look, self.first(x), more={"y": x})
+
+    watch, model, x = Watch(), Deep(), torch.ones(4, 8)
+    model(x, watch)
+    assert watch.last.module() is model
+    assert watch.half is None
+    with torch.autocast("cpu", torch.bfloat16):
+        model(x, watch)
+    assert watch.half == torch.bfloat16
+
+
+def test_a_thread_looks_while_the_script_runs():
+    with Looking() as looking:
+        model, x = Net(), torch.ones(4, 8)
+        until = time.monotonic() + 20
+        while (looking.watch is None or looking.watch.last is None) and time.monotonic() < until:
+            model(x, more={"y": x})
+    assert looking.watch.last.module() is model
+    assert looking.watch.last.kwargs["more"]["y"].sizes == (4, 8)
+
+
+# ---- the step anew -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["Adam", "SGD", "SGD momentum", "none"])
+def test_optimizers_are_found(kind):
+    model = nn.Linear(64, 64)
+    nbytes = sum(p.nbytes for p in model.parameters())
+    momentum = 0.9 if kind == "SGD momentum" else 0.0
+    optimizers = {
+        "Adam": lambda: torch.optim.Adam(model.parameters()),
+        "none": lambda: torch.optim.Adam(nn.Linear(2, 2).parameters()),
+    }
+    made = optimizers.get(kind, lambda: torch.optim.SGD(model.parameters(), 0.1, momentum))()
+    name, expected = {
+        "Adam": ("Adam", 2 * nbytes),  # and two steps, which are numbers
+        "SGD": ("SGD", 0),
+        "SGD momentum": ("SGD", nbytes),
+        "none": ("", 0),
+    }[kind]
+    assert held_for(model) == (name, expected)
+    model(torch.ones(1, 64)).sum().backward()
+    made.step()
+    assert held_for(model) == (name, expected)
+
+
+def test_the_model_is_as_it_was_after_tracing():
+    model = Net()
+    model.plain = torch.ones(8)
+    before = {name: t for module in model.modules() for name, t in vars(module).items()}
+    state = {name: (t.data_ptr(), t.clone()) for name, t in model.state_dict().items()}
+    mode = no_memory()
+    with mode:
+        x = torch.empty(4, 8)
+    trace = traced(Step(model, (x,), {"more": {"y": torch.ones(4, 8)}}), mode).trace
+    assert sum(b.role.value == "param" for b in trace.buffers) == 4
+    assert before.keys() == {name for module in model.modules() for name in vars(module)}
+    for name, tensor in model.state_dict().items():
+        assert tensor.data_ptr() == state[name][0]
+        assert torch.equal(tensor, state[name][1])
