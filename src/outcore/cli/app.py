@@ -22,6 +22,7 @@ from outcore.cli.hardware import hardware
 from outcore.cli.networks import networks
 from outcore.cli.plan import plan_app
 from outcore.cli.policies import policies
+from outcore.cli.report import report
 from outcore.cli.run import AS_GIVEN, HandedOver, run
 from outcore.cli.sweep import sweep
 from outcore.errors import OutcoreError

@@ -96,7 +96,8 @@ class AdversarialLane:
         source, target = (memory, place) if copy.direction == "out" else (place, memory)
         target.copy_(source)
         if self.driver.recorder is not None:
-            self.driver.recorder(CopySpan(copy.direction, copy.region, 0.0, 0.0, len(place)))
+            span = CopySpan(copy.direction, copy.region, 0.0, 0.0, len(place), id(self))
+            self.driver.recorder(span)
 
     def _place(self, region: int) -> torch.Tensor:
         place = self.regions[region]
@@ -140,6 +141,10 @@ class AdversarialDriver:
 
     def bound_memory(self, held_bytes: int, most_bytes: int | None) -> None:
         """Nothing to do."""
+
+    def disk_bytes_written(self) -> int:
+        """Nothing: what it plays is memory."""
+        return 0
 
     def open_lane(self, regions: Mapping[int, Region]) -> Lane:
         """A lane of poison."""

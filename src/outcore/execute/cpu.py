@@ -286,6 +286,10 @@ class CpuDriver:
         if self._resident_limit is not None:
             self._resident_limit.check()
 
+    def disk_bytes_written(self) -> int:
+        """What was written to the file so far, to measure the disk included."""
+        return 0 if self._spill is None else self._spill.file.written_bytes
+
     def drain(self) -> None:
         """Return once every copy issued so far is done."""
         if self._spill is not None:

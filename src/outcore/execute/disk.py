@@ -81,6 +81,8 @@ class SpillFile:
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         self.directory = tempfile.gettempdir() if directory is None else os.fspath(directory)
         self.nbytes = 0
+        self.written_bytes = 0
+        """What `write` has moved so far."""
         self._free: list[tuple[int, int]] = []
         """Ranges (start, stop) that nobody holds, ascending, neighbours merged."""
         self._lock = threading.Lock()
@@ -139,7 +141,9 @@ class SpillFile:
         bounce[: parts.tail] = _view(address + nbytes - parts.tail, parts.tail)
         bounce[parts.tail : edges] = _view(address, parts.head)
         views = [_view(address + parts.head, parts.body), bounce[: region_nbytes(edges)]]
-        yield from self._move(os.pwritev, views, offset, chunk_bytes)
+        for moved in self._move(os.pwritev, views, offset, chunk_bytes):
+            self.written_bytes += moved
+            yield moved
 
     def read(
         self, address: int, nbytes: int, offset: int, bounce: memoryview, chunk_bytes: int

@@ -59,13 +59,17 @@ class Region:
 
 
 class CopySpan(NamedTuple):
-    """One finished copy: its direction, region, times by `time.perf_counter`, and size."""
+    """One finished copy: its direction, region, times by `time.perf_counter`, and size.
+
+    `lane` is the `id` of its lane, which tells steps apart while they are under way.
+    """
 
     direction: Direction
     region: int
     start_seconds: float
     stop_seconds: float
     nbytes: int
+    lane: int = 0
 
 
 Recorder: TypeAlias = Callable[[CopySpan], object]
@@ -159,6 +163,10 @@ class Driver(Protocol):
 
         `held_bytes` are in tensors now; None: no bound, memory is kept for speed.
         """
+        ...
+
+    def disk_bytes_written(self) -> int:
+        """What was written to a disk so far, to measure it included."""
         ...
 
     def drain(self) -> None:

@@ -36,7 +36,13 @@ class Times(Protocol):
         ...
 
     def finished(
-        self, direction: Direction, region: int, start: Event, queue: Queue, nbytes: int
+        self,
+        direction: Direction,
+        region: int,
+        start: Event,
+        queue: Queue,
+        nbytes: int,
+        lane: int,
     ) -> None:
         """Note a copy that began at `start` and ends at what is now the end of `queue`."""
         ...
@@ -174,7 +180,8 @@ class QueuedLane:
         device.record(copy.event, queue)
         copy.issued = True
         if start is not None:
-            driver.finished(direction, region, start, queue, self.regions[region].nbytes)
+            nbytes = self.regions[region].nbytes
+            driver.finished(direction, region, start, queue, nbytes, id(self))
 
     def _order(self, queue: Queue, handle: QueuedCopy) -> None:
         """Let `queue` wait for `handle` and all that comes before it."""

@@ -156,7 +156,8 @@ class Copy:
             lane.check_open()
         if lane.recorder is not None:
             stop = time.perf_counter()
-            lane.recorder(CopySpan(self.direction, self.region, start, stop, nbytes))
+            span = CopySpan(self.direction, self.region, start, stop, nbytes, id(lane))
+            lane.recorder(span)
 
 
 class Barrier:

@@ -79,7 +79,7 @@ class QueuedDriver:
         """As measured; None until then, and where there is nothing to move."""
         self._recorder: Recorder | None = None
         self._base: tuple[Event, float] | None = None
-        self._spans: list[tuple[Direction, int, Event, Event, int]] = []
+        self._spans: list[tuple[Direction, int, Event, Event, int, int]] = []
 
     @property
     def generator(self) -> Generator:
@@ -188,12 +188,18 @@ class QueuedDriver:
         return event
 
     def finished(
-        self, direction: Direction, region: int, start: Event, queue: Queue, nbytes: int
+        self,
+        direction: Direction,
+        region: int,
+        start: Event,
+        queue: Queue,
+        nbytes: int,
+        lane: int,
     ) -> None:
         """Note a copy that began at `start` and ends at what is now the end of `queue`."""
         stop = self.device.event(timed=True)
         self.device.record(stop, queue)
-        self._spans.append((direction, region, start, stop, nbytes))
+        self._spans.append((direction, region, start, stop, nbytes, lane))
 
     def ledger(self) -> Ledger | None:
         """None: the device's allocator is asked itself."""
@@ -201,6 +207,10 @@ class QueuedDriver:
 
     def bound_memory(self, held_bytes: int, most_bytes: int | None) -> None:
         """Nothing to do: the device's allocator keeps little more than what is in use."""
+
+    def disk_bytes_written(self) -> int:
+        """What was written beyond the host so far, to measure the disk included."""
+        return 0 if self._disk is None else self._disk.spill.file.written_bytes
 
     def drain(self) -> None:
         """Let the host wait for all copies, and report those that are recorded."""
@@ -212,10 +222,10 @@ class QueuedDriver:
         if self._recorder is None or self._base is None:
             return
         base, zero = self._base
-        for direction, region, start, stop, nbytes in spans:
+        for direction, region, start, stop, nbytes, lane in spans:
             began = zero + self.device.seconds(base, start)
             ended = zero + self.device.seconds(base, stop)
-            self._recorder(CopySpan(direction, region, began, ended, nbytes))
+            self._recorder(CopySpan(direction, region, began, ended, nbytes, lane))
 
     def close(self) -> None:
         """Wait for the copies and give the host memory back, that of lanes once they are closed."""

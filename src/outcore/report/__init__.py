@@ -1,8 +1,10 @@
-"""report: figures for people and for programs."""
+"""report: what outcore did with a budget, as figures, as pages and as files for viewers."""
 
 from __future__ import annotations
 
 from outcore.report.counts import Counts, count_choices
-from outcore.report.report import Report
+from outcore.report.figures import Report
+from outcore.report.gather import report, with_steps
+from outcore.report.planned import PlannedStep
 
-__all__ = ["Counts", "Report", "count_choices"]
+__all__ = ["Counts", "PlannedStep", "Report", "count_choices", "report", "with_steps"]

@@ -11,6 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from outcore.gauges import Clock, Moment
+from outcore.ir.timeline import Timeline
 from outcore.runtime.drift import Drift
 
 if TYPE_CHECKING:  # the engine makes plans
@@ -41,6 +42,8 @@ class Standing:
     """The lower bound of the plan's problem, once somebody asked."""
     last_call: int = 0
     """Number of its last forward call, counted over the engine's graphs."""
+    measured: Timeline | None = None
+    """Of a step that was recorded under its plan."""
     reason: str = ""
     """Why it runs in-core, where it was not planned."""
 
@@ -51,14 +54,14 @@ class Standing:
 
     def settle(self, planned: Planned) -> None:
         """Stand with `planned` from now on."""
-        self.planned, self.bound_seconds = planned, None
+        self.planned, self.bound_seconds, self.measured = planned, None, None
         self.recent_work.clear()
         self.steps = 0
         self.state = State.IN_CORE if planned.everything_kept else State.PLANNED
 
     def unsettle(self) -> None:
         """Begin again."""
-        self.planned, self.state = None, State.PROFILING
+        self.planned, self.measured, self.state = None, None, State.PROFILING
 
     def note(self, work: tuple[tuple[Moment, Moment], ...]) -> None:
         """Take when the two calls of a planned step ran."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outcore.bound import lower_bound
 from outcore.errors import MissingPackageError
 from outcore.gauges import Clock
-from outcore.ir.hardware import Tier
-from outcore.ir.program import Copy, Run, Stream
+from outcore.ir.timeline import Timeline
 from outcore.policies import spec_text
-from outcore.report import Counts, Report, count_choices
+from outcore.report import PlannedStep, Report, with_steps
 from outcore.runtime.drift import WATCHED_STEPS
 from outcore.runtime.engine import Engine
 from outcore.runtime.options import DEFAULT_POLICY
@@ -48,6 +47,7 @@ def report_of(backend: Backend, *, bound: bool = False) -> Report:
         budget_bytes=engine.settings.budget_bytes,
         graphs=len(graphs),
         capture_seconds=backend.capture_seconds,
+        disk_bytes_written=engine.driver.disk_bytes_written(),
         notes=(*backend.notes, *reasons),
     )
     if not planned:
@@ -65,37 +65,31 @@ def _state(graphs: Iterable[Standing]) -> str:
 def _with_plans(
     common: Report, engine: Engine, graphs: list[Standing], planned: list[Planned]
 ) -> Report:
-    runs = [(p, x.action) for p in planned for x in p.program.body if isinstance(x.action, Run)]
-    copies = [
-        p.problem.trace.buffers[p.program.slots[x.action.source].buffer].nbytes
-        for p in planned
-        for x in p.program.body
-        if isinstance(x.action, Copy) and x.stream is Stream.OUT
-    ]
     clock = engine.driver.clock
     measured = [s for s in (g.measured_seconds(clock) for g in graphs) if s is not None]
+    steps = [_step(g.planned, g.measured) for g in graphs if g.planned is not None]
     return replace(
-        common,
-        resident_bytes=max(map(_resident_bytes, planned)),
-        in_core_peak_bytes=max(p.in_core.peak(Tier.DEVICE) for p in planned),
-        predicted_peak_bytes=max(p.predicted.peak(Tier.DEVICE) for p in planned),
+        with_steps(common, steps),
         measured_peak_bytes=engine.measured_peak_bytes,
-        predicted_seconds=_total(planned, lambda p: p.predicted.seconds),
         measured_seconds=sum(measured) if measured else None,
-        in_core_seconds=_total(planned, lambda p: p.in_core.seconds),
-        planning_seconds=_total(planned, lambda p: p.planning_seconds),
-        counts=sum((count_choices(p.problem.trace, p.plan) for p in planned), start=Counts()),
-        offloaded_bytes=sum(copies),
-        recompute_seconds=sum(
-            p.problem.profile.cost(r.op, r.variant).seconds for p, r in runs if r.again
-        ),
-        stall_seconds=_total(planned, lambda p: p.predicted.stall_seconds()),
         replans=sum(p.replanned is not None for p in planned),
         notes=(
             *common.notes,
             *_plan_notes(graphs),
             *_drift_notes(graphs, clock, engine.settings.drift),
         ),
+    )
+
+
+def _step(planned: Planned, measured: Timeline | None) -> PlannedStep:
+    return PlannedStep(
+        problem=planned.problem,
+        plan=planned.plan,
+        program=planned.program,
+        predicted=planned.predicted,
+        in_core=planned.in_core,
+        planning_seconds=planned.planning_seconds,
+        measured=measured,
     )
 
 
@@ -155,12 +149,3 @@ def _drift_note(standing: Standing, clock: Clock, margin: float | None) -> str:
     if measured is not None:
         text += f", measured {format_seconds(measured)}"
     return text + "; that is off too, and it is not planned once more" * drifts
-
-
-def _total(planned: list[Planned], figure: Callable[[Planned], float]) -> float:
-    return sum(map(figure, planned))
-
-
-def _resident_bytes(planned: Planned) -> int:
-    problem = planned.problem
-    return problem.outside_bytes + sum(b.nbytes for b in problem.trace.buffers if b.pinned)

@@ -1,0 +1,165 @@
+"""chrome: timelines as JSON in the Trace Event Format, which Perfetto and chrome://tracing open.
+
+A process for each timeline, a thread for each track, a counter for each tier. Arrows lead from a
+copy out to the copies back of the same bytes, and from those to the first run that reads them.
+Times are microseconds, printed to the nanosecond; slices of one track never overlap.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import count, groupby
+from typing import Any
+
+from outcore.ir.hardware import Tier
+from outcore.ir.profile import Source
+from outcore.ir.program import Copy, Program, Run
+from outcore.ir.timeline import Cause, Timeline
+from outcore.report.figures import Report
+from outcore.report.levels import Level, levels
+from outcore.report.planned import PlannedStep
+from outcore.report.tracks import Pause, Slice, Track, pauses, slices
+
+Event = dict[str, Any]
+
+NS_PER_US = 1000
+_WAITS = {
+    Cause.FETCH: "wait for a copy back",
+    Cause.RELEASE: "wait for a copy out",
+    Cause.PACE: "wait as planned",
+}
+
+
+def chrome_trace_text(report: Report) -> str:
+    """The file's text, an event a line."""
+    head = json.dumps({"policy": report.policy, "budget_bytes": report.budget_bytes})
+    lines = ",\n".join(json.dumps(event) for event in chrome_events(report))
+    return f'{{"displayTimeUnit":"ms","otherData":{head},"traceEvents":[\n{lines}\n]}}\n'
+
+
+def chrome_events(report: Report) -> list[Event]:
+    """All events: what things are called first, then by time."""
+    names: list[Event] = []
+    timed: list[Event] = []
+    arrows, process = count(1), 0
+    for number, step in enumerate(report.steps, 1):
+        for timeline in step.timelines:
+            process += 1
+            graph = f" graph {number}" if len(report.steps) > 1 else ""
+            source = "predicted" if timeline.source is Source.SIMULATED else "measured"
+            names += _names(process, source + graph)
+            timed += _events(step, timeline, process, arrows)
+    return [*names, *sorted(timed, key=lambda event: event["ts"])]
+
+
+def _names(process: int, name: str) -> Iterator[Event]:
+    yield _meta(process, 0, "process_name", name=name)
+    yield _meta(process, 0, "process_sort_index", sort_index=process)
+    for thread, track in enumerate(Track, 1):
+        yield _meta(process, thread, "thread_name", name=track.value)
+        yield _meta(process, thread, "thread_sort_index", sort_index=thread)
+
+
+def _meta(process: int, thread: int, what: str, **args: str | int) -> Event:
+    return {"ph": "M", "pid": process, "tid": thread, "name": what, "args": args}
+
+
+def _events(
+    step: PlannedStep, timeline: Timeline, process: int, arrows: Iterator[int]
+) -> Iterator[Event]:
+    """Boxes, arrows and counters of one timeline."""
+    boxes = _boxes(step, timeline, process)
+    yield from boxes.values()
+    yield from _arrows(step.program, boxes, arrows)
+    for tier in Tier:
+        found = levels(step, timeline, tier)
+        if any(level.nbytes for level in found):
+            yield from _counter(process, tier, found)
+
+
+def _boxes(step: PlannedStep, timeline: Timeline, process: int) -> dict[tuple[int, bool], Event]:
+    """(body position, whether it is the wait before it) -> the box, in whole nanoseconds."""
+    shown: list[Slice | Pause] = [*slices(step, timeline), *pauses(timeline)]
+    found: dict[tuple[int, bool], Event] = {}
+    threads = {track: number for number, track in enumerate(Track, 1)}
+
+    def track(box: Slice | Pause) -> int:
+        return threads[box.track if isinstance(box, Slice) else Track.COMPUTE]
+
+    by_track = sorted(shown, key=lambda box: (track(box), box.start_seconds, box.position))
+    for thread, boxes in groupby(by_track, key=track):
+        free = 0
+        for box in boxes:
+            start = max(free, _ns(box.start_seconds))
+            free = max(start, _ns(box.stop_seconds))
+            event = _slice(step, box) if isinstance(box, Slice) else _pause(box)
+            event |= {"ph": "X", "pid": process, "tid": thread}
+            event |= {"ts": start / NS_PER_US, "dur": (free - start) / NS_PER_US}
+            found[box.position, isinstance(box, Pause)] = event
+    return found
+
+
+def _slice(step: PlannedStep, box: Slice) -> Event:
+    args: dict[str, Any] = {"site": box.site} if box.site else {}
+    if box.op is not None:
+        args |= {"op": box.op, "target": step.problem.trace.ops[box.op].target}
+    else:
+        args |= {"buffer": box.buffer, "bytes": box.nbytes}
+    return {"name": box.name, "cat": box.kind.value, "args": args}
+
+
+def _pause(box: Pause) -> Event:
+    return {"name": _WAITS[box.cause], "cat": "wait", "args": {"cause": box.cause.value}}
+
+
+def _arrows(
+    program: Program, boxes: dict[tuple[int, bool], Event], numbers: Iterator[int]
+) -> Iterator[Event]:
+    """From each copy out by way of a copy back to the run that reads what came back."""
+    copies = [
+        (position, instruction.action)
+        for position, instruction in enumerate(program.body)
+        if isinstance(instruction.action, Copy)
+    ]
+    away = {copy.target: position for position, copy in reversed(copies)}
+    readers = _first_readers(program)
+    for position, copy in copies:
+        if copy.source not in away:
+            continue
+        places = [away[copy.source], position, readers.get(copy.target)]
+        met = [boxes[p, False] for p in places if p is not None and (p, False) in boxes]
+        yield from _arrow(met, next(numbers))
+
+
+def _arrow(boxes: list[Event], number: int) -> Iterator[Event]:
+    """An arrow through `boxes`, which are in order of time; none through fewer than two."""
+    if len(boxes) < 2:  # noqa: PLR2004 - the two ends of an arrow
+        return
+    for index, box in enumerate(boxes):
+        last = index == len(boxes) - 1
+        phase = {"ph": "s" if index == 0 else "f" if last else "t"}
+        ends = {"bp": "e"} if last else {}
+        where = {name: box[name] for name in ("pid", "tid", "ts")}
+        yield {**phase, "name": "offload", "cat": "offload", "id": number, **where, **ends}
+
+
+def _first_readers(program: Program) -> dict[int, int]:
+    """Slot -> the position of the first run that reads it."""
+    found: dict[int, int] = {}
+    for position, instruction in enumerate(program.body):
+        if isinstance(instruction.action, Run):
+            for slot in instruction.action.reads:
+                found.setdefault(slot, position)
+    return found
+
+
+def _counter(process: int, tier: Tier, found: Iterable[Level]) -> Iterator[Event]:
+    for level in found:
+        name = f"{tier.value} bytes"
+        stamp = _ns(level.seconds) / NS_PER_US
+        yield {"ph": "C", "pid": process, "name": name, "ts": stamp, "args": {"B": level.nbytes}}
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)

@@ -1,0 +1,130 @@
+"""drawing: timelines and memory of a Report by matplotlib, which is an extra."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from outcore.ir.hardware import Tier
+from outcore.ir.profile import Source
+from outcore.ir.timeline import Timeline
+from outcore.report.figures import Report
+from outcore.report.levels import levels
+from outcore.report.planned import PlannedStep
+from outcore.report.style import COLORS, DPI, GIB, GREY, PALE, check_plot
+from outcore.report.tracks import Kind, Track, pauses, slices
+from outcore.units import format_bytes
+
+WAIT = "waiting"
+LOOKS = {
+    Kind.FORWARD.value: COLORS[0],
+    Kind.BACKWARD.value: COLORS[2],
+    Kind.RERUN.value: COLORS[4],
+    Kind.OUT.value: COLORS[3],
+    Kind.IN.value: COLORS[5],
+    WAIT: COLORS[1],
+}
+WIDTH, ROW, MEMORY = 10.0, 0.35, 2.2
+"""Inches: of the figure, of a track, of a chart of memory."""
+
+
+def draw(report: Report, file: Path) -> None:
+    """Draw each graph's timelines, predicted above measured, and below them the device's memory.
+
+    Raises as `check_plot`, and ValueError where nothing is planned yet.
+    """
+    check_plot(file)
+    if not report.steps:
+        raise ValueError("nothing is planned yet, so there is nothing to draw")
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+
+    heights = [height for step in report.steps for height in _heights(step)]
+    size = WIDTH, sum(heights) + 1.2 * len(report.steps) + 0.8
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for index, step in enumerate(report.steps):
+        above, below = axes[2 * index], axes[2 * index + 1]
+        extent = max(timeline.seconds for timeline in step.timelines)
+        _draw_timelines(above, step)
+        _draw_memory(below, report, step)
+        for each in (above, below):
+            each.set_xlim(0, extent or 1)
+            each.spines[["top", "right"]].set_color(PALE)
+        below.set_xlabel("seconds")
+    title = report.title or "a training step"
+    axes[0].set_title(f"{title}, {report.policy}", loc="left", fontsize=10)
+    handles = [_patch(color, name) for name, color in LOOKS.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    figure.savefig(file, dpi=DPI)
+
+
+def _heights(step: PlannedStep) -> tuple[float, float]:
+    return ROW * max(2, len(_tracks(step))), MEMORY
+
+
+def _tracks(step: PlannedStep) -> list[tuple[Timeline, Track]]:
+    """Every track of every timeline that has slices, from above."""
+    return [
+        (timeline, track)
+        for timeline in step.timelines
+        for track in Track
+        if any(each.track is track for each in slices(step, timeline))
+    ]
+
+
+def _draw_timelines(axes: Any, step: PlannedStep) -> None:
+    shown = _tracks(step)
+    for row, (timeline, track) in enumerate(shown):
+        start = min(span.start_seconds for span in timeline.spans)
+        places: dict[str, list[tuple[float, float]]] = {}
+        for each in slices(step, timeline):
+            if each.track is track:
+                place = each.start_seconds - start, each.seconds
+                places.setdefault(each.kind.value, []).append(place)
+        if track is Track.COMPUTE:
+            places[WAIT] = [
+                (each.start_seconds - start, each.stop_seconds - each.start_seconds)
+                for each in pauses(timeline)
+            ]
+        for kind, found in places.items():
+            axes.broken_barh(found, (row - 0.4, 0.8), color=LOOKS[kind], linewidth=0)
+    names = {Source.SIMULATED: "predicted", Source.MEASURED: "measured"}
+    labels = [f"{names[timeline.source]} {track.value}" for timeline, track in shown]
+    axes.set_yticks(range(len(shown)), labels, fontsize=8)
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.tick_params(axis="x", labelsize=8)
+
+
+def _draw_memory(axes: Any, report: Report, step: PlannedStep) -> None:
+    """What the device is predicted to hold, below the budget."""
+    found = levels(step, step.predicted, Tier.DEVICE)
+    seconds, sizes = [each.seconds for each in found], [each.nbytes / GIB for each in found]
+    axes.fill_between(seconds, sizes, step="post", color=COLORS[5], alpha=0.6, linewidth=0)
+    budget = step.problem.budget_bytes
+    lines = [(budget, COLORS[1], f"budget {format_bytes(budget)}")]
+    if report.measured_peak_bytes is not None:
+        nbytes = report.measured_peak_bytes
+        lines.append((nbytes, GREY, f"measured peak {format_bytes(nbytes)}"))
+    for nbytes, color, label in lines:
+        axes.axhline(nbytes / GIB, color=color, linestyle="--", linewidth=1.2)
+        axes.text(
+            1,
+            nbytes / GIB,
+            label,
+            transform=axes.get_yaxis_transform(),
+            color=color,
+            ha="right",
+            va="bottom",
+            fontsize=8,
+        )
+    axes.set_ylim(0, 1.15 * max(*sizes, *(nbytes / GIB for nbytes, _, _ in lines)))
+    axes.set_ylabel("device, GiB", fontsize=8)
+    axes.tick_params(labelsize=8)
+    axes.grid(color=PALE, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def _patch(color: str, name: str) -> Any:
+    from matplotlib.patches import Patch  # noqa: PLC0415 - an extra
+
+    return Patch(color=color, label=name)

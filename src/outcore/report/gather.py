@@ -1,0 +1,99 @@
+"""report: a plan's figures; and those of several graphs, summed up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from outcore.ir.hardware import Tier
+from outcore.ir.plan import Keep, Plan, make_plan
+from outcore.ir.problem import Problem
+from outcore.ir.program import Copy, Run, Stream
+from outcore.lower import lower
+from outcore.report.counts import Counts, count_choices
+from outcore.report.figures import Report
+from outcore.report.planned import PlannedStep, Swept
+from outcore.simulate import simulate
+
+
+def report(
+    problem: Problem,
+    plan: Plan,
+    *,
+    title: str = "",
+    planning_seconds: float | None = None,
+    lower_bound_seconds: float | None = None,
+    sweep: Swept | None = None,
+) -> Report:
+    """The Report of a plan that need not run: all figures are predicted.
+
+    `title` says what is trained. `sweep`: an `outcore.sweep.Sweep`, for the page.
+
+    Raises DigestError where the plan names another trace, VerifyError where the problem breaks a
+    rule or the plan is not one for it.
+    """
+    program = lower(problem, plan)
+    kept = lower(problem, make_plan({}, "keep-all"))
+    step = PlannedStep(
+        problem=problem,
+        plan=plan,
+        program=program,
+        predicted=simulate(problem, program),
+        in_core=simulate(problem, kept),
+        planning_seconds=planning_seconds,
+    )
+    moves = any(not isinstance(choice, Keep) for _, choice in plan.choices)
+    blank = Report(
+        policy=plan.policy,
+        state="planned" if moves else "in-core",
+        budget_bytes=problem.budget_bytes,
+        graphs=1,
+        lower_bound_seconds=lower_bound_seconds,
+        title=title,
+        sweep=sweep,
+    )
+    return with_steps(blank, [step])
+
+
+def with_steps(report: Report, steps: Sequence[PlannedStep]) -> Report:
+    """`report` with the figures of `steps`, of which there is at least one."""
+    planning = [s.planning_seconds for s in steps if s.planning_seconds is not None]
+    return replace(
+        report,
+        resident_bytes=max(map(_resident_bytes, steps)),
+        in_core_peak_bytes=max(s.in_core.peak(Tier.DEVICE) for s in steps),
+        predicted_peak_bytes=max(s.peak_bytes for s in steps),
+        predicted_seconds=_total(steps, lambda s: s.predicted.seconds),
+        in_core_seconds=_total(steps, lambda s: s.in_core.seconds),
+        planning_seconds=sum(planning) if planning else None,
+        counts=sum((count_choices(s.problem.trace, s.plan) for s in steps), start=Counts()),
+        offloaded_bytes=sum(map(_offloaded_bytes, steps)),
+        recompute_seconds=_total(steps, recompute_seconds),
+        stall_seconds=_total(steps, lambda s: s.predicted.stall_seconds()),
+        steps=tuple(steps),
+    )
+
+
+def recompute_seconds(step: PlannedStep) -> float:
+    """Time of all runs that are not their op's first."""
+    cost = step.problem.profile.cost
+    runs = (x.action for x in step.program.body if isinstance(x.action, Run))
+    return sum((cost(run.op, run.variant).seconds for run in runs if run.again), 0.0)
+
+
+def _offloaded_bytes(step: PlannedStep) -> int:
+    buffers, program = step.problem.trace.buffers, step.program
+    return sum(
+        buffers[program.slots[x.action.source].buffer].nbytes
+        for x in program.body
+        if isinstance(x.action, Copy) and x.stream is Stream.OUT
+    )
+
+
+def _resident_bytes(step: PlannedStep) -> int:
+    problem = step.problem
+    return problem.outside_bytes + sum(b.nbytes for b in problem.trace.buffers if b.pinned)
+
+
+def _total(steps: Sequence[PlannedStep], figure: Callable[[PlannedStep], float]) -> float:
+    return sum(map(figure, steps), 0.0)

@@ -1,0 +1,226 @@
+"""graph: the drawings of one graph: its timelines above each other, and memory over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from outcore.ir.hardware import Tier
+from outcore.ir.memory import peak
+from outcore.ir.profile import Source
+from outcore.ir.program import Run
+from outcore.ir.timeline import Timeline
+from outcore.report.figures import Report
+from outcore.report.levels import levels, thinned
+from outcore.report.page.charts import HEIGHT, WIDTH, Tick, area, binary_steps, number, round_steps
+from outcore.report.page.marks import Mark, Row, rows
+from outcore.report.page.words import spell_budget
+from outcore.report.planned import PlannedStep
+from outcore.report.tracks import pauses, slices
+from outcore.units import format_bytes, format_seconds
+
+TICKS = 5
+POINTS = 1200
+"""About so many points of a curve are drawn."""
+NARROWEST = 0.3
+"""Boxes are drawn at least so wide, of 1000."""
+HEADROOM = 1.08
+NEAR = 3.0
+"""A limit beyond so many times the peak is told, not drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle of a track."""
+
+    x: str
+    width: str
+    look: str
+    words: str
+    spans: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrackView:
+    """One track of a timeline."""
+
+    name: str
+    text: str
+    boxes: tuple[Box, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineView:
+    """One timeline; `backward` is where the backward pass begins, of 1000 (None: nowhere)."""
+
+    source: str
+    text: str
+    tracks: tuple[TrackView, ...]
+    backward: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A line across a chart of memory, `percent` from the top."""
+
+    percent: float
+    y: str
+    look: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryView:
+    """What one tier holds over time."""
+
+    tier: str
+    text: str
+    path: str
+    axis: tuple[Tick, ...]
+    ticks: tuple[Tick, ...]
+    lines: tuple[Level, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphView:
+    """One graph. `merged`: so many slices are drawn in boxes with others."""
+
+    name: str
+    ticks: tuple[Tick, ...]
+    timelines: tuple[TimelineView, ...]
+    memory: tuple[MemoryView, ...]
+    shown: int
+    merged: int
+
+
+def graph_view(report: Report, step: PlannedStep, name: str, most: int) -> GraphView:
+    """The drawings of `step`, with about `most` boxes; all timelines on one axis of time."""
+    extent = max(timeline.seconds for timeline in step.timelines)
+    share = most // len(step.timelines)
+    found = [
+        (timeline, rows(slices(step, timeline), pauses(timeline), extent, share))
+        for timeline in step.timelines
+    ]
+    all_rows = [row for _, drawn in found for row in drawn]
+    return GraphView(
+        name,
+        _axis(extent),
+        tuple(_timeline(step, timeline, drawn, extent) for timeline, drawn in found),
+        tuple(_memory(report, step)),
+        sum(row.slices for row in all_rows),
+        sum(mark.spans for row in all_rows for mark in row.marks if mark.spans > 1),
+    )
+
+
+def _axis(extent: float) -> tuple[Tick, ...]:
+    """Round times, in percent from the left."""
+    return tuple(
+        Tick(100 * t / extent if extent else 0.0, format_seconds(t))
+        for t in round_steps(extent, TICKS)
+    )
+
+
+def _timeline(
+    step: PlannedStep, timeline: Timeline, drawn: list[Row], extent: float
+) -> TimelineView:
+    simulated = timeline.source is Source.SIMULATED
+    waited = timeline.stall_seconds()
+    text = format_seconds(timeline.seconds)
+    text += f", of which compute waits {format_seconds(waited)}" if waited else ", without waits"
+    tracks = (_track(row, _start(timeline), extent) for row in drawn)
+    return TimelineView(
+        "predicted" if simulated else "measured",
+        text,
+        tuple(tracks),
+        _backward(step, timeline, extent),
+    )
+
+
+def _start(timeline: Timeline) -> float:
+    return min((span.start_seconds for span in timeline.spans), default=0.0)
+
+
+def _track(row: Row, start: float, extent: float) -> TrackView:
+    text = f"{row.slices} spans, busy {format_seconds(row.busy_seconds)}"
+    marks = sorted((*row.marks, *row.waits), key=lambda mark: mark.start)
+    return TrackView(row.track.value, text, tuple(_box(mark, start, extent) for mark in marks))
+
+
+def _box(mark: Mark, start: float, extent: float) -> Box:
+    x = (mark.start - start) / extent * WIDTH if extent else 0.0
+    width = (mark.stop - mark.start) / extent * WIDTH if extent else 0.0
+    return Box(number(x), number(max(NARROWEST, width)), mark.look, mark.words, mark.spans)
+
+
+def _backward(step: PlannedStep, timeline: Timeline, extent: float) -> str | None:
+    """Where the first run of the backward pass starts."""
+    body, boundary = step.program.body, step.program.boundary
+    starts = (
+        span.start_seconds
+        for span in timeline.spans
+        if span.instruction >= boundary and isinstance(body[span.instruction].action, Run)
+    )
+    first = min(starts, default=None)
+    if first is None or not extent:
+        return None
+    return number((first - _start(timeline)) / extent * WIDTH)
+
+
+def _memory(report: Report, step: PlannedStep) -> Iterator[MemoryView]:
+    """A chart for each tier that holds anything."""
+    timeline, extent = step.predicted, step.predicted.seconds
+    for tier in Tier:
+        found = levels(step, timeline, tier)
+        most = max((level.nbytes for level in found), default=0)
+        if not most:
+            continue
+        limit = step.problem.limit_bytes(tier)
+        device = tier is Tier.DEVICE
+        drawn = limit if device or limit <= NEAR * most else 0
+        measured = report.measured_peak_bytes if device else None
+        top = max(1, round(max(most, drawn, measured or 0) * HEADROOM))
+        yield MemoryView(
+            tier=tier.value,
+            text=_peak_words(step) if device else _outer_words(step, tier, most, limit),
+            path=area(thinned(found, POINTS), _start(timeline), extent, top),
+            axis=_axis(extent),
+            ticks=tuple(
+                Tick(100 * (1 - nbytes / top), format_bytes(nbytes) if nbytes else "0")
+                for nbytes in binary_steps(top, TICKS)
+            ),
+            lines=tuple(_lines(device, drawn, measured, top)),
+        )
+
+
+def _lines(device: bool, limit: int, measured: int | None, top: int) -> Iterator[Level]:  # noqa: FBT001 - which tier
+    if limit:
+        name = f"budget {spell_budget(limit)}" if device else f"limit {format_bytes(limit)}"
+        yield _level(limit, top, "budget", name)
+    if measured:
+        yield _level(measured, top, "peak", f"measured peak {format_bytes(measured)}")
+
+
+def _level(nbytes: int, top: int, look: str, label: str) -> Level:
+    part = 1 - nbytes / top
+    return Level(100 * part, number(HEIGHT * part), look, label)
+
+
+def _peak_words(step: PlannedStep) -> str:
+    """The peak, and where it is."""
+    highest = peak(step.problem, step.program, Tier.DEVICE)
+    later = step.program.body[highest.position :]
+    run = next((x.action for x in later if isinstance(x.action, Run)), None)
+    text = f"at most {format_bytes(highest.nbytes)}"
+    if run is None:
+        return text
+    op = step.problem.trace.ops[run.op]
+    place = f", {op.site}" if op.site else ""
+    return f"{text}, at op {op.id} {op.target}{place}"
+
+
+def _outer_words(step: PlannedStep, tier: Tier, most: int, limit: int) -> str:
+    """What is in use, what is taken, and what may be."""
+    extent = step.predicted.peak(tier)
+    text = f"at most {format_bytes(most)} in use"
+    text += f", {format_bytes(extent)} taken" if extent > most else ""
+    return f"{text}; limit {format_bytes(limit)}"

@@ -1,0 +1,127 @@
+"""words: what a page says in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from outcore.explain import Explanation, Late, Total, WaitsFor
+from outcore.ir.plan import Keep
+from outcore.report.figures import Report
+from outcore.units import format_bytes, format_seconds, spell_size
+
+_STATES = {
+    "profiling": "Not planned yet: the first steps are being measured.",
+    "in-core": "Nothing is planned: the step runs as PyTorch runs it, with everything in memory.",
+}
+_WHAT = {
+    WaitsFor.COPY_BACK: "Compute needs data that is not back on the device yet",
+    WaitsFor.MEMORY: "Compute needs memory that is not free until a copy out is done",
+    WaitsFor.PLAN: "The plan asks compute to wait here for a copy",
+    WaitsFor.CLOCK: "Memory is given back here, and its copy out is later than expected",
+    WaitsFor.END: "All is computed, and a copy out is still under way",
+}
+_WHY = {
+    Late.LINK: "the link was busy with other copies",
+    Late.MEMORY: "there was no room on the device to fetch it sooner",
+    Late.HINT: "the plan does not start the copy sooner",
+    Late.CALL: "it is written over in the backward pass, so it is fetched there",
+    Late.COPY_OUT: "it was still on its way out",
+    Late.ROOM: "its place outside was still taken",
+    Late.TIME: "the copy started as soon as it could, and takes longer than there is",
+}
+_TRY = {
+    Late.LINK: "Move less: raise the budget, or use a policy that recomputes more (search weighs "
+    "both). A faster link helps as well; outcore doctor shows how fast this machine's is.",
+    Late.MEMORY: "Raise the budget a little: the memory in the way is that of the op beside it. "
+    "A smaller batch helps too.",
+    Late.HINT: "Try the policy search, which looks for better moments.",
+    Late.CALL: "Raise the budget, so that it can stay.",
+    Late.COPY_OUT: "It comes back too soon to be worth the trip: raise the budget, or try search.",
+    Late.ROOM: "Give the outer memory more room: host_budget, or disk_budget.",
+    Late.TIME: "The link is slow beside the computing: recompute instead, or raise the budget.",
+}
+
+
+def headline(report: Report) -> str:
+    """The report in one sentence."""
+    budget, peak = spell_budget(report.budget_bytes), report.predicted_peak_bytes
+    if peak is None:
+        return _STATES.get(report.state, _STATES["profiling"])
+    if peak > report.budget_bytes:
+        over = format_bytes(peak - report.budget_bytes)
+        return f"Does not fit in {budget}: the plan needs {over} more."
+    needs = format_bytes(report.in_core_peak_bytes or 0)
+    if not moves(report):
+        return f"Fits in {budget} as it is: the step needs {needs}, and nothing is moved."
+    return (
+        f"Fits in {budget}: a step {_takes(report)} as long as with everything in memory, "
+        f"which would need {needs}."
+    )
+
+
+def _takes(report: Report) -> str:
+    """How much longer the step is: measured, where that is known, beside the prediction."""
+    predicted = ratio(report.predicted_seconds, report.in_core_seconds)
+    if report.measured_seconds is None:
+        return f"is predicted to take {predicted}"
+    return f"takes {ratio(report.measured_seconds, report.in_core_seconds)} (predicted {predicted})"
+
+
+def moves(report: Report) -> bool:
+    """Whether anything is offloaded or recomputed."""
+    choices = (choice for step in report.steps for _, choice in step.plan.choices)
+    return any(not isinstance(choice, Keep) for choice in choices)
+
+
+def spell_budget(nbytes: int) -> str:
+    """A budget as it was given, if it was given in round numbers."""
+    spelled = spell_size(nbytes).replace(".00", "")
+    return f"{spelled[:-3]} {spelled[-3:]}" if spelled.endswith("iB") else spelled
+
+
+def summary(report: Report, explained: Sequence[Explanation]) -> Iterator[str]:
+    """What follows on the headline: where the time goes, and the most of the waiting."""
+    if not explained:
+        return
+    waits = sum(each.stall_seconds for each in explained)
+    again = sum(each.recompute_seconds for each in explained)
+    if moves(report) and not (waits or again):
+        yield "The copies cost no time: all of them run beside the computing."
+    longest = max((t for each in explained for t in each.totals), key=_seconds, default=None)
+    if longest is not None and waits > 0:
+        share = f"{100 * longest.seconds / waits:.0f}% of the waiting"
+        yield f"{share} has one cause. {wait_what(longest)}: {wait_why(longest)}."
+
+
+def _seconds(total: Total) -> float:
+    return total.seconds
+
+
+def wait_what(total: Total) -> str:
+    """What compute waits for."""
+    return _WHAT[total.waits_for]
+
+
+def wait_why(total: Total) -> str:
+    """Why that was late."""
+    return _WHY[total.late]
+
+
+def wait_try(total: Total) -> str:
+    """What to try against it."""
+    return _TRY[total.late]
+
+
+def ratio(seconds: float | None, of: float | None) -> str:
+    """One time as so many times another."""
+    return f"{seconds / of:.2f}x" if seconds is not None and of else "-"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """A time; a dash where it is not known."""
+    return "-" if seconds is None else format_seconds(seconds)
+
+
+def bytes_text(nbytes: int | None) -> str:
+    """A size; a dash where it is not known."""
+    return "-" if nbytes is None else format_bytes(nbytes)

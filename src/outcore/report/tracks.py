@@ -1,0 +1,144 @@
+"""tracks: the runs and copies of a Timeline as slices, one track for each thing that works."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from outcore.ir.hardware import Tier
+from outcore.ir.program import Copy, Program, Run
+from outcore.ir.timeline import Cause, Timeline
+from outcore.ir.trace import Phase, Trace
+from outcore.report.planned import PlannedStep
+from outcore.units import format_bytes, format_rate, format_seconds
+
+
+class Track(Enum):
+    """What works side by side. Slices of one track never overlap."""
+
+    COMPUTE = "compute"
+    OUT = "out to host"
+    IN = "in from host"
+    DISK_OUT = "out to disk"
+    DISK_IN = "in from disk"
+
+
+class Kind(Enum):
+    """What a slice is."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RERUN = "recomputed"
+    OUT = "copied out"
+    IN = "copied back"
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The instruction at body position `position` at work: what a viewer shows as one box.
+
+    `name` is short; `site` is the place in the model of the op that runs, or that made what is
+    copied. `op` is the op that runs; `buffer` and `nbytes` are of what is copied.
+    """
+
+    track: Track
+    kind: Kind
+    position: int
+    start_seconds: float
+    stop_seconds: float
+    name: str
+    site: str
+    op: int | None = None
+    buffer: int | None = None
+    nbytes: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes."""
+        return self.stop_seconds - self.start_seconds
+
+    @property
+    def words(self) -> str:
+        """What it is, for people: op, site, seconds, bytes."""
+        place = f", {self.site}" if self.site else ""
+        at = f"{format_seconds(self.seconds)} from {format_seconds(self.start_seconds)}"
+        if self.op is not None:
+            return f"op {self.op} {self.name}{place}: {self.kind.value}, {at}"
+        rate = f", {format_rate(self.nbytes / self.seconds)}" if self.seconds > 0 else ""
+        what = f"{self.name} (buffer {self.buffer}) of {format_bytes(self.nbytes)}"
+        return f"{what}{place}: {self.track.value}, {at}{rate}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """The compute stream waits from start to stop."""
+
+    position: int
+    cause: Cause
+    start_seconds: float
+    stop_seconds: float
+
+
+def slices(step: PlannedStep, timeline: Timeline) -> list[Slice]:
+    """All runs and copies of `timeline`, in order of body position."""
+    trace, program = step.problem.trace, step.program
+    makers = {b: op for op, made in enumerate(trace.writes) for b in made}
+    found = []
+    for span in timeline.spans:
+        action = program.body[span.instruction].action
+        times = span.instruction, span.start_seconds, span.stop_seconds
+        if isinstance(action, Run):
+            found.append(_run(trace, action, times))
+        elif isinstance(action, Copy):
+            found.append(_copy(trace, program, action, times, makers))
+    return found
+
+
+def pauses(timeline: Timeline) -> list[Pause]:
+    """The stalls of `timeline`, each right before its instruction."""
+    start = {span.instruction: span.start_seconds for span in timeline.spans}
+    return [
+        Pause(s.instruction, s.cause, start[s.instruction] - s.seconds, start[s.instruction])
+        for s in timeline.stalls
+        if s.instruction in start
+    ]
+
+
+def short(target: str) -> str:
+    """An op's target without its library and overload: `aten.convolution.default` -> that."""
+    parts = target.split(".")
+    return parts[1] if len(parts) > 1 else target
+
+
+def _run(trace: Trace, run: Run, times: tuple[int, float, float]) -> Slice:
+    op = trace.ops[run.op]
+    kind = Kind.FORWARD if op.phase is Phase.FORWARD else Kind.BACKWARD
+    kind = Kind.RERUN if run.again else kind
+    return Slice(Track.COMPUTE, kind, *times, name=short(op.target), site=op.site, op=op.id)
+
+
+def _copy(
+    trace: Trace,
+    program: Program,
+    copy: Copy,
+    times: tuple[int, float, float],
+    makers: dict[int, int],
+) -> Slice:
+    source, target = program.slots[copy.source], program.slots[copy.target]
+    buffer = trace.buffers[source.buffer]
+    maker = makers.get(buffer.id)
+    leaves = source.tier is Tier.DEVICE
+    if (target if leaves else source).tier is Tier.HOST:
+        track = Track.OUT if leaves else Track.IN
+    else:
+        track = Track.DISK_OUT if leaves else Track.DISK_IN
+    made = "" if maker is None else short(trace.ops[maker].target)
+    return Slice(
+        track,
+        Kind.OUT if leaves else Kind.IN,
+        *times,
+        name=buffer.name or made or buffer.role.value,
+        site="" if maker is None else trace.ops[maker].site,
+        buffer=buffer.id,
+        nbytes=buffer.nbytes,
+    )

@@ -1,0 +1,347 @@
+"""Reports: figures, levels of memory, tracks, and the files for Perfetto and the memory viewer."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import defaultdict
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+
+import outcore
+from outcore.errors import MissingPackageError, OptionValueError, VerifyError
+from outcore.ir.hardware import Tier
+from outcore.ir.memory import extent_bytes, peak
+from outcore.ir.plan import make_plan
+from outcore.ir.profile import Source
+from outcore.ir.program import Copy, Run
+from outcore.lower import lower
+from outcore.report import Report, count_choices, report, style
+from outcore.report.chrome import chrome_events
+from outcore.report.levels import Level, levels, thinned
+from outcore.report.snapshot import memory_snapshot
+from outcore.report.tracks import Track, pauses, short, slices
+from outcore.simulate import simulate
+from tests.pure.building import small_problem
+from tests.pure.reports import long_report, measured_report, small_report, two_graphs
+from tests.pure.strategies import plans, problems
+
+drawn = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+
+
+@st.composite
+def reports(draw):
+    problem = draw(problems())
+    try:
+        return report(problem, draw(plans(problem)))
+    except VerifyError:  # what is recomputed cannot always be
+        reject()
+
+
+# ---- figures ------------------------------------------------------------------------------------
+
+
+def test_figures_are_those_of_the_simulator():
+    found = small_report()
+    problem = small_problem(8192)
+    plan = outcore.plan(problem, "swap-all{min_bytes=1B}")
+    timeline = outcore.simulate(problem, outcore.lower(problem, plan))
+    kept = simulate(problem, lower(problem, make_plan({}, "keep-all")))
+    assert (found.state, found.graphs, found.budget_bytes) == ("planned", 1, 8192)
+    assert found.predicted_seconds == timeline.seconds
+    assert found.predicted_peak_bytes == timeline.peak(Tier.DEVICE)
+    assert (found.in_core_seconds, found.in_core_peak_bytes) == (
+        kept.seconds,
+        kept.peak(Tier.DEVICE),
+    )
+    assert found.counts == count_choices(problem.trace, plan)
+    assert found.stall_seconds == timeline.stall_seconds()
+    assert found.measured_seconds is None
+    assert outcore.report(problem, plan, title="a small step") == found
+
+
+def test_what_is_kept_is_in_core():
+    found = small_report(16384, "keep-all")
+    assert found.state == "in-core"
+    assert found.offloaded_bytes == found.stall_seconds == 0
+
+
+def test_plain_values_and_text_leave_the_steps_out():
+    found = small_report()
+    values = found.to_dict()
+    assert json.loads(json.dumps(values)) == values
+    assert not {"steps", "sweep"} & set(values)
+    assert values["title"] == "a small step"
+    assert "PlannedStep" not in repr(found)
+    assert "a small step" in str(found)
+    assert "step" not in str(replace(found, title="")).split()
+
+
+def test_several_graphs_are_summed_up():
+    one, other = measured_report(), small_report(policy="recompute-all")
+    both = two_graphs()
+    pair = [one.steps[0], other.steps[0]]
+    assert both.predicted_seconds == pytest.approx(sum(s.predicted.seconds for s in pair))
+    assert both.predicted_peak_bytes == max(s.peak_bytes for s in pair)
+    assert both.counts == one.counts + other.counts
+
+
+# ---- memory over time ---------------------------------------------------------------------------
+
+
+@drawn
+@given(reports())
+def test_the_highest_level_is_the_peak(found):
+    (step,) = found.steps
+    device = levels(step, step.predicted, Tier.DEVICE)
+    assert (
+        max(level.nbytes for level in device)
+        == peak(step.problem, step.program, Tier.DEVICE).nbytes
+    )
+    for tier in (Tier.HOST, Tier.DISK):
+        outer = levels(step, step.predicted, tier)
+        assert max(level.nbytes for level in outer) <= extent_bytes(step.program, tier)
+        assert min(level.nbytes for level in outer) >= 0
+    for tier in Tier:
+        times = [level.seconds for level in levels(step, step.predicted, tier)]
+        assert times == sorted(times)
+
+
+def test_thinned_levels_keep_the_highest_and_the_last():
+    found = [Level(i / 10, (i * 7919) % 1000) for i in range(10_000)]
+    few = thinned(found, 100)
+    assert len(few) <= 110
+    assert max(few, key=lambda level: level.nbytes).nbytes == 999
+    assert few[-1] == found[-1]
+    assert all(level in found for level in few)
+    assert thinned(few, 1000) is few
+
+
+# ---- tracks -------------------------------------------------------------------------------------
+
+
+@drawn
+@given(reports())
+def test_every_run_and_copy_is_on_one_track_and_none_overlap(found):
+    (step,) = found.steps
+    shown = slices(step, step.predicted)
+    works = [i for i, x in enumerate(step.program.body) if isinstance(x.action, Run | Copy)]
+    assert [each.position for each in shown] == works
+    for track in Track:
+        mine = sorted(
+            (each for each in shown if each.track is track),
+            key=lambda each: (each.start_seconds, each.position),
+        )
+        assert all(a.stop_seconds <= b.start_seconds for a, b in pairwise(mine))
+    assert sum(p.stop_seconds - p.start_seconds for p in pauses(step.predicted)) == pytest.approx(
+        found.stall_seconds
+    )
+
+
+def test_slices_say_what_they_are():
+    (step,) = small_report().steps
+    shown = slices(step, step.predicted)
+    run = next(each for each in shown if each.op == 1)
+    assert run.words.startswith("op 1 ")
+    assert "layers.1 (net.py:11)" in run.words
+    assert "1.00 ms from" in run.words
+    copy = next(each for each in shown if each.track is Track.OUT)
+    assert "out to host" in copy.words
+    assert f"(buffer {copy.buffer})" in copy.words
+    assert copy.nbytes == step.problem.trace.buffers[copy.buffer].nbytes
+    assert short("aten.convolution.default") == "convolution"
+    assert short("kernel") == "kernel"
+
+
+# ---- Perfetto -----------------------------------------------------------------------------------
+
+
+@drawn
+@given(reports())
+def test_a_chrome_trace_is_in_order_nests_and_pairs_its_arrows(found):
+    check_chrome(json.loads(json.dumps(chrome_events(found))), found)
+
+
+@pytest.mark.parametrize("make", [measured_report, two_graphs, lambda: long_report(100)])
+def test_a_chrome_trace_of_several_timelines(make, tmp_path):
+    found = make()
+    file = tmp_path / "trace.json"
+    found.to_chrome_trace(file)
+    read = json.loads(file.read_text(encoding="utf-8"))
+    assert read["otherData"] == {"policy": found.policy, "budget_bytes": found.budget_bytes}
+    check_chrome(read["traceEvents"], found)
+    names = {e["args"]["name"] for e in read["traceEvents"] if e["name"] == "process_name"}
+    assert any("measured" in name for name in names)
+    assert len(names) == sum(len(step.timelines) for step in found.steps)
+
+
+def check_chrome(events, found):
+    timed = [e for e in events if e["ph"] != "M"]
+    assert [e["ts"] for e in timed] == sorted(e["ts"] for e in timed)
+    boxes = defaultdict(list)
+    for event in timed:
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            boxes[event["pid"], event["tid"]].append(event)
+    for mine in boxes.values():
+        nanoseconds = [(round(e["ts"] * 1000), round(e["dur"] * 1000)) for e in mine]
+        for (start, length), (following, _) in pairwise(nanoseconds):
+            assert start + length <= following, "slices of one track follow each other"
+    works = sum(len(slices(s, t)) for s in found.steps for t in s.timelines)
+    waits = sum(len(pauses(t)) for s in found.steps for t in s.timelines)
+    assert sum(map(len, boxes.values())) == works + waits
+    check_arrows(timed, boxes, found)
+    check_counters(timed, found)
+
+
+def check_arrows(timed, boxes, found):
+    arrows = defaultdict(list)
+    for event in timed:
+        if event["ph"] in "stf":
+            arrows[event["id"]].append(event)
+            starts = {(e["ts"]) for e in boxes[event["pid"], event["tid"]]}
+            assert event["ts"] in starts, "an arrow's end is in a slice"
+    for arrow in arrows.values():
+        order = "".join(sorted((e["ph"] for e in arrow), key="stf".index))
+        assert order in ("sf", "stf"), "one beginning, one end"
+        times = {e["ph"]: e["ts"] for e in arrow}
+        assert times["s"] <= times.get("t", times["f"]) <= times["f"]
+        assert len({e["pid"] for e in arrow}) == 1
+    backs = sum(
+        isinstance(x.action, Copy) and s.program.slots[x.action.target].tier is Tier.DEVICE
+        for s in found.steps
+        for x in s.program.body
+        for _ in s.timelines
+    )
+    assert len(arrows) == backs, "every copy back has an arrow"
+
+
+def check_counters(timed, found):
+    (process, step) = 1, found.steps[0]
+    device = [
+        e["args"]["B"]
+        for e in timed
+        if e["ph"] == "C" and e["pid"] == process and e["name"] == "device bytes"
+    ]
+    assert max(device) == step.predicted.peak(Tier.DEVICE)
+
+
+# ---- the memory viewer --------------------------------------------------------------------------
+
+
+@drawn
+@given(reports())
+def test_a_memory_snapshot_replays_to_the_predicted_peak(found):
+    check_snapshot(pickle.loads(pickle.dumps(memory_snapshot(found))), found)
+
+
+@pytest.mark.parametrize("make", [two_graphs, lambda: long_report(100)])
+def test_a_memory_snapshot_of_a_file(make, tmp_path):
+    found = make()
+    file = tmp_path / "memory.pickle"
+    found.to_memory_snapshot(file)
+    check_snapshot(pickle.loads(file.read_bytes()), found)
+
+
+def check_snapshot(snapshot, found):
+    assert len(snapshot["device_traces"]) == len(found.steps)
+    for device, (events, step) in enumerate(
+        zip(snapshot["device_traces"], found.steps, strict=True)
+    ):
+        live, held, most = {}, 0, 0
+        assert [e["time_us"] for e in events] == sorted(e["time_us"] for e in events)
+        assert [e["action"] for e in events[:1]] in ([], ["segment_alloc"])
+        for event in events[1:]:
+            address, size = event["addr"], event["size"]
+            if event["action"] == "alloc":
+                assert address not in live
+                live[address] = size
+                held += size
+            elif event["action"] == "free_completed":
+                assert live.pop(address) == size
+                held -= size
+            else:
+                assert event["action"] == "free_requested"
+                assert live[address] == size
+            most = max(most, held)
+        assert most == step.predicted.peak(Tier.DEVICE)
+        (segment,) = [s for s in snapshot["segments"] if s["device"] == device] or [None]
+        if segment is None:
+            assert most == 0
+            continue
+        check_segment(segment, live)
+        for event in events:
+            assert segment["address"] <= event["addr"]
+            assert event["addr"] + event["size"] <= segment["address"] + segment["total_size"]
+
+
+def check_segment(segment, live):
+    end = segment["address"]
+    kept = {}
+    for block in segment["blocks"]:
+        assert block["address"] == end, "blocks cover the segment"
+        end += block["size"]
+        if block["state"] == "active_allocated":
+            kept[block["address"]] = block["requested_size"]
+    assert end == segment["address"] + segment["total_size"]
+    assert kept == live
+
+
+def test_no_two_live_blocks_share_an_address():
+    snapshot = memory_snapshot(long_report(60))
+    live: dict[int, tuple[int, int]] = {}
+    for event in snapshot["device_traces"][0]:
+        if event["action"] == "alloc":
+            start, stop = event["addr"], event["addr"] + event["size"]
+            assert all(stop <= a or start >= b for a, b in live.values())
+            live[event["addr"]] = start, stop
+        elif event["action"] == "free_completed":
+            del live[event["addr"]]
+
+
+def test_blocks_say_where_they_come_from():
+    events = memory_snapshot(small_report())["device_traces"][0]
+    frames = [event["frames"][0] for event in events if event["action"] != "segment_alloc"]
+    assert any(f["filename"] == "net.py" and f["line"] == 10 for f in frames)
+    assert any("aten.tanh_backward.default" in f["name"] for f in frames)
+
+
+# ---- pictures -----------------------------------------------------------------------------------
+
+matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="an extra")
+
+
+@matplotlib
+@pytest.mark.parametrize("make", [small_report, two_graphs])
+def test_a_picture_says_what_it_shows(make, tmp_path):
+    file = tmp_path / "report.svg"
+    make().to_plot(file)
+    assert "<svg" in file.read_text(encoding="utf-8")
+    make().to_plot(tmp_path / "report.png")
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_pictures_that_cannot_be_drawn(tmp_path, monkeypatch):
+    with pytest.raises(OptionValueError, match=r"\.png, \.pdf, \.svg"):
+        small_report().to_plot(tmp_path / "report.jpg")
+    with pytest.raises(OptionValueError, match="there is no folder"):
+        small_report().to_plot(tmp_path / "none" / "report.png")
+    monkeypatch.setattr(style, "find_spec", lambda name: None)
+    with pytest.raises(MissingPackageError, match=r"outcore\[plot\]"):
+        small_report().to_plot(tmp_path / "report.png")
+
+
+@matplotlib
+def test_nothing_to_draw(tmp_path):
+    with pytest.raises(ValueError, match="nothing is planned yet"):
+        Report("search", "profiling", 1 << 30).to_plot(tmp_path / "report.png")
+
+
+def test_the_measured_timeline_is_marked_as_such():
+    (step,) = measured_report().steps
+    assert [t.source for t in step.timelines] == [Source.SIMULATED, Source.MEASURED]
