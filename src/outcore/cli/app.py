@@ -92,6 +92,7 @@ for command in (
     sweep,
     floor,
     explain,
+    report,
     policies,
     networks,
     hardware,
