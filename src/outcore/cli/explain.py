@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from outcore.cli.predicted import machine_of
+from outcore.cli.modelled import Batch, Budget, Machine, Network, modelled
 from outcore.cli.told import told
 from outcore.units import format_bytes, format_seconds
 
@@ -23,12 +23,10 @@ SHOWN = 10
 
 def explain(
     *,
-    network: Annotated[str, typer.Option(help="A network of `outcore networks`.")] = "resnet50",
-    batch: Annotated[int, typer.Option(min=1, help="Samples.")] = 512,
-    hardware: Annotated[str, typer.Option(help="A machine of `outcore hardware`.")] = "v100-pcie3",
-    budget: Annotated[
-        str, typer.Option(help="Device memory (16GiB, 80% of the machine's); else all of it.")
-    ] = "100%",
+    network: Network = "resnet50",
+    batch: Batch = 512,
+    hardware: Machine = "v100-pcie3",
+    budget: Budget = "100%",
     policy: Annotated[str, typer.Option(help="A spec, such as pooch{early=true}.")] = "pooch",
     top: Annotated[
         int | None,
@@ -37,22 +35,15 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print an object.")] = False,
 ) -> None:
     """Tell what else could be done with each buffer that a plan moves, and why its step waits."""
-    from outcore.capture import trace_network  # noqa: PLC0415 - loads torch
-    from outcore.compare import Comparison, read_budget  # noqa: PLC0415 - loads numpy
     from outcore.explain import explain as explained  # noqa: PLC0415 - loads numpy
-    from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
-    from outcore.networks import network as named  # noqa: PLC0415 - loads torch
     from outcore.policies import resolve  # noqa: PLC0415 - loads numpy
 
-    machine, wanted = machine_of(hardware), resolve(policy)  # all this before anything is traced
-    nbytes = read_budget("--budget", budget, machine.hardware.capacity(Tier.DEVICE))
-    step = named(network)
-    what = f"{network}, batch {batch}"
-    with Console(stderr=True).status(f"{what}: tracing") as status, told(status, what):
-        problem = Comparison(trace_network(step, batch), machine, batch).problem(nbytes)
-        status.update(f"{what}: planning")
+    wanted, step = resolve(policy), modelled(network, batch, hardware, budget)
+    with Console(stderr=True).status(step.title) as status, told(status, step.title):
+        problem = step.problem(status)
+        status.update(f"{step.title}: planning")
         plan = wanted.plan(problem)
-        status.update(f"{what}: explaining")
+        status.update(f"{step.title}: explaining")
         found = explained(problem, plan, most=top if as_json else top or SHOWN)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=1))

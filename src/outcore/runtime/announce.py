@@ -26,7 +26,9 @@ def announcement(planned: Planned, policy: Policy, number: int) -> str:
             f"outcore: graph {number} fits: nothing is moved or recomputed; predicted peak "
             f"{format_bytes(peak)} of {have}"
         )
-    head = f"outcore: graph {number} does not fit {have} as it is; planned by {spec_text(policy)}"
+    by = f"its plan is from {planned.from_file}" * bool(planned.from_file)
+    by = by or f"planned by {planned.plan.policy or spec_text(policy)}"
+    head = f"outcore: graph {number} does not fit {have} as it is; {by}"
     rows = [
         ("in-core", f"peak {format_bytes(peak)}, {format_seconds(seconds)} a step"),
         ("planned", _planned(planned)),
