@@ -11,6 +11,7 @@ from outcore.capture.compat import (
     stand_in_survives,
 )
 from outcore.capture.graph import Captured, capture
+from outcore.capture.layouts import kernel_layouts
 from outcore.capture.offline import trace, trace_as_run, trace_network
 from outcore.capture.passing import passing
 from outcore.capture.shells import Shells, shells
@@ -24,6 +25,7 @@ __all__ = [
     "compiles_autograd",
     "default_partition",
     "keeps_graph",
+    "kernel_layouts",
     "passing",
     "shells",
     "stand_in_survives",

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from outcore.capture.compat import ShortenTraceback, aot_autograd, aot_function, with_states
 from outcore.capture.graph import Captured, capture
+from outcore.capture.layouts import kernel_layouts
 from outcore.capture.passing import passing
 from outcore.errors import CaptureError
 from outcore.ir.trace import Trace
@@ -78,7 +79,8 @@ def trace_as_run(step: Callable[..., Any], owner: nn.Module, *inputs: Any) -> Tr
 
     call = aot_function(flat, fw_compiler=_refuse, partition_fn=partition)  # type: ignore[arg-type]  # it names its arguments otherwise
     try:
-        call(states, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+        with kernel_layouts():
+            call(states, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
     except _Seen as seen:
         return seen.captured.trace
     raise _nothing_to_differentiate()
@@ -98,7 +100,7 @@ def _backend(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         inference_compiler=_refuse,
         partition_fn=_partition,
     )
-    with passing():
+    with passing(), kernel_layouts():
         compiled: Callable[..., Any] = compiler(module, inputs)
     return compiled
 
