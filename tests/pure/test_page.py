@@ -182,6 +182,7 @@ def test_other_budgets_with_what_no_plan_beats():
     assert "4.00 KiB 3.000x - 1.000x" in said
     assert "this budget" in said
     assert "time that no plan can beat 500 ms" in said
+    assert "No plan under this budget can take less than 500 ms" in said
     text = page(replace(found, sweep=swept((4096,))))
     assert not {"nan", "inf", "NaN"} & set(re.findall(r"[A-Za-z]+", text.split("<script>")[0]))
     unbounded = [replace(row, lower_bound_seconds=None) for row in swept().rows]

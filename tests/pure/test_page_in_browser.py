@@ -137,7 +137,7 @@ def test_pointing_at_a_box_says_what_it_is(browser, pages):
     first = tab.locator(".track rect[data-spans]").first
     title = first.locator("title").evaluate("t => t.textContent")
     assert title.startswith("op ")
-    assert tab.locator("#detail").inner_text() == "nothing is pointed at"
+    assert tab.locator("#detail").inner_text() == "no box chosen"
     first.hover()
     assert tab.locator("#detail").inner_text() == title
     opened.close()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from outcore.report import Report
     from outcore.sweep import Sweep
 
-BESIDE = ("superneurons", "chen-sqrt", "swap-all", "recompute-all")
+BESIDE = ("superneurons", "chen-sqrt", "swap-all")
 """Policies that a sweep shows beside the one that is asked for; they take no time."""
 
 

@@ -92,7 +92,7 @@ def _stays(program: Program, spans: dict[int, Span]) -> dict[int, tuple[float, f
     stays: dict[int, tuple[float, float]] = {}
     for position, instruction in enumerate(program.body):
         action, span = instruction.action, spans.get(position)
-        if span is None or isinstance(action, Run):
+        if span is None or isinstance(action, Run | Alloc):
             continue
         for slot in _touched(action):
             start, stop = stays.get(slot, (span.start_seconds, span.stop_seconds))
@@ -100,7 +100,7 @@ def _stays(program: Program, spans: dict[int, Span]) -> dict[int, tuple[float, f
     return {s: stay for s, stay in stays.items() if program.slots[s].tier is not Tier.DEVICE}
 
 
-def _touched(action: Alloc | Free | Copy) -> tuple[int, ...]:
+def _touched(action: Free | Copy) -> tuple[int, ...]:
     return (action.source, action.target) if isinstance(action, Copy) else (action.slot,)
 
 

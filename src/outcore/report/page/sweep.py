@@ -17,6 +17,8 @@ LEAST_TOP = 1.1
 """The axis goes at least so far, that steps without slowdown are told from a flat line."""
 LOWEST, HEADROOM = 0.08, 0.08
 """Parts of the height left free below a slowdown of 1, and above the highest."""
+APART = 7.0
+"""Percent of the height that labels are apart."""
 LOOKS = 8
 """Colours of policies in the style sheet."""
 
@@ -96,11 +98,12 @@ class _Axes:
 
     def y_ticks(self) -> list[Tick]:
         """Slowdowns, in percent from the top."""
-        return [
-            Tick(100 * (1 - self.place(self.first, each)[1]), f"{each:g}x")
-            for each in SLOWDOWNS
-            if each <= self.top
-        ]
+        found: list[Tick] = []
+        for each in SLOWDOWNS:
+            tick = Tick(100 * (1 - self.place(self.first, each)[1]), f"{each:g}x")
+            if each <= self.top and (not found or found[-1].percent - tick.percent >= APART):
+                found.append(tick)
+        return found
 
 
 def _curve(

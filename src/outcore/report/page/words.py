@@ -84,9 +84,15 @@ def summary(report: Report, explained: Sequence[Explanation]) -> Iterator[str]:
     if not explained:
         return
     waits = sum(each.stall_seconds for each in explained)
-    again = sum(each.recompute_seconds for each in explained)
-    if moves(report) and not (waits or again):
-        yield "The copies cost no time: all of them run beside the computing."
+    least, predicted = report.lower_bound_seconds, report.predicted_seconds
+    if least and predicted and moves(report):
+        over = 100 * max(0.0, predicted / least - 1)
+        yield (
+            f"No plan under this budget can take less than {format_seconds(least)}: "
+            f"this one is predicted to take {over:.1f}% more."
+        )
+    if moves(report) and not waits:
+        yield "Compute never waits: every copy is done beside it, in time."
     longest = max((t for each in explained for t in each.totals), key=_seconds, default=None)
     if longest is not None and waits > 0:
         share = f"{100 * longest.seconds / waits:.0f}% of the waiting"
