@@ -28,6 +28,7 @@ highlight_language = "none"
 html_theme = "furo"
 html_title = f"outcore {release}"
 html_copy_source = False
+html_show_copyright = False
 nitpicky = True
 
 myst_heading_anchors = 3
@@ -90,6 +91,18 @@ def find_name(_app: Any, environment: Any, node: Any, content: Any) -> Any:
     return content if name in ALIASES or exists(node["reftarget"]) else None
 
 
+def read_docstring(_app: Any, _what: str, _name: str, _of: Any, _options: Any, lines: Any) -> None:
+    """Link what docstrings name: pages, as `docs/bound.md`, and public errors."""
+
+    def error(name: re.Match[str]) -> str:
+        known = name[0] in outcore.__all__
+        return f":py:exc:`~outcore.{name[0]}`" if known else name[0]
+
+    for number, line in enumerate(lines):
+        linked = re.sub(r"(?<![`\w])docs/([\w/-]+)\.md\b", r":doc:`\1`", line)
+        lines[number] = re.sub(r"(?<![`.\w])[A-Z]\w+Error\b(?!`)", error, linked)
+
+
 def exists(name: str) -> bool:
     """Whether Python finds `name`: a builtin, or a name of a module.
 
@@ -103,6 +116,7 @@ def exists(name: str) -> bool:
 
 
 def setup(app: Any) -> None:
-    """Connect the two functions above."""
+    """Connect the functions above."""
     app.connect("source-read", read_page)
+    app.connect("autodoc-process-docstring", read_docstring)
     app.connect("missing-reference", find_name)
