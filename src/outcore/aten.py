@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from outcore.ir.trace import Effect
@@ -26,7 +29,10 @@ ACCUMULATING = frozenset(
 )
 """Ops that add in an order that may differ from run to run (atomics)."""
 
-KNOWN_NAMESPACES = frozenset({"aten", "prims", "c10d_functional", "_c10d_functional", "c10d"})
+COLLECTIVES = frozenset({"c10d_functional", "_c10d_functional", "c10d"})
+"""The namespaces of ops that talk to other processes."""
+
+KNOWN_NAMESPACES = frozenset({"aten", "prims", *COLLECTIVES})
 """Ops of others may keep state of their own: nothing is known of them, so they run once."""
 
 RUNNING_STATISTICS = {
@@ -97,11 +103,37 @@ def effects(op: torch._ops.OpOverload) -> frozenset[Effect]:
         found.add(Effect.RANDOM)
     if mutates(op):
         found.add(Effect.MUTATES)
-    if op.namespace in ("c10d_functional", "_c10d_functional", "c10d"):
+    if op.namespace in COLLECTIVES:
         found.add(Effect.COLLECTIVE)
     if str(op) in ACCUMULATING or op.namespace not in KNOWN_NAMESPACES:
         found.add(Effect.UNREPEATABLE)
     return frozenset(found)
+
+
+def is_wait(op: torch._ops.OpOverload) -> bool:
+    """Whether a call returns its argument, once a collective that makes it is done."""
+    return op.namespace in COLLECTIVES and op._opname == "wait_tensor"
+
+
+def callable_of(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """What runs `op`: itself; of a collective, a call that waits for it too.
+
+    A collective only begins when it is called. What it reads could be overwritten, and what it
+    makes could be moved, before it is done.
+    """
+    return _waiting(op) if op.namespace in COLLECTIVES else op
+
+
+def _waiting(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    wait = torch.ops._c10d_functional.wait_tensor.default
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        made = op(*args, **kwargs)
+        if isinstance(made, torch.Tensor):
+            return wait(made)
+        return [wait(tensor) for tensor in made]
+
+    return call
 
 
 def in_place(target: str) -> torch._ops.OpOverload:

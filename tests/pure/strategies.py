@@ -92,6 +92,7 @@ _EFFECTS: tuple[tuple[Effect, ...], ...] = (
     (Effect.RANDOM,),
     (Effect.RANDOM,),
     (Effect.UNREPEATABLE,),
+    (Effect.COLLECTIVE,),
 )
 
 

@@ -169,11 +169,26 @@ class _Capture:
             return
         if not isinstance(node.target, torch._ops.OpOverload):
             raise CaptureError(reason=f"op {node.target} is not an ATen op", site=_site(node))
+        if aten.is_wait(node.target):
+            self._wait(node)
+            return
         if aten.mutates(node.target):
             raise CaptureError(reason=f"in-place op {node.target}", site=_site(node))
         if aten.may_alias(node.target) and self._view(node):
             return
         self._op(node, node.target, phase)
+
+    def _wait(self, node: Node) -> None:
+        """Record `node` as its argument: collectives are waited for as they run (`aten`).
+
+        So none is under way where the plan moves, frees or overwrites what it reads or makes.
+        """
+        source = node.args[0]
+        assert isinstance(source, Node)  # noqa: S101 - it takes one tensor
+        if self.buffers[self._buffer(source)].pinned:
+            reason = "it waits for a collective that was begun outside of it"
+            raise CaptureError(reason=reason, site=_site(node))
+        self.results[node] = self.results[source]
 
     def _view(self, node: Node) -> bool:
         """Record `node` as views of an argument's buffer; False where it shares no storage."""

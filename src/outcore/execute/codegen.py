@@ -221,7 +221,7 @@ class _Writer:
         key = str(overload)
         if key not in self.ops:
             self.ops[key] = f"o{len(self.ops)}"
-            self.names[self.ops[key]] = overload
+            self.names[self.ops[key]] = aten.callable_of(overload)
         return self.ops[key]
 
     # ---- arguments ------------------------------------------------------------------------------

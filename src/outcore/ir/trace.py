@@ -41,7 +41,7 @@ class Effect(Enum):
     MUTATES = "mutates"
     """Writes one of its inputs: never runs again."""
     COLLECTIVE = "collective"
-    """Talks to other processes: never runs again."""
+    """Talks to other processes: is waited for, and never runs again."""
     UNREPEATABLE = "unrepeatable"
     """Need not give the same bits twice: runs again only where the user allows it."""
 

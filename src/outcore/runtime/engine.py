@@ -23,6 +23,7 @@ from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.options import Settings
 from outcore.runtime.planning import MARGIN_DIVISOR, Planned, Planner
 from outcore.runtime.profiling import Profiling
+from outcore.runtime.ranks import naming_the_rank
 from outcore.runtime.recording import Recorder, Recording
 from outcore.runtime.session import Session, in_backward
 from outcore.runtime.standing import Standing
@@ -208,14 +209,16 @@ class Engine:
         gc.collect()  # once per graph: what is no one's any more would be counted as resident
         self.driver.bound_memory(self.resident_bytes(), self.settings.budget_bytes)
         resident = self.resident_besides(graph, inputs)
-        return self.planner.floor_program(graph, self.active(), resident)
+        with naming_the_rank():
+            return self.planner.floor_program(graph, self.active(), resident)
 
     def plan(self, graph: PlannedGraph, profiled: Profiling) -> Planned:
         """Plan `graph` from what was measured. Everything is kept where that fits.
 
         Raises InfeasibleError where no plan of the policy fits the budget.
         """
-        planned = self._take(graph, self.planner.plan(graph, self.active(), profiled))
+        with naming_the_rank():
+            planned = self._take(graph, self.planner.plan(graph, self.active(), profiled))
         number = 1 + self.graphs.index(graph)
         log.info("%s", announcement(planned, self.settings.policy, number))
         return planned

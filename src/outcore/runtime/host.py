@@ -1,4 +1,4 @@
-"""How much memory this process may use: the machine's, or less where a cgroup says so."""
+"""How much this process may use: the machine's memory, or less, and who else does."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ def available_bytes() -> int:
     """Bytes of RAM that may still be taken: what the machine has, or a cgroup leaves, if less."""
     left = [_left(folder) for folder in _cgroups()]
     return max(0, min((_machine_bytes(), *(n for n in left if n is not None))))
+
+
+def local_processes() -> int:
+    """How many processes of one job share this machine, this one included.
+
+    As torchrun, and launchers that do as it does, say in LOCAL_WORLD_SIZE; 1 where nobody does.
+    """
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(text)) if text.isdigit() else 1
 
 
 def _machine_bytes() -> int:

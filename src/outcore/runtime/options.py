@@ -15,7 +15,7 @@ import torch
 from outcore.errors import BudgetError, OptionError, OptionValueError
 from outcore.policies import Policy, resolve
 from outcore.runtime.drift import DRIFT
-from outcore.runtime.host import available_bytes, memory_limit_bytes
+from outcore.runtime.host import available_bytes, local_processes, memory_limit_bytes
 from outcore.runtime.reuse import Given, read_given
 from outcore.units import parse_part, parse_rate, parse_size
 
@@ -54,6 +54,10 @@ class Options:
     `plan`: a file of plans, saved by `Backend.save_plans`; graphs that it has one for take it.
     `overrides`: a file of rules that hold for any plan (docs/plan-files.md). `strict`: raise where
     a graph cannot be planned, or is not in the file, instead of a warning or a note.
+
+    Budgets are this process's own. Where several processes of one job share what a budget is of
+    (the RAM, a disk), defaults and fractions are of this process's part of it
+    (`host.local_processes`).
     """
 
     budget: str | int | float | None = None
@@ -132,13 +136,14 @@ def _budget(given: str | float | None, device: torch.device) -> int:
 def _device_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return memory_limit_bytes()
+    return memory_limit_bytes() // local_processes()
 
 
 def _host_budget(given: str | float | None) -> int:
+    processes = local_processes()
     if given is None or given == "auto":
-        return available_bytes() * 3 // 4
-    return _size("host_budget", given, memory_limit_bytes())
+        return available_bytes() * 3 // 4 // processes
+    return _size("host_budget", given, memory_limit_bytes() // processes)
 
 
 def _disk_budget(given: str | float | None, spill_dir: Path) -> int:
@@ -146,9 +151,10 @@ def _disk_budget(given: str | float | None, spill_dir: Path) -> int:
         usage = shutil.disk_usage(spill_dir)
     except OSError:
         return 0  # the driver says what is wrong with the folder when it first needs it
+    processes = local_processes()
     if given is None:
-        return int(usage.free * 0.9)
-    return _size("disk_budget", given, usage.total)
+        return int(usage.free * 0.9) // processes
+    return _size("disk_budget", given, usage.total // processes)
 
 
 def _size(option: str, given: str | float, total: int) -> int:

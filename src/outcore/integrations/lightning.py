@@ -1,0 +1,128 @@
+"""LightningCallback: outcore in the Trainer of Lightning.
+
+Lightning calls `training_step` and never the LightningModule itself: what was compiled of that in
+place does not run, without a word. So this wraps the modules inside, and refuses what would be
+ignored.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from outcore.doors import Session
+from outcore.errors import MissingPackageError, NotEngagedError, WrapError
+from outcore.integrations.metrics import metrics
+from outcore.runtime.options import make_options
+
+try:
+    # One library under two names, each with classes of its own.
+    old = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
+    Callback: Any = import_module("pytorch_lightning" if old else "lightning.pytorch").Callback
+except ImportError as error:
+    raise MissingPackageError(
+        package="lightning",
+        extra="lightning",
+        purpose="LightningCallback goes into the Trainer of Lightning",
+    ) from error
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from outcore.report import Report
+
+
+class LightningCallback(Callback):  # type: ignore[misc]  # its base is found at run time
+    """Keeps the training steps of a LightningModule inside a byte budget.
+
+    >>> Trainer(..., callbacks=[LightningCallback(budget="12GiB")])            # doctest: +SKIP
+
+    It wraps the modules that the LightningModule holds directly (those in lists one by one) and
+    that have parameters to train; or those named in `modules`, such as `("encoder", "head.last")`.
+    All share one budget. `options` are those of `outcore.Backend`, and raise what it raises, at
+    once. `session` is the `outcore.Session` behind it, from the start of training.
+    """
+
+    def __init__(
+        self, budget: str | float | None = None, *, modules: Sequence[str] = (), **options: Any
+    ) -> None:
+        self._given = {"budget": budget, **options}
+        make_options(self._given)
+        self.modules = (modules,) if isinstance(modules, str) else tuple(modules)
+        self.session: Session | None = None
+        self._seen = False
+        """Whether a training step went by since the modules were wrapped."""
+
+    def report(self) -> Report:
+        """As `Backend.report`. Raises WrapError before training."""
+        if self.session is None:
+            reason = "there is no report yet: it wraps the modules when training begins"
+            raise WrapError(model=type(self).__name__, reason=reason)
+        return self.session.report()
+
+    def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
+        """Raises WrapError for what Lightning would not run, and where all is compiled already."""
+        if stage == "fit":
+            _refuse(pl_module)
+
+    def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Wrap what is inside: by now `configure_model` has made it. Raises WrapError."""
+        chosen = [pl_module.get_submodule(name) for name in self.modules]
+        inside = chosen or list(_trained(pl_module))
+        if not inside:
+            reason = (
+                "it holds no module with parameters to train: put what training_step calls into a "
+                'module of its own, or name it, as in LightningCallback(modules=["net"])'
+            )
+            raise WrapError(model=type(pl_module).__name__, reason=reason)
+        session = Session(**self._given)
+        for module in inside:
+            session.wrap(module)
+        self.session, self._seen = session, False
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log the metrics. Raises NotEngagedError where the first step ran none of the modules."""
+        session = self.session
+        if session is None:
+            return
+        if not self._seen and not (session.backend.engaged or session.backend.notes):
+            raise NotEngagedError(model=type(pl_module).__name__)
+        self._seen = True
+        if _logs_now(trainer):
+            for name, value in metrics(session.report()).items():
+                pl_module.log(name, float(value), on_step=True, on_epoch=False)
+
+
+def _refuse(pl_module: nn.Module) -> None:
+    name = type(pl_module).__name__
+    if pl_module._compiled_call_impl is not None:  # noqa: SLF001 - what Module.compile sets
+        reason = (
+            "Lightning calls training_step and never the LightningModule itself, so what "
+            "compile() or outcore.wrap() made of it does not run: leave that out, "
+            "LightningCallback wraps the modules inside"
+        )
+        raise WrapError(model=name, reason=reason)
+    if getattr(pl_module, "_compiler_ctx", None) is not None:
+        reason = "torch.compile has it already: leave that out, or leave LightningCallback out"
+        raise WrapError(model=name, reason=reason)
+
+
+def _trained(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules right inside that have parameters to train, lists and dicts taken apart."""
+    for child in module.children():
+        if not any(p.requires_grad for p in child.parameters()):
+            continue
+        if type(child).__name__ in ("ModuleList", "ModuleDict"):  # they cannot be called
+            yield from _trained(child)
+        else:
+            yield child
+
+
+def _logs_now(trainer: Any) -> bool:
+    """Whether loggers get what is logged at this step: a report takes some milliseconds."""
+    connector = getattr(trainer, "_logger_connector", None)
+    return bool(getattr(connector, "should_update_logs", True))

@@ -1,0 +1,109 @@
+"""TransformersCallback: outcore in the Trainer of Hugging Face's transformers.
+
+`TrainingArguments(torch_compile_backend=...)` takes only names that transformers lists. This wraps
+the model itself, in place, before the first step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from outcore.doors import handle, wrap
+from outcore.errors import MissingPackageError, WrapError
+from outcore.integrations.metrics import metrics
+from outcore.runtime.options import make_options
+
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise MissingPackageError(
+        package="transformers",
+        extra="transformers",
+        purpose="TransformersCallback goes into the Trainer of transformers",
+    ) from error
+
+if TYPE_CHECKING:  # loads as much of transformers as is used
+    from torch import nn
+
+    from outcore.report import Report
+    from outcore.runtime.backend import Backend
+
+
+class TransformersCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not type-checked
+    """Keeps the training steps of a Trainer inside a byte budget.
+
+    >>> Trainer(..., callbacks=[TransformersCallback(budget="12GiB")])         # doctest: +SKIP
+
+    `budget` and `options` are those of `outcore.Backend`, and raise what it raises, at once. Under
+    a launcher each process has the budget for itself. `attach` lets reporters see the metrics.
+    """
+
+    def __init__(self, budget: str | float | None = None, **options: Any) -> None:
+        self._given = {"budget": budget, **options}
+        make_options(self._given)
+        self.backend: Backend | None = None
+        """The Backend of the model; None before training."""
+
+    def attach(self, trainer: Any) -> Self:
+        """Put this callback before all others of `trainer`. Returns itself.
+
+        A Trainer shows its logs to one callback after the other, those of `report_to` first, before
+        any given as `callbacks`. Only one that comes earlier can add to what they report.
+        """
+        callbacks: list[Any] = trainer.callback_handler.callbacks
+        if self in callbacks:
+            callbacks.remove(self)
+        callbacks.insert(0, self)
+        return self
+
+    def report(self) -> Report:
+        """As `Backend.report`. Raises WrapError before training."""
+        if self.backend is None:
+            reason = "there is no report yet: it wraps the model when training begins"
+            raise WrapError(model=type(self).__name__, reason=reason)
+        return self.backend.report()
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: Any
+    ) -> None:
+        """Wrap the model. Raises WrapError where something else compiles or copies it."""
+        if model is None or self._has(model):
+            return
+        _refuse(args, model)
+        self.backend = handle(wrap(model, **self._given))
+
+    def on_log(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        logs: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        """Add the metrics to what is logged of training steps, and to the history."""
+        if self.backend is None or not logs or "loss" not in logs:
+            return  # an evaluation's, or the summary at the end
+        found = metrics(self.backend.report())
+        logs.update(found)
+        if state.log_history:
+            state.log_history[-1].update(found)
+
+    def _has(self, model: nn.Module) -> bool:
+        """Whether it wrapped `model` itself, when it was trained before."""
+        try:
+            return self.backend is not None and handle(model) is self.backend
+        except WrapError:
+            return False
+
+
+def _refuse(args: Any, model: nn.Module) -> None:
+    name = type(model).__name__
+    if getattr(args, "torch_compile", False):
+        reason = "TrainingArguments(torch_compile=True) compiles it another way: leave that out"
+        raise WrapError(model=name, reason=reason)
+    if getattr(args, "n_gpu", 1) > 1:
+        reason = (
+            f"the Trainer would copy it to {args.n_gpu} GPUs for each step, and copies are plain: "
+            "start one process per GPU with torchrun (docs/several-devices.md)"
+        )
+        raise WrapError(model=name, reason=reason)

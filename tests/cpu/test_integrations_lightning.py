@@ -1,0 +1,191 @@
+"""LightningCallback in a real Trainer: same training, metrics in its logs, nothing ignored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+lightning = pytest.importorskip("lightning.pytorch")
+
+import outcore  # noqa: E402 - the library first
+from outcore.errors import NotEngagedError, OptionError, WrapError  # noqa: E402 - as above
+from outcore.integrations import LightningCallback  # noqa: E402 - as above
+from tests.cpu.training import Small, batch, mean_square  # noqa: E402 - as above
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning",
+    "ignore::FutureWarning",
+    "ignore:.*does not have many workers.*",
+)
+
+TIGHT: dict[str, Any] = {"budget": "2300KiB", "policy": "swap-all"}
+STEPS = 8
+
+
+class Lit(lightning.LightningModule):  # type: ignore[misc, name-defined]  # has no types
+    """The usual shape: a network inside, called by `training_step`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net: Any = Small()
+        self.losses: list[float] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.net(x)
+        return result
+
+    def training_step(self, data: Tensor, index: int) -> Tensor:
+        torch.manual_seed(index)
+        loss = mean_square(self(data))
+        self.losses.append(loss.item())
+        return loss
+
+    def validation_step(self, data: Tensor, index: int) -> None:
+        self.log("validated", mean_square(self(data)))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1e-3, momentum=0.9)
+
+
+def fit(folder: Path, module: Any, *callbacks: Any, **arguments: Any) -> Any:
+    given: dict[str, Any] = {
+        "max_steps": STEPS,
+        "accelerator": "cpu",
+        "logger": lightning.loggers.CSVLogger(folder),
+        "log_every_n_steps": 1,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "num_sanity_val_steps": 1,
+        "limit_val_batches": 1,
+        "default_root_dir": folder,
+    }
+    trainer = lightning.Trainer(callbacks=list(callbacks), **(given | arguments))
+    data = torch.utils.data.DataLoader(batch(0, n=4 * STEPS), batch_size=4)  # type: ignore[arg-type]  # a tensor will do
+    trainer.fit(module, data, data)
+    return trainer
+
+
+def test_training_is_the_same_and_logged(tmp_path: Path) -> None:
+    plain, module = Lit(), Lit()
+    fit(tmp_path, plain)
+    names = list(module.state_dict())
+    callback = LightningCallback(**TIGHT)
+    trainer = fit(tmp_path, module, callback)
+    report = callback.report()
+    assert report.state == "planned"
+    assert report.counts.offload
+    assert module.losses == plain.losses
+    assert list(module.state_dict()) == names
+    theirs = plain.state_dict()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in module.state_dict().items())
+    logged = trainer.logged_metrics
+    assert logged["outcore/offloaded_bytes"] == report.offloaded_bytes
+    assert 0 < logged["outcore/peak_bytes"] <= report.budget_bytes
+    assert logged["outcore/disk_bytes_written"] > 0
+    assert "outcore/stall_seconds" in logged
+    written = Path(trainer.logger.log_dir, "metrics.csv").read_text()
+    assert "outcore/peak_bytes" in written.splitlines()[0]
+
+
+def test_checkpoints_are_plain(tmp_path: Path) -> None:
+    module = Lit()
+    trainer = fit(tmp_path, module, LightningCallback(**TIGHT), max_steps=2)
+    trainer.save_checkpoint(tmp_path / "it.ckpt")
+    saved = torch.load(tmp_path / "it.ckpt", weights_only=False)["state_dict"]
+    assert list(saved) == list(Lit().state_dict())
+    again = Lit.load_from_checkpoint(tmp_path / "it.ckpt")
+    assert torch.equal(again.net.head.weight, module.net.head.weight)
+
+
+class Loose(Lit):
+    """Layers right in the LightningModule, some in a list, one not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Identity()
+        self.layers = nn.ModuleList(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))
+        self.head = nn.Linear(3, 2)
+        self.fixed = nn.Linear(2, 2).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        result: Tensor = self.fixed(self.head(x.mean((2, 3))))
+        return result
+
+
+def test_layers_share_one_budget(tmp_path: Path) -> None:
+    plain, module, callback = Loose(), Loose(), LightningCallback(budget="64MiB")
+    fit(tmp_path, plain, max_steps=2)
+    fit(tmp_path, module, callback, max_steps=2)
+    backends = {outcore.handle(each) for each in (*module.layers, module.head)}
+    assert len(backends) == 1
+    with pytest.raises(WrapError):
+        outcore.handle(module.fixed)
+    assert module.losses == plain.losses
+
+
+def test_named_modules(tmp_path: Path) -> None:
+    module, callback = Loose(), LightningCallback(budget="64MiB", modules=["layers.1"])
+    fit(tmp_path, module, callback, max_steps=1)
+    assert outcore.handle(module) is outcore.handle(module.layers[1])
+
+
+class Late(Lit):
+    """Makes its network where Lightning says, after `setup`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.net
+
+    def configure_model(self) -> None:
+        self.net = Small()
+
+
+def test_what_configure_model_makes(tmp_path: Path) -> None:
+    callback = LightningCallback(**TIGHT)
+    fit(tmp_path, Late(), callback, max_steps=6)
+    assert callback.report().state == "planned"
+
+
+class Around(Lit):
+    """Goes past `__call__`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.net.forward(x)
+        return result
+
+
+class TestRefused:
+    def test_what_lightning_would_not_run(self, tmp_path: Path) -> None:
+        module = outcore.wrap(Lit(), **TIGHT)
+        with pytest.raises(WrapError, match="never the LightningModule itself"):
+            fit(tmp_path, module, LightningCallback(**TIGHT))
+
+    def test_what_is_compiled_as_a_whole(self, tmp_path: Path) -> None:
+        module = torch.compile(Lit(), backend="eager")
+        with pytest.raises(WrapError, match=r"torch\.compile has it already"):
+            fit(tmp_path, module, LightningCallback(**TIGHT))
+
+    def test_a_step_that_goes_past_the_modules(self, tmp_path: Path) -> None:
+        with pytest.raises(NotEngagedError, match="Around"):
+            fit(tmp_path, Around(), LightningCallback(**TIGHT))
+
+    def test_nothing_to_wrap(self, tmp_path: Path) -> None:
+        module = Lit()
+        module.net = nn.Identity()
+        module.weight = nn.Parameter(torch.ones(()))
+        with pytest.raises(WrapError, match="no module with parameters to train"):
+            fit(tmp_path, module, LightningCallback(**TIGHT))
+
+    def test_options_at_once(self) -> None:
+        with pytest.raises(OptionError, match="did you mean 'policy'"):
+            LightningCallback(budget="1GiB", polcy="pooch")
+        with pytest.raises(WrapError, match="no report yet"):
+            LightningCallback(budget="1GiB").report()

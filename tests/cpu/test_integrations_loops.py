@@ -1,0 +1,110 @@
+"""Accelerate, and plain loops as MONAI's users write them: one line each."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import outcore
+from tests.cpu.training import PROFILED_STEPS, Small, batch, mean_square, same, train
+
+accelerate = pytest.importorskip("accelerate")
+monai = pytest.importorskip("monai")
+
+from monai.inferers import SlidingWindowInferer  # noqa: E402 - where it is installed
+from monai.losses import DiceLoss  # noqa: E402 - as above
+from monai.networks.nets import UNet  # noqa: E402 - as above
+
+STEPS = PROFILED_STEPS + 2
+TIGHT: dict[str, Any] = {"budget": "2MiB", "policy": "swap-all"}
+
+
+def small() -> nn.Module:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    return Small()
+
+
+@pytest.fixture
+def accelerator() -> Any:
+    before = dict(os.environ)
+    yield accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def accelerated(accelerator: Any, model: nn.Module) -> list[list[Tensor]]:
+    """The loop of Accelerate's own guide."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    seen = []
+    for step in range(2 * STEPS):
+        torch.manual_seed(step)
+        with accelerator.accumulate(model):
+            loss = mean_square(model(batch(step % 3)))
+            accelerator.backward(loss)
+            seen.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen
+
+
+def test_accelerate(accelerator: Any) -> None:
+    expected = accelerated(accelerator, small())
+    model = outcore.wrap(small(), **TIGHT)
+    seen = accelerated(accelerator, model)
+    assert accelerator.unwrap_model(model) is model
+    assert outcore.handle(model).report().state == "planned"
+    assert outcore.handle(model).report().counts.offload
+    assert list(accelerator.get_state_dict(model)) == list(Small().state_dict())
+    assert same(seen, expected)
+
+
+def unet() -> nn.Module:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    net: nn.Module = UNet(
+        spatial_dims=3,
+        in_channels=1,
+        out_channels=2,
+        channels=(4, 8, 16),
+        strides=(2, 2),
+        num_res_units=1,
+        dropout=0.1,
+    )
+    return net
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_plain_loop_with_a_sliding_window() -> None:
+    """Training on patches, and windows over a whole volume between, some of them smaller."""
+    volume = torch.rand(1, 1, 40, 32, 32, generator=torch.Generator().manual_seed(1))
+    patch, target = volume[..., :32, :, :], (volume[..., :32, :, :] > 0.5).float()
+    criterion = DiceLoss(softmax=True, to_onehot_y=True)
+    inferer = SlidingWindowInferer(roi_size=(16, 16, 16), sw_batch_size=5, overlap=0.25)
+
+    def run(net: nn.Module) -> list[list[Tensor]]:
+        seen = train(net, net, (patch,), lambda y: criterion(y, target), STEPS)
+        net.eval()
+        with torch.no_grad():
+            seen.append([inferer(volume, net)])
+        net.train()
+        return [*seen, *train(net, net, (patch,), lambda y: criterion(y, target), 1)]
+
+    net = unet()
+    reference = torch.compile(net, backend="aot_eager", dynamic=False)
+    expected = train(net, reference, (patch,), lambda y: criterion(y, target), STEPS)
+    wrapped = outcore.wrap(unet(), budget="12MiB", policy="swap-all", strict=True)
+    seen = run(wrapped)
+    report = outcore.handle(wrapped).report()
+    assert report.state == "planned", report
+    assert report.counts.offload, report
+    assert same(seen[:STEPS], expected)
+    plain = unet()
+    plain.load_state_dict(wrapped.state_dict())
+    assert torch.isfinite(seen[STEPS][0]).all()

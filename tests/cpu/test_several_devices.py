@@ -1,0 +1,103 @@
+"""Two processes that train one model: results, order, budgets, and what one does to the other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+from outcore.runtime.host import local_processes, memory_limit_bytes
+from outcore.runtime.options import make_options, settle
+
+ROOT = Path(__file__).parents[2]
+SCENARIOS = (
+    "wrap_then_ddp",
+    "ddp_then_wrap",
+    "accumulated",
+    "one_replans",
+    "one_plans_longer",
+    "wrap_then_shard",
+    "shard_then_wrap",
+    "talking",
+)
+
+pytestmark = [
+    pytest.mark.skipif(not distributed.is_gloo_available(), reason="torch was built without gloo"),
+    pytest.mark.xdist_group("torchrun"),  # it is started once, for all scenarios
+]
+
+CPU = torch.device("cpu")
+
+
+def torchrun(*names: str) -> subprocess.CompletedProcess[str]:
+    launcher = "torch.distributed.run --standalone --local-addr=127.0.0.1 --nproc-per-node=2 -m"
+    environment = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
+    }
+    return subprocess.run(
+        [sys.executable, "-m", *launcher.split(), "tests.cpu.ranks", *names],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished() -> subprocess.CompletedProcess[str]:
+    return torchrun(*SCENARIOS)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_two_ranks(scenario: str, finished: subprocess.CompletedProcess[str]) -> None:
+    assert f"ok {scenario} " in finished.stdout, finished.stderr[-4000:]
+
+
+def test_a_rank_without_a_plan_ends_the_job() -> None:
+    start = time.monotonic()
+    failed = torchrun("no_plan")
+    assert failed.returncode != 0
+    assert "no plan fits a device budget of 64.0 KiB" in failed.stderr
+    assert "outcore: this is rank 1 of 2." in failed.stderr
+    assert time.monotonic() - start < 100  # not the 120 s that the others would wait
+
+
+class TestBudgets:
+    def test_a_fraction_is_of_this_process_s_part(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        options = make_options({"budget": "50%", "disk_budget": "10%", "host_budget": 0.5})
+        alone = settle(options, CPU)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        shared = settle(options, CPU)
+        assert alone.budget_bytes == memory_limit_bytes() // 2
+        assert shared.budget_bytes == memory_limit_bytes() // 2 // 2
+        assert shared.host_budget_bytes == memory_limit_bytes() // 2 // 2
+        assert shared.disk_budget_bytes == pytest.approx(alone.disk_budget_bytes / 2, rel=1e-6)
+
+    def test_bytes_are_what_they_say(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        assert settle(make_options({"budget": "1GiB"}), CPU).budget_bytes == 1 << 30
+
+    def test_defaults_are_shared_out_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        options = make_options({"budget": "1GiB"})
+        alone = settle(options, CPU)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+        shared = settle(options, CPU)
+        assert shared.disk_budget_bytes < alone.disk_budget_bytes / 2
+        assert shared.host_budget_bytes < alone.host_budget_bytes / 2
+
+    @pytest.mark.parametrize("text", ["", "0", "two"])
+    def test_what_is_no_number_of_processes(self, text: str, monkeypatch: Any) -> None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", text)
+        assert local_processes() == 1
