@@ -8,6 +8,7 @@ from collections import defaultdict
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import pairwise
+from pickletools import genops
 
 import pytest
 from hypothesis import HealthCheck, given, reject, settings
@@ -24,7 +25,7 @@ from outcore.lower import lower
 from outcore.report import Report, count_choices, report, style
 from outcore.report.chrome import chrome_events
 from outcore.report.levels import Level, levels, thinned
-from outcore.report.snapshot import memory_snapshot
+from outcore.report.snapshot import memory_snapshot, memory_snapshot_file
 from outcore.report.tracks import Track, pauses, short, slices
 from outcore.simulate import simulate
 from tests.pure.building import small_problem
@@ -278,6 +279,22 @@ def check_snapshot(snapshot, found):
         for event in events:
             assert segment["address"] <= event["addr"]
             assert event["addr"] + event["size"] <= segment["address"] + segment["total_size"]
+
+
+OPCODES = {
+    *("APPEND", "APPENDS", "BINGET", "BINFLOAT", "BININT", "BININT1", "BININT2", "BINUNICODE"),
+    *("EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "FRAME", "LONG1", "LONG_BINGET", "MARK"),
+    *("MEMOIZE", "NEWFALSE", "NEWTRUE", "NONE", "PROTO", "SETITEM", "SETITEMS", "STOP"),
+    *("SHORT_BINUNICODE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
+}
+"""Of the pickle machine, those that the viewer's reader in JavaScript knows (pytorch, 2025)."""
+
+
+def test_the_viewer_can_unpickle_a_snapshot():
+    for found in (small_report(), two_graphs(), long_report(300)):
+        codes = {code.name: value for code, value, _ in genops(memory_snapshot_file(found))}
+        assert set(codes) <= OPCODES
+        assert codes["PROTO"] <= 4
 
 
 def check_segment(segment, live):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from outcore.explain import Explanation, Late, Total, WaitsFor
 from outcore.ir.plan import Keep
 from outcore.report.figures import Report
-from outcore.units import format_bytes, format_seconds, spell_size
+from outcore.units import format_bytes, format_seconds, parse_size, spell_size
 
 _STATES = {
     "profiling": "Not planned yet: the first steps are being measured.",
@@ -53,18 +53,11 @@ def headline(report: Report) -> str:
     needs = format_bytes(report.in_core_peak_bytes or 0)
     if not moves(report):
         return f"Fits in {budget} as it is: the step needs {needs}, and nothing is moved."
+    times = ratio(report.predicted_seconds, report.in_core_seconds)
     return (
-        f"Fits in {budget}: a step {_takes(report)} as long as with everything in memory, "
-        f"which would need {needs}."
+        f"Fits in {budget}: a step is predicted to take {times} as long as with everything in "
+        f"memory, which would need {needs}."
     )
-
-
-def _takes(report: Report) -> str:
-    """How much longer the step is: measured, where that is known, beside the prediction."""
-    predicted = ratio(report.predicted_seconds, report.in_core_seconds)
-    if report.measured_seconds is None:
-        return f"is predicted to take {predicted}"
-    return f"takes {ratio(report.measured_seconds, report.in_core_seconds)} (predicted {predicted})"
 
 
 def moves(report: Report) -> bool:
@@ -76,27 +69,42 @@ def moves(report: Report) -> bool:
 def spell_budget(nbytes: int) -> str:
     """A budget as it was given, if it was given in round numbers."""
     spelled = spell_size(nbytes).replace(".00", "")
+    if parse_size(spelled, None) != nbytes:
+        return format_bytes(nbytes)
     return f"{spelled[:-3]} {spelled[-3:]}" if spelled.endswith("iB") else spelled
 
 
 def summary(report: Report, explained: Sequence[Explanation]) -> Iterator[str]:
-    """What follows on the headline: where the time goes, and the most of the waiting."""
-    if not explained:
-        return
-    waits = sum(each.stall_seconds for each in explained)
-    least, predicted = report.lower_bound_seconds, report.predicted_seconds
+    """What follows on the headline: what was measured, the bound, and most of the waiting."""
+    least, predicted, measured = (
+        report.lower_bound_seconds,
+        report.predicted_seconds,
+        report.measured_seconds,
+    )
+    if measured is not None and predicted:
+        took, times = format_seconds(measured), ratio(measured, predicted)
+        yield f"Measured: a step takes {took}, {times} the predicted {format_seconds(predicted)}."
     if least and predicted and moves(report):
         over = 100 * max(0.0, predicted / least - 1)
         yield (
             f"No plan under this budget can take less than {format_seconds(least)}: "
             f"this one is predicted to take {over:.1f}% more."
         )
-    if moves(report) and not waits:
-        yield "Compute never waits: every copy is done beside it, in time."
-    longest = max((t for each in explained for t in each.totals), key=_seconds, default=None)
-    if longest is not None and waits > 0:
-        share = f"{100 * longest.seconds / waits:.0f}% of the waiting"
-        yield f"{share} has one cause. {wait_what(longest)}: {wait_why(longest)}."
+    if explained and moves(report):
+        yield _waiting(explained)
+
+
+def _waiting(explained: Sequence[Explanation]) -> str:
+    """How much of the step compute waits, and the cause of most of that."""
+    waited = sum(each.stall_seconds for each in explained)
+    if not waited:
+        return "Compute never waits: every copy is done beside it, in time."
+    part = f"{100 * waited / sum(each.seconds for each in explained):.1f}%"
+    found = [total for each in explained for total in each.totals]
+    longest = max(found, key=_seconds)
+    share = f"{100 * longest.seconds / waited:.0f}% of that is" if len(found) > 1 else "That is"
+    why = f"{wait_what(longest)}: {wait_why(longest)}"
+    return f"Compute waits for copies {part} of the step. {share} for one cause. {why}."
 
 
 def _seconds(total: Total) -> float:
