@@ -83,6 +83,11 @@ def numpy():
     return Net(int(torch.full((2,), 256).numpy()[0])), torch.ones(4096, 256), square
 
 
+def rates():
+    layers = len([rate.item() for rate in torch.linspace(0, 0.1, 6)])
+    return Net(layers=layers), torch.ones(4096, 256), square
+
+
 def frozen():
     return Net().requires_grad_(False), torch.empty(4096, 256)
 
@@ -199,9 +204,11 @@ def test_real_tensors_where_numbers_are_needed(estimated, outcore, script):
     )
     assert "--real makes the model" in refused.stderr
     assert refused.stderr.count("error:") == 1
+    _, rates = estimated("rates")
     _, real = estimated("numpy", "--real")
     _, fake = estimated("triple")
     assert real["in_core_peak_bytes"] == fake["in_core_peak_bytes"]
+    assert rates["in_core_peak_bytes"] == fake["in_core_peak_bytes"]
 
 
 def test_a_step_that_needs_numbers_cannot_be_traced(outcore, script):

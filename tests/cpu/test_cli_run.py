@@ -111,7 +111,7 @@ def main():
     model = Net(40)
     optimizer = torch.optim.AdamW(model.parameters())
     criterion = nn.MSELoss()
-    x, mask = torch.ones(16384, 1024), torch.ones(1024)
+    x, mask = torch.ones(8192, 1024), torch.ones(1024)
     limit(int(sys.argv[1]) << 20)
     for _ in range(2):
         loss = criterion(model(x, mask=mask), x)
@@ -123,10 +123,11 @@ main()
 """
 
 
-def test_what_would_fit_is_told_where_memory_ran_out(tmp_path):
+def test_what_would_fit_is_told_where_memory_ran_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("OUTCORE_POLICY", "pooch{early=true}")
     script = tmp_path / "train.py"
     script.write_text(TRAINING, encoding="utf-8")
-    done = python(*OUTCORE, "run", script, "--", 2048)
+    done = python(*OUTCORE, "run", script, "--", 1200)
     assert done.returncode == 1
     error, _, rest = done.stderr.partition("\noutcore: ")
     assert error.startswith("Traceback (most recent call last):\n  File")
@@ -134,19 +135,19 @@ def test_what_would_fit_is_told_where_memory_ran_out(tmp_path):
     assert "outcore/" not in error
     assert rest.startswith("a training step of Net needs "), done.stderr
     lines = {line[:17].strip(): line[17:] for line in rest.splitlines()[2:]}
-    assert "(16384, 1024) float32, (1024,) float32" in lines["counted"]
+    assert "(8192, 1024) float32, (1024,) float32" in lines["counted"]
     assert "AdamW 320 KiB" in lines["counted"]
-    assert lines["planned"].endswith("by search")
+    assert lines["planned"].endswith("by pooch{early=true}")
     assert "times in-core" in lines["planned"]
     assert "set by" in lines["smallest budget"]
     assert lines["change one line"].startswith("model = torch.compile(model, backend=")
-    plain = python(sys.executable, script, 2048)
+    plain = python(sys.executable, script, 1200)
     assert plain.stderr.splitlines()[-1].split(":")[0] == error.splitlines()[-1].split(":")[0]
 
 
 def test_nothing_is_told_of_another_error_or_none(tmp_path):
     script = tmp_path / "train.py"
-    script.write_text(TRAINING.replace("16384", "16") + "raise ValueError('no')", encoding="utf-8")
+    script.write_text(TRAINING.replace("8192", "16") + "raise ValueError('no')", encoding="utf-8")
     done = python(*OUTCORE, "run", script, "--", 4096)
     assert done.returncode == 1
     assert done.stderr.endswith("ValueError: no\n")
@@ -157,7 +158,7 @@ def test_what_cannot_be_told_is_one_line(tmp_path):
     plain = "return self.layers(x * mask)"
     source = TRAINING.replace(plain, f"{plain} * float(x[0, 0])")
     script.write_text(source, encoding="utf-8")
-    done = python(*OUTCORE, "run", script, "--", 2048)
+    done = python(*OUTCORE, "run", script, "--", 1200)
     assert done.returncode == 1
     assert "can't allocate memory" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("outcore: what would fit cannot be told: ")

@@ -19,11 +19,10 @@ from outcore.lower import lower
 from outcore.policies import Policy, floor
 from outcore.presets import Preset
 from outcore.report import Counts, count_choices
+from outcore.runtime.planning import MARGIN_DIVISOR
 from outcore.simulate import simulate
 from outcore.spec import spec_text
 
-MARGIN_DIVISOR = 200
-"""What training keeps free: the budget over this."""
 ENDLESS_BYTES = 1 << 62
 SHOWN = 5
 """Moved buffers that are named."""

@@ -19,7 +19,7 @@ from outcore.before.watch import Watch, again, shapes
 from outcore.before.words import one_line, rows, verdict
 from outcore.policies import resolve
 from outcore.presets import Preset, preset, presets
-from outcore.runtime.options import DEFAULT_POLICY
+from outcore.runtime.options import DEFAULT_POLICY, make_options
 from outcore.runtime.this_machine import this_machine
 from outcore.units import format_bytes
 
@@ -105,7 +105,8 @@ def _outlook(error: BaseException, watch: Watch) -> Outlook | None:
     step = traced(Step(_as_called(inner, watch.half, device), args, kwargs), mode)
     room = room_bytes(device, inner)
     machine, times = _machine(device)
-    found = forecast(step.trace, machine, room, resolve(DEFAULT_POLICY), optimizer_bytes)
+    policy = resolve(make_options({}).policy or DEFAULT_POLICY)
+    found = forecast(step.trace, machine, room, policy, optimizer_bytes)
     inputs = [str(each) for each in shapes([call.args, call.kwargs])]
     more = f" and {len(inputs) - LISTED} more" if len(inputs) > LISTED else ""
     return Outlook(

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,13 +16,23 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    unset_fake_temporarily,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from outcore.before.lines import line_of
 from outcore.capture import trace, trace_as_run
 from outcore.errors import CaptureError, OutcoreError
 from outcore.ir.trace import Trace
+
+FEW = 4096
+SEQUENCES = (
+    torch.ops.aten.linspace.default,
+    torch.ops.aten.arange.default,
+    torch.ops.aten.arange.start,
+    torch.ops.aten.arange.start_step,
+)
 
 NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
 
@@ -49,6 +60,30 @@ def no_memory() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+class FewNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+    """Inside that mode: short sequences of numbers on the host are known all the same.
+
+    `[rate.item() for rate in torch.linspace(0, 0.1, 12)]` is how many models are made.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
+        self.mode = mode
+
+    def __torch_dispatch__(
+        self, func: Any, _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """With its numbers where it is one of `SEQUENCES` and short."""
+        found = func(*args, **(kwargs or {}))
+        if func not in SEQUENCES or found.device.type != "cpu" or found.numel() > FEW:
+            return found
+        with unset_fake_temporarily():
+            numbers = func(*args, **(kwargs or {}))
+        return self.mode.fake_tensor_converter.from_real_tensor(
+            self.mode, numbers, make_constant=True
+        )
+
+
 def traced(step: Step, mode: FakeTensorMode) -> Traced:
     """The Trace of a step, whose tensors may take memory or be of `mode`. It is not run.
 
@@ -65,20 +100,29 @@ def traced(step: Step, mode: FakeTensorMode) -> Traced:
         stack.enter_context(stand_ins(owner, mode))
         stack.enter_context(mode)
         try:
-            return Traced(_without_call(trace(whole, args, kwargs)))
+            line = whole.__code__.co_firstlineno + 1
+            return Traced(
+                _own_places(trace(whole, args, kwargs), f" ({Path(__file__).name}:{line})")
+            )
         except Exception as error:  # noqa: BLE001 - there is another way; where that fails it says why
             followed = error
         found = trace_as_run(whole, owner, args, kwargs)
     return Traced(found, line_of(followed) or str(followed).splitlines()[0])
 
 
-def _without_call(trace: Trace) -> Trace:
-    """Places in the model as its own, not as those of the name `call` that it has above."""
-    ops = (
-        replace(op, site=op.site.replace("L['call'].", "").replace("L['call'] ", ""))
-        for op in trace.ops
-    )
-    return replace(trace, ops=tuple(ops))
+def _own_places(trace: Trace, here: str) -> Trace:
+    """Places in the model as its own: without the name `call` that it has here, and without `here`.
+
+    That is the line of its call, which torch names for what only torch's modules do.
+    """
+    parts = ("L['call'].", "L['call']", here)
+    return replace(trace, ops=tuple(replace(op, site=_without(op.site, parts)) for op in trace.ops))
+
+
+def _without(text: str, parts: tuple[str, ...]) -> str:
+    for part in parts:
+        text = text.replace(part, "")
+    return text.strip()
 
 
 def why(error: BaseException) -> str:

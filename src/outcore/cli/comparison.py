@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from outcore import __version__
 from outcore.cli.training import Run
-from outcore.report import Report
 from outcore.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from outcore.report import Report  # which loads numpy
 
 UNKNOWN = "-"
 

@@ -70,7 +70,7 @@ def estimate(
 def _traced(target: str, *, real: bool) -> Traced:
     """The step that the target's function makes, traced. Raises TargetError."""
     from outcore.before.lines import line_of  # noqa: PLC0415 - with the others
-    from outcore.before.step import no_memory, traced, why  # noqa: PLC0415 - loads torch
+    from outcore.before.step import FewNumbers, no_memory, traced, why  # noqa: PLC0415 - loads torch
     from outcore.before.target import find, make_step  # noqa: PLC0415 - loads torch
     from outcore.errors import TargetError  # noqa: PLC0415 - with the others
 
@@ -79,10 +79,13 @@ def _traced(target: str, *, real: bool) -> Traced:
         with ExitStack() as stack:
             if not real:
                 stack.enter_context(mode)
+                stack.enter_context(FewNumbers(mode))
             returned = function()
     except Exception as error:
         reason = f"the function raises {why(error)}"
         advice = "" if real else "--real makes the model and its inputs with real tensors"
+        if "support for cuda" in str(error):
+            advice = "make it on the CPU: --hardware says what machine it is for"
         where = line_of(error)
         raise TargetError(target=target, reason=reason, where=where, advice=advice) from error
     step = make_step(target, returned)
