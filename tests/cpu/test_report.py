@@ -6,16 +6,20 @@ import json
 import pickle
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from outcore import Backend
+from outcore.execute.queued import QueuedDriver
 from outcore.ir.hardware import Tier
 from outcore.ir.profile import Source
 from outcore.ir.program import Copy, Run, Stream
 from outcore.report import Report
+from outcore.runtime import engine as engines
+from tests.cpu.test_drift import TickingDevice
 from tests.cpu.training import Small, batch, mean_square, same, tight_budget, train
 
 STEPS = 7
@@ -119,6 +123,26 @@ def test_a_forward_call_without_a_backward_is_not_the_step_that_was_asked_for() 
     assert measured is not None
     copies = sum(isinstance(x.action, Copy) for x in backend.report().steps[0].program.body)
     assert sum(span.stream is not Stream.COMPUTE for span in measured.spans) == copies
+
+
+def test_a_step_is_recorded_on_a_device_with_queues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        engines, "open_driver", lambda _, folder, __: QueuedDriver(TickingDevice(), folder)
+    )
+    backend, report = trained(tight(), host_budget="1GiB", spill_dir=tmp_path)
+    (step,) = report.steps
+    assert step.measured is not None
+    works = [
+        position
+        for position, instruction in enumerate(step.program.body)
+        if isinstance(instruction.action, Run | Copy)
+    ]
+    assert [span.instruction for span in step.measured.spans] == works
+    assert all(span.stop_seconds > span.start_seconds for span in step.measured.spans)
+    assert backend.engine is not None
+    backend.engine.driver.close()
 
 
 class Broken(nn.Module):
