@@ -7,6 +7,7 @@ comment above a fence, which readers do not see, says otherwise:
     <!-- not run: needs a GPU -->       this block is not run, and why
     <!-- runs as: outcore ... -->       something smaller runs instead; the block is only parsed
     <!-- run first: model = Net() -->   this Python runs before the block; it may have many lines
+    <!-- exit code: 1, they differ -->  its commands end with another exit code than 0, and why
     <!-- figures vary: times -->        numbers and their units are not compared, and why
     <!-- not compared: it is long -->   what is printed is not compared at all, and why
 """
@@ -26,7 +27,7 @@ OUTPUT = ("", "text")
 DATA = (*OUTPUT, "csv", "diff", "html", "ini", "json", "markdown", "toml", "yaml")
 """Languages of what is shown and not run."""
 INSTEAD_OF_RUNNING = ("not run", "runs as")
-MARKERS = (*INSTEAD_OF_RUNNING, "run first", "figures vary", "not compared")
+MARKERS = (*INSTEAD_OF_RUNNING, "run first", "exit code", "figures vary", "not compared")
 
 _FENCE = re.compile(r"(?P<indent> *)(?P<ticks>`{3,})(?P<language>\S*).*")
 _MARKER = re.compile(rf"(?P<name>{'|'.join(MARKERS)}):\s+(?P<text>\S.*)", re.DOTALL)
@@ -54,6 +55,11 @@ class Block:
     @property
     def runs(self) -> bool:
         return self.is_code and "not run" not in self.markers
+
+    @property
+    def exit_code(self) -> int:
+        """How its commands end."""
+        return int(self.markers.get("exit code", "0").partition(",")[0])
 
     @property
     def is_output(self) -> bool:

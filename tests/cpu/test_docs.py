@@ -67,7 +67,7 @@ class Reader:
             for command in whole:
                 self.parse(command)
         running = pages.commands(smaller) if smaller else whole * block.runs
-        return "".join(self.command(command, block.where) for command in running)
+        return "".join(self.command(command, block) for command in running)
 
     def parse(self, command):
         """See that `outcore` has the command and its options; nothing for other programs."""
@@ -80,11 +80,12 @@ class Reader:
                 return
             program, found, arguments = found.resolve_command(context, arguments)
 
-    def command(self, command, where):
+    def command(self, command, block):
+        where = block.where
         program, *arguments = shlex.split(command)
         if program == "outcore":
             result = CliRunner().invoke(app, arguments, prog_name="outcore")
-            assert result.exit_code == 0, f"{where}: {command}\n{result.output}"
+            assert result.exit_code == block.exit_code, f"{where}: {command}\n{result.output}"
             return result.stdout
         if program == "pip":
             wanted = re.findall(r"\[(.*?)\]", " ".join(arguments))
@@ -105,12 +106,19 @@ class Reader:
         return done.stdout
 
 
+@pytest.fixture
+def _environment_stays():
+    """Put back what pages and commands set."""
+    before = os.environ.copy()
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.usefixtures("_environment_stays")
 @pytest.mark.filterwarnings(*OTHERS)
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 def test_a_page_runs_and_prints_what_it_shows(page, tmp_path, monkeypatch):
-    for variable in ("KINETO_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL"):
-        monkeypatch.setenv(variable, "")  # the commands set them: put back what was there
-        monkeypatch.delenv(variable)
     monkeypatch.setenv("COLUMNS", WIDTH)
     monkeypatch.chdir(tmp_path)
     Reader(tmp_path).read(page)
