@@ -151,7 +151,7 @@ def _apart() -> dict[str, Any]:
 
 def _run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """What is compiled of a module: torch's own (nn.Sequential, ...) it compiles only inside it."""
-    return self._call_impl(*args, **kwargs)
+    return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
 
 
 def _wrap(model: M, backend: Backend) -> M:
