@@ -92,6 +92,20 @@ class Positions(nn.Module):
         return x
 
 
+class Rearranged(nn.Module):
+    """Layer norms of volumes whose channels come last for it, as in MONAI's Swin transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv3d(4, 4, 3, padding=1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            last = layer(x).permute(0, 2, 3, 4, 1)
+            x = x + F.layer_norm(last, [4]).permute(0, 4, 1, 2, 3).relu()
+        return x
+
+
 class TestGradients:
     @pytest.mark.parametrize("place", range(ALL + 1))
     def test_euler_identity_with_dropout_anywhere(self, place: int) -> None:
@@ -249,6 +263,21 @@ class TestGradients:
             call(x).sum().backward()
             assert module.w.grad is not None
             assert torch.equal(module.w.grad, torch.view_as_real(x))
+
+    def test_layer_norm_of_a_permuted_input(self) -> None:
+        """Torch describes its gradient as laid out like the input; kernels make it contiguous."""
+        torch.manual_seed(0)
+        x = torch.randn(2, 4, 16, 16, 16)
+        budget = below_in_core(Rearranged(), [x])
+        torch.manual_seed(0)
+        module = Rearranged()
+        traced = torch.compile(module, backend="aot_eager")
+        expected = train(module, traced, [x], mean_square, STEPS)
+        torch.manual_seed(0)
+        module = Rearranged()
+        call, backend = compiled(module, budget=budget, strict=True)
+        assert same(train(module, call, [x], mean_square, STEPS), expected)
+        assert moved(backend)
 
 
 class TestChangedInPlace:
