@@ -88,23 +88,20 @@ def test_a_plain_loop_with_a_sliding_window() -> None:
     criterion = DiceLoss(softmax=True, to_onehot_y=True)
     inferer = SlidingWindowInferer(roi_size=(16, 16, 16), sw_batch_size=5, overlap=0.25)
 
-    def run(net: nn.Module) -> list[list[Tensor]]:
-        seen = train(net, net, (patch,), lambda y: criterion(y, target), STEPS)
+    def run(net: nn.Module, call: Any) -> list[list[Tensor]]:
+        seen = train(net, call, (patch,), lambda y: criterion(y, target), STEPS)
         net.eval()
         with torch.no_grad():
             seen.append([inferer(volume, net)])
         net.train()
-        return [*seen, *train(net, net, (patch,), lambda y: criterion(y, target), 1)]
+        return [*seen, *train(net, call, (patch,), lambda y: criterion(y, target), 1)]
 
-    net = unet()
-    reference = torch.compile(net, backend="aot_eager", dynamic=False)
-    expected = train(net, reference, (patch,), lambda y: criterion(y, target), STEPS)
-    wrapped = outcore.wrap(unet(), budget="12MiB", policy="swap-all", strict=True)
-    seen = run(wrapped)
-    report = outcore.handle(wrapped).report()
+    plain = unet()
+    expected = run(plain, torch.compile(plain, backend="aot_eager", dynamic=False))
+    net = outcore.wrap(unet(), budget="10MiB", policy="swap-all", strict=True)
+    seen = run(net, net)
+    report = outcore.handle(net).report()
     assert report.state == "planned", report
     assert report.counts.offload, report
-    assert same(seen[:STEPS], expected)
-    plain = unet()
-    plain.load_state_dict(wrapped.state_dict())
-    assert torch.isfinite(seen[STEPS][0]).all()
+    assert report.graphs == 1  # windows are not trained on
+    assert same(seen, expected)

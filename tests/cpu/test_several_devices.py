@@ -50,7 +50,7 @@ def torchrun(*names: str) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=280,
         check=False,
     )
 
