@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ from torch import nn
 from outcore import Backend
 from outcore.apart import plan_apart
 from outcore.errors import DigestError, FormatError, InfeasibleError, OptionValueError
+from outcore.execute.queued import QueuedDriver
 from outcore.ir.plan import Keep, Recompute
 from outcore.planfile import load_plans, schema_text
+from outcore.runtime import engine
 from outcore.runtime.planning import Planned
+from tests.cpu.queues import LateDevice
 from tests.cpu.training import (
     PROFILED_STEPS,
     Small,
@@ -149,6 +153,25 @@ class TestUsing:
         assert floor
         with pytest.raises(InfeasibleError):
             small_planned(STEPS, budget="900KiB", plan=str(path))
+
+    def test_a_plan_with_a_disk_beyond_the_host_finds_it_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """On a device of queues, whose host has too little."""
+        monkeypatch.setattr(
+            engine, "open_driver", lambda _, folder, __: QueuedDriver(LateDevice(), folder)
+        )
+        path = tmp_path / "plan.json"
+        _, backend = small_planned(STEPS, **MOVING, host_budget="1MiB", spill_dir=tmp_path)
+        backend.save_plans(path)
+        del backend  # what it holds would count
+        gc.collect()
+        (plan,) = load_plans(path).plans
+        assert {s.choice.tier.value for s in plan.storages} == {"host", "disk"}
+        again: dict[str, Any] = {"budget": TIGHT, "spill_dir": tmp_path, "plan": str(path)}
+        seen, backend = small_planned(STEPS, **again, host_budget="1MiB")
+        assert the_plan(backend).plan.choices == plan.plan().choices
+        assert same(seen, small_reference(STEPS))
 
     def test_files_that_cannot_be_read_are_refused_at_once(self, tmp_path: Path) -> None:
         for option in ("plan", "overrides"):

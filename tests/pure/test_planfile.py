@@ -19,7 +19,7 @@ from outcore.errors import (
     VerifyError,
 )
 from outcore.explain import explain
-from outcore.ir.hardware import Tier
+from outcore.ir.hardware import Tier, staging_bytes
 from outcore.ir.liveness import gaps, liveness
 from outcore.ir.memory import fits, tier_bytes
 from outcore.ir.plan import KEEP, Gap, Keep, Offload, Plan, Recompute, make_plan
@@ -53,7 +53,7 @@ from outcore.policies.candidates import candidates
 from outcore.simulate import simulate
 from tests.pure.strategies import plans, problems, small_hardware, small_problem
 
-drawn = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+drawn = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 VERSIONS = Versions("0.1.0", "3.11.2", "2.13.0")
 CONV, DROPPED, CURVED, MIXED = 3, 4, 5, 6
@@ -469,6 +469,14 @@ class TestChecks:
         assert check_plan(saved, enough).choices == plan.choices
         with pytest.raises(InfeasibleError, match="host budget"):
             check_plan(saved, replace(problem, host_budget_bytes=1000))
+
+    def test_what_goes_to_a_disk_takes_host_memory_on_its_way(self):
+        problem = small_problem(8192)
+        saved = saved_plan(problem, make_plan({CONV_GAP: Offload(Tier.DISK)}))
+        staging = staging_bytes(problem.trace.buffers[CONV].nbytes)
+        check_plan(saved, replace(problem, host_budget_bytes=staging))
+        with pytest.raises(InfeasibleError, match="host budget"):
+            check_plan(saved, replace(problem, host_budget_bytes=staging - 1))
 
 
 class TestDiffs:

@@ -11,6 +11,7 @@ from outcore.ir.problem import Problem
 from outcore.ir.store import digest
 from outcore.lower import lower
 from outcore.planfile.nouns import PlanFile, SavedPlan
+from outcore.policies import staging_needed
 from outcore.policies.floor import infeasible, plan_floor
 from outcore.policies.settle import excess_bytes, outer_too_small
 
@@ -43,8 +44,13 @@ def check_plan(saved: SavedPlan, problem: Problem, *, strict: bool = False, name
 
 
 def check_fits(problem: Problem, plan: Plan, name: str = "") -> None:
-    """Raise InfeasibleError where `plan` needs more of a tier than the problem has."""
+    """Raise InfeasibleError where `plan` needs more of a tier than the problem has.
+
+    What goes to a disk beyond the host takes host memory on its way, as `overflow` has it.
+    """
     over = excess_bytes(problem, plan)
+    if problem.hardware.capacity(Tier.HOST):
+        over[Tier.HOST] += staging_needed(problem.trace, plan)
     called = f"the plan in {name}" if name else plan.policy
     for tier in (tier for tier in Tier if over[tier] > 0):
         if tier is Tier.DEVICE:

@@ -111,8 +111,9 @@ class Backend:
         """Write what is planned to one file, a plan for each graph (docs/plan-files.md).
 
         The option `plan` takes it; `outcore plan show`, `diff` and `explain` read it. `most`: with
-        reasons for so many moves of each graph, those that free most; None is all. Raises
-        OptionValueError where nothing is planned yet, OSError where the file cannot be written.
+        reasons for so many moves of each graph, those that free most; None is all. Graphs that
+        are still profiled are left out. Raises OptionValueError where nothing is planned yet,
+        OSError where the file cannot be written.
         """
         engine = self.engine
         standings = [] if engine is None else engine.standings()
