@@ -28,6 +28,8 @@ highlight_language = "none"
 html_theme = "furo"
 html_title = f"outcore {release}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 html_show_copyright = False
 nitpicky = True
 
