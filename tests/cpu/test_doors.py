@@ -125,6 +125,26 @@ class TestWrap:
         with pytest.raises(WrapError, match="compiled already"):
             outcore.wrap(module, budget="1GiB")
 
+    def test_a_module_of_torch_s_own(self) -> None:
+        """Torch compiles nothing of these where they are what is called."""
+        module = outcore.wrap(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), budget="1GiB", strict=True)
+        module(torch.ones(2, 4)).sum().backward()
+        assert outcore.handle(module).report().graphs == 1
+
+    def test_more_models_than_torch_compiles_of_one_kind(self) -> None:
+        modules = [outcore.wrap(nn.Linear(4, 4 + n), "1GiB", strict=True) for n in range(10)]
+        for module in modules:
+            module(torch.ones(2, 4)).sum().backward()
+        assert all(outcore.handle(module).engaged for module in modules)
+
+    def test_each_shape_has_a_plan_of_its_own(self) -> None:
+        module = outcore.wrap(nn.Linear(4, 4), "1GiB", strict=True)
+        for n in range(1, 11):
+            module(torch.ones(n, 4)).sum().backward()
+        report = outcore.handle(module).report()
+        assert report.graphs == 10
+        assert not report.notes
+
     def test_it_dies_with_the_model(self) -> None:
         module = outcore.wrap(small(), **TIGHT)
         trained(module, 1)
