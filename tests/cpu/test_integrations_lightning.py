@@ -66,7 +66,8 @@ def fit(folder: Path, module: Any, *callbacks: Any, **arguments: Any) -> Any:
         "default_root_dir": folder,
     }
     trainer = lightning.Trainer(callbacks=list(callbacks), **(given | arguments))
-    data = torch.utils.data.DataLoader(batch(0, n=4 * STEPS), batch_size=4)  # type: ignore[arg-type]  # a tensor will do
+    images: Any = batch(0, n=4 * STEPS)
+    data: Any = torch.utils.data.DataLoader(images, batch_size=4)
     trainer.fit(module, data, data)
     return trainer
 
