@@ -129,8 +129,10 @@ def ddp_then_wrap() -> None:
 
 def accumulated() -> None:
     expected = plain_ddp(pause=2)
-    module = outcore.wrap(seeded(Small), **OPTIONS[rank()])
-    seen = train(module, DistributedDataParallel(module), pause=2)
+    module = seeded(Small)
+    parallel = DistributedDataParallel(module)
+    outcore.wrap(module, **OPTIONS[rank()])  # as callbacks do, once the trainer has handed it over
+    seen = train(module, parallel, pause=2)
     check_planned(outcore.handle(module).report())
     assert same(seen, expected)
 

@@ -6,13 +6,20 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import distributed
+from torch.distributed._functional_collectives import all_reduce, wait_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import outcore
+from outcore import aten
+from outcore.errors import CaptureError
+from outcore.ir.trace import Effect
 from outcore.runtime.host import local_processes, memory_limit_bytes
 from outcore.runtime.options import make_options, settle
 
@@ -72,6 +79,40 @@ def test_a_rank_without_a_plan_ends_the_job() -> None:
     assert "no plan fits a device budget of 64.0 KiB" in failed.stderr
     assert "outcore: this is rank 1 of 2." in failed.stderr
     assert time.monotonic() - start < 100  # not the 120 s that the others would wait
+
+
+@pytest.fixture
+def world() -> Iterator[distributed.ProcessGroup]:
+    """Two ranks, of which the other is made up: for what is captured and not run."""
+    distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    assert distributed.group.WORLD is not None
+    yield distributed.group.WORLD
+    distributed.destroy_process_group()
+
+
+class TestCapture:
+    def test_a_collective_is_one_op_its_wait_is_none(self, world: Any) -> None:
+        weight = torch.ones(4, requires_grad=True)
+        trace = outcore.trace(lambda: all_reduce(weight.sin(), "sum", world).cos())
+        talks = [op for op in trace.ops if Effect.COLLECTIVE in op.effects]
+        forward, backward = (op.target for op in talks)
+        assert forward == backward == "_c10d_functional.all_reduce.default"
+        assert not any(op.repeatable for op in talks)
+        assert not any("wait" in op.target for op in trace.ops)
+
+    def test_one_that_was_begun_outside(self, world: Any) -> None:
+        weight = torch.ones(4, requires_grad=True)
+        with pytest.raises(CaptureError, match="begun outside of it"):
+            outcore.trace(lambda x: wait_tensor(x) * weight, torch.ones(4))
+
+    def test_what_runs_one_waits_for_it(self, world: Any) -> None:
+        call = aten.callable_of(aten.resolve("_c10d_functional.all_reduce.default"))
+        assert torch.equal(call(torch.ones(2), "sum", world.group_name), torch.ones(2))
+        several = aten.resolve("_c10d_functional.all_reduce_coalesced.default")
+        made = aten.callable_of(several)([torch.ones(2)], "sum", world.group_name)
+        assert len(made) == 1
+        plain = aten.resolve("aten.add.Tensor")
+        assert aten.callable_of(plain) is plain
 
 
 class TestBudgets:
