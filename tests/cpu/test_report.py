@@ -231,7 +231,7 @@ def test_the_command_writes_all_files(outcore, tmp_path) -> None:
     assert figures["predicted_peak_bytes"] <= figures["budget_bytes"]
     assert figures["lower_bound_seconds"] <= figures["predicted_seconds"] * (1 + 1e-9)
     text = page.read_text(encoding="utf-8")
-    for said in ("alexnet, batch 300", "Fits in 2.60 GiB", "What other budgets would cost"):
+    for said in ("alexnet, batch 300", "Fits in 2.60 GiB", "What other", "<td>2.60 GiB</td>"):
         assert said in text
     assert json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     snapshot = pickle.loads(memory.read_bytes())

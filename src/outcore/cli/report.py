@@ -67,7 +67,8 @@ def report(  # noqa: PLR0913 - a command has as many arguments as options
     bound = bound and has_solver(progress)
     with progress.status(step.title) as status, told(status, step.title):
         comparison = step.comparison(status)
-        swept = _sweep(comparison, wanted, steps, status, bound=bound) if with_sweep else None
+        own = step.budget_bytes
+        swept = _sweep(comparison, wanted, own, steps, status, bound=bound) if with_sweep else None
         found = _report(step, comparison, wanted, status, bound=bound, swept=swept)
         status.update(f"{step.title}: writing")
         files = (
@@ -117,14 +118,25 @@ def _report(
 
 
 def _sweep(
-    comparison: Comparison, policy: Policy, steps: int, status: Status, *, bound: bool
+    comparison: Comparison,
+    policy: Policy,
+    own_bytes: int,
+    steps: int,
+    status: Status,
+    *,
+    bound: bool,
 ) -> Sweep:
-    """What `policy` and some others make of budgets from the floor to the in-core peak."""
+    """What `policy` and some others make of budgets from the floor to the in-core peak.
+
+    The report's own budget is one of them.
+    """
     from outcore.policies import resolve, spec_text  # noqa: PLC0415 - loads numpy
     from outcore.sweep import BudgetRange, sweep  # noqa: PLC0415 - loads numpy
 
     specs = [spec_text(policy), *(name for name in BESIDE if name != policy.name)]
-    budgets = BudgetRange(steps=steps).budgets(comparison)
+    budgets = list(BudgetRange(steps=steps).budgets(comparison))
+    if budgets[0] < own_bytes < budgets[-1]:
+        budgets = sorted({*budgets, own_bytes})
     numbers = {budget: number for number, budget in enumerate(budgets, 1)}
     return sweep(
         comparison,
