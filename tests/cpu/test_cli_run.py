@@ -16,8 +16,9 @@ from torch import nn
 from outcore.before.optimizers import held_for
 from outcore.before.out_of_memory import ran_out
 from outcore.before.script import Looking
-from outcore.before.step import Step, no_memory, traced
+from outcore.before.step import Step, _note, no_memory, traced
 from outcore.before.watch import Watch, again
+from outcore.errors import CaptureError
 
 OUTCORE = [sys.executable, "-c", "from outcore.cli import main; main()"]
 SCRIPTS = {
@@ -140,7 +141,7 @@ def test_what_would_fit_is_told_where_memory_ran_out(tmp_path, monkeypatch):
     assert lines["planned"].endswith("by pooch{early=true}")
     assert "times in-core" in lines["planned"]
     assert "set by" in lines["smallest budget"]
-    assert lines["change one line"].startswith("model = torch.compile(model, backend=")
+    assert lines["add one line"].startswith("import outcore; outcore.wrap(model, budget=")
     plain = python(sys.executable, script, 1200)
     assert plain.stderr.splitlines()[-1].split(":")[0] == error.splitlines()[-1].split(":")[0]
 
@@ -318,6 +319,22 @@ def test_optimizers_are_found(kind):
     model(torch.ones(1, 64)).sum().backward()
     made.step()
     assert held_for(model) == (name, expected)
+    around = torch.optim.Adam(model.parameters())
+    vars(around)["optimizer"] = made
+    assert held_for(model) == (name, expected)
+
+
+def test_a_graph_that_is_not_planned_in_training_is_told_from_several():
+    def whole(x):
+        print("a graph break")
+        return model(x)
+
+    model, mode = nn.Linear(8, 8), no_memory()
+    apart = traced(Step(whole, (torch.ones(4, 8),)), mode)
+    assert "takes the step apart at test_cli_run.py:" in apart.note
+    refused = CaptureError(reason="it is odd")
+    assert _note(refused) == "outcore runs the step in-core: cannot plan this graph: it is odd"
+    assert traced(Step(model, (torch.ones(4, 8),)), mode).note == ""
 
 
 def test_the_model_is_as_it_was_after_tracing():

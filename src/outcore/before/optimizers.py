@@ -33,12 +33,17 @@ def held_for(model: nn.Module) -> tuple[str, int]:
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     names, total = [], 0
     for each in gc.get_objects():
-        if issubclass(type(each), Optimizer):
+        if issubclass(type(each), Optimizer) and not _is_around_another(each):
             nbytes = _bytes(each, trained)
             if nbytes is not None:
                 names.append(type(each).__name__)
                 total += nbytes
     return ", ".join(names), total
+
+
+def _is_around_another(optimizer: Optimizer) -> bool:
+    """Such as Accelerate's, which is one by class and shows the state of the one inside."""
+    return isinstance(getattr(optimizer, "optimizer", None), Optimizer)
 
 
 def _bytes(optimizer: Optimizer, trained: set[int]) -> int | None:

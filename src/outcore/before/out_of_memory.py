@@ -12,6 +12,7 @@ from torch import nn
 from torch._dynamo import OptimizedModule
 
 from outcore.before.forecast import Forecast, forecast
+from outcore.before.lines import line_of
 from outcore.before.optimizers import held_for
 from outcore.before.room import let_go, room_bytes
 from outcore.before.step import Step, no_memory, traced, why
@@ -56,7 +57,7 @@ class Outlook:
     optimizers: str
     others: tuple[str, ...]
     """Other modules that the script trains."""
-    apart: str
+    note: str
 
 
 def ran_out(error: BaseException | None) -> bool:
@@ -81,7 +82,9 @@ def tell(error: BaseException, watch: Watch) -> None:
         found = _outlook(error, watch)
         lines = ["outcore: no module was being trained"] if found is None else list(_lines(found))
     except Exception as failed:  # noqa: BLE001 - the script's own error was shown, and stays the last
-        lines = [f"outcore: what would fit cannot be told: {why(failed)}"]
+        where = line_of(failed)
+        place = f", at {where}" if where else ""
+        lines = [f"outcore: what would fit cannot be told: {why(failed)}{place}"]
     sys.stderr.write("\n".join(["", *lines, ""]))
     sys.stderr.flush()
 
@@ -117,7 +120,7 @@ def _outlook(error: BaseException, watch: Watch) -> Outlook | None:
         ", ".join(inputs[:LISTED]) + more,
         optimizers,
         tuple(name for name in watch.called if name != type(model).__name__),
-        step.apart,
+        step.note,
     )
 
 
@@ -176,6 +179,6 @@ def _lines(outlook: Outlook) -> Iterator[str]:
     yield f"{'not counted':<{WIDTH}}what the loss itself takes, and what else the script holds"
     if outlook.others:
         yield f"{'':<{WIDTH}}other modules that it trains: {', '.join(outlook.others)}"
-    if outlook.apart:
-        yield f"{'in training':<{WIDTH}}torch.compile takes the step apart at {outlook.apart}"
-    yield f"{'change one line':<{WIDTH}}{one_line(found)}"
+    if outlook.note:
+        yield f"{'in training':<{WIDTH}}{outlook.note}"
+    yield f"{'add one line':<{WIDTH}}{one_line(found)}"

@@ -49,10 +49,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A step's Trace; `apart` says where torch.compile makes several graphs of it, if it does."""
+    """A step's Trace, and how training would differ from it; empty where it would not."""
 
     trace: Trace
-    apart: str = ""
+    note: str = ""
 
 
 def no_memory() -> FakeTensorMode:
@@ -107,7 +107,16 @@ def traced(step: Step, mode: FakeTensorMode) -> Traced:
         except Exception as error:  # noqa: BLE001 - there is another way; where that fails it says why
             followed = error
         found = trace_as_run(whole, owner, args, kwargs)
-    return Traced(found, line_of(followed) or str(followed).splitlines()[0])
+    return Traced(found, _note(followed))
+
+
+def _note(followed: Exception) -> str:
+    """What training makes of a step that torch's compiler does not follow, or not as one graph."""
+    cause = followed.__cause__
+    if isinstance(followed, OutcoreError) and (cause is None or isinstance(cause, OutcoreError)):
+        return f"outcore runs the step in-core: {why(followed)}"
+    where = line_of(followed) or why(followed)
+    return f"torch.compile takes the step apart at {where}; outcore plans the parts on their own"
 
 
 def _own_places(trace: Trace, here: str) -> Trace:

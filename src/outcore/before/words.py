@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from outcore.before.forecast import Forecast
 from outcore.units import format_bytes, format_seconds, spell_size
 
-ONE_LINE = 'model = torch.compile(model, backend="outcore", options={{"budget": "{budget}"}})'
-"""What a script says to train within a budget."""
+ONE_LINE = 'import outcore; outcore.wrap(model, budget="{budget}")'
+"""What a script says to train within a budget, once it has its model."""
 
 
 def verdict(found: Forecast) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ __all__ = [
     "ShortenTraceback",
     "aot_autograd",
     "aot_function",
+    "as_if_compiled",
     "boxed",
     "compiles_autograd",
     "default_partition",
@@ -45,6 +47,17 @@ def boxed(module: GraphModule) -> Callable[[list[Any]], Any]:
 
     call._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's mark for stolen arguments
     return call
+
+
+@contextmanager
+def as_if_compiled() -> Iterator[None]:
+    """By `torch.compiler.is_compiling()`: libraries then do without the numbers of tensors."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 def compiles_autograd() -> bool:

@@ -11,7 +11,13 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from outcore.capture.compat import ShortenTraceback, aot_autograd, aot_function, with_states
+from outcore.capture.compat import (
+    ShortenTraceback,
+    aot_autograd,
+    aot_function,
+    as_if_compiled,
+    with_states,
+)
 from outcore.capture.graph import Captured, capture
 from outcore.capture.layouts import kernel_layouts
 from outcore.capture.passing import passing
@@ -79,7 +85,7 @@ def trace_as_run(step: Callable[..., Any], owner: nn.Module, *inputs: Any) -> Tr
 
     call = aot_function(flat, fw_compiler=_refuse, partition_fn=partition)  # type: ignore[arg-type]  # it names its arguments otherwise
     try:
-        with kernel_layouts():
+        with kernel_layouts(), as_if_compiled():
             call(states, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
     except _Seen as seen:
         return seen.captured.trace

@@ -60,7 +60,7 @@ def estimate(
         outside = states * weight_bytes(step.trace)
         found = forecast(step.trace, machine, nbytes, wanted, outside)
     if as_json:
-        typer.echo(json.dumps({"target": target, **found.to_dict(), "apart": step.apart}, indent=1))
+        typer.echo(json.dumps({"target": target, **found.to_dict(), "note": step.note}, indent=1))
     else:
         _print(target, found, step, states)
     if not found.fits:
@@ -115,10 +115,7 @@ def _print(target: str, found: Forecast, step: Traced, states: int) -> None:
     copies = "1 copy" if states == 1 else f"{states} copies"
     held = format_bytes(found.optimizer_bytes)
     say(f"{'optimizer':<{WIDTH}}{copies} of the weights ({held}); --states says otherwise")
-    if step.apart:
-        say(
-            f"{'in training':<{WIDTH}}torch.compile takes the step apart at {step.apart}; outcore "
-            "then plans the parts, whose figures differ"
-        )
+    if step.note:
+        say(f"{'in training':<{WIDTH}}{step.note}")
     if not found.fits_in_core:
-        say(f"{'to train so':<{WIDTH}}{one_line(found)}")
+        say(f"{'add one line':<{WIDTH}}{one_line(found)}")
