@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from outcore.before import out_of_memory
 from outcore.before.optimizers import held_for
 from outcore.before.out_of_memory import ran_out
 from outcore.before.script import Looking
@@ -176,6 +177,47 @@ def test_out_of_memory_is_known_by_many_names():
     assert ran_out(wrapped)
 
 
+def after(model, x, monkeypatch, capsys):
+    """What is told after memory ran out in a call of a model, on a machine that is not measured."""
+
+    def run_out(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def unmeasured():
+        raise MemoryError
+
+    monkeypatch.setattr(out_of_memory, "this_machine", unmeasured)
+    monkeypatch.setattr(out_of_memory, "room_bytes", lambda *_: 3 << 19)
+    monkeypatch.setenv("OUTCORE_POLICY", "swap-all{min_bytes=1B}")
+    inner = model.module if isinstance(model, nn.DataParallel) else model
+    hook = inner.register_forward_hook(run_out)
+    error = failed(lambda: model(x))
+    hook.remove()
+    out_of_memory.tell(error, Watch())
+    assert error.__traceback__ is None, "its frames hold memory"
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("around", [nn.Identity, nn.DataParallel])
+def test_without_a_measured_machine_memory_alone_is_told(around, monkeypatch, capsys):
+    net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(12)))
+    model = net if around is nn.Identity else nn.DataParallel(net)
+    told = after(model, torch.ones(512, 64), monkeypatch, capsys)
+    assert told.startswith("\noutcore: a training step of Sequential needs ")
+    verdict = "It does not fit 1.50 MiB as it is. With outcore it does."
+    assert f"and this process can have 1.50 MiB (all predicted)\n{verdict}\n" in told
+    assert "planned          " in told
+    assert " times " not in told
+    assert " a step" not in told
+
+
+def test_nothing_that_trains_is_one_line(capsys):
+    out_of_memory.tell(MemoryError(), Watch())
+    assert capsys.readouterr().err == "\noutcore: no module was being trained\n"
+    out_of_memory.tell(ValueError(), Watch())
+    assert not capsys.readouterr().err
+
+
 # ---- watching ------------------------------------------------------------------------------------
 
 
@@ -232,7 +274,7 @@ class Failing(nn.Module):
 def failed(call):
     try:
         call()
-    except (KeyError, ZeroDivisionError) as error:
+    except (KeyError, ZeroDivisionError, torch.OutOfMemoryError) as error:
         return error
     raise AssertionError
 
@@ -326,7 +368,7 @@ def test_optimizers_are_found(kind):
 
 def test_a_graph_that_is_not_planned_in_training_is_told_from_several():
     def whole(x):
-        print("a graph break")
+        print("a graph break")  # noqa: T201 - which torch.compile does not follow
         return model(x)
 
     model, mode = nn.Linear(8, 8), no_memory()

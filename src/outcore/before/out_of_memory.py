@@ -169,8 +169,8 @@ def _lines(outlook: Outlook) -> Iterator[str]:
     )
     if found.fits_in_core:
         yield "That would fit: what else the script holds is not in these figures."
-    elif outlook.times or not found.fits:
-        yield verdict(found)
+    else:
+        yield verdict(found, times=outlook.times)
     for name, text in rows(found, times=outlook.times):
         yield f"{name:<{WIDTH}}{text}"
     optimizer = f"{outlook.optimizers} {format_bytes(found.optimizer_bytes)}"

@@ -11,16 +11,14 @@ ONE_LINE = 'import outcore; outcore.wrap(model, budget="{budget}")'
 """What a script says to train within a budget, once it has its model."""
 
 
-def verdict(found: Forecast) -> str:
-    """Whether it fits, in a sentence."""
+def verdict(found: Forecast, *, times: bool = True) -> str:
+    """Whether it fits, in a sentence or two; without `times` not how fast."""
     budget = format_bytes(found.budget_bytes)
     if found.fits_in_core:
         return f"It fits {budget} as it is: nothing has to be moved."
-    if found.slowdown is not None:
-        return (
-            f"It does not fit {budget} as it is. With outcore it does: a step takes "
-            f"{found.slowdown:.2f} times as long."
-        )
+    if found.fits:
+        slowdown = f": a step takes {found.slowdown or 1:.2f} times as long" if times else ""
+        return f"It does not fit {budget} as it is. With outcore it does{slowdown}."
     smallest = found.smallest_budget_bytes
     if smallest <= found.budget_bytes:
         return f"It does not fit {budget}: {found.reason}."
