@@ -279,6 +279,35 @@ class TestGradients:
         assert same(train(module, call, [x], mean_square, STEPS), expected)
         assert moved(backend)
 
+    def test_writes_into_slices_of_slices(self) -> None:
+        """The new tensor is a view of a copy of all storage; torch describes it as a tensor."""
+
+        class Framed(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = nn.Linear(WIDTH, WIDTH)
+
+            def forward(self, x: Tensor) -> Tensor:
+                frame = torch.zeros(ROWS, WIDTH)
+                for rows in (slice(-700), slice(-700, -300), slice(-300, None)):
+                    for columns in (slice(-40), slice(-40, -20), slice(-20, None)):
+                        frame[rows][:, columns] = self.layer(x)[rows][:, columns].relu()
+                return frame * x
+
+        torch.manual_seed(0)
+        module, x = Framed(), torch.randn(ROWS, WIDTH)
+        call, backend = compiled(module, strict=True)
+        for _ in range(STEPS):
+            module.zero_grad()
+            mine = call(x)
+            mean_square(mine).backward()
+            seen = snapshot(module, mine)
+            module.zero_grad()
+            plain = module(x)
+            mean_square(plain).backward()
+            assert same([seen], [snapshot(module, plain)])
+        assert backend.report().state == "in-core"
+
 
 class TestChangedInPlace:
     """What plain PyTorch refuses must not give other gradients here."""

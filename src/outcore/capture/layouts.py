@@ -12,19 +12,26 @@ from torch._decomp import decomposition_table
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode, _BypassDispatchCache
 
-LAYER_NORM = torch.ops.aten.native_layer_norm_backward.default
-SLICE_SCATTER = torch.ops.aten.slice_scatter.default
+_aten = torch.ops.aten
+LAYER_NORM = _aten.native_layer_norm_backward.default
+WRITES = (
+    _aten.copy.default,
+    _aten.diagonal_scatter.default,
+    _aten.select_scatter.default,
+    _aten.slice_scatter.default,
+)
+"""Ops that stand for writing into a part of a tensor."""
 
 
 @contextmanager
 def kernel_layouts() -> Iterator[None]:
     """Let fake tensors be laid out as the kernels, on CPUs and GPUs, will lay out the real ones.
 
-    For two ops of transformers on volumes, whose results have views. (Results without are corrected
+    For ops of transformers on volumes, whose results have views. (Results without are corrected
     when they turn up: `MismatchError`.)
     """
     described = decomposition_table[LAYER_NORM]
-    impl = op_implementations_dict[SLICE_SCATTER]
+    impls = {op: op_implementations_dict.get(op) for op in WRITES}
     cache_key = FakeTensorMode._cache_key
 
     @wraps(described)  # torch asks where it comes from
@@ -33,27 +40,32 @@ def kernel_layouts() -> Iterator[None]:
         gradient, *others = described(*args, **kwargs)
         return (None if gradient is None else gradient.contiguous(), *others)
 
-    def slice_scatter(mode: FakeTensorMode, op: Any, into: Any, *args: Any, **kwargs: Any) -> Any:
-        """The result is a view of a copy of all of the input's storage."""
-        if any(n > 1 and not stride for n, stride in zip(into.shape, into.stride(), strict=True)):
-            return impl(mode, op, into, *args, **kwargs)  # what overlaps itself is copied alone
+    def write(mode: FakeTensorMode, op: Any, into: Any, *args: Any, **kwargs: Any) -> Any:
+        """The result is a view of a copy of all of the storage that is written into."""
+        nbytes, impl = into.untyped_storage().nbytes(), impls[op]
+        sides = zip(into.shape, into.stride(), strict=True)
+        if not nbytes or any(n > 1 and not stride for n, stride in sides):
+            # What overlaps itself is copied alone.
+            return NotImplemented if impl is None else impl(mode, op, into, *args, **kwargs)
         with mode:
-            elements = into.untyped_storage().nbytes() // into.itemsize
-            whole = into.as_strided((elements,), (1,), 0).clone()
+            whole = into.as_strided((nbytes // into.itemsize,), (1,), 0).clone()
             return whole.as_strided(into.size(), into.stride(), into.storage_offset())
 
     def key(self: FakeTensorMode, state: Any, op: Any, *args: Any) -> Any:
         """What is remembered of a result is its size and strides, not where it begins."""
-        if op is SLICE_SCATTER:
+        if op in impls:
             raise _BypassDispatchCache("begins anywhere in its storage")
         return cache_key(self, state, op, *args)
 
     decomposition_table[LAYER_NORM] = layer_norm
-    op_implementations_dict[SLICE_SCATTER] = slice_scatter
+    op_implementations_dict.update(dict.fromkeys(WRITES, write))
     FakeTensorMode._cache_key = key  # type: ignore[assignment, method-assign]  # until the end
     try:
         yield
     finally:
         decomposition_table[LAYER_NORM] = described
-        op_implementations_dict[SLICE_SCATTER] = impl
+        for op, impl in impls.items():
+            op_implementations_dict.pop(op)
+            if impl is not None:
+                op_implementations_dict[op] = impl
         FakeTensorMode._cache_key = cache_key  # type: ignore[method-assign]  # as it was
