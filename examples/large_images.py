@@ -3,7 +3,7 @@
     python examples/large_images.py --budget 4GiB
 
 The images are crops of scikit-learn's two sample photographs, scaled up. Needs the extra `demo`.
-What a step takes, predicted:
+In-core it needs 13.6 GiB, predicted:
 
     outcore estimate examples/large_images.py:step --budget 4GiB
 """

@@ -3,7 +3,7 @@
     python examples/swin_unetr.py --budget 6GiB
 
 Network, volume and batch of a report of running out of memory on a card of 12 GB (MONAI issue
-8042). The volumes are generated. Needs monai and einops. What a step takes, predicted:
+8042). The volumes are generated. Needs monai and einops. In-core it needs 12.1 GiB, predicted:
 
     outcore estimate examples/swin_unetr.py:step --real --states 2 --budget 6GiB
 """
