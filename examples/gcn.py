@@ -86,7 +86,7 @@ def main(budget: str | None, steps: int, *, small: bool, plain: bool) -> nn.Modu
     if not plain:
         outcore.wrap(model, budget=budget or usual_budget)
     graph, labels = generated(nodes, edges)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
     losses = []
     for number in range(1, steps + 1):
         optimizer.zero_grad()
