@@ -567,3 +567,40 @@ class TestBadInput:
             call(x)
         assert Host()(x).backward() is None
         assert x.grad is not None
+
+
+class Weighed(torch.autograd.Function):
+    """Its backward begins with what no gradient is needed for."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,), (gradient,) = ctx.saved_tensors, gradients
+        return (x.repeat(4, 1) * 3).sum() * gradient
+
+
+class Weighing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = Weighed.apply(self.layers(x).tanh())
+        return found
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo does
+def test_a_backward_that_somebody_wrote() -> None:
+    runs = []
+    for budget in (None, "1GiB", "2MiB"):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module = Weighing()
+        call = module if budget is None else compiled(module, budget=budget)[0]
+        runs.append(train(module, call, [torch.ones(ROWS, WIDTH)], mean_square, STEPS))
+    assert same(runs[0], runs[1])
+    assert same(runs[0], runs[2])

@@ -96,7 +96,7 @@ class _Capture:
             self._constant(node)
         for node in tangents:
             self._input(node, Role.GRAD, node.name)
-        forward, backward = self._phases(results)
+        forward, backward = self._phases(results, tangents)
         for node in forward:
             self._node(node, Phase.FORWARD)
         boundary = len(self.ops)
@@ -147,15 +147,26 @@ class _Capture:
 
     # ---- order ----------------------------------------------------------------------------------
 
-    def _phases(self, results: Sequence[Any]) -> tuple[list[Node], list[Node]]:
-        """Nodes of the forward and of the backward call, each in graph order."""
+    def _phases(
+        self, results: Sequence[Any], tangents: Sequence[Node]
+    ) -> tuple[list[Node], list[Node]]:
+        """Nodes of the forward and of the backward call, each in graph order.
+
+        What reads a tangent runs late, tagged by the tracer or not: the backward of a Function that
+        somebody wrote is not.
+        """
         needed = _ancestors(results[: self.forward_outputs])
         forward: list[Node] = []
         backward: list[Node] = []
+        late: set[Node] = set(tangents)
         for node in self.joint.graph.nodes:
             if node.op == "call_function":
-                late = runs_in_backward(node) and node not in needed
-                (backward if late else forward).append(node)
+                fed_late = not late.isdisjoint(node.all_input_nodes)
+                if node not in needed and (runs_in_backward(node) or fed_late):
+                    late.add(node)
+                    backward.append(node)
+                else:
+                    forward.append(node)
             elif node.op in ("call_module", "call_method"):
                 raise CaptureError(reason=f"{node.op} {node.target}", site=_site(node))
         return forward, backward
@@ -209,7 +220,7 @@ class _Capture:
     def _op(self, node: Node, op: torch._ops.OpOverload, phase: Phase) -> None:
         made = node.meta.get("val")
         several = isinstance(made, list | tuple)
-        ids = [self._made(node, t) for t in (made if several else [made])]  # type: ignore[union-attr]  # a sequence
+        ids = [self._made(node, t, phase) for t in (made if several else [made])]  # type: ignore[union-attr]  # a sequence
         self.results[node] = ids if several else ids[0]
         args = tuple(self._arg(a) for a in node.args)
         kwargs = tuple((k, self._arg(v)) for k, v in node.kwargs.items())
@@ -218,13 +229,13 @@ class _Capture:
         self.ops.append(Op(index, str(op), args, tuple(ids), phase, kwargs, effects, _site(node)))
         self._donation(index, str(op), args, ids)
 
-    def _made(self, node: Node, tensor: Any) -> int | None:
+    def _made(self, node: Node, tensor: Any, phase: Phase) -> int | None:
         if tensor is None:
             return None
         if not isinstance(tensor, torch.Tensor):
             reason = f"{node.target} returns {type(tensor).__name__} to the host"
             raise CaptureError(reason=reason, site=_site(node))
-        role = Role.GRAD if runs_in_backward(node) else Role.ACTIVATION
+        role = Role.GRAD if phase is Phase.BACKWARD else Role.ACTIVATION
         return self._value(self._new_buffer(tensor, role, node.name), tensor)
 
     def _stale(self, target: str, args: Sequence[Arg], kwargs: Sequence[Any]) -> frozenset[Effect]:

@@ -37,7 +37,7 @@ def compare(  # noqa: PLR0913 - a command has as many arguments as options
         list[str],
         typer.Option(help="Device memory (16GiB, 80%); several times; else all of it."),
     ] = ["100%"],  # noqa: B006 - as above
-    policies: Annotated[str, typer.Option(help="Specs separated by ;, or all.")] = ALL,
+    policies: Annotated[str, typer.Option(help="Specs between commas, or all.")] = ALL,
     allocator: Annotated[
         str | None,
         typer.Option(help="What serves the memory: best-fit, virtual-chunks, ...; else none."),

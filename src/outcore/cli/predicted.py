@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -23,6 +24,9 @@ ALL = "all"
 NOTHING = "-"
 THIS_MACHINE = "this-machine"
 
+_BETWEEN = re.compile(r"\s*[;,]\s*(?![^{]*\})")
+"""What separates specs: not the commas of their options."""
+
 
 def machine_of(name: str) -> Preset:
     """A preset, or this machine as it is measured now."""
@@ -37,10 +41,10 @@ def machine_of(name: str) -> Preset:
 
 
 def policies_of(specs: str) -> list[Policy]:
-    """The policies of specs separated by semicolons. Raises PolicyError for one that is wrong."""
+    """The policies of specs between commas or semicolons. Raises PolicyError for a wrong one."""
     from outcore.policies import KnownPolicies, resolve  # noqa: PLC0415 - loads numpy
 
-    wanted = list(KnownPolicies()) if specs == ALL else specs.split(";")
+    wanted = list(KnownPolicies()) if specs == ALL else _BETWEEN.split(specs)
     return [resolve(spec) for spec in wanted]
 
 

@@ -46,7 +46,7 @@ def sweep(  # noqa: PLR0913 - a command has as many arguments as options
         typer.Option("--to", help="Largest budget; else the in-core peak or all of the machine."),
     ] = None,
     steps: Annotated[int, typer.Option(min=2, help="How many budgets, evenly spaced.")] = 8,
-    policies: Annotated[str, typer.Option(help="Specs separated by ;, or all.")] = USUAL,
+    policies: Annotated[str, typer.Option(help="Specs between commas, or all.")] = USUAL,
     bound: Annotated[bool, typer.Option(help="The least time of any plan, by budget.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
