@@ -44,7 +44,7 @@ COURSES = (
     Course("resnet50-b32-224", 0.3),
     Course("resnet50-b16-224", 0.4, SLOW_LINK),
 )
-"""30 % with the larger batch: 16 images need 36 % of their peak under any plan."""
+"""30 % with the larger batch: 16 images need a third of their peak under any plan."""
 ROUNDS = 7
 """Turns of each: nine ways to train, three times."""
 NOISE = 0.03
