@@ -31,7 +31,7 @@ MARKERS = (*INSTEAD_OF_RUNNING, "run first", "exit code", "figures vary", "not c
 
 _FENCE = re.compile(r"(?P<indent> *)(?P<ticks>`{3,})(?P<language>\S*).*")
 _MARKER = re.compile(rf"(?P<name>{'|'.join(MARKERS)}):\s+(?P<text>\S.*)", re.DOTALL)
-_QUANTITY = re.compile(r"[+-]?\d[\d,]*(\.\d+)?(e[+-]?\d+)?( ?([KMG]iB|B|s|ms|us|ns)\b)?(/s\b)?")
+_QUANTITY = re.compile(r"[+-]?\d+(,\d+)*(\.\d+)?(e[+-]?\d+)?( ?([KMG]iB|B|s|ms|us|ns)\b)?(/s\b)?")
 _RULES = re.compile(r"([━─═])\1*")
 
 

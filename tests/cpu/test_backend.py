@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import linecache
 import warnings
@@ -286,6 +287,10 @@ class TestUses:
         torch.manual_seed(0)
         _, plain = Small(), Small()
         assert same(seen, train(plain, plain, [batch(1)], mean_square, STEPS))
+
+    def test_a_copy_is_the_backend_itself(self) -> None:
+        backend = Backend(budget="1GiB")
+        assert copy.deepcopy({"backend": backend})["backend"] is backend
 
     def test_a_recompile_keeps_the_plan(self) -> None:
         module = Small()

@@ -158,7 +158,7 @@ def test_nothing_is_told_of_another_error_or_none(tmp_path):
 def test_what_cannot_be_told_is_one_line(tmp_path):
     script = tmp_path / "train.py"
     plain = "return self.layers(x * mask)"
-    source = TRAINING.replace(plain, f"{plain} * float(x[0, 0])")
+    source = TRAINING.replace(plain, f"{plain} if x[0, 0] > 0 else x")
     script.write_text(source, encoding="utf-8")
     done = python(*OUTCORE, "run", script, "--", 1200)
     assert done.returncode == 1

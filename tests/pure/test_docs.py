@@ -79,6 +79,8 @@ def test_blocks_and_their_markers_are_read(tmp_path, monkeypatch):
     assert output.is_output
     assert not pages.differ(output, "13 s\n")
     assert "page.md:12 shows" in pages.differ(output, "nothing\n")
+    digest = pages.Block(page, 1, "", "trace ..., bytes 1,024, then\n", {"figures vary": "digests"})
+    assert not pages.differ(digest, "trace 8ab1, bytes 2,048, then\n")
     assert not text.is_output
     page.write_text("<!-- never run: x -->\n```python\n```\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"page\.md:2: cannot read <!-- never run: x -->"):

@@ -76,6 +76,10 @@ class Backend:
             compiled: Call = compiler(module, example_inputs)
         return compiled
 
+    def __deepcopy__(self, _: dict[int, Any]) -> Backend:
+        """Itself: a budget cannot be had twice. Lightning copies what torch.compile is given."""
+        return self
+
     def report(self, *, bound: bool = False) -> Report:
         """What was planned and measured so far.
 
