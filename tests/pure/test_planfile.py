@@ -271,8 +271,6 @@ class TestPlaces:
         ("site", "found"),
         [
             ("layers.3.conv2 (model.py:41)", ("layers.3.conv2", "model.py:41")),
-            ("L['model'].conv1 (resnet.py:87)", ("conv1", "resnet.py:87")),
-            ("L['model'] (resnet.py:87)", ("", "resnet.py:87")),
             ("(loss.py:3)", ("", "loss.py:3")),
             ("layers.3", ("layers.3", "")),
             ("", ("", "")),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -100,10 +99,7 @@ def traced(step: Step, mode: FakeTensorMode) -> Traced:
         stack.enter_context(stand_ins(owner, mode))
         stack.enter_context(mode)
         try:
-            line = whole.__code__.co_firstlineno + 1
-            return Traced(
-                _own_places(trace(whole, args, kwargs), f" ({Path(__file__).name}:{line})")
-            )
+            return Traced(trace(whole, args, kwargs))
         except Exception as error:  # noqa: BLE001 - there is another way; where that fails it says why
             followed = error
         found = trace_as_run(whole, owner, args, kwargs)
@@ -117,21 +113,6 @@ def _note(followed: Exception) -> str:
         return f"outcore runs the step in-core: {why(followed)}"
     where = line_of(followed) or why(followed)
     return f"torch.compile takes the step apart at {where}; outcore plans the parts on their own"
-
-
-def _own_places(trace: Trace, here: str) -> Trace:
-    """Places in the model as its own: without the name `call` that it has here, and without `here`.
-
-    That is the line of its call, which torch names for what only torch's modules do.
-    """
-    parts = ("L['call'].", "L['call']", here)
-    return replace(trace, ops=tuple(replace(op, site=_without(op.site, parts)) for op in trace.ops))
-
-
-def _without(text: str, parts: tuple[str, ...]) -> str:
-    for part in parts:
-        text = text.replace(part, "")
-    return text.strip()
 
 
 def why(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 
 from outcore import aten
 from outcore.capture.compat import mutated_inputs, runs_in_backward
+from outcore.capture.sites import site
 from outcore.errors import CaptureError
 from outcore.ir.trace import (
     Arg,
@@ -133,7 +134,7 @@ class _Capture:
     def _constant(self, node: Node) -> None:
         tensor = getattr(self.joint, str(node.target), None)
         if not isinstance(tensor, torch.Tensor):
-            raise CaptureError(reason=f"attribute {node.target} is not a tensor", site=_site(node))
+            raise CaptureError(reason=f"attribute {node.target} is not a tensor", site=site(node))
         self.constants.append(tensor)
         buffer = self._new_buffer(tensor, Role.STATE, node.name, pinned=True)
         self.results[node] = self._value(buffer, tensor)
@@ -168,7 +169,7 @@ class _Capture:
                 else:
                     forward.append(node)
             elif node.op in ("call_module", "call_method"):
-                raise CaptureError(reason=f"{node.op} {node.target}", site=_site(node))
+                raise CaptureError(reason=f"{node.op} {node.target}", site=site(node))
         return forward, backward
 
     # ---- nodes ----------------------------------------------------------------------------------
@@ -179,12 +180,12 @@ class _Capture:
             self.results[node] = self.results[source][index]  # type: ignore[index]  # a list
             return
         if not isinstance(node.target, torch._ops.OpOverload):
-            raise CaptureError(reason=f"op {node.target} is not an ATen op", site=_site(node))
+            raise CaptureError(reason=f"op {node.target} is not an ATen op", site=site(node))
         if aten.is_wait(node.target):
             self._wait(node)
             return
         if aten.mutates(node.target):
-            raise CaptureError(reason=f"in-place op {node.target}", site=_site(node))
+            raise CaptureError(reason=f"in-place op {node.target}", site=site(node))
         if aten.may_alias(node.target) and self._view(node):
             return
         self._op(node, node.target, phase)
@@ -198,7 +199,7 @@ class _Capture:
         assert isinstance(source, Node)  # noqa: S101 - it takes one tensor
         if self.buffers[self._buffer(source)].pinned:
             reason = "it waits for a collective that was begun outside of it"
-            raise CaptureError(reason=reason, site=_site(node))
+            raise CaptureError(reason=reason, site=site(node))
         self.results[node] = self.results[source]
 
     def _view(self, node: Node) -> bool:
@@ -226,7 +227,7 @@ class _Capture:
         kwargs = tuple((k, self._arg(v)) for k, v in node.kwargs.items())
         index = len(self.ops)
         effects = aten.effects(op) | self._stale(str(op), args, kwargs)
-        self.ops.append(Op(index, str(op), args, tuple(ids), phase, kwargs, effects, _site(node)))
+        self.ops.append(Op(index, str(op), args, tuple(ids), phase, kwargs, effects, site(node)))
         self._donation(index, str(op), args, ids)
 
     def _made(self, node: Node, tensor: Any, phase: Phase) -> int | None:
@@ -234,7 +235,7 @@ class _Capture:
             return None
         if not isinstance(tensor, torch.Tensor):
             reason = f"{node.target} returns {type(tensor).__name__} to the host"
-            raise CaptureError(reason=reason, site=_site(node))
+            raise CaptureError(reason=reason, site=site(node))
         role = Role.GRAD if phase is Phase.BACKWARD else Role.ACTIVATION
         return self._value(self._new_buffer(tensor, role, node.name), tensor)
 
@@ -320,7 +321,7 @@ def _fake(node: Node) -> torch.Tensor:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         reason = f"{node.name} is a {type(value).__name__}; compile with dynamic=False"
-        raise CaptureError(reason=reason, site=_site(node))
+        raise CaptureError(reason=reason, site=site(node))
     return value
 
 
@@ -346,17 +347,3 @@ def _ancestors(roots: Sequence[Any]) -> set[Node]:
             seen.add(node)
             stack += node.all_input_nodes
     return seen
-
-
-def _site(node: Node) -> str:
-    """`layers.3.conv2 (model.py:41)`: the module path and the innermost source line."""
-    modules = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    path = str(list(modules.values())[-1][0]) if modules else ""
-    path = path.replace("L['self'].", "").replace("L['self']", "").removeprefix("_modules.")
-    lines = [s for s in (node.meta.get("stack_trace") or "").splitlines() if "File " in s]
-    if not lines:
-        return path
-    file, line = lines[-1].split(",")[:2]
-    name = file.split("/")[-1].strip(' "')
-    where = f"{name}:{line.split()[-1]}"
-    return f"{path} ({where})".strip()

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from outcore.ir.liveness import liveness
 from outcore.ir.trace import Trace
-
-_CLOSURE = re.compile(r"^L\['\w+'\]\.?")
-"""How torch names the variable that holds a model."""
 
 
 def place(site: str) -> tuple[str, str]:
@@ -16,7 +11,7 @@ def place(site: str) -> tuple[str, str]:
     path, opened, source = site.rpartition("(")
     if not opened or not source.endswith(")"):
         path, source = site, ")"
-    return _CLOSURE.sub("", path.strip()), source[:-1]
+    return path.strip(), source[:-1]
 
 
 def labels(trace: Trace) -> list[tuple[str, ...]]:

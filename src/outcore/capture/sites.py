@@ -1,0 +1,53 @@
+"""Sites: where in somebody's model and source an op comes from."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from torch.fx import Node
+
+WHOLE = frozenset({"self", "fn", "model", "call"})
+"""Variables that stand for the model as a whole: torch's names, and those of this package."""
+
+_ROUTE = re.compile(r"\.(__closure__\[\d+\]\.cell_contents|__self__|_orig_mod|_modules)(?![^.\[])")
+"""Steps on torch's way to a module that are none of the model's."""
+_VARIABLE = re.compile(r"[LG]\['(__import_\w+'\]\.(?P<imported>\w+)|(?P<name>\w+)'\])")
+_KEY = re.compile(r"\[['\"]?([^\]'\"]+)['\"]?\]")
+_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_OURS = Path(__file__).parents[1]
+_MODELS = _OURS / "networks"
+
+
+def site(node: Node) -> str:
+    """`layers.3.conv2 (model.py:41)`: the module path and the innermost source line.
+
+    Lines of this package are not among those, except of the networks that come with it.
+    """
+    modules = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path = module_path(str(list(modules.values())[-1][0])) if modules else ""
+    line = source_line(node.meta.get("stack_trace") or "")
+    return f"{path} ({line})".strip() if line else path
+
+
+def module_path(source: str) -> str:
+    """How the user would name the module that torch reaches by `source`.
+
+    `L['self'].layers.3` is `layers.3`, and `G['encoder'].layers[3]` is `encoder.layers.3`.
+    """
+    plain = _ROUTE.sub("", source)
+    variable = _VARIABLE.match(plain)
+    if variable is None:
+        return plain
+    name = variable["imported"] or variable["name"]
+    inside = _KEY.sub(r".\1", plain[variable.end() :])
+    return inside.removeprefix(".") if name in WHOLE else name + inside
+
+
+def source_line(stack: str) -> str:
+    """`model.py:41`: the innermost line of a stack that is not this package's; else empty."""
+    for found in reversed(list(_LINE.finditer(stack))):
+        file = Path(found["file"])
+        if not file.is_relative_to(_OURS) or file.is_relative_to(_MODELS):
+            return f"{file.name}:{found['line']}"
+    return ""
