@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from outcore.planfile import load_plans, schema_text
+from outcore.planfile import load_plans, make_file, save_plans, schema_text
 
 STEP = ("--network", "two-heads", "--batch", "8", "--hardware", "titan-xp")
 TIGHT = ("--budget", "120MiB", "--policy", "swap-all")
@@ -176,3 +176,20 @@ def test_a_rule_that_matches_nothing_is_a_mistake(outcore, tmp_path):
     run = outcore("plan", "make", *STEP, "--overrides", str(rules))
     assert run.exit_code == 2
     assert "it matches no storage" in run.stderr
+
+
+def test_several_plans_for_one_trace_are_all_checked(outcore, plan, other, tmp_path):
+    files = [load_plans(path) for path in (plan, other)]
+    both = tmp_path / "both.json"
+    save_plans(make_file([p for f in files for p in f.plans], files[0].versions), both)
+    run = outcore("plan", "check", str(both), *STEP)
+    assert run.exit_code == 0, run.output
+    assert "2 plans for it verify and fit: " in run.stdout
+    kept = outcore("plan", "make", *STEP, "--policy", "keep-all", "-o", str(tmp_path / "kept.json"))
+    assert kept.exit_code == 0, kept.output
+    plans = (files[0], load_plans(tmp_path / "kept.json"))
+    save_plans(make_file([p for f in plans for p in f.plans], files[0].versions), both)
+    run = outcore("plan", "check", str(both), *STEP)
+    assert run.exit_code == 1
+    assert run.stderr.startswith("not valid: ")
+    assert outcore("plan", "diff", str(both), str(both)).exit_code == 0

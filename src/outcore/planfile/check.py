@@ -16,9 +16,19 @@ from outcore.policies.floor import infeasible, plan_floor
 from outcore.policies.settle import excess_bytes, outer_too_small
 
 
-def find(file: PlanFile, trace_digest: str) -> SavedPlan | None:
-    """The plan in `file` that was made for that trace, if there is one."""
-    return next((saved for saved in file.plans if saved.digests.trace == trace_digest), None)
+def find(file: PlanFile, trace_digest: str, earlier: int = 0) -> SavedPlan | None:
+    """The plan in `file` that was made for that trace, if there is one.
+
+    Of several, that after `earlier` others: as many graphs of that trace come before, in order of
+    capture. Where there are fewer, the last.
+    """
+    found = find_all(file, trace_digest)
+    return found[min(earlier, len(found) - 1)] if found else None
+
+
+def find_all(file: PlanFile, trace_digest: str) -> tuple[SavedPlan, ...]:
+    """The plans in `file` that were made for that trace, in order of capture."""
+    return tuple(saved for saved in file.plans if saved.digests.trace == trace_digest)
 
 
 def check_plan(saved: SavedPlan, problem: Problem, *, strict: bool = False, name: str = "") -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
@@ -107,8 +107,8 @@ class FileDiff:
 def diff_files(before: PlanFile, after: PlanFile) -> FileDiff:
     """What differs from `before` to `after`: graphs of the same trace, then the rest in order.
 
-    Moves are compared by gap where the traces are the same; else by the storage's name, and the
-    ops around the gap by what they call.
+    Several of one trace are paired in order too. Moves are compared by gap where the traces are the
+    same; else by the storage's name, and the ops around the gap by what they call.
     """
     files = [
         _flat({"versions": asdict(f.versions), "overrides": _rules(f)}) for f in (before, after)
@@ -132,11 +132,18 @@ def diff_plans(before: SavedPlan | None, after: SavedPlan | None) -> PlanDiff:
 def _pairs(
     before: Sequence[SavedPlan], after: Sequence[SavedPlan]
 ) -> Iterator[tuple[SavedPlan | None, SavedPlan | None]]:
-    known = {plan.digests.trace: plan for plan in after}
-    alone = [plan for plan in before if plan.digests.trace not in known]
-    matched = {plan.digests.trace for plan in before} & known.keys()
-    yield from ((p, known[p.digests.trace]) for p in before if p.digests.trace in matched)
-    yield from zip_longest(alone, (p for p in after if p.digests.trace not in matched))
+    alone: list[SavedPlan] = []
+    known: defaultdict[str, deque[SavedPlan]] = defaultdict(deque)
+    for plan in after:
+        known[plan.digests.trace].append(plan)
+    for plan in before:
+        alike = known[plan.digests.trace]
+        if alike:
+            yield plan, alike.popleft()
+        else:
+            alone.append(plan)
+    left = {id(plan) for plans in known.values() for plan in plans}
+    yield from zip_longest(alone, (plan for plan in after if id(plan) in left))
 
 
 def _keyed(storages: Sequence[Storage], *, by_gap: bool) -> dict[Key, Storage]:

@@ -233,7 +233,8 @@ class Planner:
         given = self.settings.given
         check_rules(given.rules, [g.captured.trace for g in active])
         fixed = forced(problem, given.rules)
-        saved = given.find(problem, strict=self.settings.strict)
+        earlier = [g.captured.trace for g in active[: active.index(graph)]]
+        saved = given.find(problem, strict=self.settings.strict, earlier=earlier)
         if saved is not None:
             problem = self._with_tiers(graph, active, problem, saved.plan())
             plan = reused(problem, saved, fixed, given.path)

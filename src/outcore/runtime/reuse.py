@@ -19,6 +19,7 @@ from outcore.errors import DigestError, OptionValueError
 from outcore.ir.plan import Choice, Gap, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.store import digest
+from outcore.ir.trace import Trace
 from outcore.lower import lower
 from outcore.planfile import (
     PlanFile,
@@ -46,15 +47,18 @@ class Given:
     device: str = ""
     """The processor that trains."""
 
-    def find(self, problem: Problem, *, strict: bool) -> SavedPlan | None:
+    def find(
+        self, problem: Problem, *, strict: bool, earlier: Iterable[Trace] = ()
+    ) -> SavedPlan | None:
         """The saved plan for the trace of `problem`, if there is one.
 
+        `earlier`: the graphs that were captured before. Those of the same trace have plans before.
         Raises DigestError with `strict` where there is none, or it was made for another device.
         """
         if self.file is None:
             return None
         trace = digest(problem.trace)
-        saved = find(self.file, trace)
+        saved = find(self.file, trace, sum(digest(other) == trace for other in earlier))
         if saved is None and strict:
             made_for = ", ".join(plan.digests.trace for plan in self.file.plans)
             raise DigestError(noun="plan", made_for=made_for, expected=trace)

@@ -71,24 +71,30 @@ def _budget(file: PlanFile) -> str:
 
 
 def _checked(file: PlanFile, problem: Problem, name: str, *, strict: bool) -> str:
-    """What the plan for `problem` comes to. Raises where it is none, or does not fit."""
+    """What the plan for `problem` comes to. Raises where it is none, or does not fit.
+
+    Of several for its trace, the first that is wrong is told; else the most that one takes.
+    """
     from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
     from outcore.ir.store import digest  # noqa: PLC0415 - with the others
     from outcore.lower import lower  # noqa: PLC0415 - loads more
-    from outcore.planfile import check_plan, find  # noqa: PLC0415 - loads numpy
+    from outcore.planfile import check_plan, find_all  # noqa: PLC0415 - loads numpy
     from outcore.simulate import simulate  # noqa: PLC0415 - with the others
 
     trace = digest(problem.trace)
-    saved = find(file, trace)
-    if saved is None:
+    found = find_all(file, trace)
+    if not found:
         made_for = ", ".join(plan.digests.trace for plan in file.plans)
         raise DigestError(noun="plan", made_for=made_for, expected=trace)
-    plan = check_plan(saved, problem, strict=strict, name=name)
-    timeline = simulate(problem, lower(problem, plan, fast=True))
-    peak, budget = timeline.peak(Tier.DEVICE), problem.budget_bytes
+    plans = [check_plan(saved, problem, strict=strict, name=name) for saved in found]
+    timelines = [simulate(problem, lower(problem, plan, fast=True)) for plan in plans]
+    peak, budget = max(t.peak(Tier.DEVICE) for t in timelines), problem.budget_bytes
+    seconds = max(timeline.seconds for timeline in timelines)
+    what = "the plan verifies" if len(plans) == 1 else f"{len(plans)} plans for it verify"
+    fits = "fits" if len(plans) == 1 else "fit"
     return (
-        f"the plan verifies and fits: {format_bytes(peak)} of {format_bytes(budget)}, "
-        f"{format_seconds(timeline.seconds)} a step (predicted)"
+        f"{what} and {fits}: {format_bytes(peak)} of {format_bytes(budget)}, "
+        f"{format_seconds(seconds)} a step (predicted)"
     )
 
 
