@@ -17,7 +17,8 @@ from torch._C._autograd import _profiler_enabled
 from outcore import Backend
 from outcore.errors import CaptureError
 from outcore.measure import metered
-from outcore.runtime.engine import MOST_PEAK_TRIES
+from outcore.runtime import engine as engines
+from outcore.runtime.engine import IDLE_STEPS, MOST_PEAK_TRIES
 from outcore.runtime.graph import MOST_FRUITLESS
 from tests.cpu.training import (
     PROFILED_STEPS,
@@ -538,6 +539,88 @@ class Halves(nn.Module):
         y = self.first(x)
         torch._dynamo.graph_break()
         return y, self.second(x)
+
+
+class Block(nn.Linear):
+    """A graph unlike that of `Wide`."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(super().forward(x))
+
+
+class TestSeveralGraphs:
+    """Graphs of which some are called more often than others."""
+
+    def train(self, backend: Backend, step: Any) -> None:
+        for _ in range(PROFILED_STEPS + 2):
+            step(torch.ones(256, 64))
+        report = backend.report()
+        assert report.graphs == len(report.steps) == 2
+        assert report.measured_peak_bytes is not None
+
+    def test_one_is_called_once_a_step_and_the_other_many_times(self) -> None:
+        call, backend = compiled(Wide(), budget="1GiB")
+        other = torch.compile(Block(), backend=backend)
+
+        def step(x: Tensor) -> None:
+            y = call(x)
+            for _ in range(3 * IDLE_STEPS):
+                y = other(y)
+            y.sum().backward()
+
+        self.train(backend, step)
+
+    def test_one_has_a_step_of_its_own_after_many_of_the_other(self) -> None:
+        call, backend = compiled(Wide(), budget="1GiB")
+        other = torch.compile(Block(), backend=backend)
+
+        def step(x: Tensor) -> None:
+            call(x).sum().backward()
+            for _ in range(3 * IDLE_STEPS):
+                other(x).sum().backward()
+
+        self.train(backend, step)
+
+    def test_a_graph_that_waits_for_its_backward_is_one_that_runs(self) -> None:
+        module, inner = Small(), Wide()
+        call, backend = compiled(module)
+        other = torch.compile(inner, backend=backend)
+        seen = []
+        for _ in range(STEPS):
+            loss = mean_square(call(batch(0)))
+            for _ in range(3 * IDLE_STEPS):
+                other(torch.ones(2, 64)).sum().backward()
+            assert backend.engine is not None
+            seen.append(len(backend.engine.active()))
+            loss.backward()
+        assert seen == [2] * STEPS
+
+    def test_one_that_a_recompile_replaced_is_left_out_though_many_run(self) -> None:
+        module = Halves()
+        call, backend = compiled(module, budget="1GiB")
+        for rows in (256, 128):
+            for _ in range(PROFILED_STEPS + 1):
+                with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+                    sum(y.sum() for y in call(torch.ones(rows, 64))).backward()
+        assert backend.engine is not None
+        assert len(backend.engine.graphs) == 4
+        assert backend.report().graphs == 2
+
+    def test_a_call_that_never_goes_back_is_no_step_for_ever(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(engines, "LONGEST_STEP", 3)
+        call, backend = compiled(Wide(), budget="1GiB")
+        kept = call(torch.ones(256, 64))
+        assert backend.engine is not None
+        before = backend.engine.steps
+        for _ in range(9):
+            call(torch.ones(256, 64)).sum().backward()
+        assert backend.engine.steps - before == 3
+        assert kept.requires_grad
 
 
 class TestMeter:

@@ -85,6 +85,14 @@ class TestSaving:
         assert first.digests.trace != second.digests.trace
         assert not first.storages, "everything fits"
 
+    def test_a_graph_that_has_not_run_for_a_while_is_saved_too(self, tmp_path: Path) -> None:
+        backend, first, second = Backend(budget="1GiB"), Small(), Broken().first
+        for module, x in ((first, batch(0)), (second, batch(1))):
+            train(module, torch.compile(module, backend=backend), [x], mean_square, 2 * STEPS)
+        assert backend.report().graphs == 1
+        backend.save_plans(tmp_path / "plan.json")
+        assert len(load_plans(tmp_path / "plan.json").plans) == 2
+
 
 class Broken(nn.Module):
     """Two graphs."""

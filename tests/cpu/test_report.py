@@ -125,6 +125,26 @@ def test_a_forward_call_without_a_backward_is_not_the_step_that_was_asked_for() 
     assert sum(span.stream is not Stream.COMPUTE for span in measured.spans) == copies
 
 
+def test_two_forward_calls_before_one_backward_are_recorded_once() -> None:
+    module = Small()
+    backend = Backend(budget=2 * tight(), policy="swap-all{min_bytes=1KiB}")
+    call = torch.compile(module, backend=backend)
+    for step in range(STEPS + 3):
+        if step == STEPS:
+            backend.record_step()
+        torch.manual_seed(step)
+        module.zero_grad()
+        loss = mean_square(call(batch(0))) + mean_square(call(batch(1)))
+        loss.backward()
+    (step_seen,) = backend.report().steps
+    measured, program = step_seen.measured, step_seen.program
+    assert measured is not None
+    works = [p for p, x in enumerate(program.body) if isinstance(x.action, Run | Copy)]
+    assert [span.instruction for span in measured.spans] == works
+    assert backend.engine is not None
+    assert not backend.engine.recorder.busy
+
+
 def test_a_step_is_recorded_on_a_device_with_queues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

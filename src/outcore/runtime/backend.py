@@ -114,13 +114,14 @@ class Backend:
     def save_plans(self, path: str | os.PathLike[str], most: int | None = None) -> None:
         """Write what is planned to one file, a plan for each graph (docs/plan-files.md).
 
+        For those too that have not run for a while: torch has their code, and may run it again.
         The option `plan` takes it; `outcore plan show`, `diff` and `explain` read it. `most`: with
         reasons for so many moves of each graph, those that free most; None is all. Graphs that
         are still profiled are left out. Raises OptionValueError where nothing is planned yet,
         OSError where the file cannot be written.
         """
         engine = self.engine
-        standings = [] if engine is None else engine.standings()
+        standings = [] if engine is None else engine.known()
         found = ((g.planned.problem, g.planned.plan) for g in standings if g.planned is not None)
         given = Given() if engine is None else engine.settings.given
         save_plans(save_file(found, given, most), path)

@@ -36,8 +36,16 @@ log = logging.getLogger("outcore")
 LONGEST_SESSION = 1024
 """Forward calls after which a metered step is ended: a call that never goes back holds it open."""
 
+LONGEST_STEP = 1024
+"""Forward calls after which a step counts as over, where one of its calls never goes back."""
+
+IDLE_STEPS = 4
+"""Steps without a call after which a graph counts as one that runs no more, unless it has paused
+for longer and come back. Fewer than a graph is profiled for: what torch compiles in its stead is
+planned without it."""
+
 LONGEST_TRIAL = 256
-"""Forward calls of each graph after which a trial is ended: its own may not run any more."""
+"""Steps after which a trial is ended: its graph may not run any more."""
 
 MOST_PEAK_TRIES = 8
 """Steps that are metered for their peak since a graph was planned: another one may never be."""
@@ -65,6 +73,10 @@ class Engine:
         """Digest of a captured trace -> its plan, latest last; outlives graphs, for recompiles."""
         self.calls = 0
         """Forward calls so far, of all graphs."""
+        self.steps = 0
+        """Steps so far, the one under way included (`_count`)."""
+        self._step_calls = 0
+        """Forward calls before the step under way."""
         self.session: Session | None = None
         self.measured_peak_bytes: int | None = None
         """The peak of the last metered step after all graphs were planned."""
@@ -79,14 +91,20 @@ class Engine:
 
     def active(self) -> list[PlannedGraph]:
         """Graphs that still run; one that a recompile replaced is not among them."""
-        return [g for g in self.graphs if self._recent(g.standing)]
+        waiting = set(self.stores.owners())
+        return [g for g in self.graphs if g in waiting or self._recent(g.standing)]
 
     def standings(self) -> list[Standing]:
         """How the graphs stand that run, or that ran last: torch may have dropped them since."""
-        return [standing for _, standing in self._graphs if self._recent(standing)]
+        waiting = set(self.stores.owners())
+        return [s for each, s in self._graphs if each() in waiting or self._recent(s)]
+
+    def known(self) -> list[Standing]:
+        """How all graphs stand whose code torch still has, and those that ran last."""
+        return [s for each, s in self._graphs if each() is not None or self._recent(s)]
 
     def _recent(self, standing: Standing) -> bool:
-        return self.calls - standing.last_call <= 2 * len(self._graphs)
+        return self.steps - standing.last_step <= max(IDLE_STEPS, 2 * standing.longest_pause)
 
     def add(self, graph: PlannedGraph) -> None:
         """Take in a captured graph. One that was planned before (a recompile) keeps its plan.
@@ -97,7 +115,7 @@ class Engine:
         if planned is not None:
             self._plans.move_to_end(graph.digest)
             graph.adopt(planned)
-        graph.standing.last_call = self.calls
+        graph.standing.last_step = self.steps
         self._graphs = [(ref(g), g.standing) for g in (*self.graphs, graph)]
         self._peak_tries = 0
 
@@ -152,7 +170,8 @@ class Engine:
             self._bound_memory()  # once more, for planning and metering leave holes behind
 
     def next_step(self, caller: PlannedGraph) -> None:
-        """End the session where the forward call of `caller` that now begins is a new step's."""
+        """Count the forward call of `caller` that now begins; a new step's ends the session."""
+        self._count(caller)
         if self._trial is not None:
             self._check_trial()
         session = self.session
@@ -163,6 +182,14 @@ class Engine:
             self.end_session()
         elif leader not in self.active() or self.calls - session.calls > LONGEST_SESSION:
             self.end_session(whole=False)
+
+    def _count(self, caller: PlannedGraph) -> None:
+        """A step begins where no call waits for its backward, however many calls it has."""
+        if not len(self.stores) or self.calls - self._step_calls >= LONGEST_STEP:
+            self.steps += 1
+            self._step_calls = self.calls
+        self.calls += 1
+        caller.standing.called(self.steps)
 
     def close_step(self) -> None:
         """End the session where its step is over: every graph that runs came through backward.
@@ -241,7 +268,7 @@ class Engine:
         drift = graph.standing.drift(self.driver.clock, WATCHED_STEPS, done=True)
         if drift is None or not drift.beyond(self.settings.drift):
             return None
-        trial = begin_trial(graph.captured.trace, planned, drift, self.driver, self.calls)
+        trial = begin_trial(graph.captured.trace, planned, drift, self.driver, self.steps)
         self._trial = ref(trial)
         return trial
 
@@ -267,7 +294,7 @@ class Engine:
     def _check_trial(self) -> None:
         """End a trial whose graph is gone, or does not go on."""
         trial = None if self._trial is None else self._trial()
-        if trial is None or self.calls - trial.calls > LONGEST_TRIAL * len(self._graphs):
+        if trial is None or self.steps - trial.began > LONGEST_TRIAL:
             self._stop_recording()
 
     def _stop_recording(self) -> None:

@@ -101,8 +101,6 @@ class PlannedGraph:
         """AOTAutograd's forward: the results, the saved inputs, and the stand-in."""
         inputs = list(args)
         args.clear()
-        self.engine.calls += 1
-        self.standing.last_call = self.engine.calls
         self.engine.next_step(self)
         executable = self._ready(inputs)
         if self._wants_meter(executable):
@@ -219,7 +217,12 @@ class PlannedGraph:
         return self.executable
 
     def _recorded(self, executable: Executable) -> Executable:
-        """`executable`, or the same under instruments where somebody asked for a recording."""
+        """`executable`, or the same under instruments where somebody asked for a recording.
+
+        While a call waits for its backward, a recording may be under way: that is left alone.
+        """
+        if self.engine.waiting(self):
+            return executable
         planned, self.recording = self.planned, None
         if planned is not None and planned.program is executable.program:
             self.recording = self.engine.begin_recording(self)

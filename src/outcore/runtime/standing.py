@@ -40,8 +40,10 @@ class Standing:
     """Planned steps that were noted since it was planned."""
     bound_seconds: float | None = None
     """The lower bound of the plan's problem, once somebody asked."""
-    last_call: int = 0
-    """Number of its last forward call, counted over the engine's graphs."""
+    last_step: int = 0
+    """Number of the engine's step in which its forward was called last."""
+    longest_pause: int = 0
+    """The most steps from one call of its forward to the next."""
     measured: Timeline | None = None
     """Of a step that was recorded under its plan."""
     reason: str = ""
@@ -62,6 +64,11 @@ class Standing:
     def unsettle(self) -> None:
         """Begin again."""
         self.planned, self.measured, self.state = None, None, State.PROFILING
+
+    def called(self, step: int) -> None:
+        """Note a forward call in the engine's step of that number."""
+        self.longest_pause = max(self.longest_pause, step - self.last_step)
+        self.last_step = step
 
     def note(self, work: tuple[tuple[Moment, Moment], ...]) -> None:
         """Take when the two calls of a planned step ran."""

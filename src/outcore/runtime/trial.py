@@ -32,8 +32,8 @@ class Trial:
     executable: Executable
     """The program of the plan, timed."""
     stopwatch: Stopwatch
-    calls: int
-    """Forward calls of the engine's graphs when it began."""
+    began: int
+    """Number of the engine's step in which it began."""
     copies: deque[CopySpan] = field(default_factory=lambda: deque(maxlen=LATEST_COPIES))
     """What the driver copied meanwhile, for other graphs too: they use the same links."""
     steps: int = 0
@@ -61,7 +61,7 @@ class Trial:
         return {(Tier.DEVICE, outer): pairs("out"), (outer, Tier.DEVICE): pairs("in")}
 
 
-def begin_trial(trace: Trace, planned: Planned, drift: Drift, driver: Driver, calls: int) -> Trial:
+def begin_trial(trace: Trace, planned: Planned, drift: Drift, driver: Driver, began: int) -> Trial:
     """Build the program of `planned` with its instruments, and hear of the driver's copies."""
     clock = driver.clock
     stopwatch = Stopwatch(planned.program, clock, reruns=True)
@@ -69,6 +69,6 @@ def begin_trial(trace: Trace, planned: Planned, drift: Drift, driver: Driver, ca
     executable = build(
         trace, planned.program, driver.generator, timed, stopwatch.note, clock=clock.now
     )
-    trial = Trial(planned, drift, executable, stopwatch, calls)
+    trial = Trial(planned, drift, executable, stopwatch, began)
     driver.record(trial.copies.append)
     return trial
