@@ -8,6 +8,11 @@ from itertools import pairwise
 
 import pytest
 
+from outcore.before.forecast import Forecast, Planned
+from outcore.before.words import one_line, rows
+from outcore.report import Counts
+from outcore.units import parse_size
+
 SCRIPT = """
 import torch
 from torch import nn
@@ -254,12 +259,58 @@ def test_for_people(outcore, script):
         "optimizer",
         "add one line",
     ]
-    assert rest[-1].endswith('import outcore; outcore.wrap(model, budget="25.00MiB")')
+    line = 'import outcore; outcore.wrap(model, budget="25.00MiB", policy="pooch")'
+    assert rest[-1].endswith(line)
     assert "imported" not in found.stdout
     small = outcore("estimate", f"{script}:triple", *MACHINE, "--budget", "1MiB")
     assert small.exit_code == 1
     assert "no plan makes it fit: the smallest budget that would do is" in small.stdout
+    advised = small.stdout.splitlines()[-1].partition("budget=")[2]
+    budget = advised.split('"')[1]
+    assert advised == f'"{budget}", policy="search")'
+    assert f"smallest budget  {budget} (" in small.stdout
+    default = outcore("estimate", f"{script}:triple", *MACHINE[:2], "--budget", budget)
+    assert default.exit_code == 0, "what is advised does not fit"
+    assert default.stdout.endswith(f'budget="{budget}")\n')
     assert "It fits 11.9 GiB as it is" in outcore("estimate", f"{script}:pair", *MACHINE).stdout
+
+
+@pytest.mark.parametrize(
+    ("budget", "peak", "smallest", "line"),
+    [
+        (8 << 30, 7 << 30, 6 << 30, 'budget="8.00GiB"'),
+        ((8 << 30) - 1, 7 << 30, 6 << 30, 'budget="7.99GiB"'),
+        ((8 << 30) - 1, (8 << 30) - 2, 6 << 30, f'budget="{(8 << 30) - 1}B"'),
+        (1 << 30, None, (6 << 30) + 1, 'budget="6.01GiB"'),
+        ((6 << 30) + 2, None, (6 << 30) + 1, f'budget="{(6 << 30) + 2}B"'),
+    ],
+)
+@pytest.mark.parametrize("policy", ["search", "pooch{early=true}"])
+def test_the_advised_budget_can_be_met(policy, budget, peak, smallest, line):
+    planned = peak and Planned(
+        peak_bytes=peak,
+        seconds=1.0,
+        counts=Counts(),
+        offloaded_bytes=0,
+        recompute_seconds=0.0,
+        moved=(),
+    )
+    found = Forecast(
+        hardware="h100",
+        policy=policy,
+        budget_bytes=budget,
+        in_core_peak_bytes=9 << 30,
+        in_core_seconds=1.0,
+        smallest_budget_bytes=smallest,
+        smallest_set_by="op 1",
+        optimizer_bytes=0,
+        planned=planned,
+    )
+    if policy != "search":
+        line += f', policy="{policy if planned else "search"}"'
+    assert one_line(found) == f"import outcore; outcore.wrap(model, {line})"
+    (said,) = (text for name, text in rows(found) if name == "smallest budget")
+    assert parse_size(said.split(" (")[0], None) >= smallest
 
 
 def test_a_module_by_name(outcore, script, monkeypatch):

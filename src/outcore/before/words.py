@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from outcore.before.forecast import Forecast
-from outcore.units import format_bytes, format_seconds, spell_size
+from outcore.runtime.options import DEFAULT_POLICY
+from outcore.units import format_bytes, format_seconds, parse_size, spell_size
 
-ONE_LINE = 'import outcore; outcore.wrap(model, budget="{budget}")'
+ONE_LINE = "import outcore; outcore.wrap(model, {options})"
 """What a script says to train within a budget, once it has its model."""
 
 
@@ -24,7 +25,7 @@ def verdict(found: Forecast, *, times: bool = True) -> str:
         return f"It does not fit {budget}: {found.reason}."
     return (
         f"It does not fit {budget}, and no plan makes it fit: the smallest budget that would do "
-        f"is {format_bytes(smallest)}."
+        f"is {spell_size(smallest)}."
     )
 
 
@@ -44,19 +45,35 @@ def rows(found: Forecast, *, times: bool = True) -> Iterator[tuple[str, str]]:
             text = f"{format_bytes(each.nbytes)} {each.name}: {each.choice}{site}"
             yield "" if index else "the largest", text
     share = f"{found.smallest_budget_bytes / found.in_core_peak_bytes:.1%} of in-core"
-    smallest = format_bytes(found.smallest_budget_bytes)
+    smallest = spell_size(found.smallest_budget_bytes)
     yield "smallest budget", f"{smallest} ({share}), set by {found.smallest_set_by}"
 
 
 def one_line(found: Forecast) -> str:
-    """What to write in the script: the budget asked for, or the smallest where that is more."""
+    """What to write in the script: the budget asked for, or the smallest where that is more.
+
+    And the policy, unless it is the default: that which has a plan, or else the default.
+    """
+    options = f'budget="{_budget(found)}"'
+    if found.policy != DEFAULT_POLICY:
+        policy = DEFAULT_POLICY if found.planned is None else found.policy
+        options += f', policy="{policy}"'
+    return ONE_LINE.format(options=options)
+
+
+def _budget(found: Forecast) -> str:
+    """A budget that can be met, no more than what there is unless that is too little."""
     if found.smallest_budget_bytes > found.budget_bytes:
-        return ONE_LINE.format(budget=spell_size(found.smallest_budget_bytes))
-    return ONE_LINE.format(budget=spell_size(_hundredths(found.budget_bytes)))
+        return spell_size(found.smallest_budget_bytes)
+    needed = found.smallest_budget_bytes if found.planned is None else found.planned.peak_bytes
+    for short in map(spell_size, (found.budget_bytes, _hundredths(found.budget_bytes))):
+        if needed <= parse_size(short, None) <= found.budget_bytes:
+            return short
+    return f"{found.budget_bytes}B"
 
 
 def _hundredths(nbytes: int) -> int:
-    """Rounded down to what two decimals spell: there is no more."""
+    """Rounded down to what two decimals spell."""
     unit = next((unit for unit in (2**30, 2**20, 2**10) if nbytes >= unit), 100)
     return nbytes * 100 // unit * unit // 100
 
