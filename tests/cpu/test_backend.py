@@ -404,6 +404,21 @@ class TestTrouble:
         assert outstanding(backend) == 0
 
 
+class TestClosed:
+    def test_the_memory_of_the_process_is_bounded_no_more(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        _, backend = small_planned(STEPS, budget=TIGHT, policy="swap-all")
+        assert backend.engine is not None
+        bounds: list[int | None] = []
+        driver = backend.engine.driver
+        monkeypatch.setattr(driver, "bound_memory", lambda _, most: bounds.append(most))
+        backend.engine._bound_memory()
+        assert bounds[-1] is not None
+        backend.close()
+        assert bounds[-1] is None
+
+
 class Wide(nn.Module):
     """A chain that saves a tensor of the same size per layer."""
 

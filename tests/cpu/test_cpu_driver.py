@@ -1,6 +1,7 @@
 """The CPU driver: all bytes back, faults at the wait, nothing left over."""
 
 import contextlib
+import ctypes
 import errno
 import gc
 import os
@@ -20,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outcore.errors import SpillError, VerifyError
+from outcore.execute.arena import Arena
 from outcore.execute.cpu import COPY_IN_OVERHEAD_BYTES, CpuDriver
 from outcore.execute.disk import MEMORY_ALIGNMENT_BYTES, region_nbytes
 from outcore.execute.driver import CopySpan, Region
@@ -501,3 +503,60 @@ def test_a_forked_process_is_told(driver):
     os.close(write)
     assert b"belongs to the process" in os.read(read, 1000)
     os.close(read)
+
+
+# ---- the bound on the process's memory -----------------------------------------------------------
+
+
+class Limits:
+    """A library of the arena that only notes its limits."""
+
+    def __init__(self):
+        self.said = []
+
+    def outcore_arena_limit(self, nbytes):
+        none = nbytes.value == ctypes.c_size_t(-1).value
+        self.said.append(None if none else nbytes.value)
+
+    def outcore_arena_trim(self):
+        pass
+
+
+@pytest.fixture
+def limits():
+    return Limits()
+
+
+def bounding(folder, limits):
+    driver = CpuDriver(folder)
+    driver.arena = Arena(limits)
+    return driver
+
+
+def test_a_driver_lifts_the_bound_that_it_set(tmp_path, limits):
+    driver = bounding(tmp_path, limits)
+    driver.bound_memory(0, 1000)
+    driver.bound_memory(0, 2000)
+    assert limits.said[-1] >= 2000
+    driver.bound_memory(0, None)
+    assert limits.said[-1] is None
+    assert None not in limits.said[:1]
+
+
+def test_a_driver_does_not_lift_the_bound_of_another(tmp_path, limits):
+    first, second = bounding(tmp_path, limits), bounding(tmp_path, limits)
+    first.bound_memory(0, 1000)
+    second.bound_memory(0, 2000)
+    first.bound_memory(0, None)
+    del first
+    assert limits.said[-1] >= 2000
+    second.bound_memory(0, None)
+    assert limits.said[-1] is None
+
+
+def test_a_driver_that_is_collected_bounds_nothing(tmp_path, limits):
+    driver = bounding(tmp_path, limits)
+    driver.bound_memory(0, 1000)
+    del driver
+    gc.collect()
+    assert limits.said[-1] is None

@@ -193,6 +193,8 @@ class CpuDriver:
         self.arena = own_arena()
         self.recorder: Recorder | None = None
         self._resident_limit: ResidentLimit | None = None
+        self._unbound: weakref.finalize[[], CpuDriver] | None = None
+        """Lifts the arena's limit, where this driver set it."""
         self._spill_dir, self._rate = spill_dir, link_bytes_per_second
         self._spill: Spill | None = None
         self._finalizer: weakref.finalize[[], CpuDriver] | None = None
@@ -266,10 +268,11 @@ class CpuDriver:
             self.limit_resident(besides + most_bytes)
 
     def _bound_arena(self, arena: Arena, nbytes: int | None) -> None:
+        if self._unbound is not None:
+            self._unbound()
         if nbytes is None:
-            arena.limit(None)
             return
-        arena.limit(nbytes + nbytes // HOLES_DIVISOR)
+        self._unbound = _limit(self, arena, nbytes + nbytes // HOLES_DIVISOR)
         arena.trim()
         trim()
 
@@ -314,3 +317,23 @@ class CpuDriver:
         if self._spill.pid != os.getpid():
             raise self._spill.file.error("the driver belongs to the process that forked this one")
         return self._spill
+
+
+_limits: list[object] = []
+"""What stands for the arena's limit, which is the process's: at most one, the latest."""
+
+
+def _limit(driver: CpuDriver, arena: Arena, nbytes: int) -> weakref.finalize[[], CpuDriver]:
+    """Limit the arena until this is called, `driver` is collected, or another limit is set."""
+    mine = object()
+    _limits[:] = [mine]
+    arena.limit(nbytes)
+
+    def lift() -> None:
+        if mine in _limits:
+            _limits.clear()
+            arena.limit(None)
+
+    lifting = weakref.finalize(driver, lift)
+    lifting.atexit = False
+    return lifting

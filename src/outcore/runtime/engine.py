@@ -134,10 +134,14 @@ class Engine:
         return self.resident_bytes([t for t in given if isinstance(t, torch.Tensor)])
 
     def close(self, reason: str) -> None:
-        """Let the graphs run in-core from now on; close the driver if no call needs it any more."""
+        """Let the graphs run in-core from now on, and bound the process's memory no more.
+
+        Close the driver if no call needs it any more.
+        """
         for graph in self.graphs:
             graph.retire(reason)
         self.end_session(whole=False)
+        self.driver.bound_memory(0, None)
         if not len(self.stores):
             self.driver.close()
 
