@@ -135,6 +135,16 @@ def test_a_page_opens_and_shows_everything(browser, pages, name, scheme, size):
         assert label.inner_text() == f"budget {spell_budget(found.budget_bytes)}"
         near = label.bounding_box()
         assert abs(near["y"] + near["height"] - box["y"]) < 8, "it stands on its line"
+    for chart in tab.locator(".chart").all():
+        frame = chart.bounding_box()
+        for label in chart.locator(".y-tick, .line-label").all():
+            at = label.bounding_box()
+            assert at["y"] >= frame["y"] - 1, "labels are inside"
+            assert at["y"] + at["height"] <= frame["y"] + frame["height"] + 4
+    narrow = tab.evaluate(
+        "[...document.querySelectorAll('table.cards')].map(t => t.getBoundingClientRect().width)"
+    )
+    assert all(width < size["width"] for width in narrow), "rows are cards on a phone"
     wide = tab.evaluate("document.documentElement.scrollWidth")
     assert wide <= size["width"], "a phone need not scroll sideways"
     keep_picture(tab, f"{name}-{scheme}-{size['width']}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import nlargest
 from itertools import accumulate
 
@@ -22,12 +23,9 @@ def moves_of(
 
     Three evaluations for each. `timeline` is that of `plan`.
     """
-    ends = list(accumulate(problem.profile.seconds))
+    idle = _idle(problem)
     trace, producer = problem.trace, liveness(problem.trace).producer
     judge = Judge(problem, plan, timeline)
-
-    def idle(gap: Gap) -> float:
-        return max(0.0, ends[gap.before - 1] - ends[gap.after])
 
     def weight(item: tuple[Gap, Choice]) -> tuple[float, int, int]:
         gap = item[0]
@@ -54,6 +52,22 @@ def moves_of(
     moved = [item for item in plan.choices if not isinstance(item[1], Keep)]
     chosen = nlargest(len(moved) if most is None else most, moved, key=weight)
     return tuple(move(gap, choice) for gap, choice in chosen)
+
+
+def weights(problem: Problem, plan: Plan) -> list[float]:
+    """The byte-seconds that each move of `plan` frees at best: `Move.weight`, without the move."""
+    idle, buffers = _idle(problem), problem.trace.buffers
+    return [
+        buffers[gap.buffer].nbytes * idle(gap)
+        for gap, choice in plan.choices
+        if not isinstance(choice, Keep)
+    ]
+
+
+def _idle(problem: Problem) -> Callable[[Gap], float]:
+    """What tells the seconds of first runs in a gap."""
+    ends = list(accumulate(problem.profile.seconds))
+    return lambda gap: max(0.0, ends[gap.before - 1] - ends[gap.after])
 
 
 def _alternatives(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from outcore.errors import OptionValueError
 from outcore.ir.hardware import Tier
 from outcore.ir.profile import Source
 from outcore.ir.timeline import Timeline
@@ -31,11 +32,14 @@ WIDTH, ROW, MEMORY = 10.0, 0.35, 2.2
 def draw(report: Report, file: Path) -> None:
     """Draw each graph's timelines, predicted above measured, and below them the device's memory.
 
-    Raises as `check_plot`, and ValueError where nothing is planned yet.
+    Raises as `check_plot`, and OptionValueError where nothing is planned.
     """
     check_plot(file)
     if not report.steps:
-        raise ValueError("nothing is planned yet, so there is nothing to draw")
+        reason = "there is nothing to draw: nothing is planned"
+        if report.state == "profiling":
+            reason += " yet, as the first steps are being measured; train some more"
+        raise OptionValueError(option="--plot", value=str(file), reason=reason)
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
     heights = [height for step in report.steps for height in _heights(step)]
@@ -102,7 +106,7 @@ def _draw_memory(axes: Any, report: Report, step: PlannedStep) -> None:
     axes.fill_between(seconds, sizes, step="post", color=COLORS[5], alpha=0.6, linewidth=0)
     budget = step.problem.budget_bytes
     lines = [(budget, COLORS[1], f"budget {format_bytes(budget)}")]
-    if report.measured_peak_bytes is not None:
+    if report.measured_peak_bytes is not None and not report.several_graphs:
         nbytes = report.measured_peak_bytes
         lines.append((nbytes, GREY, f"measured peak {format_bytes(nbytes)}"))
     for nbytes, color, label in lines:

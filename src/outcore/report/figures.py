@@ -56,6 +56,11 @@ class Report:
     steps: tuple[PlannedStep, ...] = field(default=(), repr=False, compare=False)
     sweep: Swept | None = field(default=None, repr=False, compare=False)
 
+    @property
+    def several_graphs(self) -> bool:
+        """Whether a step has several graphs: the measured peak is then that of none alone."""
+        return max(self.graphs, len(self.steps)) > 1
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values by field name; `counts` as a dict, `notes` as a list."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
@@ -85,8 +90,8 @@ class Report:
     def to_plot(self, path: File) -> None:
         """Draw timeline and memory into a .png, .pdf or .svg file, by matplotlib.
 
-        Raises OptionValueError for a file of another kind or in no folder, MissingPackageError
-        where matplotlib is not installed.
+        Raises OptionValueError for a file of another kind, one that cannot be written, or where
+        nothing is planned; MissingPackageError where matplotlib is not installed.
         """
         from outcore.report.drawing import draw  # noqa: PLC0415 - matplotlib is an extra
 

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from outcore.errors import MissingPackageError, OptionValueError
+from outcore.report.place import check_file
 
 SUFFIXES = (".png", ".pdf", ".svg")
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5b4a9c", "#222222")
@@ -18,15 +19,13 @@ DPI = 160
 def check_plot(file: Path) -> None:
     """Refuse, before minutes of planning, what cannot be drawn after them.
 
-    Raises OptionValueError for a file of another kind or in no folder, MissingPackageError where
-    matplotlib is not installed.
+    Raises OptionValueError for a file of another kind or one that cannot be written,
+    MissingPackageError where matplotlib is not installed.
     """
     if file.suffix not in SUFFIXES:
         reason = f"a plot is written as {', '.join(SUFFIXES)}, by the end of the file's name"
         raise OptionValueError(option="--plot", value=str(file), reason=reason)
-    if not file.parent.is_dir():
-        reason = f"there is no folder {str(file.parent)!r}"
-        raise OptionValueError(option="--plot", value=str(file), reason=reason)
+    check_file("--plot", file)
     if find_spec("matplotlib") is None:
         purpose = "a plot is drawn by matplotlib"
         raise MissingPackageError(package="matplotlib", extra="plot", purpose=purpose)

@@ -20,11 +20,12 @@ from outcore.report.tracks import pauses, slices
 from outcore.units import format_bytes, format_seconds
 
 TICKS = 5
-POINTS = 1200
-"""About so many points of a curve are drawn."""
 NARROWEST = 0.3
 """Boxes are drawn at least so wide, of 1000."""
-HEADROOM = 1.08
+HEADROOM = 1.15
+"""Room above the highest line for its label."""
+LABEL = 9.0
+"""Percent of the height that a label takes."""
 NEAR = 3.0
 """A limit beyond so many times the peak is told, not drawn."""
 
@@ -83,7 +84,7 @@ class MemoryView:
 
 @dataclass(frozen=True, slots=True)
 class GraphView:
-    """One graph. `merged`: so many slices are drawn in boxes with others."""
+    """One graph. `merged`: so many slices are drawn in boxes with others; `looks`: of all boxes."""
 
     name: str
     ticks: tuple[Tick, ...]
@@ -91,10 +92,14 @@ class GraphView:
     memory: tuple[MemoryView, ...]
     shown: int
     merged: int
+    looks: frozenset[str]
 
 
-def graph_view(report: Report, step: PlannedStep, name: str, most: int) -> GraphView:
-    """The drawings of `step`, with about `most` boxes; all timelines on one axis of time."""
+def graph_view(report: Report, step: PlannedStep, name: str, most: int, points: int) -> GraphView:
+    """The drawings of `step`, with about `most` boxes; all timelines on one axis of time.
+
+    `points`: about so many are drawn of its curves together.
+    """
     extent = max(timeline.seconds for timeline in step.timelines)
     share = most // len(step.timelines)
     found = [
@@ -106,9 +111,10 @@ def graph_view(report: Report, step: PlannedStep, name: str, most: int) -> Graph
         name,
         _axis(extent),
         tuple(_timeline(step, timeline, drawn, extent) for timeline, drawn in found),
-        tuple(_memory(report, step)),
+        tuple(_memory(report, step, points)),
         sum(row.slices for row in all_rows),
         sum(mark.spans for row in all_rows for mark in row.marks if mark.spans > 1),
+        frozenset(mark.look for row in all_rows for mark in (*row.marks, *row.waits)),
     )
 
 
@@ -166,30 +172,35 @@ def _backward(step: PlannedStep, timeline: Timeline, extent: float) -> str | Non
     return number((first - _start(timeline)) / extent * WIDTH)
 
 
-def _memory(report: Report, step: PlannedStep) -> Iterator[MemoryView]:
+def _memory(report: Report, step: PlannedStep, points: int) -> Iterator[MemoryView]:
     """A chart for each tier that holds anything."""
     timeline, extent = step.predicted, step.predicted.seconds
-    for tier in Tier:
-        found = levels(step, timeline, tier)
-        most = max((level.nbytes for level in found), default=0)
-        if not most:
-            continue
+    by_tier = {tier: levels(step, timeline, tier) for tier in Tier}
+    held = {tier: found for tier, found in by_tier.items() if any(each.nbytes for each in found)}
+    for tier, found in held.items():
+        most = max(level.nbytes for level in found)
         limit = step.problem.limit_bytes(tier)
         device = tier is Tier.DEVICE
         drawn = limit if device or limit <= NEAR * most else 0
-        measured = report.measured_peak_bytes if device else None
+        alone = device and not report.several_graphs
+        measured = report.measured_peak_bytes if alone else None
         top = max(1, round(max(most, drawn, measured or 0) * HEADROOM))
         yield MemoryView(
             tier=tier.value,
             text=_peak_words(step) if device else _outer_words(step, tier, most, limit),
-            path=area(thinned(found, POINTS), _start(timeline), extent, top),
+            path=area(thinned(found, points // len(held)), _start(timeline), extent, top),
             axis=_axis(extent),
-            ticks=tuple(
-                Tick(100 * (1 - nbytes / top), format_bytes(nbytes) if nbytes else "0")
-                for nbytes in binary_steps(top, TICKS)
-            ),
+            ticks=tuple(_ticks(top)),
             lines=tuple(_lines(device, drawn, measured, top)),
         )
+
+
+def _ticks(top: int) -> Iterator[Tick]:
+    """Round sizes, where a label above the line is still inside."""
+    for nbytes in binary_steps(top, TICKS):
+        percent = 100 * (1 - nbytes / top)
+        if percent >= LABEL:
+            yield Tick(percent, format_bytes(nbytes) if nbytes else "0")
 
 
 def _lines(device: bool, limit: int, measured: int | None, top: int) -> Iterator[Level]:  # noqa: FBT001 - which tier

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from outcore.ir.timeline import Cause
 from outcore.report.tracks import Kind, Pause, Slice, Track
@@ -13,8 +12,24 @@ from outcore.units import format_bytes, format_seconds
 
 FINEST = 1 / 2000
 """Slices that lie within so much of the time axis are drawn as one: less than a pixel."""
+COARSEST = 1 / 200
+"""Beyond so much of the axis, slices of several kinds are drawn as one rather than more of one."""
+GROWTH = 1.5
 NAMED = 3
 """So many different ops or buffers are named where several are drawn as one."""
+
+Spanned = TypeVar("Spanned", Slice, Pause)
+Label = TypeVar("Label", Kind, Cause)
+
+LOOKS = {
+    "forward": "forward",
+    "backward": "backward",
+    "rerun": "computed again",
+    "out": "copied out",
+    "in": "copied back",
+    "wait": "waiting",
+}
+"""Names of kinds in the style sheet -> what a legend calls them."""
 
 _WAITS = {
     Cause.FETCH: "compute waits for a copy back",
@@ -44,42 +59,64 @@ class Row(NamedTuple):
 
 
 def rows(found: Sequence[Slice], waits: Sequence[Pause], extent: float, most: int) -> list[Row]:
-    """A row for each track that has slices, with about `most` boxes in all."""
-    width = extent * FINEST
-    while True:
-        drawn = [_row(track, found, waits, width) for track in Track]
-        if width <= 0 or sum(len(row.marks) + len(row.waits) for row in drawn) <= most:
-            return [row for row in drawn if row.slices]
-        width *= 1.5
+    """A row for each track that has slices, with about `most` boxes in all.
+
+    A row has one box at least, and the compute row one more for all of its waits.
+    """
+    drawn: list[Row] = []
+    for width, mixed in _widths(extent):
+        drawn = [_row(track, found, waits, width, mixed=mixed) for track in Track]
+        if sum(len(row.marks) + len(row.waits) for row in drawn) <= most:
+            break
+    return [row for row in drawn if row.slices]
 
 
-def _row(track: Track, found: Sequence[Slice], waits: Sequence[Pause], width: float) -> Row:
+def _widths(extent: float) -> Iterator[tuple[float, bool]]:
+    """(seconds within which slices are drawn as one, whether those of several kinds are).
+
+    Kinds stay apart as long as that helps: where they alternate, it never does. The last draws
+    everything as one.
+    """
+    yield from ((width, False) for width in _growing(extent, COARSEST))
+    yield from ((width, True) for width in _growing(extent, 1.0))
+
+
+def _growing(extent: float, last: float) -> Iterator[float]:
+    part = FINEST
+    while part < last:
+        yield extent * part
+        part *= GROWTH
+    yield extent * last
+
+
+def _row(
+    track: Track,
+    found: Sequence[Slice],
+    waits: Sequence[Pause],
+    width: float,
+    *,
+    mixed: bool,
+) -> Row:
     mine = sorted(
         (each for each in found if each.track is track),
         key=lambda each: (each.start_seconds, each.position),
     )
-    marks = [_mark(group) for group in _groups(mine, width)]
     stops = waits if track is Track.COMPUTE else ()
-    pauses = [_pause(group) for group in _pause_groups(stops, width)]
+    marks = [_mark(group) for group in _groups(mine, lambda each: each.kind, width, mixed)]
+    pauses = [_pause(group) for group in _groups(stops, lambda each: each.cause, width, mixed)]
     return Row(track, sum(each.seconds for each in mine), len(mine), marks, pauses)
 
 
-def _groups(found: Iterable[Slice], width: float) -> Iterator[list[Slice]]:
-    """Neighbours of one kind that lie within `width`."""
-    for _, alike in groupby(found, key=lambda each: each.kind):
-        group: list[Slice] = []
-        for each in alike:
-            if group and each.stop_seconds - group[0].start_seconds > width:
-                yield group
-                group = []
-            group.append(each)
-        yield group
-
-
-def _pause_groups(waits: Iterable[Pause], width: float) -> Iterator[list[Pause]]:
-    group: list[Pause] = []
-    for each in waits:
-        alike = not group or group[0].cause is each.cause
+def _groups(
+    found: Iterable[Spanned],
+    kind: Callable[[Spanned], object],
+    width: float,
+    mixed: bool,  # noqa: FBT001 - passed on
+) -> Iterator[list[Spanned]]:
+    """Neighbours that lie within `width`, of one kind unless `mixed`."""
+    group: list[Spanned] = []
+    for each in found:
+        alike = mixed or not group or kind(group[0]) is kind(each)
         if group and not (alike and each.stop_seconds - group[0].start_seconds <= width):
             yield group
             group = []
@@ -89,9 +126,11 @@ def _pause_groups(waits: Iterable[Pause], width: float) -> Iterator[list[Pause]]
 
 
 def _mark(group: Sequence[Slice]) -> Mark:
+    """One box; where kinds are mixed, it looks as that which takes most of its time."""
     first, last = group[0], group[-1]
     words = first.words if len(group) == 1 else _together(group)
-    return Mark(first.start_seconds, last.stop_seconds, look(first.kind), words, len(group))
+    times = _times((each.kind, each.seconds) for each in group)
+    return Mark(first.start_seconds, last.stop_seconds, look(next(iter(times))), words, len(group))
 
 
 def _together(group: Sequence[Slice]) -> str:
@@ -105,16 +144,32 @@ def _together(group: Sequence[Slice]) -> str:
     size = f" of {format_bytes(nbytes)}" if nbytes else ""
     what = "ops" if first.op is not None else "copies"
     at = f"{busy} from {format_seconds(first.start_seconds)}"
-    return f"{len(group)} {what}{size}, {first.kind.value}: {named}{more}; {at}"
+    return f"{len(group)} {what}{size}, {_kinds(group)}: {named}{more}; {at}"
+
+
+def _kinds(group: Sequence[Slice]) -> str:
+    """The kind; of several each with its count, the most frequent first."""
+    counts = Counter(each.kind.value for each in group).most_common()
+    if len(counts) == 1:
+        return counts[0][0]
+    return " and ".join(f"{count} {kind}" for kind, count in counts)
 
 
 def _pause(group: Sequence[Pause]) -> Mark:
     first, last = group[0], group[-1]
-    seconds = sum(each.stop_seconds - each.start_seconds for each in group)
-    times = "" if len(group) == 1 else f", {len(group)} times"
-    at = f"{format_seconds(seconds)} from {format_seconds(first.start_seconds)}{times}"
-    words = f"{_WAITS[first.cause]}: {at}"
-    return Mark(first.start_seconds, last.stop_seconds, "wait", words, 0)
+    times = _times((each.cause, each.stop_seconds - each.start_seconds) for each in group)
+    often = "" if len(group) == 1 else f", {len(group)} times"
+    at = f"{format_seconds(sum(times.values()))} from {format_seconds(first.start_seconds)}{often}"
+    words = "; ".join(_WAITS[cause] for cause in times)
+    return Mark(first.start_seconds, last.stop_seconds, "wait", f"{words}: {at}", 0)
+
+
+def _times(found: Iterable[tuple[Label, float]]) -> dict[Label, float]:
+    """Label -> its seconds in all, the longest first."""
+    times: dict[Label, float] = {}
+    for label, seconds in found:
+        times[label] = times.get(label, 0.0) + seconds
+    return dict(sorted(times.items(), key=lambda item: -item[1]))
 
 
 def look(kind: Kind) -> str:

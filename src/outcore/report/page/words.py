@@ -4,52 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from outcore.explain import Explanation, Late, Total, WaitsFor
+from outcore.explain import Explanation
+from outcore.ir.hardware import Tier
 from outcore.ir.plan import Keep
+from outcore.ir.program import Copy
 from outcore.report.figures import Report
+from outcore.report.page.reruns import longest_rerun
+from outcore.report.page.waits import is_search, totals, why_text
 from outcore.units import format_bytes, format_seconds, parse_size, spell_size
 
 _STATES = {
     "profiling": "Not planned yet: the first steps are being measured.",
     "in-core": "Nothing is planned: the step runs as PyTorch runs it, with everything in memory.",
 }
-_WHAT = {
-    WaitsFor.COPY_BACK: "Compute needs data that is not back on the device yet",
-    WaitsFor.MEMORY: "Compute needs memory that is not free until a copy out is done",
-    WaitsFor.PLAN: "The plan asks compute to wait here for a copy",
-    WaitsFor.CLOCK: "Memory is given back here, and its copy out is later than expected",
-    WaitsFor.END: "All is computed, and a copy out is still under way",
-}
-_WHY = {
-    Late.LINK: "the link was busy with other copies",
-    Late.MEMORY: "there was no room on the device to fetch it sooner",
-    Late.HINT: "the plan does not start the copy sooner",
-    Late.CALL: "it is written over in the backward pass, so it is fetched there",
-    Late.COPY_OUT: "it was still on its way out",
-    Late.ROOM: "its place outside was still taken",
-    Late.TIME: "the copy started as soon as it could, and takes longer than there is",
-}
-_TRY = {
-    Late.LINK: "Move less: raise the budget, or use a policy that recomputes more (search weighs "
-    "both). A faster link helps as well; outcore doctor shows how fast this machine's is.",
-    Late.MEMORY: "Raise the budget a little: the memory in the way is that of the op beside it. "
-    "A smaller batch helps too.",
-    Late.HINT: "Try the policy search, which looks for better moments.",
-    Late.CALL: "Raise the budget, so that it can stay.",
-    Late.COPY_OUT: "It comes back too soon to be worth the trip: raise the budget, or try search.",
-    Late.ROOM: "Give the outer memory more room: host_budget, or disk_budget.",
-    Late.TIME: "The link is slow beside the computing: recompute instead, or raise the budget.",
-}
+DEAR = 0.05
+"""Above this part of a step, recomputation is worth a word about another policy."""
 
 
 def headline(report: Report) -> str:
-    """The report in one sentence."""
+    """The report in one sentence: first of all whether it keeps to the budget, if it has run."""
     budget, peak = spell_budget(report.budget_bytes), report.predicted_peak_bytes
+    held = report.measured_peak_bytes
+    if held is not None and held > report.budget_bytes > 0:
+        over = format_bytes(held - report.budget_bytes)
+        return f"Over the budget of {budget}: a step was measured to hold {over} more."
     if peak is None:
         return _STATES.get(report.state, _STATES["profiling"])
     if peak > report.budget_bytes:
         over = format_bytes(peak - report.budget_bytes)
         return f"Does not fit in {budget}: the plan needs {over} more."
+    return _over_outside(report) or _fits(report, budget)
+
+
+def is_over(report: Report) -> bool:
+    """Whether a budget is broken: measured, or predicted."""
+    peaks = report.measured_peak_bytes or 0, report.predicted_peak_bytes or 0
+    return max(peaks) > report.budget_bytes > 0 or bool(_over_outside(report))
+
+
+def _over_outside(report: Report) -> str:
+    """What a plan needs beyond the host's or the disk's limit; empty where it keeps to them."""
+    for step in report.steps:
+        for tier in (Tier.HOST, Tier.DISK):
+            limit = step.problem.limit_bytes(tier)
+            over = step.predicted.peak(tier) - limit
+            if over > 0:
+                more, given = format_bytes(over), spell_budget(limit)
+                return f"Does not fit: the plan needs {more} more than the {tier.value}'s {given}."
+    return ""
+
+
+def _fits(report: Report, budget: str) -> str:
     needs = format_bytes(report.in_core_peak_bytes or 0)
     if not moves(report):
         return f"Fits in {budget} as it is: the step needs {needs}, and nothing is moved."
@@ -66,6 +71,11 @@ def moves(report: Report) -> bool:
     return any(not isinstance(choice, Keep) for choice in choices)
 
 
+def copies(report: Report) -> bool:
+    """Whether anything is copied."""
+    return any(isinstance(x.action, Copy) for step in report.steps for x in step.program.body)
+
+
 def spell_budget(nbytes: int) -> str:
     """A budget as it was given, if it was given in round numbers."""
     spelled = spell_size(nbytes).replace(".00", "")
@@ -75,15 +85,9 @@ def spell_budget(nbytes: int) -> str:
 
 
 def summary(report: Report, explained: Sequence[Explanation]) -> Iterator[str]:
-    """What follows on the headline: what was measured, the bound, and most of the waiting."""
-    least, predicted, measured = (
-        report.lower_bound_seconds,
-        report.predicted_seconds,
-        report.measured_seconds,
-    )
-    if measured is not None and predicted:
-        took, times = format_seconds(measured), ratio(measured, predicted)
-        yield f"Measured: a step takes {took}, {times} the predicted {format_seconds(predicted)}."
+    """What follows on the headline: what was measured, the bound, and most of what slows it."""
+    yield from _measured(report)
+    least, predicted = report.lower_bound_seconds, report.predicted_seconds
     if least and predicted and moves(report):
         over = 100 * max(0.0, predicted / least - 1)
         yield (
@@ -91,7 +95,56 @@ def summary(report: Report, explained: Sequence[Explanation]) -> Iterator[str]:
             f"this one is predicted to take {over:.1f}% more."
         )
     if explained and moves(report):
-        yield _waiting(explained)
+        yield from _recomputing(report, explained)
+        if copies(report):
+            yield _waiting(explained)
+
+
+def _measured(report: Report) -> Iterator[str]:
+    """Time and peak of what ran; and what of it the plans leave out."""
+    took, predicted = report.measured_seconds, report.predicted_seconds
+    held, peak = report.measured_peak_bytes, report.predicted_peak_bytes
+    planned, partly = len(report.steps), 0 < len(report.steps) < report.graphs
+    if took is not None and predicted and not partly:
+        times = ratio(took, predicted)
+        yield (
+            f"Measured: a step takes {format_seconds(took)}, {times} the predicted "
+            f"{format_seconds(predicted)}."
+        )
+    if held is not None and held > report.budget_bytes > 0:
+        said = f"Predicted were {format_bytes(peak)}. " if peak is not None else ""
+        yield (
+            f"It held {format_bytes(held)} at most. {said}Tensors that the training loop keeps, or "
+            "ops that need more than when they were profiled, may be why: a budget that is lower "
+            "by as much leaves room for them."
+        )
+    if partly:
+        yield (
+            f"{planned} of the {report.graphs} graphs of a step have a plan, and all that is "
+            "predicted here is of those: the others are still being profiled, or run as PyTorch "
+            "runs them."
+        )
+
+
+def _recomputing(report: Report, explained: Sequence[Explanation]) -> Iterator[str]:
+    """How much of the step is computed again, the longest of it, and whether to look elsewhere."""
+    copied = copies(report)
+    if not copied:
+        yield "Nothing is copied: what has no room is dropped, and computed again."
+    longest = longest_rerun(explained)
+    if longest is None:
+        return
+    again = sum(each.recompute_seconds for each in explained)
+    part = again / sum(each.seconds for each in explained)
+    yield (
+        f"Computing again takes {format_seconds(again)}, {100 * part:.1f}% of the step. "
+        f"The longest: {longest}."
+    )
+    if not copied and part > DEAR and not is_search(report.policy):
+        yield (
+            "The plan does not copy at all: try the policy search, which copies beside computing "
+            "where that costs less than computing again."
+        )
 
 
 def _waiting(explained: Sequence[Explanation]) -> str:
@@ -100,30 +153,19 @@ def _waiting(explained: Sequence[Explanation]) -> str:
     if not waited:
         return "Compute never waits: every copy is done beside it, in time."
     part = f"{100 * waited / sum(each.seconds for each in explained):.1f}%"
-    found = [total for each in explained for total in each.totals]
-    longest = max(found, key=_seconds)
-    share = f"{100 * longest.seconds / waited:.0f}% of that is" if len(found) > 1 else "That is"
-    why = f"{wait_what(longest)}: {wait_why(longest)}"
+    longest, *others = totals(explained)
+    share = f"{100 * longest.seconds / waited:.0f}% of that is" if others else "That is"
+    why = why_text(longest)
     return f"Compute waits for copies {part} of the step. {share} for one cause. {why}."
 
 
-def _seconds(total: Total) -> float:
-    return total.seconds
-
-
-def wait_what(total: Total) -> str:
-    """What compute waits for."""
-    return _WHAT[total.waits_for]
-
-
-def wait_why(total: Total) -> str:
-    """Why that was late."""
-    return _WHY[total.late]
-
-
-def wait_try(total: Total) -> str:
-    """What to try against it."""
-    return _TRY[total.late]
+def still(report: Report, waited: float) -> str:
+    """One sentence above the causes of waits: how long compute waits, or why it never does."""
+    if waited:
+        return f"Compute stands still for {format_seconds(waited)} of the predicted step."
+    if copies(report):
+        return "It never does: every copy is done before it is needed."
+    return "It never does: nothing is copied."
 
 
 def ratio(seconds: float | None, of: float | None) -> str:

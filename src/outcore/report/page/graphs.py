@@ -1,0 +1,56 @@
+"""graphs: which graphs of a step are drawn, and how finely, so that a page stays small."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outcore.report.figures import Report
+from outcore.report.page.graph import GraphView, graph_view
+from outcore.report.planned import PlannedStep
+
+GRAPHS = 24
+"""So many graphs are drawn, those that take longest."""
+MARKS = 2400
+"""About so many boxes are drawn, over all graphs: 200 bytes each."""
+POINTS = 6000
+"""About so many points of curves of memory are drawn, over all graphs: 15 bytes each."""
+POINTS_EACH = 1200
+"""More in one curve cannot be seen."""
+
+
+def graph_views(report: Report) -> tuple[GraphView, ...]:
+    """The drawings, in the order of the step."""
+    steps = report.steps
+    drawn = _drawn(steps)
+    marks = _fair({i: _needed(steps[i]) for i in drawn}, MARKS)
+    points = min(POINTS_EACH, POINTS // max(1, len(drawn)))
+    return tuple(
+        graph_view(
+            report,
+            steps[i],
+            f"Graph {i + 1} of {len(steps)}" if len(steps) > 1 else "",
+            marks[i],
+            points,
+        )
+        for i in drawn
+    )
+
+
+def _drawn(steps: Sequence[PlannedStep]) -> list[int]:
+    longest = sorted(range(len(steps)), key=lambda i: -steps[i].predicted.seconds)
+    return sorted(longest[:GRAPHS])
+
+
+def _needed(step: PlannedStep) -> int:
+    """Boxes where none stands for several, in all timelines as if each were the fullest."""
+    fullest = max(len(timeline.spans) + len(timeline.stalls) for timeline in step.timelines)
+    return fullest * len(step.timelines)
+
+
+def _fair(needed: dict[int, int], most: int) -> dict[int, int]:
+    """What each gets of `most`: what it needs, or an equal part of what others leave."""
+    given, left = {}, most
+    for waiting, key in enumerate(sorted(needed, key=lambda key: needed[key])):
+        given[key] = min(needed[key], left // (len(needed) - waiting))
+        left -= given[key]
+    return given

@@ -1,0 +1,106 @@
+"""waits: why compute waits, over all graphs of a step, and what to try against it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from outcore.explain import Explanation, Late, Total, WaitsFor
+from outcore.units import format_seconds
+
+MOST = 20
+"""So many waits are told one by one."""
+SEARCH = "search"
+
+_WHAT = {
+    WaitsFor.COPY_BACK: "Compute needs data that is not back on the device yet",
+    WaitsFor.MEMORY: "Compute needs memory that is not free until a copy out is done",
+    WaitsFor.PLAN: "The plan asks compute to wait here for a copy",
+    WaitsFor.CLOCK: "Memory is given back here, and its copy out is later than expected",
+    WaitsFor.END: "All is computed, and a copy out is still under way",
+}
+_WHY = {
+    Late.LINK: "the link was busy with other copies",
+    Late.MEMORY: "there was no room on the device to fetch it sooner",
+    Late.HINT: "the plan does not start the copy sooner",
+    Late.CALL: "it is written over in the backward pass, so it is fetched there",
+    Late.COPY_OUT: "it was still on its way out",
+    Late.ROOM: "its place outside was still taken",
+    Late.TIME: "the copy started as soon as it could, and takes longer than there is",
+}
+_TRY = {
+    Late.LINK: "Move less: raise the budget, or use a policy that recomputes more (search weighs "
+    "both). A faster link helps as well; outcore doctor shows how fast this machine's is.",
+    Late.MEMORY: "Raise the budget a little: the memory in the way is that of the op beside it. "
+    "A smaller batch helps too.",
+    Late.HINT: "Try the policy search, which looks for better moments.",
+    Late.CALL: "Raise the budget, so that it can stay.",
+    Late.COPY_OUT: "It comes back too soon to be worth the trip: raise the budget, or try search.",
+    Late.ROOM: "Give the outer memory more room: host_budget, or disk_budget.",
+    Late.TIME: "The link is slow beside the computing: recompute instead, or raise the budget.",
+}
+_SEARCHED = {
+    Late.LINK: "Raise the budget, so that less is moved. A faster link helps as well; outcore "
+    "doctor shows how fast this machine's is.",
+    Late.HINT: "Raise the budget: search found no better moment.",
+    Late.COPY_OUT: "It comes back too soon to be worth the trip: raise the budget.",
+}
+"""To those who use search already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """All waits with one cause."""
+
+    text: str
+    percent: str
+    count: int
+    what: str
+    why: str
+    advice: str
+
+
+def totals(explained: Sequence[Explanation]) -> list[Total]:
+    """The waits of all graphs by cause, the longest first."""
+    found: dict[tuple[WaitsFor, Late], Total] = {}
+    for each in (total for explanation in explained for total in explanation.totals):
+        key = each.waits_for, each.late
+        known = found.get(key, Total(*key, 0, 0.0))
+        found[key] = Total(*key, known.count + each.count, known.seconds + each.seconds)
+    return sorted(found.values(), key=lambda total: -total.seconds)
+
+
+def causes(explained: Sequence[Explanation], policy: str) -> Iterator[Cause]:
+    """A row for each cause, the longest first, for one who uses `policy`."""
+    seconds = sum(each.seconds for each in explained)
+    for total in totals(explained):
+        yield Cause(
+            format_seconds(total.seconds),
+            f"{100 * total.seconds / seconds:.1f}%" if seconds else "-",
+            total.count,
+            _WHAT[total.waits_for],
+            _WHY[total.late],
+            advice(total.late, policy),
+        )
+
+
+def advice(late: Late, policy: str) -> str:
+    """What to try; never the policy that is in use."""
+    return _SEARCHED.get(late, _TRY[late]) if is_search(policy) else _TRY[late]
+
+
+def is_search(policy: str) -> bool:
+    """Whether a spec is of `search`, with options or without."""
+    return policy.partition("{")[0] == SEARCH
+
+
+def longest_waits(explained: Sequence[Explanation]) -> Iterator[tuple[str, str]]:
+    """How long, and why."""
+    found = [wait for each in explained for wait in each.waits]
+    for wait in sorted(found, key=lambda wait: -wait.seconds)[:MOST]:
+        yield format_seconds(wait.seconds), wait.reason
+
+
+def why_text(total: Total) -> str:
+    """What compute waits for, and why that was late."""
+    return f"{_WHAT[total.waits_for]}: {_WHY[total.late]}"

@@ -1,0 +1,37 @@
+"""place: whether files can be written, told before the work that they are to hold."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from outcore.errors import OptionValueError
+
+
+def check_file(option: str, file: Path) -> None:
+    """Raise OptionValueError for a folder, for a file in no folder, or one that is not ours."""
+    reason = _reason(file)
+    if reason:
+        raise OptionValueError(option=option, value=str(file), reason=reason)
+
+
+def check_apart(files: Iterable[tuple[str, Path]]) -> None:
+    """Raise OptionValueError where two options name one file: the second would be all of it."""
+    taken: dict[Path, str] = {}
+    for option, file in files:
+        other = taken.setdefault(file.resolve(), option)
+        if other != option:
+            reason = f"{other} writes to that file too: name another"
+            raise OptionValueError(option=option, value=str(file), reason=reason)
+
+
+def _reason(file: Path) -> str:
+    """Why it cannot be written; empty where it can."""
+    if file.is_dir():
+        return "that is a folder: name a file in it"
+    if not file.parent.is_dir():
+        return f"there is no folder {str(file.parent)!r}"
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        return "it cannot be written: you have no permission"
+    return ""

@@ -1,0 +1,148 @@
+"""What the page of a report says first, and that it says it of what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from outcore.explain import Late, Total, WaitsFor, explain
+from outcore.report import Report, report, with_steps
+from outcore.report.page import page
+from outcore.report.page.figures import facts, figures, tiles
+from outcore.report.page.view import view_of
+from outcore.report.page.waits import advice, totals
+from outcore.report.page.words import headline, is_over, summary
+from tests.pure.reports import measured_report, small_report, two_graphs
+from tests.pure.test_page import Page, check
+
+AGAIN = "recompute-all{min_bytes=1B}"
+
+
+def said_below(found: Report) -> str:
+    return " ".join(summary(found, [explain(s.problem, s.plan) for s in found.steps]))
+
+
+# ---- whether it fits ----------------------------------------------------------------------------
+
+
+def test_a_measured_peak_above_the_budget_comes_first():
+    found = replace(measured_report(), measured_peak_bytes=10240)
+    assert headline(found) == "Over the budget of 8 KiB: a step was measured to hold 2.00 KiB more."
+    assert "Fits" not in check(found).said
+    below = said_below(found)
+    assert "It held 10.0 KiB at most. Predicted were 6.12 KiB." in below
+    assert "a budget that is lower" in below
+    assert is_over(found)
+    assert not is_over(measured_report())
+
+
+def test_so_it_does_where_nothing_is_planned():
+    found = Report("search", "in-core", 4096, measured_peak_bytes=5120)
+    assert headline(found).startswith("Over the budget of 4 KiB")
+    assert 'class="over"' in page(found)
+
+
+def test_a_plan_that_needs_more_outside_than_there_is_does_not_fit():
+    (step,) = small_report().steps
+    problem = replace(step.problem, host_budget_bytes=1024)
+    found = report(problem, step.plan)
+    assert headline(found) == "Does not fit: the plan needs 3.00 KiB more than the host's 1 KiB."
+    assert is_over(found)
+
+
+def test_a_measured_time_is_not_compared_with_a_prediction_of_some_graphs():
+    found = replace(measured_report(), graphs=3)
+    below = said_below(found)
+    assert "1 of the 3 graphs of a step have a plan" in below
+    assert "the predicted" not in below
+
+
+# ---- recomputation ------------------------------------------------------------------------------
+
+
+def test_a_plan_that_only_recomputes_says_what_that_costs():
+    found = small_report(8192, AGAIN)
+    read = check(found)
+    assert "Nothing is copied: what has no room is dropped, and computed again." in read.said
+    (step,) = found.steps
+    (longest, *_) = explain(step.problem, step.plan).reruns
+    assert f"The longest: op {longest.op} {longest.target}, {longest.site}, " in read.said
+    assert "try the policy search" in read.said
+    assert "It never does: nothing is copied." in read.said
+    assert "every copy" not in read.said
+    assert "What is computed again" in read.said
+
+
+def test_search_is_not_told_to_try_search():
+    found = replace(small_report(8192, AGAIN), policy="search{seconds=1}")
+    assert "Nothing is copied" in said_below(found)
+    assert "try the policy" not in said_below(found)
+
+
+def test_a_plan_that_only_copies_says_nothing_of_recomputing():
+    read = check(small_report())
+    assert "Nothing is copied" not in read.said
+    assert "Computing again takes" not in read.said
+    assert "What is computed again" not in read.said
+
+
+# ---- waits --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("late", list(Late))
+def test_nobody_is_told_to_use_what_is_in_use(late):
+    assert "search" not in advice(late, "search{seconds=1}").replace("search found", "")
+    assert advice(late, "pooch")
+
+
+def test_causes_are_summed_over_graphs():
+    steps = small_report().steps
+    one = [explain(step.problem, step.plan) for step in steps]
+    longest = totals(one)[0]
+    both = totals([*one, *one])
+    assert both[0] == replace(longest, count=2 * longest.count, seconds=2 * longest.seconds)
+    assert isinstance(both[0], Total)
+    assert isinstance(both[0].waits_for, WaitsFor)
+    found = with_steps(small_report(), [*steps, *steps])
+    assert said_below(found).split(" the ")[0] == said_below(small_report()).split(" the ")[0]
+
+
+# ---- figures ------------------------------------------------------------------------------------
+
+
+def test_figures_stand_under_what_they_are_of():
+    found = replace(measured_report(), planning_seconds=2.0, replans=1, disk_bytes_written=4096)
+    rows = list(figures(found))
+    names = [name for name, _, _ in rows]
+    assert names.index("of that, held through the step") == names.index("peak memory") + 1
+    assert not {"planning", "policy", "budget"} & set(names), "they are not predicted"
+    told = dict(facts(found))
+    assert told["planning took"] == "2.00 s"
+    assert told["written to disk so far"] == "4.00 KiB"
+    assert told["planned again"].startswith("1 of")
+
+
+def test_tiles_show_what_was_measured_where_it_was():
+    peak = {tile.name: tile for tile in tiles(measured_report())}["peak of a budget of 8 KiB"]
+    assert (peak.value, peak.note, peak.look) == ("6.06 KiB", "measured", "")
+    over = replace(measured_report(), measured_peak_bytes=10240)
+    assert any(tile.look == "over" for tile in tiles(over))
+    assert not list(tiles(Report("search", "profiling", 4096)))
+
+
+def test_a_measured_peak_is_drawn_only_where_it_is_that_of_the_graph():
+    one, two = check(measured_report()).said, replace(two_graphs(), graphs=2)
+    assert "measured peak 6.06 KiB" in one
+    assert "Measured was a peak" not in one
+    both = replace(two, measured_peak_bytes=6208)
+    assert "measured peak" not in check(both).said
+    assert "Measured was a peak of 6.06 KiB, over the whole step" in check(both).said
+
+
+def test_a_legend_names_what_is_drawn():
+    looks = dict(view_of(small_report()).legend)
+    assert {"forward", "backward", "out", "in"} <= set(looks)
+    assert "rerun" not in looks
+    assert dict(view_of(small_report(8192, AGAIN)).legend)["rerun"] == "computed again"
+    assert "copied out" not in Page(page(small_report(16384, "keep-all"))).said
