@@ -197,6 +197,18 @@ def test_compare_for_people(outcore):
     assert "at least" in run.stdout
 
 
+def test_compare_cuts_nothing_off_on_a_narrow_screen(outcore, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    names = "superneurons-cost-aware,keep-all"
+    budgets = ("--budget", "150MiB", "--budget", "100MiB")
+    run = outcore(*COMPARE, *budgets, "--policies", names, "--no-bound")
+    lines = run.stdout.splitlines()
+    assert max(map(len, lines)) == 80
+    assert "…" not in run.stdout
+    assert "planned" in run.stdout
+    assert sum(line.rstrip().endswith("s") and "iB" in line for line in lines) == 4
+
+
 def test_compare_on_this_machine(outcore):
     options = ("--hardware", "this-machine", "--budget", "40MiB", "--policies", "keep-all;swap-all")
     run = outcore("compare", "--network", "two-heads", "--batch", "8", *options, "--json")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -19,8 +20,12 @@ from outcore.cli.predicted import (
     policies_of,
     print_rows,
 )
+from outcore.cli.screen import screen
 from outcore.cli.told import told
 from outcore.units import format_bytes, format_seconds
+
+LEAST = len("swap-all")
+"""Columns that names of policies have at least."""
 
 if TYPE_CHECKING:
     from outcore.compare import Compared
@@ -87,30 +92,31 @@ def compare(  # noqa: PLR0913 - a command has as many arguments as options
                 f"{network}, batch {samples}, on {hardware}: in-core {samples / seconds:.4g} "
                 f"items/s in {peak}{served} (all predicted)"
             )
-            Console().print(_table(title, rows, allocator))
+            screen().print(_table(title, rows, allocator))
     print_rows(found, as_json=as_json, as_csv=as_csv)
 
 
 def _table(title: str, rows: Sequence[Compared], allocator: str | None) -> Table:
-    policy = Column("policy", overflow="fold")
-    table = Table(policy, title=title, title_justify="left", caption_justify="left")
-    table.caption = _bounds(rows)
+    """A row for each policy; the budget in a column where there are several, else in the title."""
+    budgets = {row.budget_bytes for row in rows}
+    one = f", budget {format_bytes(min(budgets))}" if len(budgets) == 1 else ""
     reserved = () if allocator is None else ("reserved",)
-    for name in (
-        "budget",
-        "step",
-        "items/s",
-        "of in-core",
-        "peak",
-        *reserved,
-        "keep / offload / recompute",
-        "planned in",
-    ):
-        table.add_column(name, justify="right")
+    columns = (
+        Column("policy", min_width=LEAST, overflow="fold"),
+        *(Column(name, justify="right") for name in (() if one else ("budget",))),
+        *(Column(name, justify="right") for name in ("step", "items/s")),
+        Column("of in-core", justify="right"),
+        *(Column(name, justify="right", min_width=len("16.0 GiB")) for name in ("peak", *reserved)),
+        Column("keep / offload / recompute", justify="right"),
+        Column("planned in", justify="right"),
+    )
+    table = Table(*columns, title=title + one, title_justify="left", box=SIMPLE_HEAD)
+    table.collapse_padding, table.pad_edge = True, False
+    table.caption, table.caption_justify = _bounds(rows), "left"
     for row in rows:
-        held = [row.peak_bytes] if allocator is None else [row.peak_bytes, row.reserved_bytes]
-        cells = (*_speed(row), *map(bytes_text, held), *_planning(row))
-        table.add_row(row.policy, format_bytes(row.budget_bytes), *cells)
+        held = [] if allocator is None else [bytes_text(row.reserved_bytes)]
+        budget = () if one else (format_bytes(row.budget_bytes),)
+        table.add_row(row.policy, *budget, *_speed(row), _peak(row), *held, *_planning(row))
     return table
 
 
@@ -122,17 +128,24 @@ def _bounds(rows: Sequence[Compared]) -> str | None:
 
 
 def _speed(row: Compared) -> tuple[str, str, str]:
-    """The step, or what it would take to have one."""
     if row.seconds is None or row.items_per_second is None:
-        return (f"needs {bytes_text(row.needed_bytes)} of {row.needed_tier}", NOTHING, NOTHING)
+        return NOTHING, NOTHING, NOTHING
     relative = f"{row.relative_to_in_core or 0:.1%}"
-    return (format_seconds(row.seconds), f"{row.items_per_second:.4g}", relative)
+    return format_seconds(row.seconds), f"{row.items_per_second:.4g}", relative
+
+
+def _peak(row: Compared) -> str:
+    """The peak on the device, or what it would take to have a plan."""
+    if row.seconds is not None:
+        return bytes_text(row.peak_bytes)
+    place = "" if row.needed_tier == "device" else f" of {row.needed_tier}"
+    return f"needs {bytes_text(row.needed_bytes)}{place}"
 
 
 def _planning(row: Compared) -> tuple[str, str]:
     """The choices, and how long it took to make them."""
     counts, seconds = row.counts, row.planning_seconds
     return (
-        NOTHING if counts is None else f"{counts.keep} / {counts.offload} / {counts.recompute}",
+        NOTHING if counts is None else f"{counts.keep}/{counts.offload}/{counts.recompute}",
         NOTHING if seconds is None else format_seconds(seconds),
     )
