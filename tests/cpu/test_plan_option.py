@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +253,36 @@ class TestOverrides:
         rules = self.rules(tmp_path, relu_99="keep")
         with pytest.raises(OptionValueError, match=r"near are .*relu_"):
             small_planned(STEPS, **MOVING, overrides=rules)
+
+    def test_a_rule_whose_graph_is_idle_is_noted(self, tmp_path: Path) -> None:
+        rules = self.rules(tmp_path, second="keep")
+        backend, first, second = Backend(budget="1GiB", overrides=rules), Broken().second, Small()
+        idle = torch.compile(nn.Sequential(OrderedDict(second=first)), backend=backend)
+        train(first, idle, [torch.ones(2, 4, 8, 8)], mean_square, 2)
+        train(second, torch.compile(second, backend=backend), [batch(0)], mean_square, 2 * STEPS)
+        (note,) = backend.report().notes
+        assert note == 'overrides for no graph that ran when it was planned: "second: keep"'
+
+    def test_the_log_says_who_moves_what_would_fit(
+        self, saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        given: dict[str, dict[str, Any]] = {
+            "overrides move some of it all the same": {
+                "overrides": self.rules(tmp_path, relu_3="offload")
+            },
+            f"its plan is from {saved}": {"plan": str(saved)},
+        }
+        for by, options in given.items():
+            caplog.clear()
+            with caplog.at_level(logging.INFO, "outcore"):
+                _, backend = small_planned(STEPS, budget="1GiB", **options)
+            (message,) = (r.getMessage() for r in caplog.records if r.levelno == logging.INFO)
+            head, *rows = message.splitlines()
+            assert head == f"outcore: graph 1 fits a budget of 1.00 GiB as it is; {by}"
+            assert any(" offloaded " in row for row in rows)
+            assert the_plan(backend).plan.policy == (
+                "overrides" if "overrides" in by else "swap-all"
+            )
 
     def test_a_rule_holds_beside_a_plan_from_a_file(self, saved: Path, tmp_path: Path) -> None:
         rules = self.rules(tmp_path, relu_3="keep")

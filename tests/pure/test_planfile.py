@@ -428,7 +428,8 @@ class TestOverridden:
         except InfeasibleError:
             assert not fit
         else:
-            assert fit or not forced(problem, (keep("*"),))
+            leaner = bool(plan.variants)  # an op with a smaller workspace moves nothing
+            assert fit or leaner or not forced(problem, (keep("*"),))
             assert fit is all(isinstance(c, Keep) for _, c in plan.choices) or not fit
 
 

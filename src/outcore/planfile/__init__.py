@@ -11,7 +11,7 @@ from outcore.planfile.diff import Change, PlanDiff, diff_files
 from outcore.planfile.make import make_file, saved_plan
 from outcore.planfile.nouns import Action, PlanFile, Rule, SavedPlan, Storage, Versions
 from outcore.planfile.overridden import Overridden
-from outcore.planfile.overrides import check_rules, forced
+from outcore.planfile.overrides import check_rules, forced, has_effect
 from outcore.planfile.store import file_text, load_overrides, load_plans, save_plans, schema_text
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "find",
     "find_all",
     "forced",
+    "has_effect",
     "load_overrides",
     "load_plans",
     "make_file",

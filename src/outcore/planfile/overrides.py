@@ -8,7 +8,7 @@ does it in its own way (tier, hints).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -53,14 +53,23 @@ def check_rules(rules: Sequence[Rule], traces: Sequence[Trace]) -> None:
     It matches nothing, or only what cannot be moved.
     """
     for rule in rules:
-        matched = [(trace, _matched(trace, rule)) for trace in traces]
-        if not any(buffers for _, buffers in matched):
-            raise _wrong(rule, _near(rule.match, traces))
-        if rule.action is Action.KEEP:
+        if has_effect(rule, traces):
             continue
-        if not any(_crossing(trace).keys() & set(buffers) for trace, buffers in matched):
-            trace, buffers = next(pair for pair in matched if pair[1])
-            raise _wrong(rule, _immovable(trace, buffers[0]))
+        matched = ((trace, _matched(trace, rule)) for trace in traces)
+        found = next((pair for pair in matched if pair[1]), None)
+        if found is None:
+            raise _wrong(rule, _near(rule.match, traces))
+        trace, buffers = found
+        raise _wrong(rule, _immovable(trace, buffers[0]))
+
+
+def has_effect(rule: Rule, traces: Iterable[Trace]) -> bool:
+    """Whether `rule` says of a storage of `traces` what can be done with it at all."""
+    for trace in traces:
+        matched = _matched(trace, rule)
+        if matched and (rule.action is Action.KEEP or _crossing(trace).keys() & set(matched)):
+            return True
+    return False
 
 
 def _deciding(trace: Trace, rules: Sequence[Rule]) -> dict[int, Rule]:

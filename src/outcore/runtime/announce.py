@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Copy, Run, Stream
 from outcore.report import count_choices
+from outcore.runtime.planning import FORCED, Planned
 from outcore.spec import spec_text
 from outcore.units import format_bytes, format_seconds
 
-if TYPE_CHECKING:  # the engine plans, and tells
+if TYPE_CHECKING:
     from outcore.policies import Policy
-    from outcore.runtime.planning import Planned
 
 
 def announcement(planned: Planned, policy: Policy, number: int) -> str:
@@ -26,9 +26,8 @@ def announcement(planned: Planned, policy: Policy, number: int) -> str:
             f"outcore: graph {number} fits: nothing is moved or recomputed; predicted peak "
             f"{format_bytes(peak)} of {have}"
         )
-    by = f"its plan is from {planned.from_file}" * bool(planned.from_file)
-    by = by or f"planned by {planned.plan.policy or spec_text(policy)}"
-    head = f"outcore: graph {number} does not fit {have} as it is; {by}"
+    does = "fits" if planned.fits_in_core else "does not fit"
+    head = f"outcore: graph {number} {does} {have} as it is; {_by(planned, policy)}"
     rows = [
         ("in-core", f"peak {format_bytes(peak)}, {format_seconds(seconds)} a step"),
         ("planned", _planned(planned)),
@@ -36,6 +35,17 @@ def announcement(planned: Planned, policy: Policy, number: int) -> str:
         ("planning", format_seconds(planned.planning_seconds)),
     ]
     return "\n".join([head, *(f"    {name:<9} {text}" for name, text in rows)])
+
+
+def _by(planned: Planned, policy: Policy) -> str:
+    """Who says what is moved."""
+    if planned.from_file:
+        return f"its plan is from {planned.from_file}"
+    by = planned.plan.policy or spec_text(policy)
+    if not planned.fits_in_core:
+        return f"planned by {by}"
+    rest = "" if by == FORCED else f"; planned around them by {by}"
+    return f"overrides move some of it all the same{rest}"
 
 
 def _planned(planned: Planned) -> str:

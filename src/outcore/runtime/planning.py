@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from outcore.apart import plan_apart
 from outcore.errors import InfeasibleError, SpillError
@@ -20,7 +21,7 @@ from outcore.ir.program import Program
 from outcore.ir.timeline import Timeline
 from outcore.ir.trace import Effect, Trace
 from outcore.lower import lower
-from outcore.planfile import Overridden, check_rules, forced
+from outcore.planfile import Overridden, Rule, check_rules, forced, has_effect
 from outcore.policies import Policy, floor_plan, overflow, staging_needed, with_roomy_host
 from outcore.runtime.drift import Drift, Replanned
 from outcore.runtime.options import Settings
@@ -36,6 +37,9 @@ MARGIN_DIVISOR = 200
 
 TIGHTER_DIVISOR = 10
 """A plan that ran out of device memory is made again with the budget over this left free."""
+
+FORCED = "overrides"
+"""Who made a plan in which only what overrides say is moved: no policy was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,12 @@ class Planned:
     @property
     def everything_kept(self) -> bool:
         """Whether the plan moves nothing."""
-        return all(isinstance(choice, Keep) for _, choice in self.plan.choices)
+        return not _moves(self.plan.by_gap)
+
+    @property
+    def fits_in_core(self) -> bool:
+        """Whether there was no need to move anything: a file or overrides say so."""
+        return self.in_core.peak(Tier.DEVICE) <= self.problem.limit_bytes(Tier.DEVICE)
 
     @property
     def may_improve(self) -> bool:
@@ -74,6 +83,16 @@ class Planner:
     def __init__(self, settings: Settings, driver: Driver) -> None:
         self.settings, self.driver = settings, driver
         self._hardware: Hardware | None = None
+        self._rules: WeakKeyDictionary[PlannedGraph, frozenset[Rule]] = WeakKeyDictionary()
+        """The overrides that have an effect on each graph."""
+        self._effective: set[Rule] = set()
+        """Those that ever had one: their graph may be idle by now, or gone."""
+
+    def captured(self, graph: PlannedGraph) -> None:
+        """Remember which overrides have an effect on `graph`: on others they need have none."""
+        rules, trace = self.settings.given.rules, graph.captured.trace
+        self._rules[graph] = frozenset(rule for rule in rules if has_effect(rule, [trace]))
+        self._effective |= self._rules[graph]
 
     def hardware(self) -> Hardware:
         """This machine, with its links as measured (once)."""
@@ -231,7 +250,8 @@ class Planner:
         in_core = lower(problem, make_plan({}, "keep-all"))
         in_core_timeline = simulate(problem, in_core)
         given = self.settings.given
-        check_rules(given.rules, [g.captured.trace for g in active])
+        unseen = [rule for rule in given.rules if rule not in self._effective]
+        check_rules(unseen, [g.captured.trace for g in active])
         fixed = forced(problem, given.rules)
         earlier = [g.captured.trace for g in active[: active.index(graph)]]
         saved = given.find(problem, strict=self.settings.strict, earlier=earlier)
@@ -250,8 +270,15 @@ class Planner:
             time.perf_counter() - start,
             resident_bytes,
             from_file="" if saved is None else given.path,
-            note=given.note(saved),
+            note="; ".join(filter(None, (given.note(saved), self._idle_rules(active)))),
         )
+
+    def _idle_rules(self, active: Sequence[PlannedGraph]) -> str:
+        """Which overrides are for none of the graphs that run now; empty where all are."""
+        found = frozenset().union(*(self._rules[g] for g in active))
+        idle = [rule for rule in self.settings.given.rules if rule not in found]
+        listed = ", ".join(f'"{rule.match}: {rule.action}"' for rule in idle)
+        return f"overrides for no graph that ran when it was planned: {listed}" * bool(idle)
 
     def _made(
         self,
@@ -263,7 +290,7 @@ class Planner:
     ) -> tuple[Problem, Plan]:
         """The policy's plan, but for what is `fixed`; everything else is kept where that fits."""
         if fits(problem, in_core):
-            kept = make_plan(dict(fixed), "keep-all")
+            kept = make_plan(dict(fixed), FORCED if _moves(fixed) else "keep-all")
             if not fixed or fits(problem, lower(problem, kept)):
                 return problem, kept
         policy: Policy = self.settings.policy
@@ -349,6 +376,10 @@ def kept_bytes(graph: PlannedGraph) -> int:
     made = {b for op in range(trace.boundary) for b in trace.writes[op]}
     used = {b for op in range(trace.boundary, len(trace.ops)) for b in trace.reads[op]}
     return sum(trace.buffers[b].nbytes for b in made & used)
+
+
+def _moves(fixed: Mapping[Gap, Choice]) -> bool:
+    return not all(isinstance(choice, Keep) for choice in fixed.values())
 
 
 def _state_bytes(trace: Trace, state_bytes: int) -> int:
