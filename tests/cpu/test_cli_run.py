@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from outcore.before import out_of_memory
-from outcore.before.optimizers import held_for
+from outcore.before.optimizers import Held, held_for
 from outcore.before.out_of_memory import ran_out
 from outcore.before.script import Looking
 from outcore.before.step import Step, _note, no_memory, traced
@@ -341,29 +342,106 @@ def test_a_thread_looks_while_the_script_runs():
 # ---- the step anew -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["Adam", "SGD", "SGD momentum", "none"])
-def test_optimizers_are_found(kind):
-    model = nn.Linear(64, 64)
-    nbytes = sum(p.nbytes for p in model.parameters())
-    momentum = 0.9 if kind == "SGD momentum" else 0.0
-    optimizers = {
-        "Adam": lambda: torch.optim.Adam(model.parameters()),
-        "none": lambda: torch.optim.Adam(nn.Linear(2, 2).parameters()),
-    }
-    made = optimizers.get(kind, lambda: torch.optim.SGD(model.parameters(), 0.1, momentum))()
-    name, expected = {
-        "Adam": ("Adam", 2 * nbytes),  # and two steps, which are numbers
-        "SGD": ("SGD", 0),
-        "SGD momentum": ("SGD", nbytes),
-        "none": ("", 0),
-    }[kind]
-    assert held_for(model) == (name, expected)
-    model(torch.ones(1, 64)).sum().backward()
+def layer() -> nn.Module:
+    """Parameters of one and of two dimensions, so many that counts of steps do not show."""
+    return nn.Linear(64, 48)
+
+
+MOMENTUM = {"lr": 1e-3, "momentum": 0.9}
+OPTIMIZERS = [
+    ("Adam", {}),
+    ("Adam", {"amsgrad": True, "lr": torch.tensor(1e-3)}),
+    ("AdamW", {"foreach": True}),
+    ("SGD", {"lr": 1e-3}),
+    ("SGD", MOMENTUM),
+    ("RMSprop", {"centered": True, **MOMENTUM}),
+    *((name, {}) for name in ("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adamax")),
+    *((name, {}) for name in ("LBFGS", "Muon", "NAdam", "RAdam", "Rprop", "SparseAdam")),
+]
+
+
+def test_all_optimizers_of_torch_are_among_those_tested():
+    made = {name for name, each in vars(torch.optim).items() if isinstance(each, type)}
+    assert made - {"Optimizer"} == {name for name, _ in OPTIMIZERS}
+
+
+def case(name):
+    """A model that an optimizer takes, and its input."""
+    if name == "SparseAdam":
+        return nn.Embedding(48, 64, sparse=True), torch.arange(48)
+    if name == "Muon":
+        return nn.Linear(64, 48, bias=False), torch.ones(1, 64)
+    return layer(), torch.ones(1, 64)
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIMIZERS)
+def test_an_optimizer_of_torch_is_counted_as_it_will_be(name, options):
+    model, x = case(name)
+    if name == "LBFGS":
+        options = {"history_size": 2, "max_iter": 6, "tolerance_grad": 0.0, "tolerance_change": 0.0}
+    optimizer = getattr(torch.optim, name)(model.parameters(), **options)
+    before = held_for(model)
+    assert (before.names, before.unknown) == ((name,), ())
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (model(x) - 1).pow(4).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    states = optimizer.state.values()
+    held = sum(t.nbytes for t in tree_leaves([*map(dict, states)]) if isinstance(t, torch.Tensor))
+    numbers = 64  # counts of steps, step sizes and the like
+    assert held - numbers <= before.nbytes <= held
+    assert held_for(model) == before
+    assert (before.nbytes > 0) is (options != {"lr": 1e-3})
+
+
+class Own(torch.optim.Optimizer):
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter] = {"m": torch.zeros_like(parameter)}
+
+
+def test_an_optimizer_of_others_that_is_not_counted_is_named(monkeypatch, capsys):
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(12)))
+    made = Own(model.parameters(), {})
+    told = after(model, torch.ones(512, 64), monkeypatch, capsys)
+    assert "optimizer: Own 0 B, and more to come\n" in told
+    assert "not counted      the state of Own, what the loss itself takes, and" in told
     made.step()
-    assert held_for(model) == (name, expected)
+    told = after(model, torch.ones(512, 64), monkeypatch, capsys)
+    assert "optimizer: Own 195 KiB\n" in told
+    assert "not counted      what the loss itself takes, and" in told
+
+
+def test_an_optimizer_of_others_is_counted_once_it_has_stepped():
+    model = layer()
+    made = Own(model.parameters(), {})
+    assert held_for(model) == Held(("Own",), 0, ("Own",))
+    made.step()
+    assert held_for(model) == Held(("Own",), sum(p.nbytes for p in model.parameters()))
+
+
+def test_a_kind_of_a_torch_optimizer_is_counted_as_that():
+    class Mine(torch.optim.AdamW):
+        def __init__(self, model):
+            super().__init__(model.parameters(), lr=1.0)
+
+    model = layer()
+    made = [Mine(model)]
+    nbytes = sum(p.nbytes for p in model.parameters())
+    assert held_for(model) == Held(("Mine",), 2 * nbytes)
     around = torch.optim.Adam(model.parameters())
-    vars(around)["optimizer"] = made
-    assert held_for(model) == (name, expected)
+    vars(around)["optimizer"] = made[0]
+    assert held_for(model) == Held(("Mine",), 2 * nbytes)
+
+
+def test_an_optimizer_of_something_else_is_not_counted():
+    other = torch.optim.Adam(layer().parameters())
+    assert held_for(layer()) == Held((), 0)
+    assert not other.state
 
 
 def test_a_graph_that_is_not_planned_in_training_is_told_from_several():

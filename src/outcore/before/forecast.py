@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,12 +12,11 @@ from outcore.ir.hardware import Tier
 from outcore.ir.memory import fits
 from outcore.ir.plan import Keep, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
-from outcore.ir.program import Copy, Program, Run, Stream
 from outcore.ir.trace import Role, Trace
 from outcore.lower import lower
 from outcore.policies import Policy, floor
 from outcore.presets import Preset
-from outcore.report import Counts, count_choices
+from outcore.report import Counts, report
 from outcore.runtime.planning import MARGIN_DIVISOR
 from outcore.simulate import simulate
 from outcore.spec import spec_text
@@ -139,26 +137,18 @@ def weight_bytes(trace: Trace) -> int:
 def _planned(problem: Problem, policy: Policy) -> Planned:
     """The policy's plan, or that which keeps everything where it fits: training does the same."""
     plan = make_plan({}, "keep-all")
-    program = lower(problem, plan)
-    if not fits(problem, program):
+    if not fits(problem, lower(problem, plan)):
         plan = plan_apart(policy, problem)
-        program = lower(problem, plan)
-    timeline = simulate(problem, program)
-    runs = [x.action for x in program.body if isinstance(x.action, Run) and x.action.again]
+    found = report(problem, plan)
+    (step,) = found.steps
     return Planned(
-        peak_bytes=timeline.peak(Tier.DEVICE),
-        seconds=timeline.seconds,
-        counts=count_choices(problem.trace, plan),
-        offloaded_bytes=sum(_out_bytes(problem.trace, program)),
-        recompute_seconds=sum(problem.profile.cost(r.op, r.variant).seconds for r in runs),
+        peak_bytes=step.peak_bytes,
+        seconds=step.predicted.seconds,
+        counts=found.counts,
+        offloaded_bytes=found.offloaded_bytes,
+        recompute_seconds=found.recompute_seconds,
         moved=_moved(problem.trace, plan),
     )
-
-
-def _out_bytes(trace: Trace, program: Program) -> Iterator[int]:
-    for each in program.body:
-        if isinstance(each.action, Copy) and each.stream is Stream.OUT:
-            yield trace.buffers[program.slots[each.action.source].buffer].nbytes
 
 
 def _moved(trace: Trace, plan: Plan) -> tuple[Moved, ...]:

@@ -13,7 +13,7 @@ from torch._dynamo import OptimizedModule
 
 from outcore.before.forecast import Forecast, forecast
 from outcore.before.lines import line_of
-from outcore.before.optimizers import held_for
+from outcore.before.optimizers import Held, held_for
 from outcore.before.room import let_go, room_bytes
 from outcore.before.step import Step, no_memory, traced, why
 from outcore.before.watch import Watch, again, shapes
@@ -54,7 +54,7 @@ class Outlook:
     times: bool
     """Whether the machine could be measured."""
     inputs: str
-    optimizers: str
+    held: Held
     others: tuple[str, ...]
     """Other modules that the script trains."""
     note: str
@@ -99,7 +99,7 @@ def _outlook(error: BaseException, watch: Watch) -> Outlook | None:
     if call is None or model is None:
         return None
     inner = _inner(model)
-    optimizers, optimizer_bytes = held_for(inner)
+    held = held_for(inner)
     let_go(error)
     mode = no_memory()
     with mode:
@@ -109,7 +109,7 @@ def _outlook(error: BaseException, watch: Watch) -> Outlook | None:
     room = room_bytes(device, inner)
     machine, times = _machine(device)
     policy = resolve(make_options({}).policy or DEFAULT_POLICY)
-    found = forecast(step.trace, machine, room, policy, optimizer_bytes)
+    found = forecast(step.trace, machine, room, policy, held.nbytes)
     inputs = [str(each) for each in shapes([call.args, call.kwargs])]
     more = f" and {len(inputs) - LISTED} more" if len(inputs) > LISTED else ""
     return Outlook(
@@ -118,7 +118,7 @@ def _outlook(error: BaseException, watch: Watch) -> Outlook | None:
         found,
         times,
         ", ".join(inputs[:LISTED]) + more,
-        optimizers,
+        held,
         tuple(name for name in watch.called if name != type(model).__name__),
         step.note,
     )
@@ -173,12 +173,19 @@ def _lines(outlook: Outlook) -> Iterator[str]:
         yield verdict(found, times=outlook.times)
     for name, text in rows(found, times=outlook.times):
         yield f"{name:<{WIDTH}}{text}"
-    optimizer = f"{outlook.optimizers} {format_bytes(found.optimizer_bytes)}"
-    counted = optimizer if outlook.optimizers else "no optimizer was found"
-    yield f"{'counted':<{WIDTH}}inputs {outlook.inputs}; optimizer: {counted}"
-    yield f"{'not counted':<{WIDTH}}what the loss itself takes, and what else the script holds"
+    yield f"{'counted':<{WIDTH}}inputs {outlook.inputs}; optimizer: {_counted(outlook.held)}"
+    unknown = "".join(f"the state of {each}, " for each in outlook.held.unknown)
+    not_counted = f"{unknown}what the loss itself takes, and what else the script holds"
+    yield f"{'not counted':<{WIDTH}}{not_counted}"
     if outlook.others:
         yield f"{'':<{WIDTH}}other modules that it trains: {', '.join(outlook.others)}"
     if outlook.note:
         yield f"{'in training':<{WIDTH}}{outlook.note}"
     yield f"{'add one line':<{WIDTH}}{one_line(found)}"
+
+
+def _counted(held: Held) -> str:
+    if not held.names:
+        return "no optimizer was found"
+    told = f"{', '.join(held.names)} {format_bytes(held.nbytes)}"
+    return f"{told}, and more to come" if held.unknown else told
