@@ -7,6 +7,7 @@ import sys
 from itertools import pairwise
 
 import pytest
+import torch
 
 from outcore.before.forecast import Forecast, Planned
 from outcore.before.words import one_line, rows
@@ -115,6 +116,36 @@ def nothing():
 
 def text():
     return "model", torch.empty(1)
+
+
+class Calling(Net):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(super().forward(x))
+
+
+def calling(function):
+    return lambda: (Calling(function), torch.empty(4096, 256), square)
+
+
+pointer = calling(lambda x: x * x.data_ptr())
+shapes = calling(lambda x: x @ torch.ones(3, 3))
+elsewhere = calling(lambda x: x.cuda())
+
+
+def opaque():
+    @torch.library.custom_op("test_cli_estimate::unknown", mutates_args=())
+    def unknown(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    return calling(unknown)()
+
+
+def arguments():
+    return Net(), (torch.empty(1), torch.empty(1)), square
 
 
 def failing():
@@ -340,6 +371,29 @@ def test_a_function_that_will_not_do(outcore, script, function, said):
     found = outcore("estimate", f"{script}:{function}", *MACHINE)
     assert found.exit_code == 2, found.output
     assert said in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("function", "advice"),
+    [
+        ("branching", "a step is estimated without its numbers: move what needs them out of it"),
+        ("pointer", "a step is estimated without its numbers"),
+        ("opaque", "say what the op returns without running it, by torch.library.register_fake"),
+        ("shapes", "the step itself raises this: see that it runs in plain PyTorch"),
+        ("arguments", "the step itself raises this"),
+        ("frozen", "in training, outcore runs in-core what it cannot plan"),
+        pytest.param(
+            "elsewhere",
+            "make it on the CPU: --hardware says what machine it is for",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it can be traced there"),
+        ),
+    ],
+)
+def test_a_step_that_cannot_be_traced_says_what_to_try(outcore, script, function, advice):
+    found = outcore("estimate", f"{script}:{function}", *MACHINE)
+    assert found.exit_code == 2, found.output
+    assert f"; {advice}" in found.stderr
+    assert found.stderr.count("; ") == 1
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def estimate(
     wanted, machine = resolve(policy), machine_of(hardware)
     nbytes = read_budget("--budget", budget, machine.hardware.capacity(Tier.DEVICE))
     with Console(stderr=True).status(f"{target}: tracing") as status, redirect_stdout(sys.stderr):
-        step = _traced(target, real=real)
+        step = traced_step(target, real=real)
         status.update(f"{target}: planning")
         outside = states * weight_bytes(step.trace)
         found = forecast(step.trace, machine, nbytes, wanted, outside)
@@ -67,8 +67,9 @@ def estimate(
         raise typer.Exit(EXIT_TOO_LARGE)
 
 
-def _traced(target: str, *, real: bool) -> Traced:
+def traced_step(target: str, *, real: bool) -> Traced:
     """The step that the target's function makes, traced. Raises TargetError."""
+    from outcore.before.advice import ON_CPU, advice_for  # noqa: PLC0415 - loads torch
     from outcore.before.lines import line_of  # noqa: PLC0415 - with the others
     from outcore.before.step import FewNumbers, no_memory, traced, why  # noqa: PLC0415 - loads torch
     from outcore.before.target import find, make_step  # noqa: PLC0415 - loads torch
@@ -84,20 +85,17 @@ def _traced(target: str, *, real: bool) -> Traced:
     except Exception as error:
         reason = f"the function raises {why(error)}"
         advice = "" if real else "--real makes the model and its inputs with real tensors"
-        if "support for cuda" in str(error):
-            advice = "make it on the CPU: --hardware says what machine it is for"
+        advice = ON_CPU if advice_for(error) == ON_CPU else advice
         where = line_of(error)
         raise TargetError(target=target, reason=reason, where=where, advice=advice) from error
     step = make_step(target, returned)
     try:
         return traced(step, mode)
     except Exception as error:
-        advice = (
-            "a step is estimated without its numbers: move what needs them out of it. In training, "
-            "torch.compile takes such a step apart, and outcore plans the parts"
-        )
         where, reason = line_of(error), f"the step cannot be traced: {why(error)}"
-        raise TargetError(target=target, reason=reason, where=where, advice=advice) from error
+        raise TargetError(
+            target=target, reason=reason, where=where, advice=advice_for(error)
+        ) from error
 
 
 def _print(target: str, found: Forecast, step: Traced, states: int) -> None:
