@@ -22,7 +22,7 @@ from outcore.ir.verify_plan import verify_plan
 from outcore.lower import lower
 from outcore.policies import floor, parse_policy, resolve, spec_text
 from outcore.policies.search import Search, least
-from outcore.policies.search_anneal import Annealing, Effort
+from outcore.policies.search_anneal import ROWS, ROWS_IN_DEEP, Annealing, Effort
 from outcore.policies.search_space import make_space
 from outcore.policies.search_starts import find_starts
 from outcore.simulate import simulate
@@ -236,6 +236,20 @@ def test_a_limit_in_seconds_still_gives_a_plan():
     assert (
         seconds(problem, Search(seconds=1e-6)) <= simulate(problem, lower(problem, first)).seconds
     )
+
+
+def test_where_time_is_short_repeated_layers_are_moved_together(monkeypatch):
+    seen = []
+
+    def go(walk, *_, rows, **__):
+        seen.append(rows)
+        return walk._kinds, 1.0
+
+    monkeypatch.setattr(Walk, "go", go)
+    problem = table3_problem(512, 16 * GB, 13e9)
+    Search(walks=1, effort=1e6).plan(problem)
+    Search(walks=1, effort=1e6, seconds=1e-6).plan(problem)
+    assert seen == [ROWS, ROWS_IN_DEEP]
 
 
 def test_a_refusal_names_the_least_that_is_needed():

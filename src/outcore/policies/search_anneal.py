@@ -109,7 +109,7 @@ class Annealing:
     def _walks(self, effort: Effort, steps: int) -> Sequence[Found]:
         """What each walk finds. They take the cores that there are."""
         seeds = np.random.SeedSequence(self.seed).spawn(effort.walks)
-        deep = steps < FEW_STEPS * len(self.space.allowed)
+        deep = self._steps(effort, steps) < FEW_STEPS * len(self.space.allowed)
         rows = ROWS_IN_DEEP if deep else ROWS
 
         def walk(index: int) -> Found:
@@ -125,6 +125,14 @@ class Annealing:
 
         with ThreadPoolExecutor(min(effort.walks, os.cpu_count() or 1)) as threads:
             return list(threads.map(walk, range(effort.walks)))
+
+    def _steps(self, effort: Effort, steps: int) -> float:
+        """How many of `steps` there is time for, as evaluations go."""
+        if effort.deadline == inf:
+            return steps
+        start = time.perf_counter()
+        self.evaluator.evaluate(self.best.kinds)
+        return min(steps, effort.seconds_left / (time.perf_counter() - start))
 
     def _tidy(self, evaluations: int, deadline: float) -> None:
         """Keep what costs nothing to keep, as far as so many evaluations tell in time."""
