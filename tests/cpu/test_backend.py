@@ -16,6 +16,7 @@ from torch._C._autograd import _profiler_enabled
 
 from outcore import Backend
 from outcore.errors import CaptureError
+from outcore.ir.hardware import Tier
 from outcore.measure import metered
 from outcore.runtime import engine as engines
 from outcore.runtime.engine import IDLE_STEPS, MOST_PEAK_TRIES
@@ -36,6 +37,8 @@ from tests.cpu.training import (
 STEPS = PROFILED_STEPS + 2
 TIGHT = "2MiB"
 """A budget that `Small` at batch 4 does not fit in with everything kept."""
+ROOM_FOR_ONE = "2.6MiB"
+"""A budget in which a half of a network fits with everything kept, and then not the other."""
 MOVING = ("swap-all", "swap-all-naive", "recompute-all", "swap-opt", "pooch")
 
 
@@ -265,18 +268,22 @@ class TestUses:
                     x = torch.dropout(torch.relu(part(x)), 0.2, train=True)
                 return x
 
-        budget = tight_budget(Broken(), [batch(0)], mean_square, 0.5)
         torch.manual_seed(0)
         module = Broken()
-        call, backend = compiled(module, policy=policy, budget=budget)
+        call, backend = compiled(module, policy=policy, budget=ROOM_FOR_ONE)
         seen = train(module, call, [batch(0)], mean_square, STEPS + 2)
         torch.manual_seed(0)
         plain = Broken()
         assert same(seen, train(plain, plain, [batch(0)], mean_square, STEPS + 2))
         report = backend.report()
         assert report.graphs == 2
+        assert report.state == "planned"
+        assert report.counts.offload + report.counts.recompute > 0
         assert report.measured_peak_bytes is not None
-        assert report.measured_peak_bytes <= report.budget_bytes
+        assert report.in_core_peak_bytes is not None
+        assert report.measured_peak_bytes <= report.budget_bytes < report.in_core_peak_bytes
+        alone = [s.in_core.peak(Tier.DEVICE) - s.problem.between_bytes for s in report.steps]
+        assert alone[0] <= report.budget_bytes, "the first would be kept, but for the second"
 
     def test_a_second_instance_of_the_same_class(self) -> None:
         torch.manual_seed(0)
