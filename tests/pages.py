@@ -5,7 +5,7 @@ fence without a language, is what it prints, word for word; `...` stands for any
 comment above a fence, which readers do not see, says otherwise:
 
     <!-- not run: needs a GPU -->       this block is not run, and why
-    <!-- runs as: outcore ... -->       something smaller runs instead; the block is only parsed
+    <!-- runs as: outcore ... -->       something smaller runs instead; the code is only parsed
     <!-- run first: model = Net() -->   this Python runs before the block; it may have many lines
     <!-- exit code: 1, they differ -->  its commands end with another exit code than 0, and why
     <!-- figures vary: times -->        numbers and their units are not compared, and why

@@ -39,7 +39,7 @@ class Reader:
 
     def __init__(self, folder):
         self.folder = folder
-        self.names = {"__name__": "__main__"}
+        self.names: dict[str, Any] = {"__name__": "__main__"}
 
     def read(self, page):
         printed = ""
@@ -55,10 +55,11 @@ class Reader:
         code = compile("\n" * (block.line - 1) + block.text, str(block.page), "exec")
         if not block.runs:
             return ""
+        smaller = block.markers.get("runs as")
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(block.markers.get("run first", ""), self.names)
-            exec(code, self.names)
+            exec(code if smaller is None else smaller, self.names)
         return printed.getvalue()
 
     def shell(self, block):
@@ -136,3 +137,14 @@ def test_code_that_fails_or_prints_something_else_fails(tmp_path, monkeypatch):
     page.write_text("<!-- not run: a test -->\n```sh\noutcore compare --netwrk x\n```\n")
     with pytest.raises(Exception, match="No such option"):
         Reader(tmp_path).read(page)
+
+
+def test_python_that_something_smaller_stands_for_is_only_parsed(tmp_path, monkeypatch):
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    page, reader = tmp_path / "page.md", Reader(tmp_path)
+    page.write_text("<!-- runs as: steps = 2 -->\n```python\nsteps = 10**9\n```\n\n```\n9\n```\n")
+    reader.read(page)
+    assert reader.names["steps"] == 2
+    page.write_text("<!-- runs as: steps = 2 -->\n```python\nsteps = (\n```\n")
+    with pytest.raises(SyntaxError):
+        reader.read(page)

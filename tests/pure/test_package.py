@@ -1,5 +1,6 @@
 """Rules about the package as a whole: what imports torch, and a reason for each ignored rule."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -93,3 +94,25 @@ def test_every_ignored_lint_rule_in_the_settings_says_why():
     }
     reasoned = set(re.findall(r'^  "([A-Z0-9]+)", +# \S+', text, flags=re.MULTILINE))
     assert ignored == reasoned
+
+
+OTHERWISE_NAMED = {"PIL": "pillow", "sklearn": "scikit-learn"}
+"""Imported by another name than installed."""
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.partition(".")[0]
+
+
+def test_every_package_that_is_imported_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    users = (e for e in project["optional-dependencies"].items() if e[0] not in ("dev", "test"))
+    wanted = [*project["dependencies"], *(each for _, extra in users for each in extra)]
+    declared = {re.split(r"[^\w-]", each)[0].lower() for each in wanted}
+    found = {name for path in PACKAGE.rglob("*.py") for name in imported(path)}
+    others = found - set(sys.stdlib_module_names) - {"outcore"}
+    assert {OTHERWISE_NAMED.get(name, name).lower() for name in others} <= declared
