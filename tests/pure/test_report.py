@@ -330,6 +330,14 @@ def test_blocks_say_where_they_come_from():
 
 # ---- pictures -----------------------------------------------------------------------------------
 
+
+def plt_text():
+    """Letters of drawings as text, not as curves."""
+    from matplotlib import rc_context  # noqa: PLC0415 - an extra
+
+    return rc_context({"svg.fonttype": "none"})
+
+
 matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="an extra")
 
 
@@ -355,8 +363,21 @@ def test_pictures_that_cannot_be_drawn(tmp_path, monkeypatch):
 
 @matplotlib
 def test_nothing_to_draw(tmp_path):
-    with pytest.raises(ValueError, match="nothing is planned yet"):
+    with pytest.raises(OptionValueError, match=r"nothing is planned yet, .* train some more"):
         Report("search", "profiling", 1 << 30).to_plot(tmp_path / "report.png")
+    with pytest.raises(OptionValueError, match=r"nothing is planned$"):
+        Report("search", "in-core", 1 << 30).to_plot(tmp_path / "report.png")
+    assert not (tmp_path / "report.png").exists()
+
+
+@matplotlib
+def test_a_picture_has_the_measured_peak_only_of_one_graph(tmp_path):
+    file = tmp_path / "report.svg"
+    for make, drawn in ((measured_report, True), (two_graphs, False)):
+        found = replace(make(), measured_peak_bytes=6208)
+        with plt_text():
+            found.to_plot(file)
+        assert ("measured peak" in file.read_text(encoding="utf-8")) is drawn
 
 
 def test_the_measured_timeline_is_marked_as_such():

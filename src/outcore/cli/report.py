@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,28 +12,75 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
-from outcore.cli.modelled import Batch, Budget, Machine, Modelled, Network, modelled
-from outcore.cli.predicted import has_solver
+from outcore.cli.modelled import Modelled, modelled
+from outcore.cli.predicted import THIS_MACHINE, has_solver
+from outcore.cli.saved import budget_of, plan_of
+from outcore.cli.targeted import Targeted, targeted
 from outcore.cli.told import told
 from outcore.errors import OptionValueError
 
 if TYPE_CHECKING:
     from outcore.compare import Comparison
+    from outcore.ir.plan import Plan
+    from outcore.ir.problem import Problem
+    from outcore.planfile import PlanFile
     from outcore.policies import Policy
     from outcore.report import Report
     from outcore.sweep import Sweep
 
 BESIDE = ("superneurons", "chen-sqrt", "swap-all")
 """Policies that a sweep shows beside the one that is asked for; they take no time."""
+NETWORK, BATCH, MACHINE, POLICY, WHOLE = "resnet50", 128, "v100-pcie3", "search", "100%"
+STATES = 1
+"""What is meant where no option says otherwise."""
 
 
 def report(  # noqa: PLR0913 - a command has as many arguments as options
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            help="path/to/script.py:function, as for `outcore estimate`; else --network.",
+            show_default=False,
+        ),
+    ] = None,
     *,
-    network: Network = "resnet50",
-    batch: Batch = 128,
-    hardware: Machine = "v100-pcie3",
-    budget: Budget = "100%",
-    policy: Annotated[str, typer.Option(help="A spec, such as pooch{early=true}.")] = "search",
+    network: Annotated[
+        str | None, typer.Option(help="A network of `outcore networks`.", show_default=NETWORK)
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Samples.", show_default=str(BATCH))
+    ] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            help="A machine of `outcore hardware`.",
+            show_default=f"{MACHINE}, and for a script {THIS_MACHINE}",
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Device memory (16GiB, 80% of the machine's).",
+            show_default=f"{WHOLE}, and with --plan the plan's",
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="A spec, such as pooch{early=true}.", show_default=POLICY),
+    ] = None,
+    plan_file: Annotated[
+        Path | None,
+        typer.Option("--plan", help="A file of `outcore plan make`, instead of planning."),
+    ] = None,
+    states: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Of a script: copies of the weights that its optimizer holds, 2 for Adam."
+        ),
+    ] = STATES,
+    real: Annotated[
+        bool, typer.Option("--real", help="Of a script: make its model with real tensors.")
+    ] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page to look at.")] = None,
     chrome_trace: Annotated[
         Path | None, typer.Option(help="Write JSON for Perfetto (ui.perfetto.dev).")
@@ -50,64 +98,153 @@ def report(  # noqa: PLR0913 - a command has as many arguments as options
     bound: Annotated[bool, typer.Option(help="The least time of any plan.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print an object.")] = False,
 ) -> None:
-    """Plan a training step, simulate it, and show where its time and memory go."""
-    from outcore.policies import resolve  # noqa: PLC0415 - loads numpy
-    from outcore.report.style import check_plot  # noqa: PLC0415 - with the others
+    """Plan a training step, simulate it, and show where its time and memory go.
 
-    wanted, step = resolve(policy), modelled(network, batch, hardware, budget)
-    for option, file in (
-        ("--html", html),
-        ("--chrome-trace", chrome_trace),
-        ("--memory-snapshot", memory_snapshot),
-    ):
-        _check_folder(option, file)
-    if plot_file is not None:
-        check_plot(plot_file)
+    The step is that of a network, or of a script's function. Nothing is trained.
+    """
+    files = _Files(html, chrome_trace, memory_snapshot, plot_file)
+    files.check()
+    _check_one_step(target, network, batch, states, real=real)
+    saved = None if plan_file is None else _load(plan_file, policy, with_sweep=with_sweep)
+    wanted = _resolved(policy or POLICY)
+    nbytes = budget or (WHOLE if saved is None else budget_of(saved))
+    step: Modelled | Targeted
+    if target is None:
+        step = modelled(network or NETWORK, batch or BATCH, hardware or MACHINE, nbytes)
+    else:
+        step = targeted(target, hardware or THIS_MACHINE, nbytes, states, real=real)
     progress = Console(stderr=True)
     bound = bound and has_solver(progress)
     with progress.status(step.title) as status, told(status, step.title):
         comparison = step.comparison(status)
         own = step.budget_bytes
         swept = _sweep(comparison, wanted, own, steps, status, bound=bound) if with_sweep else None
-        found = _report(step, comparison, wanted, status, bound=bound, swept=swept)
+        status.update(f"{step.title}: planning")
+        planned = _planned(_problem(step, comparison), wanted, saved, str(plan_file))
+        found = _report(step, comparison, planned, status, bound=bound, swept=swept)
         status.update(f"{step.title}: writing")
-        files = (
-            (html, found.to_html),
-            (chrome_trace, found.to_chrome_trace),
-            (memory_snapshot, found.to_memory_snapshot),
-            (plot_file, found.to_plot),
-        )
-        for file, write in files:
-            if file is not None:
-                write(file)
+        files.write(found)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=1))
     else:
         Console().print(str(found), highlight=False, markup=False, soft_wrap=True)
-    for file, _ in files:
-        if file is not None:
-            progress.print(f"written: {file}", highlight=False, markup=False, soft_wrap=True)
+    for _, file in files.given():
+        progress.print(f"written: {file}", highlight=False, markup=False, soft_wrap=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What is to be written; None is not."""
+
+    html: Path | None
+    chrome_trace: Path | None
+    memory_snapshot: Path | None
+    plot: Path | None
+
+    def given(self) -> list[tuple[str, Path]]:
+        """Option and file."""
+        each = (
+            ("--html", self.html),
+            ("--chrome-trace", self.chrome_trace),
+            ("--memory-snapshot", self.memory_snapshot),
+            ("--plot", self.plot),
+        )
+        return [(option, file) for option, file in each if file is not None]
+
+    def check(self) -> None:
+        """Raise OptionValueError, before minutes of planning, for what cannot be written."""
+        from outcore.report.place import check_apart, check_file  # noqa: PLC0415 - loads numpy
+        from outcore.report.style import check_plot  # noqa: PLC0415 - with the others
+
+        for option, file in self.given():
+            check_file(option, file)
+        check_apart(self.given())
+        if self.plot is not None:
+            check_plot(self.plot)
+
+    def write(self, found: Report) -> None:
+        """Write all."""
+        writers = {
+            "--html": found.to_html,
+            "--chrome-trace": found.to_chrome_trace,
+            "--memory-snapshot": found.to_memory_snapshot,
+            "--plot": found.to_plot,
+        }
+        for option, file in self.given():
+            writers[option](file)
+
+
+def _check_one_step(
+    target: str | None, network: str | None, batch: int | None, states: int, *, real: bool
+) -> None:
+    """Raise OptionValueError for what is of a network beside a script, and the other way round."""
+    if target is None:
+        reason = "it is for a script: name one, as path/to/script.py:function"
+        others: tuple[tuple[str, object], ...] = (
+            ("--states", None if states == STATES else states),
+            ("--real", real or None),
+        )
+    else:
+        reason = f"{target} says what is trained: leave one of the two out"
+        others = ("--network", network), ("--batch", batch)
+    for option, value in others:
+        if value is not None:
+            raise OptionValueError(option=option, value=value, reason=reason)
+
+
+def _load(file: Path, policy: str | None, *, with_sweep: bool) -> PlanFile:
+    """A plan file. Raises OptionValueError beside options that ask for other plans."""
+    from outcore.planfile import load_plans  # noqa: PLC0415 - loads numpy
+
+    if policy is not None:
+        reason = "--plan gives the plan already: leave one of the two out"
+        raise OptionValueError(option="--policy", value=policy, reason=reason)
+    if with_sweep:
+        reason = "other budgets have other plans: it takes a --policy, not a --plan"
+        raise OptionValueError(option="--sweep", value=True, reason=reason)
+    return load_plans(file)
+
+
+def _problem(step: Modelled | Targeted, comparison: Comparison) -> Problem:
+    if isinstance(step, Targeted):
+        return step.problem(comparison)
+    return comparison.problem(step.budget_bytes)
+
+
+def _resolved(spec: str) -> Policy:
+    from outcore.policies import resolve  # noqa: PLC0415 - loads numpy
+
+    return resolve(spec)
+
+
+def _planned(
+    problem: Problem, policy: Policy, saved: PlanFile | None, name: str
+) -> tuple[Problem, Plan, float | None]:
+    """The problem with its plan, and how long that took to find; None where a file has it.
+
+    Raises InfeasibleError where no plan fits; as `plan_of` where a file has it.
+    """
+    if saved is not None:
+        return problem, plan_of(saved, problem, name), None
+    start = time.perf_counter()
+    plan = policy.plan(problem)
+    return problem, plan, time.perf_counter() - start
 
 
 def _report(
-    step: Modelled,
+    step: Modelled | Targeted,
     comparison: Comparison,
-    policy: Policy,
+    planned: tuple[Problem, Plan, float | None],
     status: Status,
     *,
     bound: bool,
     swept: Sweep | None,
 ) -> Report:
-    """Plan, and see what that takes. Raises InfeasibleError where no plan fits."""
     from outcore.report import report as reported  # noqa: PLC0415 - loads numpy
 
-    status.update(f"{step.title}: planning")
-    problem = comparison.problem(step.budget_bytes)
-    start = time.perf_counter()
-    plan = policy.plan(problem)
-    seconds = time.perf_counter() - start
+    problem, plan, seconds = planned
     status.update(f"{step.title}: looking for the least time of any plan")
-    return reported(
+    found = reported(
         problem,
         plan,
         title=f"{step.title}, on {step.machine.hardware.name}",
@@ -115,6 +252,8 @@ def _report(
         lower_bound_seconds=comparison.bound_seconds(step.budget_bytes) if bound else None,
         sweep=swept,
     )
+    notes = step.notes if isinstance(step, Targeted) else ()
+    return replace(found, notes=(*found.notes, *notes))
 
 
 def _sweep(
@@ -147,10 +286,3 @@ def _sweep(
             f"budget {numbers[row.budget_bytes]} of {len(budgets)}: {row.policy} done"
         ),
     )
-
-
-def _check_folder(option: str, file: Path | None) -> None:
-    """Raise OptionValueError, before minutes of planning, for a file in no folder."""
-    if file is not None and not file.parent.is_dir():
-        reason = f"there is no folder {str(file.parent)!r}"
-        raise OptionValueError(option=option, value=str(file), reason=reason)
