@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Sequence
+from types import FunctionType, TracebackType
 from typing import Any, Self, TypeVar
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import WeakKeyDictionary, WeakSet, finalize, ref
 
 import torch
 from torch import nn
 from torch._dynamo import OptimizedModule
+from torch._dynamo.eval_frame import remove_from_cache
+from torch.fx import GraphModule
 
 from outcore.errors import NotEngagedError, WrapError
 from outcore.explain import Explanation
@@ -22,10 +24,10 @@ M = TypeVar("M", bound=nn.Module)
 Call = Callable[..., Any]
 
 MOST_SHAPES = 64
-"""Shapes of inputs that a wrapped model is compiled for; with yet another it runs plainly."""
+"""Shapes of inputs that a wrapped model is compiled for; with yet another it runs plainly.
 
-_backends: WeakKeyDictionary[nn.Module, Backend] = WeakKeyDictionary()
-"""Of each module that is wrapped."""
+Torch before 2.13 takes no limit from us: there it is torch._dynamo.config.recompile_limit, 8.
+"""
 
 
 def wrap(model: M, budget: str | float | None = None, **options: Any) -> M:
@@ -36,29 +38,46 @@ def wrap(model: M, budget: str | float | None = None, **options: Any) -> M:
     those of `Backend`, and `handle(model)` is the Backend. Where the first training call brings it
     nothing to do, a warning says so; with `strict` that is a NotEngagedError.
 
+    A model that is wrapped already gets the new Backend in place of the one it had, as if it were
+    unwrapped first; modules inside that are wrapped keep theirs.
+
     Wrap what is called in the training loop, or, under DistributedDataParallel and FSDP2, the
     module inside, before it is handed over (docs/several-devices.md).
 
     Raises WrapError for what is compiled already, and as `Backend` does for options.
     """
     _check(model)
-    return _wrap(model, Backend(budget, **options))
+    return _wrap(model, Backend(budget, **options), owns=True)
 
 
 def unwrap(model: M) -> M:
-    """Undo `wrap`: calls run plainly from now on. Returns `model`. Raises WrapError as `handle`."""
-    wrapped = _wrapped(model)
-    del _backends[wrapped]
-    wrapped._compiled_call_impl = None  # noqa: SLF001 - what Module.compile sets
+    """Undo `wrap` for `model` and all modules inside: calls run plainly. Returns `model`.
+
+    Backends that `wrap` made for them are closed (`Backend.close`); one of a session goes on until
+    the session ends. Raises WrapError where nothing in `model` is wrapped.
+    """
+    wrapped = [module for module in model.modules() if module in _doors]
+    if not wrapped:
+        raise _nothing_in(model)
+    for module in wrapped:
+        _unwrap(module)
     return model
 
 
 def handle(model: nn.Module) -> Backend:
-    """The Backend of a wrapped model, or of the one wrapped module inside of it.
+    """The Backend of a wrapped model; where it is not wrapped itself, that of the modules inside.
 
-    Raises WrapError where nothing in `model` is wrapped, or more than one Backend is there.
+    Raises WrapError where nothing in `model` is wrapped, or more than one Backend is inside.
     """
-    return _backends[_wrapped(model)]
+    if model in _doors:
+        return _doors[model].backend
+    inside = {_doors[module].backend for module in model.modules() if module in _doors}
+    if not inside:
+        raise _nothing_in(model)
+    if len(inside) > 1:
+        reason = "it has modules wrapped with different budgets; ask for one of them"
+        raise WrapError(model=type(model).__name__, reason=reason)
+    return inside.pop()
 
 
 class Session:
@@ -77,10 +96,28 @@ class Session:
         self.backend = Backend(budget, **options)
         self._modules: WeakSet[nn.Module] = WeakSet()
 
+    @property
+    def wrapped(self) -> list[nn.Module]:
+        """The modules under its budget: wrapped in it, and neither unwrapped nor replaced since."""
+        return [m for m in self._modules if m in _doors and _doors[m].backend is self.backend]
+
+    @property
+    def idle(self) -> list[nn.Module]:
+        """Those of them that had no training call since they were wrapped."""
+        return [module for module in self.wrapped if not _doors[module].trained]
+
+    @property
+    def calls(self) -> int:
+        """Forward calls of graphs with a backward, so far."""
+        return _calls(self.backend)
+
     def wrap(self, model: M) -> M:
-        """As `outcore.wrap`, under this session's budget. Raises WrapError as that does."""
+        """As `outcore.wrap`, under this session's budget. Raises WrapError as that does.
+
+        A budget that the model had gives way to it, and does not come back at the session's end.
+        """
         _check(model)
-        self._modules.add(_wrap(model, self.backend))
+        self._modules.add(_wrap(model, self.backend, owns=False))
         return model
 
     def report(self, *, bound: bool = False) -> Report:
@@ -97,9 +134,8 @@ class Session:
         That waits for the garbage collector where a result is still alive that has not been
         differentiated. What torch compiled for `backend` runs in-core from now on.
         """
-        for module in self._modules:
-            if _backends.get(module) is self.backend:
-                unwrap(module)
+        for module in self.wrapped:
+            _unwrap(module)
         self._modules.clear()
         self.backend.close()
 
@@ -114,15 +150,71 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         """Close. Raises NotEngagedError where it is strict, and nothing went wrong or ran."""
-        wrapped = [type(module).__name__ for module in self._modules]
+        names = [type(module).__name__ for module in self._modules]
         self.close()
         if kind is None and self.backend.options.strict and not self.backend.engaged:
-            raise NotEngagedError(model=", ".join(wrapped) or "this session")
+            raise NotEngagedError(model=", ".join(names) or "this session")
 
 
 def session(budget: str | float | None = None, **options: Any) -> Session:
     """One budget for a stretch of a program or a notebook. Options are those of `Backend`."""
     return Session(budget, **options)
+
+
+class _Door:
+    """What the calls of a wrapped module go through."""
+
+    def __init__(self, model: nn.Module, backend: Backend, *, owns: bool) -> None:
+        self.backend, self.owns = backend, owns
+        """`owns`: the Backend is for this module alone."""
+        self.trained = False
+        """Whether a training call came back."""
+        self._noted = False
+        """Whether a call of this module brought the Backend a note."""
+        self._model = ref(model)
+        run = FunctionType(_run.__code__.replace(), globals(), _run.__name__)
+        self._run: Call = torch.compile(run, backend=_Weakly(backend), **_apart())
+        # What torch compiles is kept with the code, and holds the engine: it goes with the door.
+        finalize(self, remove_from_cache, run).atexit = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.trained:
+            return self._run(self._model(), *args, **kwargs)
+        return self._until_trained(args, kwargs)
+
+    def _until_trained(self, args: Any, kwargs: Any) -> Any:
+        """Run the module; where that was its first training call, see what it brought."""
+        model, backend = self._model(), self.backend
+        assert model is not None  # noqa: S101 - it is being called
+        watched = model.training and torch.is_grad_enabled()
+        calls, notes = _calls(backend), len(backend.notes)
+        results = self._run(model, *args, **kwargs)
+        self._noted |= len(backend.notes) > notes
+        if watched:
+            self.trained = True
+            if _calls(backend) == calls and not self._noted:
+                _nothing_to_do(model, strict=backend.options.strict)
+        return results
+
+
+class _Weakly:
+    """A Backend as torch sees it, which keeps what it is given as a backend for ever."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = ref(backend)
+
+    def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Call:
+        backend = self._backend()
+        assert backend is not None  # noqa: S101 - the door that is being called has it
+        return backend(module, example_inputs)
+
+
+_doors: WeakKeyDictionary[nn.Module, _Door] = WeakKeyDictionary()
+"""Of each module that is wrapped."""
+
+
+def _calls(backend: Backend) -> int:
+    return 0 if backend.engine is None else backend.engine.calls
 
 
 def _check(model: nn.Module) -> None:
@@ -131,18 +223,22 @@ def _check(model: nn.Module) -> None:
         raise WrapError(model=type(model).__name__, reason=reason)
     name = type(model).__name__
     if isinstance(model, OptimizedModule) or (
-        model._compiled_call_impl is not None and model not in _backends  # noqa: SLF001 - as above
+        model._compiled_call_impl is not None and model not in _doors  # noqa: SLF001 - what Module.compile sets
     ):
         reason = "it is compiled already; wrap the model that was given to torch.compile"
         raise WrapError(model=name, reason=reason)
 
 
+def _nothing_in(model: nn.Module) -> WrapError:
+    return WrapError(model=type(model).__name__, reason="nothing in it is wrapped")
+
+
 def _apart() -> dict[str, Any]:
     """How torch is to compile what is wrapped: each shape by itself, and apart from other models.
 
-    Otherwise a batch of another size makes sizes symbolic, which cannot be planned; and all that is
-    wrapped would share torch's limit of eight compilations, past which nothing is compiled. (Torch
-    before 2.13 has that limit all the same.)
+    Otherwise a batch of another size makes sizes symbolic, which cannot be planned; and where torch
+    compiles the parts of a model on their own, those of one class would share its limit of eight
+    compilations, past which nothing is compiled. (Before torch 2.13 they do.)
     """
     known = inspect.signature(torch.compile).parameters
     wanted: dict[str, Any] = {"isolate_recompiles": True, "recompile_limit": MOST_SHAPES}
@@ -154,40 +250,28 @@ def _run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
 
 
-def _wrap(model: M, backend: Backend) -> M:
-    run: Call = torch.compile(_run, backend=backend, **_apart())
-    own = ref(model)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return run(own(), *args, **kwargs)
-
-    def first_call(*args: Any, **kwargs: Any) -> Any:
-        watched = model.training and torch.is_grad_enabled()
-        results = call(*args, **kwargs)
-        if watched:
-            model._compiled_call_impl = call  # noqa: SLF001 - as above
-            _look_for_work(model, backend)
-        return results
-
-    model._compiled_call_impl = first_call  # noqa: SLF001 - what Module.compile sets
-    _backends[model] = backend
+def _wrap(model: M, backend: Backend, *, owns: bool) -> M:
+    before = _doors.get(model)
+    if before is not None and before.backend is backend:
+        return model
+    if before is not None:
+        _unwrap(model)
+    door = _Door(model, backend, owns=owns)
+    model._compiled_call_impl = door  # noqa: SLF001 - what Module.compile sets
+    _doors[model] = door
     return model
 
 
-def _look_for_work(model: nn.Module, backend: Backend) -> None:
-    """Say where a training call of `model` brought nothing to plan, unless that has been said."""
-    if backend.engaged or backend.notes:
-        return
+def _unwrap(module: nn.Module) -> None:
+    door = _doors.pop(module)
+    module._compiled_call_impl = None  # noqa: SLF001 - what Module.compile sets
+    if door.owns:
+        door.backend.close()
+
+
+def _nothing_to_do(model: nn.Module, *, strict: bool) -> None:
+    """Say that a training call of `model` brought nothing to plan."""
     error = NotEngagedError(model=type(model).__name__)
-    if backend.options.strict:
+    if strict:
         raise error
-    warnings.warn(str(error), stacklevel=3)
-
-
-def _wrapped(model: nn.Module) -> nn.Module:
-    inside = [module for module in model.modules() if module in _backends]
-    if len({id(_backends[module]) for module in inside}) == 1:
-        return inside[0]
-    name = type(model).__name__
-    reason = "it has modules wrapped with different budgets; ask for one of them"
-    raise WrapError(model=name, reason=reason if inside else "nothing in it is wrapped")
+    warnings.warn(str(error), stacklevel=5)  # where the model is called

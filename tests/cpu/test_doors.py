@@ -9,16 +9,26 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import outcore
-from outcore.errors import NotEngagedError, OptionError, WrapError
+from outcore.errors import (
+    BudgetError,
+    NotEngagedError,
+    OptionError,
+    OptionValueError,
+    PolicyError,
+    WrapError,
+)
+from outcore.runtime.engine import Engine
 from tests.cpu.training import (
     PROFILED_STEPS,
     Small,
@@ -80,19 +90,70 @@ class TestWrap:
         assert outcore.handle(second).report().budget_bytes == 2 << 30
         assert outcore.handle(second).engaged
 
+    def test_values_are_read_at_once_wherever_the_budget_comes_from(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with pytest.raises(PolicyError, match="swop-all"):
+            outcore.wrap(small(), policy="swop-all")
+        monkeypatch.setenv("OUTCORE_BUDGET", "3 apples")
+        with pytest.raises(BudgetError, match="3 apples"):
+            outcore.wrap(small())
+
+    @pytest.mark.parametrize(("word", "strict"), [("1", True), ("off", False), ("", False)])
+    def test_strict_may_come_from_the_environment(
+        self, monkeypatch: pytest.MonkeyPatch, word: str, *, strict: bool
+    ) -> None:
+        monkeypatch.setenv("OUTCORE_STRICT", word)
+        assert outcore.Backend("1GiB").options.strict is strict
+        assert outcore.Backend("1GiB", strict=True).options.strict
+        assert not outcore.Backend("1GiB", strict=False).options.strict
+
+    def test_strict_is_yes_or_no(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OUTCORE_STRICT", "maybe")
+        with pytest.raises(OptionValueError, match=r"strict='maybe'.*one of 1, true, on, 0"):
+            outcore.Backend("1GiB")
+
     def test_wrapping_again_replaces_the_budget(self) -> None:
-        module = outcore.wrap(small(), budget="1GiB")
-        trained(module, 1)
+        plain, module = small(), outcore.wrap(small(), budget="1GiB")
+        assert same(trained(module, 1), trained(plain, 1))
+        first = outcore.handle(module)
         outcore.wrap(module, **TIGHT)
-        assert same(trained(module), small_reference(STEPS, eager=True)) or module.training
+        assert same(trained(module), trained(plain))
         assert outcore.handle(module).report().budget_bytes == 2 << 20
+        assert outcore.handle(module).report().state == "planned"
+        assert first.closed
+
+    def test_options_that_are_wrong_replace_nothing(self) -> None:
+        module = outcore.wrap(small(), budget="1GiB")
+        first = outcore.handle(module)
+        with pytest.raises(PolicyError):
+            outcore.wrap(module, budget="1GiB", policy="swop-all")
+        assert outcore.handle(module) is first
+        assert not first.closed
 
     def test_unwrapped_it_is_plain(self) -> None:
         module = outcore.wrap(small(), **TIGHT)
+        backend = outcore.handle(module)
         assert outcore.unwrap(module) is module
         assert same(trained(module), small_reference(STEPS, eager=True))
+        assert backend.engine is None
+        assert backend.closed
         with pytest.raises(WrapError, match="Small: nothing in it is wrapped"):
             outcore.handle(module)
+        with pytest.raises(WrapError, match="Small: nothing in it is wrapped"):
+            outcore.unwrap(module)
+
+    def test_unwrap_undoes_all_that_is_inside(self) -> None:
+        parts = [outcore.wrap(nn.Linear(4, 4), budget=b) for b in ("1GiB", "2GiB", "3GiB")]
+        backends = [outcore.handle(part) for part in parts]
+        whole = nn.Sequential(*parts)
+        assert outcore.unwrap(whole) is whole
+        whole(torch.ones(2, 4)).sum().backward()
+        assert [backend.closed for backend in backends] == [True] * 3
+        assert not any(backend.engaged for backend in backends)
+        for part in parts:
+            with pytest.raises(WrapError):
+                outcore.handle(part)
 
     def test_copies_and_pickles_are_plain(self) -> None:
         module = outcore.wrap(small(), **TIGHT)
@@ -113,6 +174,8 @@ class TestWrap:
         whole.append(outcore.wrap(small(), **TIGHT))
         with pytest.raises(WrapError, match="different budgets"):
             outcore.handle(whole)
+        outcore.wrap(whole, "1GiB")
+        assert outcore.handle(whole).options.budget == "1GiB"
 
     @pytest.mark.parametrize("thing", [torch.nn.functional.relu, torch.compile(nn.Linear(2, 2))])
     def test_what_cannot_be_wrapped(self, thing: Any) -> None:
@@ -141,18 +204,113 @@ class TestWrap:
         module = outcore.wrap(nn.Linear(4, 4), "1GiB", strict=True)
         for n in range(1, 11):
             module(torch.ones(n, 4)).sum().backward()
-        report = outcore.handle(module).report()
-        assert report.graphs == 10
-        assert not report.notes
+        engine = outcore.handle(module).engine
+        assert engine is not None
+        assert len(engine.graphs) == engine.calls == 10
+        assert not outcore.handle(module).notes
 
-    def test_it_dies_with_the_model(self) -> None:
-        module = outcore.wrap(small(), **TIGHT)
-        trained(module, 1)
-        before = len(outcore.doors._backends)
-        del module
+    def test_past_the_most_shapes_it_runs_plainly(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(outcore.doors, "MOST_SHAPES", 2)
+        module = outcore.wrap(nn.Linear(4, 4), "1GiB")
+        for n in range(1, 4):
+            module(torch.ones(n, 4)).sum().backward()
+        engine = outcore.handle(module).engine
+        assert engine is not None
+        assert len(engine.graphs) == engine.calls == 2
+
+    def test_torch_that_takes_no_limit_from_us(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Before 2.13. Models have nothing to do with each other there either."""
+        monkeypatch.setattr(outcore.doors, "_apart", lambda: {"dynamic": False})
+        most = torch._dynamo.config.recompile_limit
+        modules = [outcore.wrap(nn.Linear(4, 4), "1GiB", strict=True) for _ in range(most + 1)]
+        for module in modules:
+            module(torch.ones(2, 4)).sum().backward()
+        assert all(outcore.handle(module).engaged for module in modules)
+        for n in range(3, most + 3):
+            module(torch.ones(n, 4)).sum().backward()
+        engine = outcore.handle(module).engine
+        assert engine is not None
+        assert len(engine.graphs) == engine.calls == most
+
+
+def workers() -> list[threading.Thread]:
+    """The threads of engines."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith("outcore-")]
+
+
+class TestGivenBack:
+    """Neither the engine nor its threads outlive what they are for."""
+
+    @pytest.fixture(autouse=True)
+    def nothing_before(self) -> None:
         torch._dynamo.reset()
         gc.collect()
-        assert len(outcore.doors._backends) == before - 1
+
+    def trained(self) -> tuple[Small, ref[Engine]]:
+        module = outcore.wrap(small(), **TIGHT)
+        before = len(workers())
+        trained(module)
+        assert len(workers()) == before + 2
+        engine = outcore.handle(module).engine
+        assert engine is not None
+        return module, ref(engine)
+
+    def test_by_unwrap(self) -> None:
+        before = len(workers())
+        module, engine = self.trained()
+        outcore.unwrap(module)
+        assert len(workers()) == before
+        gc.collect()
+        assert engine() is None
+
+    def test_by_wrapping_again(self) -> None:
+        before = len(workers())
+        module, engine = self.trained()
+        outcore.wrap(module, budget="1GiB")
+        assert len(workers()) == before
+        gc.collect()
+        assert engine() is None
+
+    def test_by_wrapping_in_a_session(self) -> None:
+        before = len(workers())
+        module, engine = self.trained()
+        with outcore.session(**TIGHT) as ooc:
+            ooc.wrap(module)
+            assert len(workers()) == before
+            gc.collect()
+            assert engine() is None
+            trained(module)
+            assert outcore.handle(module) is ooc.backend
+        assert len(workers()) == before
+        assert module._compiled_call_impl is None
+
+    def test_with_the_model(self) -> None:
+        before, doors = len(workers()), len(outcore.doors._doors)
+        module, engine = self.trained()
+        del module
+        gc.collect()
+        assert engine() is None
+        assert len(workers()) == before
+        assert len(outcore.doors._doors) == doors
+
+    def test_after_the_backward_that_is_still_to_come(self) -> None:
+        before, plain = len(workers()), small()
+        module, engine = self.trained()
+        trained(plain)
+        torch.manual_seed(STEPS)
+        loss = mean_square(module(batch(0)))
+        outcore.unwrap(module)
+        module.zero_grad()
+        loss.backward()
+        torch.manual_seed(STEPS)
+        plain.zero_grad()
+        expected = mean_square(plain(batch(0)))
+        expected.backward()
+        assert same([snapshot(module, loss)], [snapshot(plain, expected)])
+        del loss
+        gc.collect()
+        assert engine() is None
+        assert len(workers()) == before
 
 
 class Opaque(nn.Module):
@@ -166,6 +324,18 @@ class Opaque(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.inner(x)
         return y
+
+
+class Conjugate(nn.Module):
+    """Torch compiles it, and a Trace cannot express it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4, dtype=torch.complex64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x + 0j)
+        return torch.view_as_real(y.conj().resolve_conj()).sum(-1)
 
 
 class TestNothingToDo:
@@ -192,6 +362,38 @@ class TestNothingToDo:
         trained(module, 1)
         assert outcore.handle(module).engaged
 
+    def test_the_second_module_of_a_session_is_seen_too(self) -> None:
+        ooc = outcore.session("1GiB")
+        first, second = ooc.wrap(nn.Linear(4, 4)), ooc.wrap(Opaque())
+        first(torch.ones(2, 4)).sum().backward()
+        assert ooc.backend.engaged
+        assert ooc.idle == [second]
+        with pytest.warns(UserWarning, match="got nothing to plan from Opaque") as warned:
+            second(torch.ones(2, 4)).sum().backward()
+        assert Path(warned[0].filename).name == "test_doors.py"
+        assert not ooc.idle
+        ooc.close()
+
+    def test_strict_raises_for_the_second_module_of_a_session(self) -> None:
+        ooc = outcore.session("1GiB", strict=True)
+        found = ooc.wrap(nn.Linear(4, 4))(torch.ones(2, 4))
+        second = ooc.wrap(Opaque())
+        with pytest.raises(NotEngagedError, match="Opaque"):
+            second(found)
+        ooc.close()
+
+    def test_a_graph_that_was_refused_is_not_told_twice(self) -> None:
+        """Not by a training call either that runs what an earlier call had torch compile."""
+        ooc = outcore.session("1GiB")
+        ooc.wrap(nn.Linear(4, 4))(torch.ones(2, 4)).sum().backward()
+        module = ooc.wrap(Conjugate())
+        module.eval()
+        with pytest.warns(UserWarning, match="runs a graph in-core"):
+            module(torch.ones(2, 4))
+        module.train()
+        module(torch.ones(2, 4)).sum().backward()
+        ooc.close()
+
     def test_a_strict_session(self) -> None:
         with pytest.raises(NotEngagedError), outcore.session("1GiB", strict=True) as ooc:
             ooc.wrap(small())
@@ -200,13 +402,34 @@ class TestNothingToDo:
 class TestSession:
     def test_one_budget_for_what_is_wrapped_in_it(self, tmp_path: Path) -> None:
         with outcore.session(**TIGHT, spill_dir=tmp_path) as ooc:
-            module = ooc.wrap(small())
+            module, head = ooc.wrap(small()), ooc.wrap(nn.Linear(4, 4))
             seen = trained(module)
             assert ooc.report().state == "planned"
             assert ooc.explain(most=1)
+            head(torch.ones(2, 4)).sum().backward()
+            assert outcore.handle(head) is outcore.handle(module) is ooc.backend
+            assert ooc.report().graphs == 2
         assert same(seen, small_reference(STEPS, eager=True))
-        with pytest.raises(WrapError):
-            outcore.handle(module)
+        for each in (module, head):
+            with pytest.raises(WrapError):
+                outcore.handle(each)
+
+    def test_wrapping_twice_in_it_changes_nothing(self) -> None:
+        with outcore.session(**TIGHT) as ooc:
+            module = ooc.wrap(small())
+            trained(module)
+            assert ooc.wrap(module) is module
+            trained(module, 1)
+            assert ooc.report().state == "planned"
+            assert ooc.wrapped == [module]
+
+    def test_a_budget_of_its_own_since_then_stays(self) -> None:
+        with outcore.session(**TIGHT) as ooc:
+            module = ooc.wrap(small())
+            outcore.wrap(module, budget="1GiB")
+            assert not ooc.wrapped
+            assert not ooc.backend.closed
+        assert outcore.handle(module).options.budget == "1GiB"
 
     def test_what_goes_on_after_it_runs_in_core(self) -> None:
         with outcore.session(**TIGHT) as ooc:
@@ -214,8 +437,10 @@ class TestSession:
             compiled = torch.compile(module, backend=ooc.backend)
             train(module, compiled, (batch(0),), mean_square, STEPS)
         report = ooc.report()
-        more = train(module, compiled, (batch(0),), mean_square, 1)
-        assert len(more) == 1
+        plain = small()
+        plain.load_state_dict(module.state_dict())
+        more = train(module, compiled, (batch(0),), mean_square, 2)
+        assert same(more, trained(plain, 2))
         assert report.state == ooc.report().state == "in-core"
         assert "closed" in report.notes[0]
 

@@ -8,6 +8,7 @@ ignored.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from outcore.doors import Session
 from outcore.errors import MissingPackageError, NotEngagedError, WrapError
 from outcore.integrations.metrics import metrics
-from outcore.runtime.options import make_options
+from outcore.runtime.options import checked_options
 
 try:
     # One library under two names, each with classes of its own.
@@ -42,18 +43,19 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base is found at
     It wraps the modules that the LightningModule holds directly (those in lists one by one) and
     that have parameters to train; or those named in `modules`, such as `("encoder", "head.last")`.
     All share one budget. `options` are those of `outcore.Backend`, and raise what it raises, at
-    once. `session` is the `outcore.Session` behind it, from the start of training.
+    once. `session` is the `outcore.Session` behind it, from the start of training. Training the
+    same modules again keeps it, with its plans; other modules get a new one, and it is closed.
     """
 
     def __init__(
         self, budget: str | float | None = None, *, modules: Sequence[str] = (), **options: Any
     ) -> None:
         self._given = {"budget": budget, **options}
-        make_options(self._given)
+        checked_options(self._given)
         self.modules = (modules,) if isinstance(modules, str) else tuple(modules)
         self.session: Session | None = None
-        self._seen = False
-        """Whether a training step went by since the modules were wrapped."""
+        self._before: int | None = None
+        """Forward calls of graphs before this training, until its first step went by."""
 
     def report(self) -> Report:
         """As `Backend.report`. Raises WrapError before training."""
@@ -77,24 +79,51 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base is found at
                 'module of its own, or name it, as in LightningCallback(modules=["net"])'
             )
             raise WrapError(model=type(pl_module).__name__, reason=reason)
+        if self.session is None or set(self.session.wrapped) != set(inside):
+            self.session = self._wrap(inside)
+        self._before = self.session.calls
+
+    def _wrap(self, modules: Sequence[nn.Module]) -> Session:
+        """A session for `modules`; the one before, for others, is closed. Raises WrapError."""
+        if self.session is not None:
+            self.session.close()
         session = Session(**self._given)
-        for module in inside:
-            session.wrap(module)
-        self.session, self._seen = session, False
+        try:
+            for module in modules:
+                session.wrap(module)
+        except WrapError:
+            session.close()
+            raise
+        return session
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log the metrics. Raises NotEngagedError where the first step ran none of the modules."""
+        """Log the metrics. Raises NotEngagedError where the first step ran none of the modules.
+
+        Where it ran some and not all, a warning names the others; with `strict` that raises too.
+        """
         session = self.session
         if session is None:
             return
-        if not self._seen and not (session.backend.engaged or session.backend.notes):
-            raise NotEngagedError(model=type(pl_module).__name__)
-        self._seen = True
+        if self._before is not None:
+            self._look_for_work(session, pl_module, self._before)
+            self._before = None
         if _logs_now(trainer):
             for name, value in metrics(session.report()).items():
                 pl_module.log(name, float(value), on_step=True, on_epoch=False)
+
+    def _look_for_work(self, session: Session, pl_module: nn.Module, before: int) -> None:
+        if session.calls == before and not session.backend.notes:
+            raise NotEngagedError(model=type(pl_module).__name__)
+        idle = set(session.idle)
+        if not idle:
+            return
+        names = [name for name, module in pl_module.named_modules() if module in idle]
+        error = NotEngagedError(model=", ".join(names))
+        if session.backend.options.strict:
+            raise error
+        warnings.warn(str(error), stacklevel=2)
 
 
 def _refuse(pl_module: nn.Module) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from outcore.doors import handle, wrap
+from outcore.doors import Session
 from outcore.errors import MissingPackageError, WrapError
 from outcore.integrations.metrics import metrics
-from outcore.runtime.options import make_options
+from outcore.runtime.options import checked_options
 
 try:
     from transformers import TrainerCallback
@@ -36,13 +36,18 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]  # transforme
 
     `budget` and `options` are those of `outcore.Backend`, and raise what it raises, at once. Under
     a launcher each process has the budget for itself. `attach` lets reporters see the metrics.
+    Training the same model again keeps its plans; for another model, the one before is unwrapped.
     """
 
     def __init__(self, budget: str | float | None = None, **options: Any) -> None:
         self._given = {"budget": budget, **options}
-        make_options(self._given)
-        self.backend: Backend | None = None
-        """The Backend of the model; None before training."""
+        checked_options(self._given)
+        self._session: Session | None = None
+
+    @property
+    def backend(self) -> Backend | None:
+        """The Backend of the model that was trained last; None before training."""
+        return None if self._session is None else self._session.backend
 
     def attach(self, trainer: Any) -> Self:
         """Put this callback before all others of `trainer`. Returns itself.
@@ -67,10 +72,14 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: Any
     ) -> None:
         """Wrap the model. Raises WrapError where something else compiles or copies it."""
-        if model is None or self._has(model):
+        session = self._session
+        if model is None or (session is not None and model in session.wrapped):
             return
         _refuse(args, model)
-        self.backend = handle(wrap(model, **self._given))
+        if session is not None:
+            session.close()
+        self._session = Session(**self._given)
+        self._session.wrap(model)
 
     def on_log(
         self,
@@ -87,13 +96,6 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         logs.update(found)
         if state.log_history:
             state.log_history[-1].update(found)
-
-    def _has(self, model: nn.Module) -> bool:
-        """Whether it wrapped `model` itself, when it was trained before."""
-        try:
-            return self.backend is not None and handle(model) is self.backend
-        except WrapError:
-            return False
 
 
 def _refuse(args: Any, model: nn.Module) -> None:

@@ -31,7 +31,7 @@ from outcore.planfile import save_plans
 from outcore.report import Report
 from outcore.runtime.engine import Engine
 from outcore.runtime.graph import PlannedGraph
-from outcore.runtime.options import Options, make_options, settle
+from outcore.runtime.options import Options, checked_options, settle
 from outcore.runtime.reuse import Given, save_file
 from outcore.runtime.summary import report_of
 
@@ -55,14 +55,12 @@ class Backend:
     """
 
     def __init__(self, budget: str | float | None = None, **options: Any) -> None:
-        self.options: Options = make_options({"budget": budget, **options})
+        self.options: Options = checked_options({"budget": budget, **options})
         self.engine: Engine | None = None
         self.capture_seconds = 0.0
         self.notes: list[str] = []
         self.closed = False
         self.recordings_asked = False
-        if budget is not None:
-            settle(self.options, torch.device("cpu"))
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Call:
         """Compile one graph for torch.compile. Errors arrive there as what they are."""

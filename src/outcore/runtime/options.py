@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,11 @@ ENVIRONMENT = {
     "drift": "OUTCORE_DRIFT",
     "plan": "OUTCORE_PLAN",
     "overrides": "OUTCORE_OVERRIDES",
+    "strict": "OUTCORE_STRICT",
 }
+
+SWITCH = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+"""What an option that is on or off may be called in the environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,10 @@ class Options:
 
 
 def make_options(given: Mapping[str, Any]) -> Options:
-    """Options from keyword arguments. Raises OptionError for a name that does not exist."""
+    """Options from keyword arguments.
+
+    Raises OptionError for a name that does not exist, OptionValueError for an unreadable `strict`.
+    """
     known = tuple(f.name for f in fields(Options))
     for name in given:
         if name not in known:
@@ -83,7 +90,20 @@ def make_options(given: Mapping[str, Any]) -> Options:
         for name, variable in ENVIRONMENT.items()
         if os.environ.get(variable) and given.get(name) is None
     }
-    return Options(**{**given, **from_environment})
+    merged = {**given, **from_environment}
+    return Options(**{**merged, "strict": _switch("strict", merged.get("strict"))})
+
+
+def checked_options(given: Mapping[str, Any]) -> Options:
+    """The same with every value read once, so that a wrong one is told where it is written.
+
+    A budget that is left out is not asked for: it is known on the device. Raises as `make_options`
+    and `settle`.
+    """
+    options = make_options(given)
+    known = options if options.budget not in (None, "auto") else replace(options, budget=1)
+    settle(known, torch.device("cpu"))
+    return options
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +182,16 @@ def _size(option: str, given: str | float, total: int) -> int:
         return parse_size(given, total)
     except ValueError as error:
         raise BudgetError(option=option, value=given, reason=str(error)) from error
+
+
+def _switch(option: str, given: object) -> bool:
+    if given is None or isinstance(given, bool):
+        return bool(given)
+    known = SWITCH.get(given.lower()) if isinstance(given, str) else None
+    if known is None:
+        reason = f"write True or False; in the environment one of {', '.join(SWITCH)}"
+        raise OptionValueError(option=option, value=given, reason=reason)
+    return known
 
 
 def _link_limit(given: str | float | None) -> float | None:
