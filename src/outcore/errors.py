@@ -212,19 +212,23 @@ class DigestError(OutcoreError, ValueError):
     """Digest of what is at hand."""
     of: str = "trace"
     """What the digests are digests of; "content": of the file's own content."""
+    file: str = ""
+    """Where it comes from, if that is known."""
 
     @property
     def message(self) -> str:
-        """Give both digests and say how to get a value that fits."""
+        """Give both digests and the file, and say how to get a value that fits."""
         named = self.made_for or "(not named)"
         if self.of == "content":
+            which = f"the {self.noun} file {self.file}" if self.file else f"this {self.noun} file"
             return (
-                f"this {self.noun} file was changed after it was saved: "
+                f"{which} was changed after it was saved: "
                 f"its header names content {named}, but what it holds has digest {self.expected}; "
                 f"restore the file or make a new {self.noun}"
             )
+        which = f"the {self.noun} in {self.file}" if self.file else f"this {self.noun}"
         return (
-            f"this {self.noun} was made for {self.of} {named}, not for {self.expected}: "
+            f"{which} was made for {self.of} {named}, not for {self.expected}: "
             f"the model, its input shapes or the settings differ; make a new {self.noun}"
         )
 

@@ -19,6 +19,7 @@ from outcore.apart import plan_apart
 from outcore.errors import DigestError, FormatError, InfeasibleError, OptionValueError
 from outcore.execute.queued import QueuedDriver
 from outcore.ir.plan import Keep, Recompute
+from outcore.ir.store import digest
 from outcore.planfile import load_plans, schema_text
 from outcore.runtime import engine
 from outcore.runtime.planning import Planned
@@ -137,11 +138,36 @@ class TestUsing:
         (note,) = backend.report().notes
         assert note == f"no plan for this graph in {saved}: it was planned as usual"
 
-    def test_another_shape_is_refused_where_strict(self, saved: Path) -> None:
+    def test_another_shape_is_refused_where_strict_after_the_step_that_checks_it(
+        self, saved: Path
+    ) -> None:
         module, backend = Small(), Backend(**MOVING, plan=str(saved), strict=True)
-        call = torch.compile(module, backend=backend)
-        with pytest.raises(DigestError, match="this plan was made for trace"):
-            train(module, call, [batch(0, n=3)], mean_square, STEPS)
+        loss = mean_square(torch.compile(module, backend=backend)(batch(0, n=3)))
+        with pytest.raises(DigestError, match=f"the plan in {saved} was made for trace"):
+            loss.backward()
+
+    def test_other_ops_are_refused_where_strict_before_anything_runs(self, saved: Path) -> None:
+        call = torch.compile(
+            Broken().first, backend=Backend(budget="1GiB", plan=saved, strict=True)
+        )
+        with pytest.raises(DigestError, match=f"the plan in {saved} was made for trace"):
+            call(batch(0))
+
+    def test_a_trace_that_kernels_correct_is_known_where_strict(self, tmp_path: Path) -> None:
+        """Batch norm in bfloat16 saves float32 statistics, and fake tensors do not say so."""
+        path = tmp_path / "plan.json"
+        given: tuple[dict[str, Any], ...] = ({}, {"plan": path, "strict": True})
+        for options in given:
+            torch._dynamo.reset()
+            module, backend = Small().bfloat16(), Backend(**MOVING, **options)
+            call, x = torch.compile(module, backend=backend), batch(0).bfloat16()
+            train(module, call, [x], mean_square, STEPS)
+            if not options:
+                assert backend.engine is not None
+                (graph,) = backend.engine.graphs
+                assert digest(graph.captured.trace) != graph.digest
+                backend.save_plans(path)
+        assert backend.report().notes == (f"the plan is from {path}",)
 
     def test_another_device_is_noted_or_refused(
         self, saved: Path, monkeypatch: pytest.MonkeyPatch
@@ -187,6 +213,15 @@ class TestUsing:
         for option in ("plan", "overrides"):
             with pytest.raises(FormatError, match="No such file"):
                 Backend(budget=TIGHT, **{option: str(tmp_path / "none.json")})
+
+    def test_a_file_that_was_edited_is_refused_by_its_name(
+        self, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        edited = tmp_path / "edited.json"
+        edited.write_text(saved.read_text().replace('"swap-all"', '"swap-none"'))
+        monkeypatch.setenv("OUTCORE_PLAN", str(edited))
+        with pytest.raises(DigestError, match=f"the plan file {edited} was changed"):
+            Backend(budget=TIGHT)
 
     def test_the_environment_names_files_too(
         self, saved: Path, monkeypatch: pytest.MonkeyPatch

@@ -176,3 +176,12 @@ def test_a_digest_error_tells_an_edited_file_from_one_for_another_trace():
     )
     unnamed = DigestError(noun="plan", made_for="", expected="bb22")
     assert str(unnamed).startswith("this plan was made for trace (not named), not for bb22")
+
+
+def test_a_digest_error_names_the_file():
+    edited = DigestError(
+        noun="plan", made_for="aa11", expected="bb22", of="content", file="plans/a.json"
+    )
+    assert str(edited).startswith("the plan file plans/a.json was changed after it was saved: ")
+    other = DigestError(noun="plan", made_for="aa11", expected="bb22", file="plans/a.json")
+    assert str(other).startswith("the plan in plans/a.json was made for trace aa11, not for bb22")

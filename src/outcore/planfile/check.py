@@ -46,7 +46,7 @@ def check_plan(saved: SavedPlan, problem: Problem, *, strict: bool = False, name
         named.append(("profile", digests.profile, digest(problem.profile)))
     for of, made_for, expected in named:
         if made_for != expected:
-            raise DigestError(noun="plan", made_for=made_for, expected=expected, of=of)
+            raise DigestError(noun="plan", made_for=made_for, expected=expected, of=of, file=name)
     plan = replace(saved.plan(), problem_digest=digest(problem))
     lower(problem, plan)  # verified, pass by pass
     check_fits(problem, plan, name)

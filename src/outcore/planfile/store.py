@@ -62,7 +62,8 @@ def load_plans(path: str | os.PathLike[str]) -> PlanFile:
     found = digest_of(FILE.encode(file))
     if header.get("digest") != found:
         named = str(header.get("digest", ""))
-        raise DigestError(noun="plan", made_for=named, expected=found, of="content")
+        where = os.fspath(path)
+        raise DigestError(noun="plan", made_for=named, expected=found, of="content", file=where)
     return file
 
 

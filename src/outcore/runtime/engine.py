@@ -109,8 +109,10 @@ class Engine:
     def add(self, graph: PlannedGraph) -> None:
         """Take in a captured graph. One that was planned before (a recompile) keeps its plan.
 
-        What is known of graphs that torch has dropped is forgotten.
+        What is known of graphs that torch has dropped is forgotten. Raises DigestError with
+        `strict` where the file of plans is known to have none for it.
         """
+        self.check_known(graph, checked=False)
         planned = self._plans.get(graph.digest)
         if planned is not None:
             self._plans.move_to_end(graph.digest)
@@ -119,6 +121,14 @@ class Engine:
         self.planner.captured(graph)
         self._graphs = [(ref(g), g.standing) for g in (*self.graphs, graph)]
         self._peak_tries = 0
+
+    def check_known(self, graph: PlannedGraph, *, checked: bool) -> None:
+        """Raise DigestError with `strict` where the file of plans is known to have none for it.
+
+        `checked`: the trace has been held against a step.
+        """
+        if self.strict:
+            self.settings.given.check_known(graph.captured.trace, checked=checked)
 
     def outstanding(self, graph: PlannedGraph) -> tuple[PlannedGraph, ...]:
         """Other graphs whose backward is still to come, oldest first, each once."""

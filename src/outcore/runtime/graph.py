@@ -151,7 +151,10 @@ class PlannedGraph:
                 self.engine.stores.drop(store.number)
         visit.work.append((start, clock.now()))
         visit.backward_stop = time.time_ns()
+        checked = self.profiling is not None and store.executable is self.profiling.checked
         self._finish(store.executable, visit)
+        if checked:
+            self.engine.check_known(self, checked=True)
         return gradients
 
     # ---- before a step --------------------------------------------------------------------------

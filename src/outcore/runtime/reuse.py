@@ -60,12 +60,31 @@ class Given:
         trace = digest(problem.trace)
         saved = find(self.file, trace, sum(digest(other) == trace for other in earlier))
         if saved is None and strict:
-            made_for = ", ".join(plan.digests.trace for plan in self.file.plans)
-            raise DigestError(noun="plan", made_for=made_for, expected=trace)
+            raise self._unknown(self.file, trace)
         if saved is not None and strict and saved.machine.device != self.device:
-            made_for = saved.machine.device
-            raise DigestError(noun="plan", made_for=made_for, expected=self.device, of="device")
+            raise DigestError(
+                noun="plan",
+                made_for=saved.machine.device,
+                expected=self.device,
+                of="device",
+                file=self.path,
+            )
         return saved
+
+    def check_known(self, trace: Trace, *, checked: bool) -> None:
+        """Raise DigestError where the file is known to have no plan for `trace`.
+
+        `checked`: its ops have run, and returned what it says. Before that sizes and layouts may
+        yet be corrected, and only a trace of other ops is known to be another.
+        """
+        if self.file is None or find(self.file, digest(trace)) is not None:
+            return
+        if checked or not any(_may_be_of(saved, trace) for saved in self.file.plans):
+            raise self._unknown(self.file, digest(trace))
+
+    def _unknown(self, file: PlanFile, trace: str) -> DigestError:
+        made_for = ", ".join(plan.digests.trace for plan in file.plans)
+        return DigestError(noun="plan", made_for=made_for, expected=trace, file=self.path)
 
     def note(self, saved: SavedPlan | None) -> str:
         """What the report says of the file; empty without one."""
@@ -76,6 +95,15 @@ class Given:
         other = saved.machine.device
         where = "" if other == self.device else f", where it was made for another device, {other}"
         return f"the plan is from {self.path}{where}"
+
+
+def _may_be_of(saved: SavedPlan, trace: Trace) -> bool:
+    """Whether the ops that a plan names are those of `trace`."""
+    ops = dict(enumerate(op.target for op in trace.ops))
+    uses = (use for each in saved.storages for use in (each.made, each.after, each.before))
+    named = [(use.op, use.target) for use in uses if use is not None]
+    named += [(each.op, each.target) for each in saved.variants]
+    return all(ops.get(op) == target for op, target in named)
 
 
 def read_given(
