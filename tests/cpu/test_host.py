@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from outcore.errors import BudgetError
+from outcore.measure import resident_bytes
 from outcore.runtime import host
 from outcore.runtime.options import make_options, settle
+from tests.cpu.training import PROFILED_STEPS, small_planned
 
 GIB = 1 << 30
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -44,11 +48,46 @@ def test_a_system_that_tells_nothing(system: Path) -> None:
 
 def test_the_host_budget(system: Path) -> None:
     def budget(**options: object) -> int:
-        return settle(
-            make_options({"budget": "1GiB", **options}), torch.device("cpu")
-        ).host_budget_bytes
+        return settle(make_options({"budget": "1GiB", **options}), CPU).host_budget_bytes
 
     assert budget() == 6 * GIB
     assert budget(host_budget="3GiB") == 3 * GIB
     with pytest.raises(BudgetError, match="host_budget"):
         budget(host_budget="-1GiB")
+
+
+def test_auto_is_what_is_free(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = make_options({"budget": "auto", "host_budget": "auto", "disk_budget": "auto"})
+    held = torch.ones(1 << 20)
+    settings = settle(options, CPU)
+    assert settings.budget_bytes == 6 * GIB + resident_bytes(CPU)
+    assert resident_bytes(CPU) >= held.nbytes
+    assert settings.host_budget_bytes == 6 * GIB
+    assert settings.disk_budget_bytes == pytest.approx(
+        shutil.disk_usage(settings.spill_dir).free * 0.9, rel=0.1
+    )
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert settle(options, CPU).budget_bytes == 3 * GIB + resident_bytes(CPU)
+
+
+def test_auto_on_a_gpu_is_the_default_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (3 * GIB, 8 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    for given in ("auto", None):
+        settings = settle(make_options({"budget": given}), torch.device("cuda"))
+        assert settings.budget_bytes == 4 * GIB - GIB // 8
+
+
+def test_a_backend_takes_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTCORE_BUDGET", "auto")
+    _, backend = small_planned(PROFILED_STEPS, disk_budget="auto")
+    report = backend.report()
+    assert report.state == "in-core"
+    assert report.predicted_peak_bytes is not None
+    assert report.budget_bytes > report.predicted_peak_bytes
+
+
+def test_on_a_cpu_the_budget_must_be_given() -> None:
+    with pytest.raises(BudgetError, match="budget='auto' for three quarters of what is free"):
+        small_planned(1)

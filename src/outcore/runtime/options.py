@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from outcore.errors import BudgetError, OptionError, OptionValueError
+from outcore.measure import resident_bytes
 from outcore.policies import Policy, resolve
 from outcore.runtime.drift import DRIFT
 from outcore.runtime.host import available_bytes, local_processes, memory_limit_bytes
@@ -21,6 +22,9 @@ from outcore.units import parse_part, parse_rate, parse_size
 
 DEFAULT_POLICY = "search"
 """The best that there is: never slower, by the model, than what it starts from."""
+
+AUTO = "auto"
+"""A budget that is what is free for this process."""
 
 HEADROOM_DIVISOR = 32
 """This part of a GPU's free memory stays out of the default budget: torch's allocator takes memory
@@ -47,17 +51,22 @@ SWITCH = {"1": True, "true": True, "on": True, "0": False, "false": False, "off"
 class Options:
     """The options as given, flat and JSON-able. None: from the environment, else the default.
 
-    `budget`: peak device bytes of the training step ("12GiB", bytes, "80%", a fraction; default: 31
-    of 32 parts of what is free on a GPU; on a CPU it must be given). `policy`: a spec such as
-    "pooch" or "swap-all{min_bytes=4096}". `host_budget`: most bytes of host memory for what leaves
-    a GPU (default: three quarters of what is available; on a CPU, where the host is the device, it
-    has no meaning). `disk_budget`: most bytes of the spill file. `spill_dir`: where it lies
-    (default: the system's temporary folder). `link_limit`: bytes per second per direction, to play
-    a slower link. `drift`: the part of the predicted time by which steps may take more or less
-    before their graph is planned again, once ("25%", 0.25; default: a quarter; "off": never).
+    `budget`: peak device bytes of the training step ("12GiB", bytes, "80%", a fraction, or "auto":
+    what is free for this process, which is the default on a GPU; on a CPU it must be given).
+    `policy`: a spec such as "pooch" or "swap-all{min_bytes=4096}". `host_budget`: most bytes of
+    host memory for what leaves a GPU (on a CPU, where the host is the device, it has no meaning).
+    `disk_budget`: most bytes of the spill file. `spill_dir`: where it lies (default: the system's
+    temporary folder). `link_limit`: bytes per second per direction, to play a slower link. `drift`:
+    the part of the predicted time by which steps may take more or less before their graph is
+    planned again, once ("25%", 0.25; default: a quarter; "off": never).
     `plan`: a file of plans, saved by `Backend.save_plans`; graphs that it has one for take it.
     `overrides`: a file of rules that hold for any plan (docs/plan-files.md). `strict`: raise where
     a graph cannot be planned, or is not in the file, instead of a warning or a note.
+
+    "auto", the default of `host_budget` and `disk_budget`, is looked up when the first graph is
+    captured. Of a GPU it is 31 of 32 parts of what is free or this process's already; of RAM three
+    quarters of what is available, and where that is the device, what this process's tensors hold;
+    of a disk nine tenths of what is free.
 
     Budgets are this process's own. Where several processes of one job share what a budget is of
     (the RAM, a disk), defaults and fractions are of this process's part of it
@@ -101,7 +110,7 @@ def checked_options(given: Mapping[str, Any]) -> Options:
     and `settle`.
     """
     options = make_options(given)
-    known = options if options.budget not in (None, "auto") else replace(options, budget=1)
+    known = options if options.budget not in (None, AUTO) else replace(options, budget=1)
     settle(known, torch.device("cpu"))
     return options
 
@@ -143,14 +152,31 @@ def settle(options: Options, device: torch.device) -> Settings:
 
 
 def _budget(given: str | float | None, device: torch.device) -> int:
-    total = _device_bytes(device)
-    if given is None or given == "auto":
-        if device.type == "cpu":
-            reason = "on a CPU the budget must be given; write for example budget='8GiB'"
-            raise BudgetError(option="budget", value=given, reason=reason)
+    if given is None and device.type == "cpu":
+        reason = (
+            "on a CPU the budget must be given; write for example budget='8GiB', or budget='auto' "
+            "for three quarters of what is free"
+        )
+        raise BudgetError(option="budget", value=given, reason=reason)
+    if given is None or given == AUTO:
+        return _free_bytes(device)
+    return _size("budget", given, _device_bytes(device))
+
+
+def _free_bytes(device: torch.device) -> int:
+    """What this process may take of the device, with what its tensors hold of it already."""
+    if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
         return int(free - free // HEADROOM_DIVISOR)
-    return _size("budget", given, total)
+    return _spare_host_bytes() + resident_bytes(device)
+
+
+def _spare_host_bytes() -> int:
+    """Three quarters of the RAM that is available, or of this process's part of it.
+
+    Not all: who takes more than there is is not refused memory there, but killed.
+    """
+    return available_bytes() * 3 // 4 // local_processes()
 
 
 def _device_bytes(device: torch.device) -> int:
@@ -160,10 +186,9 @@ def _device_bytes(device: torch.device) -> int:
 
 
 def _host_budget(given: str | float | None) -> int:
-    processes = local_processes()
-    if given is None or given == "auto":
-        return available_bytes() * 3 // 4 // processes
-    return _size("host_budget", given, memory_limit_bytes() // processes)
+    if given is None or given == AUTO:
+        return _spare_host_bytes()
+    return _size("host_budget", given, memory_limit_bytes() // local_processes())
 
 
 def _disk_budget(given: str | float | None, spill_dir: Path) -> int:
@@ -172,7 +197,7 @@ def _disk_budget(given: str | float | None, spill_dir: Path) -> int:
     except OSError:
         return 0  # the driver says what is wrong with the folder when it first needs it
     processes = local_processes()
-    if given is None:
+    if given is None or given == AUTO:
         return int(usage.free * 0.9) // processes
     return _size("disk_budget", given, usage.total // processes)
 
