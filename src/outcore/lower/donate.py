@@ -32,9 +32,8 @@ def _donate(
     draft: Draft, step: Step, allowed: list[tuple[int, int]], crossing: frozenset[int]
 ) -> Step:
     copied = {a.source for a in step.after if isinstance(a, Copy)}  # still read after the run
-    stays = copied | crossing
-    frees = (a for a in step.after if isinstance(a, Free) and a.slot not in stays)
-    dying = {draft.slots[a.slot].buffer: a for a in frees}
+    frees = (a for a in step.after if isinstance(a, Free) and a.slot not in copied)
+    dying = {draft.slots[a.slot].buffer: a for a in frees if a.slot not in crossing}
     made = {draft.slots[a.slot].buffer: a for a in step.before if isinstance(a, Alloc)}
     pairs: list[tuple[int, int]] = []
     for source, target in allowed:
