@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import outcore
+from outcore import doors
 from outcore.errors import (
     BudgetError,
     NotEngagedError,
@@ -210,7 +211,7 @@ class TestWrap:
         assert not outcore.handle(module).notes
 
     def test_past_the_most_shapes_it_runs_plainly(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(outcore.doors, "MOST_SHAPES", 2)
+        monkeypatch.setattr(doors, "MOST_SHAPES", 2)
         module = outcore.wrap(nn.Linear(4, 4), "1GiB")
         for n in range(1, 4):
             module(torch.ones(n, 4)).sum().backward()
@@ -220,7 +221,7 @@ class TestWrap:
 
     def test_torch_that_takes_no_limit_from_us(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Before 2.13. Models have nothing to do with each other there either."""
-        monkeypatch.setattr(outcore.doors, "_apart", lambda: {"dynamic": False})
+        monkeypatch.setattr(doors, "_apart", lambda: {"dynamic": False})
         most = torch._dynamo.config.recompile_limit
         modules = [outcore.wrap(nn.Linear(4, 4), "1GiB", strict=True) for _ in range(most + 1)]
         for module in modules:
@@ -285,13 +286,13 @@ class TestGivenBack:
         assert module._compiled_call_impl is None
 
     def test_with_the_model(self) -> None:
-        before, doors = len(workers()), len(outcore.doors._doors)
+        before, wrapped = len(workers()), len(doors._doors)
         module, engine = self.trained()
         del module
         gc.collect()
         assert engine() is None
         assert len(workers()) == before
-        assert len(outcore.doors._doors) == doors
+        assert len(doors._doors) == wrapped
 
     def test_after_the_backward_that_is_still_to_come(self) -> None:
         before, plain = len(workers()), small()
