@@ -235,8 +235,20 @@ def test_torch_reads_the_memory_snapshot(tmp_path) -> None:
     assert "segments: 1" in _memory_viz.segsum(snapshot)
     assert "add_local_files" in _memory_viz.trace_plot(snapshot)
     assert "add_local_files" in _memory_viz.segment_plot(snapshot)
-    lines = _memory_viz.memory(snapshot, format_flamegraph=lambda lines: lines).splitlines()
+
+    def as_lines(lines: str) -> str:
+        """Instead of a flame graph: a script from the network would draw that."""
+        return lines
+
+    lines = _memory_viz.memory(snapshot, format_flamegraph=as_lines).splitlines()
     assert any("training.py" in line or "outcore" in line for line in lines)
+    assert sum(int(line.rsplit(maxsplit=1)[1]) for line in lines) == sum(
+        segment["total_size"] for segment in snapshot["segments"]
+    )
+    assert "stream_0" in _memory_viz.segments(snapshot, format_flamegraph=as_lines)
+    segments = snapshot["segments"]
+    compared = _memory_viz.compare(segments, segments, format_flamegraph=as_lines)
+    assert compared.strip() == "", "the same twice"
 
 
 # ---- the command --------------------------------------------------------------------------------

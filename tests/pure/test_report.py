@@ -23,7 +23,7 @@ from outcore.ir.profile import Source
 from outcore.ir.program import Copy, Run
 from outcore.lower import lower
 from outcore.report import Report, count_choices, report, style
-from outcore.report.chrome import chrome_events
+from outcore.report.chrome import _us, chrome_events
 from outcore.report.levels import Level, levels, thinned
 from outcore.report.snapshot import memory_snapshot, memory_snapshot_file
 from outcore.report.tracks import Track, pauses, short, slices
@@ -189,24 +189,54 @@ def check_chrome(events, found):
         if event["ph"] == "X":
             assert event["dur"] >= 0
             boxes[event["pid"], event["tid"]].append(event)
+    check_threads(events)
     for mine in boxes.values():
-        nanoseconds = [(round(e["ts"] * 1000), round(e["dur"] * 1000)) for e in mine]
+        nanoseconds = [(int(e["ts"] * 1000.0), int(e["dur"] * 1000.0)) for e in mine]
         for (start, length), (following, _) in pairwise(nanoseconds):
             assert start + length <= following, "slices of one track follow each other"
     works = sum(len(slices(s, t)) for s in found.steps for t in s.timelines)
     waits = sum(len(pauses(t)) for s in found.steps for t in s.timelines)
     assert sum(map(len, boxes.values())) == works + waits
-    check_arrows(timed, boxes, found)
+    check_arrows(timed, found)
     check_counters(timed, found)
 
 
-def check_arrows(timed, boxes, found):
-    arrows = defaultdict(list)
+def test_times_are_whole_nanoseconds_to_a_reader_that_cuts_them():
+    for ns in (*range(3000), 10**9 + 1, 123_456_789_013, 2**50 + 1):
+        assert int(_us(ns) * 1000.0) == ns
+
+
+def check_threads(events):
+    """As Perfetto reads them: whatever has a number of its own is one thread."""
+    owners = defaultdict(set)
+    for event in events:
+        assert {"ph", "pid", "tid", "name"} <= set(event)
+        assert event["ph"] in "MXCstf"
+        owners[event["tid"]].add(event["pid"])
+        if event["ph"] == "M":
+            assert set(event["args"]) in ({"name"}, {"sort_index"})
+        else:
+            assert event["ts"] >= 0
+    assert all(len(pids) == 1 for pids in owners.values()), "a thread is in one process"
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert {pid: name for (pid, tid), name in names.items() if pid == tid} == dict.fromkeys(
+        {pid for pid, _ in names}, "compute"
+    ), "compute is the main thread of each"
+    assert {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"} <= set(names)
+
+
+def check_arrows(timed, found):
+    arrows, last = defaultdict(list), {}
     for event in timed:
-        if event["ph"] in "stf":
+        if event["ph"] == "X":
+            last[event["pid"], event["tid"]] = event
+        elif event["ph"] in "stf":
             arrows[event["id"]].append(event)
-            starts = {(e["ts"]) for e in boxes[event["pid"], event["tid"]]}
-            assert event["ts"] in starts, "an arrow's end is in a slice"
+            box = last[event["pid"], event["tid"]]
+            assert box["ts"] == event["ts"], "an arrow's end is at the last slice of its thread"
+            assert event.get("bp", "e") == "e"
+            assert ("bp" in event) == (event["ph"] == "f")
+            assert box["args"].keys() & {"buffer", "op"}, "that is a copy or a run, not a wait"
     for arrow in arrows.values():
         order = "".join(sorted((e["ph"] for e in arrow), key="stf".index))
         assert order in ("sf", "stf"), "one beginning, one end"
@@ -223,11 +253,11 @@ def check_arrows(timed, boxes, found):
 
 
 def check_counters(timed, found):
-    (process, step) = 1, found.steps[0]
+    (process, step) = min(e["pid"] for e in timed), found.steps[0]
     device = [
-        e["args"]["B"]
+        e["args"]["bytes"]
         for e in timed
-        if e["ph"] == "C" and e["pid"] == process and e["name"] == "device bytes"
+        if e["ph"] == "C" and e["pid"] == process and e["name"] == "device"
     ]
     assert max(device) == step.predicted.peak(Tier.DEVICE)
 
@@ -276,9 +306,38 @@ def check_snapshot(snapshot, found):
             assert most == 0
             continue
         check_segment(segment, live)
+        check_fields(events, segment)
         for event in events:
             assert segment["address"] <= event["addr"]
             assert event["addr"] + event["size"] <= segment["address"] + segment["total_size"]
+
+
+def check_fields(events, segment):
+    """All that the viewer's MemoryViz.js and process_alloc_data.js read, of the kinds they take."""
+    for event in events:
+        assert {"action", "addr", "size", "stream", "time_us", "frames"} <= set(event)
+        assert all(type(event[name]) is int for name in ("addr", "size", "stream", "time_us"))
+        check_frames(event["frames"])
+    whole = ("device", "address", "total_size", "stream")
+    assert all(type(segment[name]) is int for name in whole)
+    assert segment["segment_pool_id"] == (0, 0), "the pool that is nobody's own"
+    for block in segment["blocks"]:
+        assert block["state"] in ("active_allocated", "inactive")
+        assert 0 <= block["requested_size"] <= block["size"]
+        check_frames(block["frames"])
+    (first, *others) = events
+    assert first["action"] == "segment_alloc"
+    assert (first["addr"], first["size"]) == (segment["address"], segment["total_size"])
+    assert not any(event["action"].startswith("segment") for event in others)
+
+
+def check_frames(frames):
+    """A frame without a name or a file, or with a line that is no number, breaks the viewer."""
+    for frame in frames:
+        assert type(frame["name"]) is type(frame["filename"]) is str
+        assert type(frame["line"]) is int
+        assert frame["name"]
+        assert frame["filename"]
 
 
 OPCODES = {

@@ -2,12 +2,18 @@
 
 A process for each timeline, a thread for each track, a counter for each tier. Arrows lead from a
 copy out to the copies back of the same bytes, and from those to the first run that reads them.
-Times are microseconds, printed to the nanosecond; slices of one track never overlap.
+Times are microseconds, to the nanosecond; slices of one track never overlap.
+
+What Perfetto does with such files (src/trace_processor/importers/json) decides some details: a
+thread that has its process's number is the main one, and shown first; a number names one thread
+only; times are cut to nanoseconds, and slices that then overlap are dropped; an arrow's end belongs
+to the last slice before it in the file; a counter is called by its name and its series.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from itertools import count, groupby
 from typing import Any
@@ -24,6 +30,8 @@ from outcore.report.tracks import Pause, Slice, Track, pauses, slices
 Event = dict[str, Any]
 
 NS_PER_US = 1000
+APART = 100
+"""Numbers of processes are so far apart: those of their threads lie between."""
 _WAITS = {
     Cause.FETCH: "wait for a copy back",
     Cause.RELEASE: "wait for a copy out",
@@ -45,7 +53,7 @@ def chrome_events(report: Report) -> list[Event]:
     arrows, process = count(1), 0
     for number, step in enumerate(report.steps, 1):
         for timeline in step.timelines:
-            process += 1
+            process += APART
             graph = f" graph {number}" if len(report.steps) > 1 else ""
             source = "predicted" if timeline.source is Source.SIMULATED else "measured"
             names += _names(process, source + graph)
@@ -54,9 +62,9 @@ def chrome_events(report: Report) -> list[Event]:
 
 
 def _names(process: int, name: str) -> Iterator[Event]:
-    yield _meta(process, 0, "process_name", name=name)
-    yield _meta(process, 0, "process_sort_index", sort_index=process)
-    for thread, track in enumerate(Track, 1):
+    yield _meta(process, process, "process_name", name=name)
+    yield _meta(process, process, "process_sort_index", sort_index=process)
+    for thread, track in enumerate(Track, process):
         yield _meta(process, thread, "thread_name", name=track.value)
         yield _meta(process, thread, "thread_sort_index", sort_index=thread)
 
@@ -68,10 +76,14 @@ def _meta(process: int, thread: int, what: str, **args: str | int) -> Event:
 def _events(
     step: PlannedStep, timeline: Timeline, process: int, arrows: Iterator[int]
 ) -> Iterator[Event]:
-    """Boxes, arrows and counters of one timeline."""
+    """Boxes, each with the ends of arrows at it, and counters of one timeline."""
     boxes = _boxes(step, timeline, process)
-    yield from boxes.values()
-    yield from _arrows(step.program, boxes, arrows)
+    ends: dict[tuple[int, bool], list[Event]] = {}
+    for key, end in _arrows(step.program, boxes, arrows):
+        ends.setdefault(key, []).append(end)
+    for key, box in boxes.items():
+        yield box
+        yield from ends.get(key, ())
     for tier in Tier:
         found = levels(step, timeline, tier)
         if any(level.nbytes for level in found):
@@ -82,7 +94,7 @@ def _boxes(step: PlannedStep, timeline: Timeline, process: int) -> dict[tuple[in
     """(body position, whether it is the wait before it) -> the box, in whole nanoseconds."""
     shown: list[Slice | Pause] = [*slices(step, timeline), *pauses(timeline)]
     found: dict[tuple[int, bool], Event] = {}
-    threads = {track: number for number, track in enumerate(Track, 1)}
+    threads = {track: number for number, track in enumerate(Track, process)}
 
     def track(box: Slice | Pause) -> int:
         return threads[box.track if isinstance(box, Slice) else Track.COMPUTE]
@@ -95,7 +107,7 @@ def _boxes(step: PlannedStep, timeline: Timeline, process: int) -> dict[tuple[in
             free = max(start, _ns(box.stop_seconds))
             event = _slice(step, box) if isinstance(box, Slice) else _pause(box)
             event |= {"ph": "X", "pid": process, "tid": thread}
-            event |= {"ts": start / NS_PER_US, "dur": (free - start) / NS_PER_US}
+            event |= {"ts": _us(start), "dur": _us(free - start)}
             found[box.position, isinstance(box, Pause)] = event
     return found
 
@@ -115,8 +127,11 @@ def _pause(box: Pause) -> Event:
 
 def _arrows(
     program: Program, boxes: dict[tuple[int, bool], Event], numbers: Iterator[int]
-) -> Iterator[Event]:
-    """From each copy out by way of a copy back to the run that reads what came back."""
+) -> Iterator[tuple[tuple[int, bool], Event]]:
+    """From each copy out by way of a copy back to the run that reads what came back.
+
+    The ends of all arrows, each with the key of its box.
+    """
     copies = [
         (position, instruction.action)
         for position, instruction in enumerate(program.body)
@@ -128,8 +143,8 @@ def _arrows(
         if copy.source not in away:
             continue
         places = [away[copy.source], position, readers.get(copy.target)]
-        met = [boxes[p, False] for p in places if p is not None and (p, False) in boxes]
-        yield from _arrow(met, next(numbers))
+        met = [(p, False) for p in places if p is not None and (p, False) in boxes]
+        yield from zip(met, _arrow([boxes[key] for key in met], next(numbers)), strict=False)
 
 
 def _arrow(boxes: list[Event], number: int) -> Iterator[Event]:
@@ -156,10 +171,15 @@ def _first_readers(program: Program) -> dict[int, int]:
 
 def _counter(process: int, tier: Tier, found: Iterable[Level]) -> Iterator[Event]:
     for level in found:
-        name = f"{tier.value} bytes"
-        stamp = _ns(level.seconds) / NS_PER_US
-        yield {"ph": "C", "pid": process, "name": name, "ts": stamp, "args": {"B": level.nbytes}}
+        where = {"pid": process, "tid": process, "ts": _us(_ns(level.seconds))}
+        yield {"ph": "C", "name": tier.value, **where, "args": {"bytes": level.nbytes}}
 
 
 def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
+
+
+def _us(ns: int) -> float:
+    """Microseconds that are still `ns` when their thousandfold is cut to a whole number."""
+    us = ns / NS_PER_US
+    return us if int(us * NS_PER_US) == ns else math.nextafter(us, math.inf)
