@@ -23,6 +23,7 @@ from outcore.policies import (
     floor,
     floor_plan,
     parse_policy,
+    recompute_all,
     resolve,
     spec_text,
 )
@@ -455,6 +456,23 @@ def test_recompute_all_bounds_the_ops_of_a_recomputation():
     stay = RecomputeAll(max_ops=2, stay=True).plan(problem)
     runs = [step for step in lower(problem, stay).body if getattr(step.action, "again", False)]
     assert len(runs) == 5, "each op once"
+
+
+def test_recompute_all_of_a_deep_network_is_a_program_that_memory_holds(monkeypatch):
+    problem = chain((64,) * 40)
+    deep = RecomputeAll().plan(problem)
+    monkeypatch.setattr(recompute_all, "MOST_AGAIN", 100)
+    limited = RecomputeAll().plan(problem)
+    counts = [
+        sum(getattr(step.action, "again", False) for step in lower(problem, plan).body)
+        for plan in (deep, limited)
+    ]
+    assert counts[0] > 700
+    assert 50 < counts[1] <= 200
+    assert (
+        RecomputeAll(stay=True).plan(problem).by_gap
+        == RecomputeAll(stay=True, max_ops=999).plan(problem).by_gap
+    )
 
 
 def test_without_an_outer_tier_nothing_is_offloaded():

@@ -14,6 +14,10 @@ from outcore.policies.candidates import away, candidates, ops_again, recomputabl
 from outcore.policies.policy import MIN_BYTES, check_min_bytes
 from outcore.policies.settle import settle
 
+MOST_AGAIN = 1_000_000
+"""About how many ops are run again in all, where chains are not limited: in networks of thousands
+of layers their number is the square of that, which no memory holds as a program."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecomputeAll:
@@ -32,7 +36,7 @@ class RecomputeAll:
 
     min_bytes: int = MIN_BYTES
     max_ops: int = 0
-    """The most ops that one recomputation may run; 0: any number."""
+    """The most ops that one recomputation may run; 0: any number, as far as `MOST_AGAIN` allows."""
     stay: bool = False
 
     def __post_init__(self) -> None:
@@ -52,13 +56,17 @@ class RecomputeAll:
 
     def _cheap(self, problem: Problem, gaps: Iterable[Gap]) -> list[Gap]:
         """Those of `gaps`, in forward order, that take at most `max_ops` ops to make again."""
-        if not self.max_ops:
-            return list(gaps)
-        trace, live = problem.trace, liveness(problem.trace)
+        gaps, trace = list(gaps), problem.trace
+        most = self.max_ops
+        if not most and not self.stay and len(gaps) * trace.boundary > 2 * MOST_AGAIN:
+            most = 2 * MOST_AGAIN // len(gaps)
+        if not most:
+            return gaps
+        live = liveness(trace)
         dropped: dict[int, int] = {}
         cheap = []
         for gap in gaps:
-            if len(ops_again(trace, live, gap, dropped)) <= self.max_ops:
+            if len(ops_again(trace, live, gap, dropped)) <= most:
                 cheap.append(gap)
                 dropped[gap.buffer] = gap.before
         return cheap
