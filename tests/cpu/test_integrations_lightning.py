@@ -12,7 +12,13 @@ from torch import Tensor, nn
 lightning = pytest.importorskip("lightning.pytorch")
 
 import outcore  # noqa: E402 - the library first
-from outcore.errors import NotEngagedError, OptionError, WrapError  # noqa: E402 - as above
+from outcore.errors import (  # noqa: E402 - as above
+    BudgetError,
+    NotEngagedError,
+    OptionError,
+    PolicyError,
+    WrapError,
+)
 from outcore.integrations import LightningCallback  # noqa: E402 - as above
 from tests.cpu.training import Small, batch, mean_square  # noqa: E402 - as above
 
@@ -155,11 +161,49 @@ def test_what_configure_model_makes(tmp_path: Path) -> None:
     assert callback.report().state == "planned"
 
 
+def test_training_again_keeps_the_plan(tmp_path: Path) -> None:
+    module, callback = Lit(), LightningCallback(**TIGHT)
+    fit(tmp_path, module, callback, max_steps=6)
+    session = callback.session
+    assert session is not None
+    assert callback.report().state == "planned"
+    calls = session.calls
+    fit(tmp_path, module, callback, max_steps=2)
+    assert callback.session is session
+    assert outcore.handle(module.net) is session.backend
+    assert callback.report().state == "planned"
+    assert session.calls == calls + 2
+
+
+def test_training_another_closes_the_first(tmp_path: Path) -> None:
+    first, second, callback = Lit(), Lit(), LightningCallback(**TIGHT)
+    fit(tmp_path, first, callback, max_steps=1)
+    before = callback.session
+    assert before is not None
+    fit(tmp_path, second, callback, max_steps=1)
+    assert before.backend.closed
+    assert callback.session is not before
+    assert first.net._compiled_call_impl is None
+    with pytest.raises(WrapError):
+        outcore.handle(first)
+    assert outcore.handle(second).engaged
+
+
 class Around(Lit):
     """Goes past `__call__`."""
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.net.forward(x)
+        return result
+
+
+class PartlyAround(Loose):
+    """Calls its layers, and goes past the head's `__call__`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        result: Tensor = self.head.forward(x.mean((2, 3)))
         return result
 
 
@@ -178,6 +222,28 @@ class TestRefused:
         with pytest.raises(NotEngagedError, match="Around"):
             fit(tmp_path, Around(), LightningCallback(**TIGHT))
 
+    def test_a_second_training_that_goes_past_them(self, tmp_path: Path) -> None:
+        module: Any = Lit()
+        callback = LightningCallback(**TIGHT)
+        fit(tmp_path, module, callback, max_steps=1)
+        module.forward = module.net.forward
+        with pytest.raises(NotEngagedError, match="Lit"):
+            fit(tmp_path, module, callback)
+
+    def test_a_step_that_goes_past_one_of_them(self, tmp_path: Path) -> None:
+        with pytest.warns(UserWarning, match="nothing to plan from head:"):
+            fit(tmp_path, PartlyAround(), LightningCallback(budget="64MiB"), max_steps=2)
+        with pytest.raises(NotEngagedError, match="nothing to plan from head:"):
+            fit(tmp_path, PartlyAround(), LightningCallback(budget="64MiB", strict=True))
+
+    def test_what_is_compiled_inside_leaves_nothing_wrapped(self, tmp_path: Path) -> None:
+        module = Loose()
+        module.head.compile(backend="eager")
+        with pytest.raises(WrapError, match="Linear: it is compiled already"):
+            fit(tmp_path, module, LightningCallback(budget="64MiB"))
+        with pytest.raises(WrapError, match="nothing in it is wrapped"):
+            outcore.handle(module)
+
     def test_nothing_to_wrap(self, tmp_path: Path) -> None:
         module = Lit()
         module.net = nn.Identity()
@@ -188,5 +254,9 @@ class TestRefused:
     def test_options_at_once(self) -> None:
         with pytest.raises(OptionError, match="did you mean 'policy'"):
             LightningCallback(budget="1GiB", polcy="pooch")
+        with pytest.raises(PolicyError, match="swop-all"):
+            LightningCallback(policy="swop-all")
+        with pytest.raises(BudgetError, match="3 apples"):
+            LightningCallback("3 apples")
         with pytest.raises(WrapError, match="no report yet"):
             LightningCallback(budget="1GiB").report()

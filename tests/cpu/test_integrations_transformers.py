@@ -16,7 +16,13 @@ pytest.importorskip("accelerate")
 transformers: Any = pytest.importorskip("transformers")
 
 import outcore  # noqa: E402 - the libraries first
-from outcore.errors import NotEngagedError, OptionError, WrapError  # noqa: E402 - as above
+from outcore.errors import (  # noqa: E402 - as above
+    BudgetError,
+    NotEngagedError,
+    OptionError,
+    PolicyError,
+    WrapError,
+)
 from outcore.integrations import TransformersCallback  # noqa: E402 - as above
 
 pytestmark = pytest.mark.filterwarnings(
@@ -212,9 +218,24 @@ def test_training_twice_keeps_the_plan(tmp_path: Path) -> None:
     assert callback.report().state == "planned"
 
 
+def test_training_another_model_closes_the_first(tmp_path: Path) -> None:
+    callback, first, second = TransformersCallback(**TINY), Tiny(), Tiny()
+    trainer(tmp_path, first, callback, max_steps=1).train()
+    before: Any = callback.backend
+    trainer(tmp_path, second, callback, max_steps=1).train()
+    assert before.closed
+    assert outcore.handle(second) is callback.backend is not before
+    with pytest.raises(WrapError):
+        outcore.handle(first)
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="did you mean 'policy'"):
         TransformersCallback(budget="1GiB", polcy="pooch")
+    with pytest.raises(PolicyError, match="swop-all"):
+        TransformersCallback(policy="swop-all")
+    with pytest.raises(BudgetError, match="3 apples"):
+        TransformersCallback("3 apples")
     with pytest.raises(WrapError, match="no report yet"):
         TransformersCallback(budget="1GiB").report()
     callback = TransformersCallback(budget="1GiB")
