@@ -145,4 +145,5 @@ def test_a_legend_names_what_is_drawn():
     assert {"forward", "backward", "out", "in"} <= set(looks)
     assert "rerun" not in looks
     assert dict(view_of(small_report(8192, AGAIN)).legend)["rerun"] == "computed again"
+    assert "computing again" not in check(small_report()).said
     assert "copied out" not in Page(page(small_report(16384, "keep-all"))).said

@@ -430,6 +430,19 @@ def test_nothing_to_draw(tmp_path):
 
 
 @matplotlib
+def test_the_legend_of_a_picture_names_what_is_drawn(tmp_path):
+    file = tmp_path / "report.svg"
+    for policy, named in (("swap-all{min_bytes=1B}", True), ("keep-all", False)):
+        with plt_text():
+            small_report(16384 if policy == "keep-all" else 8192, policy).to_plot(file)
+        text = file.read_text(encoding="utf-8")
+        assert "forward" in text
+        assert "device, KiB" in text
+        assert ("copied out" in text, "waiting" in text) == (named, named)
+        assert "recomputed" not in text
+
+
+@matplotlib
 def test_a_picture_has_the_measured_peak_only_of_one_graph(tmp_path):
     file = tmp_path / "report.svg"
     for make, drawn in ((measured_report, True), (two_graphs, False)):

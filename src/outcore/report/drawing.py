@@ -57,9 +57,16 @@ def draw(report: Report, file: Path) -> None:
         below.set_xlabel("seconds")
     title = report.title or "a training step"
     axes[0].set_title(f"{title}, {report.policy}", loc="left", fontsize=10)
-    handles = [_patch(color, name) for name, color in LOOKS.items()]
+    drawn = {name for step in report.steps for name in _drawn(step)}
+    handles = [_patch(color, name) for name, color in LOOKS.items() if name in drawn]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     figure.savefig(file, dpi=DPI)
+
+
+def _drawn(step: PlannedStep) -> set[str]:
+    """Names of what the timelines show."""
+    found = {each.kind.value for t in step.timelines for each in slices(step, t)}
+    return found | {WAIT} if any(t.stalls for t in step.timelines) else found
 
 
 def _heights(step: PlannedStep) -> tuple[float, float]:
@@ -102,7 +109,9 @@ def _draw_timelines(axes: Any, step: PlannedStep) -> None:
 def _draw_memory(axes: Any, report: Report, step: PlannedStep) -> None:
     """What the device is predicted to hold, below the budget."""
     found = levels(step, step.predicted, Tier.DEVICE)
-    seconds, sizes = [each.seconds for each in found], [each.nbytes / GIB for each in found]
+    unit, unit_bytes = _unit(max(each.nbytes for each in found))
+    seconds = [each.seconds for each in found]
+    sizes = [each.nbytes / unit_bytes for each in found]
     axes.fill_between(seconds, sizes, step="post", color=COLORS[5], alpha=0.6, linewidth=0)
     budget = step.problem.budget_bytes
     lines = [(budget, COLORS[1], f"budget {format_bytes(budget)}")]
@@ -110,10 +119,10 @@ def _draw_memory(axes: Any, report: Report, step: PlannedStep) -> None:
         nbytes = report.measured_peak_bytes
         lines.append((nbytes, GREY, f"measured peak {format_bytes(nbytes)}"))
     for nbytes, color, label in lines:
-        axes.axhline(nbytes / GIB, color=color, linestyle="--", linewidth=1.2)
+        axes.axhline(nbytes / unit_bytes, color=color, linestyle="--", linewidth=1.2)
         axes.text(
             1,
-            nbytes / GIB,
+            nbytes / unit_bytes,
             label,
             transform=axes.get_yaxis_transform(),
             color=color,
@@ -121,11 +130,17 @@ def _draw_memory(axes: Any, report: Report, step: PlannedStep) -> None:
             va="bottom",
             fontsize=8,
         )
-    axes.set_ylim(0, 1.15 * max(*sizes, *(nbytes / GIB for nbytes, _, _ in lines)))
-    axes.set_ylabel("device, GiB", fontsize=8)
+    axes.set_ylim(0, 1.15 * max(*sizes, *(nbytes / unit_bytes for nbytes, _, _ in lines)))
+    axes.set_ylabel(f"device, {unit}", fontsize=8)
     axes.tick_params(labelsize=8)
     axes.grid(color=PALE, linewidth=0.6)
     axes.set_axisbelow(True)
+
+
+def _unit(nbytes: int) -> tuple[str, int]:
+    """The unit in which `nbytes` is a short number."""
+    units = (("GiB", GIB), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
+    return next((each for each in units if nbytes >= each[1]), units[-1])
 
 
 def _patch(color: str, name: str) -> Any:

@@ -100,13 +100,13 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def shares(explained: Sequence[Explanation], seconds: float) -> Iterator[Share]:
-    """The step by what takes its time; they add up to it."""
+    """The step by what takes its time; they add up to it. What takes none is left out."""
     parts = (
         ("computing", "forward", sum(e.in_core_seconds + e.variant_seconds for e in explained)),
         ("computing again", "rerun", sum(e.recompute_seconds for e in explained)),
         ("waiting for copies", "wait", sum(e.stall_seconds for e in explained)),
     )
-    for name, look, part in parts:
+    for name, look, part in (each for each in parts if each[2]):
         share = part / seconds if seconds else 0.0
         text = f"{format_seconds(part)} ({100 * share:.1f}%)"
         yield Share(name, look, text, 100 * share if share > SMALL else 0.0)
