@@ -176,8 +176,10 @@ class TestUsing:
         _, backend = small_planned(STEPS, budget=TIGHT, plan=str(saved))
         (note,) = backend.report().notes
         assert "where it was made for another device, CPU, " in note
+        torch._dynamo.reset()
+        strict = torch.compile(Small(), backend=Backend(budget=TIGHT, plan=saved, strict=True))
         with pytest.raises(DigestError, match="made for device CPU, "):
-            small_planned(STEPS, budget=TIGHT, plan=str(saved), strict=True)
+            strict(batch(0))
 
     def test_a_budget_that_it_does_not_fit_is_an_error_that_names_one_that_does(
         self, saved: Path, tmp_path: Path

@@ -61,26 +61,30 @@ class Given:
         saved = find(self.file, trace, sum(digest(other) == trace for other in earlier))
         if saved is None and strict:
             raise self._unknown(self.file, trace)
-        if saved is not None and strict and saved.machine.device != self.device:
-            raise DigestError(
-                noun="plan",
-                made_for=saved.machine.device,
-                expected=self.device,
-                of="device",
-                file=self.path,
-            )
+        if saved is not None and strict:
+            self._check_device(saved)
         return saved
 
     def check_known(self, trace: Trace, *, checked: bool) -> None:
-        """Raise DigestError where the file is known to have no plan for `trace`.
+        """Raise DigestError where the file is known to have no plan for `trace` on this device.
 
         `checked`: its ops have run, and returned what it says. Before that sizes and layouts may
         yet be corrected, and only a trace of other ops is known to be another.
         """
-        if self.file is None or find(self.file, digest(trace)) is not None:
+        if self.file is None:
             return
-        if checked or not any(_may_be_of(saved, trace) for saved in self.file.plans):
+        saved = find(self.file, digest(trace))
+        if saved is not None:
+            self._check_device(saved)
+        elif checked or not any(_may_be_of(each, trace) for each in self.file.plans):
             raise self._unknown(self.file, digest(trace))
+
+    def _check_device(self, saved: SavedPlan) -> None:
+        made_for, here = saved.machine.device, self.device
+        if made_for != here:
+            raise DigestError(
+                noun="plan", made_for=made_for, expected=here, of="device", file=self.path
+            )
 
     def _unknown(self, file: PlanFile, trace: str) -> DigestError:
         made_for = ", ".join(plan.digests.trace for plan in file.plans)
