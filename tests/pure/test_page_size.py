@@ -52,7 +52,7 @@ def test_kinds_stay_apart_where_there_is_room():
 
 
 def test_a_chain_that_is_recomputed_has_a_small_page():
-    problem = long_problem(1500, budget_part=0.4)
+    problem = long_problem(800, budget_part=0.4)
     found = report(problem, resolve("chen-sqrt{min_bytes=1B}").plan(problem))
     assert len(check(found).text.encode()) < MEGABYTE
 
@@ -80,7 +80,7 @@ def test_a_page_says_that_some_graphs_are_not_drawn():
 
 
 def test_boxes_go_to_the_graphs_that_have_spans():
-    found = with_steps(long_report(20), [*long_report(900).steps, *small_report().steps])
+    found = with_steps(long_report(20), [*long_report(500).steps, *small_report().steps])
     large, small = view_of(found).graphs
     assert small.merged == 0
     assert large.merged > 0

@@ -63,12 +63,38 @@ def rows(found: Sequence[Slice], waits: Sequence[Pause], extent: float, most: in
 
     A row has one box at least, and the compute row one more for all of its waits.
     """
-    drawn: list[Row] = []
+    by_track = {track: _sorted(found, track) for track in Track}
+    groups: list[list[list[Slice]]] = []
+    stops: list[list[Pause]] = []
     for width, mixed in _widths(extent):
-        drawn = [_row(track, found, waits, width, mixed=mixed) for track in Track]
-        if sum(len(row.marks) + len(row.waits) for row in drawn) <= most:
+        groups = [list(_groups(mine, _kind, width, mixed)) for mine in by_track.values()]
+        stops = list(_groups(waits, _cause, width, mixed))
+        if sum(map(len, groups)) + len(stops) <= most:
             break
-    return [row for row in drawn if row.slices]
+    return [
+        _row(track, drawn, stops if track is Track.COMPUTE else [])
+        for track, drawn in zip(by_track, groups, strict=True)
+        if drawn
+    ]
+
+
+def _sorted(found: Sequence[Slice], track: Track) -> list[Slice]:
+    mine = (each for each in found if each.track is track)
+    return sorted(mine, key=lambda each: (each.start_seconds, each.position))
+
+
+def _row(track: Track, groups: list[list[Slice]], stops: list[list[Pause]]) -> Row:
+    mine = [each for group in groups for each in group]
+    busy = sum(each.seconds for each in mine)
+    return Row(track, busy, len(mine), [*map(_mark, groups)], [*map(_pause, stops)])
+
+
+def _kind(each: Slice) -> Kind:
+    return each.kind
+
+
+def _cause(each: Pause) -> Cause:
+    return each.cause
 
 
 def _widths(extent: float) -> Iterator[tuple[float, bool]]:
@@ -87,24 +113,6 @@ def _growing(extent: float, last: float) -> Iterator[float]:
         yield extent * part
         part *= GROWTH
     yield extent * last
-
-
-def _row(
-    track: Track,
-    found: Sequence[Slice],
-    waits: Sequence[Pause],
-    width: float,
-    *,
-    mixed: bool,
-) -> Row:
-    mine = sorted(
-        (each for each in found if each.track is track),
-        key=lambda each: (each.start_seconds, each.position),
-    )
-    stops = waits if track is Track.COMPUTE else ()
-    marks = [_mark(group) for group in _groups(mine, lambda each: each.kind, width, mixed)]
-    pauses = [_pause(group) for group in _groups(stops, lambda each: each.cause, width, mixed)]
-    return Row(track, sum(each.seconds for each in mine), len(mine), marks, pauses)
 
 
 def _groups(
