@@ -19,7 +19,7 @@ def build() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
 
 
-def train(model: nn.Module, batch: int = 16, iterations: int = 8) -> None:
+def train(model: nn.Module, batch: int = 16, iterations: int = 16) -> None:
     """Plain PyTorch."""
     images, labels = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
     pixels = images.float().view(-1, 1, 8, 8) / 16
@@ -30,7 +30,8 @@ def train(model: nn.Module, batch: int = 16, iterations: int = 8) -> None:
         loss = cross_entropy(model(pixels[chosen]), labels[chosen])
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         optimizer.step()
-        print(f"iteration {number}: loss {loss.item():.9f}")
+        if number % 2:
+            print(f"iteration {number}: loss {loss.item():.9f}")
 
 
 if __name__ == "__main__":
