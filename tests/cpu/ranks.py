@@ -10,6 +10,7 @@ assertion that fails ends the process, and torchrun the others.
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Callable
@@ -288,6 +289,9 @@ def main(names: list[str]) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", timeout=timedelta(seconds=120))
     for name in names:
+        torch._dynamo.reset()
+        gc.collect()
+        gc.freeze()  # imported modules are out of sight of what readings visit, as in conftest.py
         start = time.perf_counter()
         globals()[name]()
         distributed.barrier()
