@@ -41,12 +41,13 @@ autoclass_content = "class"
 default_role = "code"
 """In docstrings, one backtick marks code, as it does on the pages."""
 
-FROM_THE_ROOT = {
+ELSEWHERE = {
     "readme": "README.md",
     "changelog": "CHANGELOG.md",
     "contributing": "CONTRIBUTING.md",
+    "journeys": "examples/journeys/README.md",
 }
-"""Pages whose text stands at the root of the repository. Their files in docs/ hold their place."""
+"""Pages whose text stands elsewhere in the repository. Their files in docs/ hold their place."""
 
 ALIASES = ("M", "Arg", "Ref", "Symbol")
 """Names in signatures that stand for types."""
@@ -55,9 +56,10 @@ LINK = re.compile(r"(?<=\]\()(?P<path>[^)\s:#]+)(?P<anchor>#[^)\s]*)?(?=\))")
 
 
 def read_page(_app: Any, name: str, source: list[str]) -> None:
-    """Fill pages from the root, and turn links to files into links to pages."""
-    if name in FROM_THE_ROOT:
-        text, folder = (ROOT / FROM_THE_ROOT[name]).read_text(encoding="utf-8"), PurePosixPath()
+    """Fill pages from elsewhere, and turn links to files into links to pages."""
+    if name in ELSEWHERE:
+        file = PurePosixPath(ELSEWHERE[name])
+        text, folder = (ROOT / file).read_text(encoding="utf-8"), file.parent
     else:
         text, folder = source[0], PurePosixPath("docs", name).parent
     page_folder = PurePosixPath("docs", name).parent
@@ -66,8 +68,8 @@ def read_page(_app: Any, name: str, source: list[str]) -> None:
         path = PurePosixPath(normpath(str(folder / link["path"])))
         if (ROOT / path).is_dir():
             path /= "README.md" if (ROOT / path / "README.md").exists() else "index.md"
-        for page, file in FROM_THE_ROOT.items():
-            if str(path) == file:
+        for page, text_of in ELSEWHERE.items():
+            if str(path) == text_of:
                 path = PurePosixPath("docs", f"{page}.md")
         return relpath(str(path), str(page_folder)) + (link["anchor"] or "")
 
