@@ -120,7 +120,8 @@ def test_check_of_the_file_alone(outcore, plan, tmp_path):
     renamed.write_text(Path(plan).read_text().replace('"swap-all"', '"swap-some"', 1))
     run = outcore("plan", "check", str(renamed))
     assert run.exit_code == 1
-    assert run.stderr.startswith("not valid: this plan file was changed after it was saved")
+    said = f"not valid: the plan file {renamed} was changed after it was saved"
+    assert run.stderr.startswith(said)
 
 
 def test_check_against_a_step(outcore, plan):
