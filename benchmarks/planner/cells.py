@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 
 from benchmarks.kit.benchmark import Patience
 from benchmarks.kit.rows import Check, Row
@@ -73,14 +75,24 @@ def papers(scale: Scale, patience: Patience) -> Iterator[Row]:
 
 
 def budgets(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """Every network at parts of its in-core peak."""
-    for name, batch in NETWORKS.items():
-        peak = lab(name, "v100-pcie3", 0, scale).at(batch).in_core.peak(Tier.DEVICE)
-        for share in SHARES:
+    """Every network at parts of its in-core peak. They take the cores that there are.
+
+    So planning is not timed: `speed` does that.
+    """
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        asked = [pool.submit(_of_network, *each, scale) for each in NETWORKS.items()]
+        for each in asked:
             if patience.over():
+                pool.shutdown(wait=False, cancel_futures=True)
                 return
-            found = lab(name, "v100-pcie3", peak // share, scale)
-            yield cell(found, batch, f"{name} {batch}, 1/{share}")
+            yield from each.result()
+
+
+def _of_network(name: str, batch: int, scale: Scale) -> list[Cell]:
+    peak = lab(name, "v100-pcie3", 0, scale).at(batch).in_core.peak(Tier.DEVICE)
+    found = ((share, lab(name, "v100-pcie3", peak // share, scale)) for share in SHARES)
+    cells = [cell(each, batch, f"{name} {batch}, 1/{share}") for share, each in found]
+    return [replace(each, planning_seconds=None) for each in cells]
 
 
 def cell(found: Lab, batch: int, step: str) -> Cell:

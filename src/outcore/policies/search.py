@@ -26,7 +26,7 @@ from outcore.policies.settle import settle
 from outcore.simulate import simulate
 from outcore.spec import spec_text
 
-DEEP = 4000
+DEEP = 2000
 """More ops than this count as so many: a walk through a deep network takes some steps too."""
 
 SLOWER = 50
@@ -39,7 +39,7 @@ class Search:
 
     Every candidate is judged by what it would take in truth: the simulated time and the peak of its
     lowered program. `effort`: how many ops each of the `walks` simulates at most, in millions (a
-    step counts as 4000 at most); the same effort, walks and `seed` give the same plan. `seconds`:
+    step counts as 2000 at most); the same effort, walks and `seed` give the same plan. `seconds`:
     the most that planning may take, as far as the first plan that fits allows, 0 for any; what is
     found then depends on how fast the machine is.
     """
