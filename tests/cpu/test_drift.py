@@ -150,7 +150,9 @@ def test_slower_ops_give_one_plan_with_fewer_reruns(caplog: pytest.LogCaptureFix
     json.dumps(report.to_dict(), allow_nan=False)
 
 
-def test_a_link_that_gets_slower_is_used_no_more_than_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_that_gets_slower_is_used_no_more_than_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     expected = small_reference(STEPS)
     before = []
 
