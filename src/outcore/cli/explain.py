@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from outcore.cli.modelled import Batch, Budget, Machine, Network, modelled
+from outcore.cli.screen import screen
 from outcore.cli.told import told
 from outcore.units import format_bytes, format_seconds
 
@@ -54,7 +55,7 @@ def explain(
 def _print(title: str, found: Explanation, most: int) -> None:
     from outcore.explain import summary  # noqa: PLC0415 - loads numpy
 
-    console = Console()
+    console = screen()
     for line in (title, *summary(found)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if found.moved:

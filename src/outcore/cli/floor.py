@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from outcore.cli.predicted import machine_of
+from outcore.cli.screen import screen
 from outcore.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def floor(
     from outcore.networks import network as named  # noqa: PLC0415 - loads torch
 
     machine, step = machine_of(hardware), named(network)
-    progress, console = Console(stderr=True), Console()
+    progress, console = Console(stderr=True), screen()
     found = []
     for samples in batch:
         with progress.status(f"{network}, batch {samples}: tracing"):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 
+from outcore.cli.screen import screen
 from outcore.units import format_bytes, format_rate
 
 
@@ -28,4 +28,4 @@ def hardware() -> None:
             format_rate(link.bytes_per_second),
         )
     table.add_row("this-machine", "this one, measured when it is asked for", *["-"] * 4)
-    Console().print(table)
+    screen().print(table)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 
+from outcore.cli.screen import screen
 from outcore.units import format_bytes, format_count
 
 
@@ -25,4 +25,4 @@ def networks() -> None:
             format_bytes(took.saved_bytes),
             f"{took.flop / 1e9:.4g}",
         )
-    Console().print(table)
+    screen().print(table)

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from outcore.cli.screen import screen
 from outcore.units import spell_size
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def policies() -> None:
     for plugin in found:
         if not isinstance(plugin.kind, PolicyError):
             table.add_row(escape(f"{plugin.name}\n({plugin.distribution})"), *_cells(plugin.kind))
-    Console().print(table)
+    screen().print(table)
     _tell(plugin.kind for plugin in found if isinstance(plugin.kind, PolicyError))
 
 

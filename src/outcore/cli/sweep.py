@@ -19,6 +19,7 @@ from outcore.cli.predicted import (
     policies_of,
     print_rows,
 )
+from outcore.cli.screen import screen
 from outcore.cli.told import told
 from outcore.units import format_bytes, format_seconds
 
@@ -90,7 +91,7 @@ def sweep(  # noqa: PLR0913 - a command has as many arguments as options
     rows = [{"batch": batch, **row.to_dict()} for row in found.rows]
     print_rows(rows, as_json=as_json, as_csv=as_csv)
     if not (as_json or as_csv):
-        console = Console()
+        console = screen()
         console.print(title, highlight=False, soft_wrap=True)
         for shown in _shares(found.policies, console.width):
             console.print(_table(found, shown, bound=bound))

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from outcore.cli.plan.words import NONE, made_words, storage_words
+from outcore.cli.screen import screen
 from outcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def diff(
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=1))
     else:
-        console = Console()
+        console = screen()
         if found.figures:
             console.print(_figures("the files", found.figures))
         for number, plan in enumerate(found.plans, 1):

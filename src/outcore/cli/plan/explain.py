@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
 from outcore.cli.plan.show import File
 from outcore.cli.plan.words import made_words, storage_words
+from outcore.cli.screen import screen
 from outcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def explain(
     """
     from outcore.planfile import load_plans  # noqa: PLC0415 - loads numpy
 
-    found, console = load_plans(file), Console()
+    found, console = load_plans(file), screen()
     for number, saved in enumerate(found.plans, 1):
         seconds = format_seconds(saved.predicted.seconds)
         graph = f"graph {number}, " if len(found.plans) > 1 else ""

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
 from outcore.cli.plan.words import headline, made_words, storage_words
+from outcore.cli.screen import screen
 from outcore.units import format_bytes
 
 File = Annotated[Path, typer.Argument(help="A plan file.", show_default=False)]
@@ -27,7 +27,7 @@ def show(
     """Show what a plan comes to, and which storages it moves."""
     from outcore.planfile import load_plans  # noqa: PLC0415 - loads numpy
 
-    found, console = load_plans(file), Console()
+    found, console = load_plans(file), screen()
     for number, saved in enumerate(found.plans, 1):
         if len(found.plans) > 1:
             console.print(f"graph {number} of {len(found.plans)}", highlight=False)
