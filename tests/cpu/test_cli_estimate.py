@@ -322,6 +322,7 @@ def test_the_advised_budget_can_be_met(policy, budget, peak, smallest, line):
         peak_bytes=peak,
         seconds=1.0,
         counts=Counts(),
+        held=0,
         offloaded_bytes=0,
         recompute_seconds=0.0,
         moved=(),

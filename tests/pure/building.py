@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outcore.ir.hardware import Hardware, Link, Tier
+from outcore.ir.liveness import dead_gaps, gaps, liveness
+from outcore.ir.plan import KEEP, Choice, Gap, Offload, Plan, Recompute, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile, Source
 from outcore.ir.trace import (
@@ -167,3 +169,45 @@ def small_problem(budget_bytes: int = 8192) -> Problem:
     n = len(trace.ops)
     profile = Profile((1e-3,) * n, (128,) * n, Source.ESTIMATED)
     return Problem(trace, profile, small_hardware(), budget_bytes)
+
+
+def dense_problem(layers: int = 4, budget_bytes: int = 1 << 14) -> Problem:
+    """Concatenations as in a DenseNet: each layer reads all outputs before it, and adds 1 KiB.
+
+    Buffers `y0` to `y{layers}` are those outputs, dead once the forward pass is over; `cat1` to
+    `cat{layers}` are made of them and wait for the backward pass. A layer takes ten times as long
+    as a concatenation.
+    """
+    t, backward = TraceBuilder(), Phase.BACKWARD
+    x = t.new(256, Role.INPUT, pinned=True, name="x")
+    outputs = [t.new(256, Role.ACTIVATION, name="y0")]
+    t.op("aten.convolution.default", (Ref(x),), (outputs[0],))
+    cats = []
+    for layer in range(1, layers + 1):
+        cats.append(t.new(256 * layer, Role.ACTIVATION, name=f"cat{layer}"))
+        t.op("aten.cat.default", (tuple(map(Ref, outputs)),), (cats[-1],))
+        outputs.append(t.new(256, Role.ACTIVATION, name=f"y{layer}"))
+        t.op("aten.convolution.default", (Ref(cats[-1]),), (outputs[-1],))
+    tangent = gradient = t.new(256, Role.GRAD, name="tangent")
+    for cat in reversed(cats):
+        following = t.new(256, Role.GRAD)
+        args = (Ref(gradient), Ref(cat))
+        t.op("aten.convolution_backward.default", args, (following,), backward)
+        gradient = following
+    trace = t.trace([x], (Ref(outputs[-1]),), [tangent], (Ref(gradient),))
+    seconds = tuple(1e-3 if op.target == "aten.cat.default" else 1e-2 for op in trace.ops)
+    profile = Profile(seconds, (0,) * len(seconds), Source.ESTIMATED)
+    return Problem(trace, profile, small_hardware(), budget_bytes)
+
+
+def dense_plan(problem: Problem) -> Plan:
+    """For a dense problem: `cat`s are recomputed, from what is held of the outputs they are of.
+
+    `y0` is kept, `y1` offloaded, `y2` stays once it is made again; any others are dropped.
+    """
+    trace, live = problem.trace, liveness(problem.trace)
+    cats = (gap for gap in gaps(trace, live) if trace.buffers[gap.buffer].name.startswith("cat"))
+    choices: dict[Gap, Choice] = dict.fromkeys(cats, Recompute())
+    held: tuple[Choice, ...] = (KEEP, Offload(Tier.HOST), Recompute(stay=True))
+    choices |= dict(zip(dead_gaps(trace, live), held, strict=False))
+    return make_plan(choices, "by hand")

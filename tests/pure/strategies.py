@@ -13,8 +13,8 @@ from typing import TypeVar
 from hypothesis import strategies as st
 
 from outcore.ir.hardware import Hardware, Link, Tier
-from outcore.ir.liveness import gaps, liveness
-from outcore.ir.plan import KEEP, Choice, Gap, Offload, Plan, Recompute, make_plan
+from outcore.ir.liveness import dead_gaps, gaps, liveness
+from outcore.ir.plan import DROP, KEEP, Choice, Gap, Offload, Plan, Recompute, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Cost, Profile, Source
 from outcore.ir.trace import Arg, Donation, Effect, Op, Phase, Ref, Role, Symbol, Trace
@@ -168,7 +168,12 @@ def _view(dice: Dice, t: TraceBuilder, value: int) -> int:
 
 
 def _output(dice: Dice, t: TraceBuilder, source: int) -> int:
-    """A new buffer: often one like that of `source`, as pointwise ops make."""
+    """A new buffer: often one like that of `source`, as pointwise ops make, or a larger one.
+
+    From what is larger, as concatenations and casts make it, come dead gaps.
+    """
+    if dice.one_in(3) and t.items(source) < max(_ITEMS):
+        return t.new(4 * t.items(source), Role.ACTIVATION, dtype=t.values[source].dtype)
     if dice.one_in(2):
         return _like(t, source, Role.ACTIVATION)
     return t.new(dice.pick(_ITEMS), Role.ACTIVATION, dtype=dice.pick(_DTYPES))
@@ -294,7 +299,10 @@ def problems(draw: st.DrawFn, trace: Trace | None = None) -> Problem:
 
 @st.composite
 def plans(draw: st.DrawFn, problem: Problem) -> Plan:
-    """Any variants, any choice for any gap; recompute only of what is made by a repeatable op."""
+    """Any variants, any choice for any gap, dead ones too.
+
+    Recomputed is only what a repeatable op makes; of what is dead, anything may be dropped.
+    """
     dice, trace = Dice(draw), problem.trace
     live = liveness(trace)
     tiers = [tier for tier, _ in problem.hardware.capacity_bytes if tier is not Tier.DEVICE]
@@ -307,9 +315,22 @@ def plans(draw: st.DrawFn, problem: Problem) -> Plan:
             choices[gap] = _offload(dice, gap, dice.pick(tiers), made_here=producer == gap.after)
         else:
             choices[gap] = KEEP if kind == "keep" else Recompute(stay=dice.one_in(2))
+    for gap in dead_gaps(trace, live):
+        choices[gap] = _dead_choice(dice, trace, live.producer[gap.buffer], gap, tiers)
     costs = problem.profile.alternatives
     variants = {op: dice.below(len(others) + 1) for op, others in costs}
     return make_plan(choices, policy=dice.pick(["", "drawn{seed=1}"]), variants=variants)
+
+
+def _dead_choice(
+    dice: Dice, trace: Trace, producer: int | None, gap: Gap, tiers: Sequence[Tier]
+) -> Choice:
+    repeatable = producer is not None and trace.ops[producer].repeatable
+    options: list[Choice] = [DROP, KEEP, *map(Offload, tiers)]
+    chosen = dice.pick([*options, Recompute(stay=True)] if repeatable else options)
+    if isinstance(chosen, Offload):
+        return _offload(dice, gap, chosen.tier, made_here=producer == gap.after)
+    return chosen
 
 
 def _offload(dice: Dice, gap: Gap, tier: Tier, *, made_here: bool) -> Offload:

@@ -40,8 +40,8 @@ def test_the_numbers_of_a_refusal_come_back():
 def test_how_far_it_is_goes_to_the_log(monkeypatch, caplog):
     code = """
 from outcore import apart
-from outcore.policies import search_anneal
-search_anneal.TOLD_EVERY = 0.0
+from outcore.policies import search_walks
+search_walks.TOLD_EVERY = 0.0
 apart.serve()
 """
     monkeypatch.setattr(apart, "_SERVE", code)

@@ -16,7 +16,7 @@ from outcore.bound.linear import LinearProgram
 from outcore.bound.scene import make_scene
 from outcore.errors import InfeasibleError, MissingPackageError, VerifyError
 from outcore.ir.hardware import Hardware, Link, Tier
-from outcore.ir.liveness import gaps, liveness
+from outcore.ir.liveness import dead_gaps, gaps, liveness
 from outcore.ir.memory import fits, peak
 from outcore.ir.plan import KEEP, Choice, Offload, Recompute, make_plan
 from outcore.ir.problem import Problem
@@ -126,7 +126,8 @@ def tiny_problems(draw):
 @settings(max_examples=100, suppress_health_check=list(HealthCheck), deadline=None)
 @given(problem=tiny_problems(), room=st.integers(0, 100))
 def test_no_plan_of_all_is_faster(problem, room):
-    found = gaps(problem.trace, liveness(problem.trace))
+    live = liveness(problem.trace)
+    found = (*gaps(problem.trace, live), *dead_gaps(problem.trace, live))
     assume(0 < len(found) <= 6)
     lowest, highest = floor(problem).nbytes, problem.budget_bytes
     budget = max(1, lowest + max(0, highest - lowest) * room // 100)

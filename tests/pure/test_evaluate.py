@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -249,11 +250,23 @@ class TestWhatCannotBe:
         with pytest.raises(ValueError, match="7 is no kind"):
             evaluator.plan(kinds)
 
+    def test_what_takes_longer_than_the_limit_or_does_not_fit(self) -> None:
+        problem = deep_problem(20)
+        evaluator = Evaluator(problem)
+        kinds = np.where(evaluator.default_kinds == KEEP, RECOMPUTE, evaluator.default_kinds)
+        whole = evaluator.evaluate(kinds)
+        assert whole.seconds < float("inf")
+        assert evaluator.evaluate(kinds, limit=whole.seconds / 2) == IMPOSSIBLE
+        within = evaluator.evaluate(kinds, limit=whole.seconds)
+        assert within == (whole if whole.fits else IMPOSSIBLE)
+        tight = Evaluator(replace(problem, budget_bytes=whole.peak_bytes - 1))
+        assert tight.evaluate(kinds, limit=1e9) == IMPOSSIBLE
+
     @pytest.mark.parametrize("hint", ["release", "prefetch"])
     def test_a_hint_outside_its_gap(self, hint) -> None:
         evaluator = Evaluator(small_problem())
         size = len(evaluator.gaps)
-        hints = {hint: [gap.after for gap in evaluator.gaps]}
+        hints: dict[str, Any] = {hint: [gap.after for gap in evaluator.gaps]}
         assert evaluator.evaluate([OFFLOAD] * size, **hints) == IMPOSSIBLE
         assert evaluator.evaluate([KEEP] * size, **hints).fits
 
@@ -325,7 +338,7 @@ for problem in (small_problem(), small_problem(5000), deep_problem(20)):
         hints = {name: some_hints(evaluator.gaps, dice) for name in ("release", "prefetch")}
         found = evaluator.evaluate(kinds, **hints)
         assert found == reference(problem, evaluator.plan(kinds, **hints)), kinds
-    space = make_space(problem, evaluator.gaps, 1)
+    space = make_space(problem, evaluator, 1)
     walk = evaluator.walk(space.allowed, space.alike, 1)
     walk.begin([KEEP] * len(space.gaps), float("inf"))
     kinds, seconds = walk.go(100, 1e-2, 1e-4)

@@ -15,7 +15,7 @@ import outcore
 from outcore.errors import VerifyError
 from outcore.explain import Alternative, Explanation, Late, Total, Wait, WaitsFor, explain
 from outcore.ir.hardware import Hardware, Link, Tier
-from outcore.ir.liveness import gaps, liveness
+from outcore.ir.liveness import dead_gaps, gaps, liveness
 from outcore.ir.memory import fits
 from outcore.ir.plan import KEEP, Choice, Gap, Offload, Plan, Recompute, make_plan
 from outcore.ir.problem import Problem
@@ -25,7 +25,7 @@ from outcore.ir.trace import Donation, Effect, Phase, Ref, Role
 from outcore.lower import lower
 from outcore.policies import resolve
 from outcore.simulate import simulate
-from tests.pure.building import TraceBuilder, small_problem
+from tests.pure.building import TraceBuilder, dense_plan, dense_problem, small_problem
 from tests.pure.strategies import plans, problems, traces
 
 pytestmark = pytest.mark.xdist_group("compiled")  # one process compiles, and only once
@@ -346,7 +346,7 @@ def others(problem: Problem, own: Choice) -> tuple[Choice, ...]:
 def check_alternatives(problem: Problem, plan: Plan, explanation: Explanation) -> None:
     """Each is the lowered and simulated plan with its gap changed."""
     for move in explanation.moves:
-        gap = Gap(move.buffer, move.after, move.before)
+        gap = Gap(move.buffer, move.after, move.before, move.dead)
         own = plan.choice(gap)
         for choice, found in zip(others(problem, own), move.alternatives, strict=True):
             assert found.chosen == (choice == own)
@@ -399,6 +399,45 @@ def check_no_want_of_room(problem: Problem, plan: Plan) -> None:
         assert wait.full_op is None
 
 
+class TestWhatIsHeldForReruns:
+    """Outputs of dense layers, of which the concatenations are made again."""
+
+    def test_the_figures_of_each_alternative(self) -> None:
+        problem = dense_problem()
+        plan = dense_plan(problem)
+        explanation = explain(problem, plan)
+        assert (explanation.moved, explanation.held) == (4, 3)
+        held = {move.name: move for move in explanation.moves if move.dead}
+        chosen = {name: move.choice for name, move in held.items()}
+        assert chosen == {"y0": "keep", "y1": "offload", "y2": "recompute stay"}
+        assert held["y0"].alternatives[0].chosen
+        assert held["y0"].alternatives[2].seconds == pytest.approx(explanation.seconds + 40e-3)
+        check_alternatives(problem, plan, explanation)
+
+    def test_in_words(self, golden) -> None:
+        problem = dense_problem()
+        golden(str(explain(problem, dense_plan(problem))), "explain/dense")
+
+    def test_what_cannot_be_made_again_can_be_held_and_dropped(self) -> None:
+        problem = dense_problem(layers=2)
+        first, *rest = problem.trace.ops
+        once = replace(first, effects=frozenset({Effect.UNREPEATABLE}))
+        problem = replace(problem, trace=replace(problem.trace, ops=(once, *rest)))
+        (gap,) = dead_gaps(problem.trace, liveness(problem.trace))[:1]
+        (move,) = explained(problem, {gap: KEEP}).moves
+        assert not move.alternatives[2].impossible
+        assert "op 0 aten.convolution.default is unrepeatable" in move.alternatives[3].impossible
+
+    def test_what_is_recomputed_may_rest_on_it(self) -> None:
+        problem = dense_problem(layers=2)
+        first, *rest = problem.trace.ops
+        once = replace(first, effects=frozenset({Effect.UNREPEATABLE}))
+        problem = replace(problem, trace=replace(problem.trace, ops=(once, *rest)))
+        moves = {move.name: move for move in explain(problem, dense_plan(problem)).moves}
+        assert "op 0 aten.convolution.default is unrepeatable" in moves["y0"].reason
+        assert "dropped it cannot be" in moves["y0"].reason
+
+
 class TestAnyPlan:
     @settings(max_examples=60)
     @given(st.data())
@@ -416,7 +455,7 @@ class TestAnyPlan:
         check_no_want_of_room(problem, plan)
         assert (explanation.over_bytes == 0) == fits(problem, lower(problem, plan, fast=True))
         assert json.loads(json.dumps(explanation.to_dict())) == explanation.to_dict()
-        assert f"{explanation.moved} gaps" in str(explanation) or not explanation.moved
+        assert f"{explanation.moved} gaps" in str(explanation) or not explanation.moves
 
     @settings(max_examples=60)
     @given(st.data(), st.randoms(use_true_random=False))
@@ -438,7 +477,7 @@ def sayable(problem: Problem, dice: random.Random) -> Plan:
     live = liveness(problem.trace)
     outer = problem.hardware.outer
     choices: dict[Gap, Choice] = {}
-    for gap in gaps(problem.trace, live):
+    for gap in (*gaps(problem.trace, live), *dead_gaps(problem.trace, live)):
         inside = [None, *range(gap.after + 1, gap.before + 1)]
         away = Offload(outer, release=dice.choice(inside), prefetch=dice.choice(inside))
         made = live.producer[gap.buffer]

@@ -148,6 +148,9 @@ class TestHints:
         problem = data.draw(problems())
         for gap, choice in offloads(data.draw(plans(problem))):
             program = lower(ample(problem), make_plan({gap: choice}))
+            if gap.dead:  # and nothing is made again
+                assert sum(map(is_copy, program.body)) == 1
+                continue
             out, back = (i for i, x in enumerate(program.body) if is_copy(x))
             run_at, spans = starts(program), simulate(ample(problem), program).spans
             depart = gap.after + 1 if choice.depart is None else choice.depart

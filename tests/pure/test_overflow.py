@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Hardware, Link, Tier, staging_bytes
+from outcore.ir.liveness import dead_gaps, liveness
 from outcore.ir.memory import fits, tier_bytes
-from outcore.ir.plan import Offload, Plan
+from outcore.ir.plan import Offload, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Cost, Profile, Source
 from outcore.ir.trace import Phase, Ref, Role
@@ -18,7 +19,7 @@ from outcore.ir.verify_plan import verify_plan
 from outcore.lower import lower
 from outcore.policies import overflow, resolve, staging_needed, with_roomy_host
 from outcore.simulate import simulate
-from tests.pure.building import TraceBuilder
+from tests.pure.building import TraceBuilder, dense_plan, dense_problem
 from tests.pure.strategies import hardwares, problems
 
 DEVICE, HOST, DISK = Tier.DEVICE, Tier.HOST, Tier.DISK
@@ -137,3 +138,15 @@ def test_the_plan_fits_every_tier(data):
     taken = tier_bytes(problem, program, HOST) + staging_needed(problem.trace, plan)
     assert taken <= problem.limit_bytes(HOST)
     simulate(problem, program)
+
+
+def test_what_is_held_for_reruns_goes_to_the_disk_as_well() -> None:
+    problem = dense_problem(layers=40)
+    dead = dead_gaps(problem.trace, liveness(problem.trace))
+    everything = dense_plan(problem).by_gap | dict.fromkeys(dead, Offload(HOST))
+    room = staging_bytes(1024) + 4 * 1024
+    plan = overflow(replace(problem, host_budget_bytes=room), make_plan(everything))
+    tiers = [c.tier for g, c in plan.choices if g.dead and isinstance(c, Offload)]
+    assert len(tiers) == len(dead)
+    assert set(tiers) == {HOST, DISK}
+    verify_plan(problem, plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from outcore.ir.memory import fits, tier_bytes
 from outcore.ir.plan import KEEP, Gap, Keep, Offload, Plan, Recompute, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Cost
+from outcore.ir.program import Run
 from outcore.ir.store import digest, save
 from outcore.ir.trace import Effect
 from outcore.lower import lower
@@ -50,7 +52,9 @@ from outcore.planfile import (
 from outcore.planfile.places import labels, place
 from outcore.policies import resolve
 from outcore.policies.candidates import candidates
+from outcore.policies.search_fixed import with_fixed
 from outcore.simulate import simulate
+from tests.pure.building import dense_plan, dense_problem
 from tests.pure.strategies import plans, problems, small_hardware, small_problem
 
 drawn = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
@@ -168,6 +172,78 @@ class TestFiles:
         told = [storage for storage in saved.storages if storage.reason]
         assert len(told) == 1
         assert all(s.seconds_more.offload is None for s in saved.storages if s is not told[0])
+
+
+class TestWhatIsHeldForReruns:
+    """Outputs of dense layers, of which the concatenations are made again."""
+
+    @pytest.fixture
+    def saved(self):
+        problem = dense_problem()
+        return saved_plan(problem, dense_plan(problem))
+
+    def test_it_is_saved_loaded_and_lowered_to_the_same_program(self, saved, tmp_path):
+        problem = dense_problem()
+        save_plans(make_file([saved], VERSIONS), tmp_path / "plan.json")
+        (again,) = load_plans(tmp_path / "plan.json").plans
+        assert again == saved
+        assert again.plan().choices == dense_plan(problem).choices
+        assert check_plan(again, problem).moves
+        program = lower(problem, replace(again.plan(), problem_digest="", trace_digest=""))
+        assert program == lower(problem, dense_plan(problem))
+        runs = Counter(x.action.op for x in program.body if isinstance(x.action, Run))
+        assert max(runs[op] for op in (0, 2)) == 1, "y0 and y1 are made but once"
+
+    def test_a_line_says_that_it_is_dead(self, saved, tmp_path):
+        save_plans(make_file([saved], VERSIONS), tmp_path / "plan.json")
+        whole = json.loads((tmp_path / "plan.json").read_text(encoding="ascii"))
+        jsonschema.validate(whole, SCHEMA)
+        rows = whole["plans"][0]["storages"]
+        held = {row["name"]: (row["action"], row["how"]) for row in rows if "dead" in row}
+        assert held == {
+            "y0": ("keep", {}),
+            "y1": ("offload", {"tier": "host"}),
+            "y2": ("recompute", {"stay": True}),
+        }
+        reason = next(row["reason"] for row in rows if row["name"] == "y0")
+        assert "dropped the step takes 40.0 ms longer" in reason
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"action": "recompute", "how": {}}, "expected keep, offload or recompute to stay"),
+            ({"action": "keep", "dead": False}, "expected offload or recompute, found 'keep'"),
+            ({"dead": 1}, "expected true or false"),
+        ],
+    )
+    def test_what_is_as_by_default_is_no_line(self, saved, tmp_path, change, said):
+        save_plans(make_file([saved], VERSIONS), tmp_path / "plan.json")
+        whole = json.loads((tmp_path / "plan.json").read_text(encoding="ascii"))
+        row = next(row for row in whole["plans"][0]["storages"] if row["name"] == "y0")
+        row.update(change)
+        (tmp_path / "plan.json").write_text(json.dumps(whole))
+        with pytest.raises(FormatError, match=said):
+            load_plans(tmp_path / "plan.json")
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(whole, SCHEMA)
+
+    def test_what_differs(self, saved):
+        problem = dense_problem()
+        dropped = make_plan({g: c for g, c in dense_plan(problem).choices if not g.dead})
+        files = [make_file([s], VERSIONS) for s in (saved_plan(problem, dropped), saved)]
+        (found,) = diff_files(*files).plans
+        actions = {c.storage.name: c.actions for c in found.changes if c.acts_otherwise}
+        assert actions == {
+            "y0": (Action.RECOMPUTE, Action.KEEP),
+            "y1": (Action.RECOMPUTE, Action.OFFLOAD),
+            "y2": (Action.RECOMPUTE, Action.RECOMPUTE),
+        }
+
+    def test_rules_are_for_what_is_still_needed(self):
+        problem = dense_problem()
+        fixed = forced(problem, [keep("*"), recompute("cat*")])
+        assert not any(gap.dead for gap in fixed)
+        assert with_fixed(dense_plan(problem), fixed) == dense_plan(problem).by_gap
 
 
 class TestFilesThatWillNotDo:

@@ -22,13 +22,14 @@ from outcore.ir.plan import make_plan
 from outcore.ir.profile import Source
 from outcore.ir.program import Copy, Run
 from outcore.lower import lower
-from outcore.report import Report, count_choices, report, style
+from outcore.report import Report, count_choices, count_held, report, style
 from outcore.report.chrome import _us, chrome_events
 from outcore.report.levels import Level, levels, thinned
+from outcore.report.page import page
 from outcore.report.snapshot import memory_snapshot, memory_snapshot_file
 from outcore.report.tracks import Track, pauses, short, slices
 from outcore.simulate import simulate
-from tests.pure.building import small_problem
+from tests.pure.building import dense_plan, dense_problem, small_problem
 from tests.pure.reports import long_report, measured_report, small_report, two_graphs
 from tests.pure.strategies import plans, problems
 
@@ -45,6 +46,21 @@ def reports(draw):
 
 
 # ---- figures ------------------------------------------------------------------------------------
+
+
+def test_what_is_held_for_reruns_is_counted_apart():
+    problem = dense_problem()
+    plan = dense_plan(problem)
+    found = report(problem, plan)
+    crossing = found.counts.keep + found.counts.offload + found.counts.recompute
+    assert (found.counts.recompute, crossing) == (4, 4)
+    assert count_held(plan) == 3
+    assert "held for reruns" in str(found)
+    assert "held for reruns" not in str(small_report())
+    assert found.offloaded_bytes == 1024, "it leaves all the same"
+    told = page(found)
+    assert "keep for reruns" in told
+    assert "3 times one that no op needs any more" in told
 
 
 def test_figures_are_those_of_the_simulator():

@@ -22,7 +22,7 @@ from outcore.ir.verify_plan import verify_plan
 from outcore.lower import lower
 from outcore.policies import floor, parse_policy, resolve, spec_text
 from outcore.policies.search import Search, least
-from outcore.policies.search_anneal import ROWS, ROWS_IN_DEEP, Annealing, Effort
+from outcore.policies.search_anneal import ROWS, ROWS_IN_DEEP, STAGES, Annealing, Effort
 from outcore.policies.search_space import make_space
 from outcore.policies.search_starts import find_starts
 from outcore.simulate import simulate
@@ -80,7 +80,7 @@ def test_it_finds_the_best_of_few_plans(problem):
     floor_bytes = floor(problem).nbytes
     tight = replace(problem, budget_bytes=max(problem.budget_bytes, floor_bytes))
     evaluator = Evaluator(tight)
-    space = make_space(tight, evaluator.gaps, 1)
+    space = make_space(tight, evaluator, 1)
     assume(0 < len(space.allowed) <= FEW)
     best = float("inf")
     for choice in product(*space.allowed.values()):
@@ -133,7 +133,7 @@ def test_a_step_that_takes_no_time_cannot_be_improved():
 def test_the_effort_bounds_the_evaluations(evaluations, monkeypatch):
     problem = table3_problem(512, 16 * GB, 13e9)
     evaluator = Evaluator(problem)
-    space = make_space(problem, evaluator.gaps, 1 << 16)
+    space = make_space(problem, evaluator, 1 << 16)
     annealing = Annealing(space, evaluator, seed=0)
     annealing.start(space.kinds(resolve("swap-opt{early=true}").plan(problem)))
     asked, walked = [], []
@@ -180,7 +180,7 @@ def test_nothing_is_moved_for_nothing():
     plan = Search(effort=0.5).plan(problem)
     took = simulate(problem, lower(problem, plan)).seconds
     evaluator = Evaluator(problem)
-    space = make_space(problem, evaluator.gaps, Search().min_bytes)
+    space = make_space(problem, evaluator, Search().min_bytes)
     kinds = space.kinds(plan)
     assert plan.choices
     for index in np.flatnonzero(kinds):
@@ -193,20 +193,20 @@ def test_nothing_is_moved_for_nothing():
 def test_the_space_has_what_each_gap_may_be():
     problem = chain((64,) * 4)
     evaluator = Evaluator(problem)
-    space = make_space(problem, evaluator.gaps, 1)
+    space = make_space(problem, evaluator, 1)
     every = (KEEP, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY)
     assert set(space.allowed.values()) == {every}
     bare = replace(problem, host_budget_bytes=0)
-    assert set(make_space(bare, evaluator.gaps, 1).allowed.values()) == {
+    assert set(make_space(bare, evaluator, 1).allowed.values()) == {
         (KEEP, RECOMPUTE, RECOMPUTE_STAY)
     }
-    assert make_space(problem, evaluator.gaps, 1 << 40).allowed == {}
+    assert make_space(problem, evaluator, 1 << 40).allowed == {}
 
 
 def test_layers_that_repeat_are_alike():
     problem = chain((64, 64, 64, 32, 32, 64))
     evaluator = Evaluator(problem)
-    space = make_space(problem, evaluator.gaps, 1)
+    space = make_space(problem, evaluator, 1)
     sizes = [
         {problem.trace.buffers[space.gaps[i].buffer].nbytes for i in group} for group in space.alike
     ]
@@ -249,7 +249,7 @@ def test_where_time_is_short_repeated_layers_are_moved_together(monkeypatch):
     problem = table3_problem(512, 16 * GB, 13e9)
     Search(walks=1, effort=1e6).plan(problem)
     Search(walks=1, effort=1e6, seconds=1e-6).plan(problem)
-    assert seen == [ROWS, ROWS_IN_DEEP]
+    assert seen == [ROWS] * len(STAGES) + [ROWS_IN_DEEP]
 
 
 def test_a_refusal_names_the_least_that_is_needed():

@@ -33,6 +33,7 @@ PLAN = make_plan(
     "def",
     {0: 1, 3: 2},
 )
+DEAD = make_plan({Gap(3, 8, 12, dead=True): KEEP, Gap(4, 2, 7): Recompute()})
 PROGRAM = Program(
     slots=(Slot(0, 0, Tier.DEVICE, 64), Slot(1, 0, Tier.DISK, 64, offset=512)),
     body=(
@@ -209,6 +210,8 @@ def test_a_number_of_seconds_may_be_an_int() -> None:
         (PLAN, "arrive 7", ""),
         (PLAN, "op 3 variant 2", ""),
         (PLAN, "op 3 variant 2", "op 3 variant 1"),
+        (DEAD, " dead", ""),
+        (DEAD, "keep", "recompute stay"),
         (PROFILE, " or 0.0002 s 8192 B", ""),
         (PROFILE, "0.0002 s", "0.0001 s"),
         (PROFILE, "8192 B", "8191 B"),
@@ -323,6 +326,7 @@ def test_what_is_as_by_default_is_not_written_where_older_files_lack_it(tmp_path
         text = (tmp_path / "file").read_text(encoding="ascii")
         assert "alternatives" not in text
         assert "variant" not in text
+        assert "dead" not in text
     assert digest(small_problem().profile) == "5d53c7c82b49f9f7"
     assert digest(dataclasses.replace(PLAN, variants=())) == "ec083009610c67e9"
 
@@ -334,6 +338,16 @@ def test_what_came_later_is_still_held_to_its_type(tmp_path: Path) -> None:
         load(tmp_path / "plan", Plan)
     rewritten(tmp_path / "plan", lambda whole: whole["noun"].update(variant=[]))
     with pytest.raises(FormatError, match="at plan: expected an object with choices, policy"):
+        load(tmp_path / "plan", Plan)
+
+
+def test_a_dead_gap_is_read_as_it_was_written(tmp_path: Path) -> None:
+    save(DEAD, tmp_path / "plan")
+    assert load(tmp_path / "plan", Plan) == DEAD
+    whole = json.loads((tmp_path / "plan").read_text(encoding="ascii"))
+    assert [gap.get("dead") for gap, _ in whole["noun"]["choices"]] == [True, None]
+    rewritten(tmp_path / "plan", lambda w: w["noun"]["choices"][0][0].update(dead=1))
+    with pytest.raises(FormatError, match=r"choices\[0\]\[0\].dead: expected true or false"):
         load(tmp_path / "plan", Plan)
 
 

@@ -32,6 +32,7 @@ from outcore.ir.trace import Arg, Effect, Op, Phase, Ref, Symbol, Trace
 from outcore.ir.verify import verify_trace
 from outcore.ir.verify_plan import verify_plan
 from outcore.ir.verify_program import verify_program
+from tests.pure.building import dense_plan, dense_problem
 from tests.pure.strategies import (
     hardwares,
     plans,
@@ -141,8 +142,21 @@ def test_plan_with_any_policy_text_round_trips(
         (Gap(3, 9, 11), Offload(Tier.HOST, release=10)),
         (Gap(3, 11, 15), Offload(Tier.HOST, depart=12, release=13, prefetch=14, arrive=15)),
         (Gap(5, 1, 9), Recompute(stay=True)),
+        (Gap(5, 9, 12, dead=True), Keep()),
+        (Gap(6, 1, 9, dead=True), Offload(Tier.HOST, depart=2, prefetch=8)),
+        (Gap(7, 1, 9, dead=True), Recompute(stay=True)),
     )
     assert undoes(Plan(choices, policy, problem_digest, trace_digest, ((2, 1), (3, 4))))
+
+
+def test_a_dead_gap_says_so() -> None:
+    lines = to_text(dense_plan(dense_problem())).splitlines()[1:]
+    assert [line for line in lines if " dead " in line] == [
+        "gap 1 after 7 before 12 dead keep",
+        "gap 3 after 7 before 11 dead offload host",
+        "gap 5 after 7 before 10 dead recompute stay",
+    ]
+    assert "gap 2 after 2 before 12 recompute" in lines
 
 
 @given(programs)
@@ -276,6 +290,8 @@ def test_what_a_trace_may_not_say(old: str, new: str, line: int, column: int, re
         ("", Plan, 1, 1, "expected a plan, found nothing"),
         ("# only a note", Program, 1, 1, "expected a program, found nothing"),
         ("plan\ngap 1 after 2 before 3 drop", Plan, 2, 24, "expected keep or offload or recompute"),
+        ("plan\ngap 1 after 2 before 3 dead", Plan, 2, 28, "expected keep or offload or recompute"),
+        ("plan\ngap 1 after 2 dead before 3 keep", Plan, 2, 15, "expected 'before', found 'dead"),
         ("profile measured\nop 1 0.5 s 3 B", Profile, 2, 4, "expected '0', found '1 0.5 s 3 B'"),
         ("profile measured\nop 0 fast s 3 B", Profile, 2, 6, "expected a number, found 'fast"),
         ("profile measured\nop 0 1.0 s 3 B or", Profile, 2, 18, "expected a number"),

@@ -27,7 +27,7 @@ HOT, COLD = 1e-2, 1e-4
 
 
 def space_of(evaluator: Evaluator) -> Space:
-    return make_space(evaluator.problem, evaluator.gaps, 1)
+    return make_space(evaluator.problem, evaluator, 1)
 
 
 def walk_of(evaluator: Evaluator, space: Space, seed: int = 0) -> Walk:

@@ -8,15 +8,16 @@ from typing import Any
 from outcore.apart import plan_apart
 from outcore.errors import InfeasibleError
 from outcore.estimate import estimate
+from outcore.explain.words import choice_words
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import fits
-from outcore.ir.plan import Keep, Offload, Plan, make_plan
+from outcore.ir.plan import Choice, Gap, Keep, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.trace import Role, Trace
 from outcore.lower import lower
 from outcore.policies import Policy, floor
 from outcore.presets import Preset
-from outcore.report import Counts, report
+from outcore.report import Counts, count_held, report
 from outcore.runtime.planning import MARGIN_DIVISOR
 from outcore.simulate import simulate
 from outcore.spec import spec_text
@@ -34,7 +35,7 @@ class Moved:
     site: str
     """Where it is made: module and line, as far as known."""
     choice: str
-    """offload or recompute."""
+    """offload or recompute; keep or offload for reruns, where no op needs it any more."""
     nbytes: int
 
 
@@ -45,6 +46,8 @@ class Planned:
     peak_bytes: int
     seconds: float
     counts: Counts
+    held: int
+    """Buffers that no op needs any more, held for recomputations."""
     offloaded_bytes: int
     recompute_seconds: float
     moved: tuple[Moved, ...]
@@ -145,6 +148,7 @@ def _planned(problem: Problem, policy: Policy) -> Planned:
         peak_bytes=step.peak_bytes,
         seconds=step.predicted.seconds,
         counts=found.counts,
+        held=count_held(plan),
         offloaded_bytes=found.offloaded_bytes,
         recompute_seconds=found.recompute_seconds,
         moved=_moved(problem.trace, plan),
@@ -154,14 +158,23 @@ def _planned(problem: Problem, policy: Policy) -> Planned:
 def _moved(trace: Trace, plan: Plan) -> tuple[Moved, ...]:
     """The largest buffers that are moved, the largest first."""
     made = {b: op for op in range(len(trace.ops)) for b in trace.writes[op]}
-    choices = {gap.buffer: c for gap, c in plan.choices if not isinstance(c, Keep)}
-    largest = sorted(choices, key=lambda b: (-trace.buffers[b].nbytes, b))[:SHOWN]
+    needed_last = sorted(plan.moves, key=lambda move: not move[0].dead)
+    moves = {gap.buffer: (gap, choice) for gap, choice in needed_last}
+    largest = sorted(moves, key=lambda b: (-trace.buffers[b].nbytes, b))[:SHOWN]
     return tuple(
         Moved(
             trace.buffers[b].name,
             trace.ops[made[b]].site if b in made else "passed in",
-            "offload" if isinstance(choices[b], Offload) else "recompute",
+            _words(*moves[b]),
             trace.buffers[b].nbytes,
         )
         for b in largest
     )
+
+
+def _words(gap: Gap, choice: Choice) -> str:
+    if isinstance(choice, Keep):
+        word = "keep"
+    else:
+        word = "offload" if isinstance(choice, Offload) else "recompute"
+    return choice_words(word, dead=gap.dead)

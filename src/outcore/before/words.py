@@ -83,7 +83,8 @@ def _moved(found: Forecast, *, times: bool) -> str:
     assert planned is not None  # noqa: S101 - asked for where there is one
     counts = planned.counts
     again = f" ({format_seconds(planned.recompute_seconds)})" if times else ""
+    held = f", {planned.held} held for reruns" * bool(planned.held)
     return (
         f"{counts.offload} offloaded ({format_bytes(planned.offloaded_bytes)}), "
-        f"{counts.recompute} recomputed{again}, {counts.keep} kept"
+        f"{counts.recompute} recomputed{again}, {counts.keep} kept{held}"
     )

@@ -58,7 +58,7 @@ def _print(title: str, found: Explanation, most: int) -> None:
     console = screen()
     for line in (title, *summary(found)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    if found.moved:
+    if found.moves:
         console.print(_moves(found))
     if found.waits:
         console.print(_waits(found, most))
@@ -66,7 +66,9 @@ def _print(title: str, found: Explanation, most: int) -> None:
 
 def _moves(found: Explanation) -> Table:
     """What is moved, and what else the step would take."""
-    shown = f"{len(found.moves)} of {found.moved} gaps that are moved, by bytes x idle time"
+    held = " or held for reruns" * bool(found.held)
+    gaps = f"{found.moved + found.held} gaps that are moved{held}"
+    shown = f"{len(found.moves)} of {gaps}, by bytes x idle time"
     table = Table(
         Column("what is moved", overflow="fold"),
         Column("bytes", justify="right"),
@@ -78,7 +80,8 @@ def _moves(found: Explanation) -> Table:
     )
     for move in found.moves:
         idle = format_seconds(move.idle_seconds)
-        plan = f"{move.choice}\nafter op {move.after}\nuntil op {move.before}\nidle {idle}"
+        choice = f"{move.choice}\nfor reruns" if move.dead else move.choice
+        plan = f"{choice}\nafter op {move.after}\nuntil op {move.before}\nidle {idle}"
         otherwise = "\n".join(move.reasons)
         table.add_row(escape(_origin(move)), format_bytes(move.nbytes), plan, escape(otherwise))
     return table

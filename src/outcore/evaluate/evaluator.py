@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from outcore.evaluate.kinds import KEEP, NO_HINT, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY
 from outcore.ir.hardware import Tier
-from outcore.ir.liveness import gaps, liveness
+from outcore.ir.liveness import dead_gaps, gaps, liveness
 from outcore.ir.plan import Choice, Gap, Keep, Offload, Plan, Recompute, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.store import digest
@@ -41,9 +41,10 @@ class Evaluator:
     """Evaluates plans of one problem, by arrays; compiled where numba is installed (extra `fast`).
 
     Its figures are those of `simulate(problem, lower(problem, plan))`, to the last bit. `gaps` are
-    all that may be moved, sorted; arrays of kinds and hints have an entry for each. What is
-    offloaded goes to the nearest outer tier (`Hardware.outer`). An evaluator writes to arrays of
-    its own, so each thread needs another.
+    all that a plan may decide on, sorted, dead ones too; arrays of kinds and hints have an entry
+    for each, and `default_kinds` are those of a plan that says nothing. What is offloaded goes to
+    the nearest outer tier (`Hardware.outer`). An evaluator writes to arrays of its own, so each
+    thread needs another.
 
     Raises VerifyError where the problem breaks a rule. The trace must be valid (`verify_trace`).
     """
@@ -55,7 +56,10 @@ class Evaluator:
         verify_problem(problem)
         live = liveness(problem.trace)
         self.problem = problem
-        self.gaps: tuple[Gap, ...] = gaps(problem.trace, live)
+        every = (*gaps(problem.trace, live), *dead_gaps(problem.trace, live))
+        self.gaps: tuple[Gap, ...] = tuple(sorted(every))
+        defaults = [RECOMPUTE if gap.dead else KEEP for gap in self.gaps]
+        self.default_kinds = np.array(defaults, np.int8)
         self.engine = Engine(problem, live, self.gaps)
         self._known = frozenset(self.gaps)
         self.no_hints = np.full(len(self.gaps), NO_HINT, dtype=np.int64)
@@ -84,14 +88,18 @@ class Evaluator:
         *,
         release: ArrayLike | None = None,
         prefetch: ArrayLike | None = None,
+        limit: float = math.inf,
     ) -> Evaluation:
         """What the plan of `kinds` takes. Near-linear in the runs it makes.
+
+        `limit`, in seconds: a plan that takes longer, or does not fit, is given up as soon as that
+        is clear, and counts as one that cannot be carried out. It bounds the runs.
 
         `release` and `prefetch` are hints (`ir.plan.Offload`): op ids, NO_HINT where lowering
         decides; those of gaps that are not offloaded are ignored. Raises ValueError where an array
         has not one entry for each gap.
         """
-        found = self.engine.run(*self._arrays(kinds, release, prefetch))
+        found = self.engine.run(*self._arrays(kinds, release, prefetch), limit)
         if found is None:
             return IMPOSSIBLE
         seconds, peak, extent = found

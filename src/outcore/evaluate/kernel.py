@@ -119,7 +119,10 @@ gives its source up; the gap whose hint it has."""
 FREE_START, FREE_STOP, ROOM_START, ROOM_STOP, ROOM_OWNER = range(74, 79)
 """Of a range of the outer tier: what is free, and who was the latest owner (`ir/rooms.py`)."""
 
-ROWS = 79
+GAP_DEAD, DEAD_START, DEAD = range(79, 82)
+"""Of a gap whether it is dead. Of an op from where in `DEAD` the dead gaps are that end with it."""
+
+ROWS = 82
 
 # ---- rows of `times` -----------------------------------------------------------------------------
 
@@ -211,10 +214,10 @@ def _allowed(table: Ints, gap: int) -> bool:
     if kind == OFFLOAD:
         hints_fit = _hint_fits(table, gap, RELEASE) and _hint_fits(table, gap, PREFETCH)
         return hints_fit and table[FIXED, OFFLOADS] == 1
-    if kind in (RECOMPUTE, RECOMPUTE_STAY):
+    if kind == RECOMPUTE_STAY or (kind == RECOMPUTE and table[GAP_DEAD, gap] == 0):
         producer = table[PRODUCER, table[GAP_BUFFER, gap]]
         return producer != NONE and table[REPEATABLE, producer] == 1
-    return kind == KEEP
+    return kind in (KEEP, RECOMPUTE)
 
 
 @compiled
@@ -291,6 +294,8 @@ def _original(table: Ints, times: Floats, op: int) -> None:
         _need(table, table[READS, i])
     for i in range(table[WRITE_START, op], table[WRITE_START, op + 1]):
         table[DEVICE, table[WRITES, i]] = _write(table, op, i)
+    for i in range(table[DEAD_START, op], table[DEAD_START, op + 1]):
+        _end_dead(table, table[GAP_BUFFER, table[DEAD, i]])
     held = _held(table, op)
     for i in range(reads, table[READ_START, op + 1]):
         if table[MUTATES, op] == 1:
@@ -307,6 +312,17 @@ def _original(table: Ints, times: Floats, op: int) -> None:
     _emit(table, times, op, held)
     for i in range(away, table[COUNT, N_AWAY]):
         _start(table, times, i)
+
+
+@compiled
+def _end_dead(table: Ints, buffer: int) -> None:
+    """Free what only recomputations up to the op at hand wanted."""
+    table[NOW, buffer] = KEEP
+    if table[DEVICE, buffer] != NONE:
+        _free(table, table[DEVICE, buffer])
+        table[DEVICE, buffer] = NONE
+    if table[OUTER, buffer] != NONE:
+        _drop_copy(table, buffer)
 
 
 @compiled
@@ -339,8 +355,9 @@ def _leave(table: Ints, buffer: int) -> None:
     if table[IS_HELD, buffer] == 1:
         return
     last = table[USE_START, buffer] + table[PASSED, buffer] - 1
-    if last + 1 < table[USE_START, buffer + 1]:
-        gap = table[USE_GAPS, last]
+    gap = table[USE_GAPS, last]
+    table[NOW, buffer] = KEEP
+    if gap != NONE or last + 1 < table[USE_START, buffer + 1]:
         kind = KEEP if gap == NONE else table[KIND, gap]
         table[NOW, buffer] = kind
         if kind == KEEP:
@@ -499,6 +516,15 @@ def _drops_copy(table: Ints, buffer: int) -> bool:
 
 
 @compiled
+def _drop_copy(table: Ints, buffer: int) -> None:
+    """Give up the outer copy of `buffer` after the run of the current step."""
+    table[DROPPED, table[COUNT, N_DROPPED]] = table[OUTER, buffer]
+    table[COUNT, N_DROPPED] += 1
+    table[AWAY_STOP, table[OUTER, buffer]] = table[COUNT, N_STEPS]
+    table[OUTER, buffer] = NONE
+
+
+@compiled
 def _again(table: Ints, times: Floats, op: int) -> None:
     """Run `op` again, for the chain at hand."""
     epoch, reads = table[COUNT, EPOCH], table[READ_START, op]
@@ -528,15 +554,10 @@ def _again(table: Ints, times: Floats, op: int) -> None:
 def _keep_or_drop(table: Ints, buffer: int, slot: int) -> None:
     """`buffer` was made in `slot` once more, for its next use, for this chain, or for nothing."""
     missing, epoch = table[DEVICE, buffer] == NONE, table[COUNT, EPOCH]
-    uses = table[USE_START, buffer + 1] - table[USE_START, buffer]
-    stays = table[PASSED, buffer] < uses and table[NOW, buffer] == RECOMPUTE_STAY
-    if missing and (table[WANTED, buffer] == epoch or stays):
+    if missing and (table[WANTED, buffer] == epoch or table[NOW, buffer] == RECOMPUTE_STAY):
         table[DEVICE, buffer] = slot
         if _drops_copy(table, buffer):
-            table[DROPPED, table[COUNT, N_DROPPED]] = table[OUTER, buffer]
-            table[COUNT, N_DROPPED] += 1
-            table[AWAY_STOP, table[OUTER, buffer]] = table[COUNT, N_STEPS]
-            table[OUTER, buffer] = NONE
+            _drop_copy(table, buffer)
         return
     if missing and table[NEEDED, buffer] == epoch:
         table[TEMPORARY, buffer] = slot

@@ -31,6 +31,7 @@ def tables(
         **_ops(problem),
         **_buffers(problem, live),
         **_gaps(live, gaps),
+        **_dead(len(trace.ops), gaps),
     }
     steps = space * len(trace.ops)
     slots = space * len(rows[k.WRITES]) + len(trace.buffers)
@@ -130,7 +131,18 @@ def _gaps(live: Liveness, gaps: Sequence[Gap]) -> dict[int, list[int]]:
         k.GAP_USE: [live.uses[gap.buffer].index(gap.after) for gap in gaps],
         k.GAP_AFTER: [gap.after for gap in gaps],
         k.GAP_BEFORE: [gap.before for gap in gaps],
+        k.GAP_DEAD: [int(gap.dead) for gap in gaps],
     }
+
+
+def _dead(ops: int, gaps: Sequence[Gap]) -> dict[int, list[int]]:
+    """By the op that they end with, the dead gaps."""
+    ending: list[list[int]] = [[] for _ in range(ops)]
+    for index, gap in enumerate(gaps):
+        if gap.dead:
+            ending[gap.before].append(index)
+    start, dead = _rows(ending)
+    return {k.DEAD_START: start, k.DEAD: dead}
 
 
 def _times(problem: Problem, columns: int) -> NDArray[np.float64]:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from outcore.evaluate import kernel as k
 from outcore.evaluate.compiled import native
 from outcore.evaluate.evaluator import Evaluator
-from outcore.evaluate.kinds import KEEP
 
 CHUNK = 1024
 """Steps for which random numbers are drawn at once."""
@@ -46,7 +45,10 @@ class Walk:
         self._engine = evaluator.engine
         self._space = native(_table(allowed, alike))
         self._random = np.random.default_rng(seed)
-        self.begin(np.full(len(evaluator.gaps), KEEP, np.int8), math.inf)
+        kinds = evaluator.default_kinds.copy()
+        for gap, options in allowed.items():
+            kinds[gap] = kinds[gap] if kinds[gap] in options else options[0]
+        self.begin(kinds, math.inf)
 
     def begin(self, kinds: NDArray[np.int8], seconds: float) -> None:
         """Go on from `kinds`, whose step takes `seconds`, inf where they do not fit.

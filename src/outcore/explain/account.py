@@ -9,7 +9,7 @@ from outcore.explain.judge import overrun
 from outcore.explain.moves import moves_of
 from outcore.explain.waits import waits_of
 from outcore.ir.hardware import Tier
-from outcore.ir.plan import Keep, Plan
+from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program, Run
 from outcore.lower import lower
@@ -45,7 +45,8 @@ def explain(problem: Problem, plan: Plan, *, most: int | None = None) -> Explana
         in_core_seconds=sum(profile.seconds),
         variant_seconds=sum(chosen, 0.0),
         recompute_seconds=sum((rerun.seconds for rerun in reruns), 0.0),
-        moved=sum(not isinstance(choice, Keep) for _, choice in plan.choices),
+        moved=sum(not gap.dead for gap, _ in plan.moves),
+        held=sum(gap.dead for gap, _ in plan.moves),
         moves=moves_of(problem, plan, timeline, most),
         waits=waits_of(problem, plan, program, timeline),
         reruns=reruns,

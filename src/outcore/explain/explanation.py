@@ -75,6 +75,9 @@ class Move:
     `op` made the buffer, by a call of `target` at `site` (None and empty where the caller passes
     it in). It leaves after the op `after` and is needed before the op `before`; between them lie
     `idle_seconds` of first runs. `reasons` say what each alternative would cost, in words.
+
+    `dead`: no op needs it any more, and by default it is dropped. Up to the op `before` the plan
+    holds it for what runs again, as `choice` says.
     """
 
     buffer: int
@@ -85,6 +88,7 @@ class Move:
     site: str
     after: int
     before: int
+    dead: bool
     idle_seconds: float
     choice: str
     alternatives: tuple[Alternative, ...]
@@ -92,7 +96,7 @@ class Move:
 
     @property
     def weight(self) -> float:
-        """Byte-seconds that it frees at best: what moves are sorted by."""
+        """Byte-seconds that it frees at best, or holds if dead: what moves are sorted by."""
         return self.nbytes * self.idle_seconds
 
     @property
@@ -155,7 +159,8 @@ class Explanation:
     `seconds` of the step are `in_core_seconds` (each op once, as it runs by default), plus
     `variant_seconds` (what the plan's choice of algorithms adds; below 0 where it saves),
     `recompute_seconds` and `stall_seconds`. `moves` are those that free most, by bytes x idle
-    time, of `moved` gaps; `waits` are in order of time, `reruns` longest first.
+    time, of `moved` gaps and of `held` ones, in which what is dead is held for reruns; `waits` are
+    in order of time, `reruns` longest first.
     """
 
     policy: str
@@ -168,6 +173,7 @@ class Explanation:
     variant_seconds: float
     recompute_seconds: float
     moved: int
+    held: int
     moves: tuple[Move, ...]
     waits: tuple[Wait, ...]
     reruns: tuple[Rerun, ...]

@@ -1,4 +1,4 @@
-"""Moves: each gap that a plan moves, with what else could be done with it."""
+"""Moves: each gap in which a plan does not do as by default, with what else could be done."""
 
 from __future__ import annotations
 
@@ -43,25 +43,21 @@ def moves_of(
             site="" if made is None else trace.ops[made].site,
             after=gap.after,
             before=gap.before,
+            dead=gap.dead,
             idle_seconds=idle(gap),
             choice=_name(choice),
             alternatives=found,
-            reasons=reasons(found),
+            reasons=reasons(found, dead=gap.dead),
         )
 
-    moved = [item for item in plan.choices if not isinstance(item[1], Keep)]
-    chosen = nlargest(len(moved) if most is None else most, moved, key=weight)
+    chosen = nlargest(len(plan.moves) if most is None else most, plan.moves, key=weight)
     return tuple(move(gap, choice) for gap, choice in chosen)
 
 
 def weights(problem: Problem, plan: Plan) -> list[float]:
-    """The byte-seconds that each move of `plan` frees at best: `Move.weight`, without the move."""
+    """The byte-seconds of each move of `plan`: `Move.weight`, without the move."""
     idle, buffers = _idle(problem), problem.trace.buffers
-    return [
-        buffers[gap.buffer].nbytes * idle(gap)
-        for gap, choice in plan.choices
-        if not isinstance(choice, Keep)
-    ]
+    return [buffers[gap.buffer].nbytes * idle(gap) for gap, _ in plan.moves]
 
 
 def _idle(problem: Problem) -> Callable[[Gap], float]:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from outcore.explain.explanation import Explanation, Move
-from outcore.explain.words import buffer_words, cause_words, maker_words, wait_words
+from outcore.explain.words import (
+    buffer_words,
+    cause_words,
+    choice_words,
+    maker_words,
+    wait_words,
+)
 from outcore.units import format_bytes, format_seconds
 
 SHOWN = 20
@@ -39,14 +45,16 @@ def summary(explanation: Explanation) -> Iterator[str]:
 
 
 def heading(explanation: Explanation) -> str:
-    """How many of the gaps that are moved are shown."""
+    """How many of the gaps that are moved, or held for reruns, are shown."""
+    moved, held = explanation.moved, explanation.held
     shown = min(len(explanation.moves), SHOWN)
-    some = "all" if shown == explanation.moved else f"the first {shown}"
-    return f"{explanation.moved} gaps are moved; {some}, by bytes x idle time:"
+    some = "all" if shown == moved + held else f"the first {shown}"
+    also = f" and {held} held for reruns" * bool(held)
+    return f"{moved} gaps are moved{also}; {some}, by bytes x idle time:"
 
 
 def _moves(explanation: Explanation) -> Iterator[str]:
-    if not explanation.moved:
+    if not explanation.moved + explanation.held:
         yield "everything is kept"
         return
     yield heading(explanation)
@@ -59,7 +67,8 @@ def move_words(move: Move) -> str:
     """What is moved, and when."""
     what = f"{buffer_words(move.buffer, move.name)}, {format_bytes(move.nbytes)}"
     made = f"{what}, {maker_words(move)}"
-    return f"{made}: {move.choice} after op {move.after} until op {move.before}"
+    choice = choice_words(move.choice, dead=move.dead)
+    return f"{made}: {choice} after op {move.after} until op {move.before}"
 
 
 def _waits(explanation: Explanation) -> Iterator[str]:

@@ -18,6 +18,7 @@ _DONE = {
     "recompute": "recomputed",
     "recompute stay": "recomputed to stay",
 }
+_DONE_DEAD = {**_DONE, "recompute": "dropped"}
 
 _FOR = {
     WaitsFor.COPY_BACK: "for copies back",
@@ -37,11 +38,17 @@ _LATE = {
 }
 
 
-def reasons(alternatives: Sequence[Alternative]) -> tuple[str, ...]:
+def choice_words(choice: str, *, dead: bool) -> str:
+    """What is done with a buffer, by its name in the text form; to what end if it is dead."""
+    return f"{choice} for reruns" if dead else choice
+
+
+def reasons(alternatives: Sequence[Alternative], *, dead: bool = False) -> tuple[str, ...]:
     """What each alternative to the chosen one would cost; the two of recomputation once if alike.
 
-    The chosen one is among `alternatives`.
+    The chosen one is among `alternatives`. `dead`: they are those of a dead gap.
     """
+    done = _DONE_DEAD if dead else _DONE
     chosen = next(a for a in alternatives if a.chosen)
     others = [a for a in alternatives if not a.chosen]
     said: dict[str, str] = {}
@@ -49,7 +56,7 @@ def reasons(alternatives: Sequence[Alternative]) -> tuple[str, ...]:
         what = _outcome(other, chosen)
         if said.get("recompute") != what or other.choice != "recompute stay":
             said[other.choice] = what
-    return tuple(f"{_DONE[choice]} {what}" for choice, what in said.items())
+    return tuple(f"{done[choice]} {what}" for choice, what in said.items())
 
 
 def _outcome(other: Alternative, chosen: Alternative) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from outcore.ir.plan import Gap
 from outcore.ir.trace import Effect, Trace
+
+WORTH = 2
+"""How many times as large as a dead buffer is what makes it worth its memory, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ def liveness(trace: Trace) -> Liveness:
 
 
 def gaps(trace: Trace, live: Liveness) -> tuple[Gap, ...]:
-    """Every gap of every buffer that may leave the device, sorted.
+    """Every gap between two uses of every buffer that may leave the device, sorted.
 
     Gaps between neighbouring ops are left out: nothing can be gained there.
     """
@@ -49,6 +53,42 @@ def gaps(trace: Trace, live: Liveness) -> tuple[Gap, ...]:
         Gap(buffer, after, before)
         for buffer, uses in enumerate(live.uses)
         if not live.held[buffer]
-        for after, before in pairwise(uses)
-        if before - after > 1 or trace.boundary == before
+        for after, before in _idle(trace, uses)
     )
+
+
+def dead_gaps(trace: Trace, live: Liveness) -> tuple[Gap, ...]:
+    """The gap after its last use of every buffer that recomputations may still want, sorted.
+
+    It ends with the last op that needs what is made from the buffer. Left out are buffers from
+    which less than `WORTH` times their bytes are made: then rather what is made stays. Linear in
+    reads and writes.
+    """
+    until: dict[int, int] = {}
+    made = [0] * len(trace.buffers)
+    for op in reversed(trace.ops):
+        if not op.repeatable or op.id >= trace.boundary:
+            continue  # few gradients wait so long that it pays to make them again
+        ends = {b: _needed_until(trace, live, until, b) for b in trace.writes[op.id]}
+        last = max(ends.values(), default=0)
+        for buffer in trace.reads[op.id]:
+            made[buffer] += sum(trace.buffers[b].nbytes for b, end in ends.items() if end)
+            if not live.held[buffer] and live.uses[buffer][-1] < last - 1:
+                until[buffer] = max(last, until.get(buffer, 0))
+    return tuple(
+        Gap(buffer, live.uses[buffer][-1], until[buffer], dead=True)
+        for buffer in sorted(until)
+        if made[buffer] >= WORTH * trace.buffers[buffer].nbytes
+    )
+
+
+def _idle(trace: Trace, uses: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The neighbouring uses of a buffer between which something can be gained."""
+    return ((a, b) for a, b in pairwise(uses) if b - a > 1 or trace.boundary == b)
+
+
+def _needed_until(trace: Trace, live: Liveness, until: Mapping[int, int], buffer: int) -> int:
+    """The last op that `buffer` may be made again for; 0 for none."""
+    if live.held[buffer]:
+        return 0
+    return max(until.get(buffer, 0), *(b for _, b in _idle(trace, live.uses[buffer])), 0)

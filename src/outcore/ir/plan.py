@@ -11,11 +11,16 @@ from outcore.ir.hardware import Tier
 
 @dataclass(frozen=True, slots=True, order=True)
 class Gap:
-    """The idle stretch of `buffer` after op `after` used it and before op `before` does."""
+    """The idle stretch of `buffer` after op `after` used it and before op `before` does.
+
+    `dead`: no op uses it any more. Until op `before` it can serve recomputations, of what is larger
+    or of what takes long to make, so that it may be worth its memory or its copies all the same.
+    """
 
     buffer: int
     after: int
     before: int
+    dead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """Drop, and run the producing op again when needed.
+    """Drop, and run the producing op again when needed. In a dead gap: drop.
 
     `stay`: where the buffer comes to life inside the gap as an input of another recomputation, it
     stays for the next use (speed-centric, SuperNeurons section 3.4); otherwise it is freed at its
@@ -60,7 +65,7 @@ Choice: TypeAlias = Keep | Offload | Recompute
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One choice per gap, sorted by gap; a gap that is absent is kept.
+    """One choice per gap, sorted by gap; one that is absent is kept, or dropped if it is dead.
 
     `variants` are pairs of an op and the variant (`Profile.cost`) that all its runs use, first and
     again: another algorithm rounds otherwise. An op that is absent runs as it does by default.
@@ -85,7 +90,13 @@ class Plan:
 
     def choice(self, gap: Gap) -> Choice:
         """The choice for `gap`."""
-        return self.by_gap.get(gap, KEEP)
+        found = self.by_gap.get(gap)
+        return default_choice(gap) if found is None else found
+
+    @property
+    def moves(self) -> tuple[tuple[Gap, Choice], ...]:
+        """The choices that are not as by default."""
+        return tuple(item for item in self.choices if item[1] != default_choice(item[0]))
 
     def variant(self, op: int) -> int:
         """The variant that all runs of `op` use."""
@@ -93,6 +104,12 @@ class Plan:
 
 
 KEEP = Keep()
+DROP = Recompute()
+
+
+def default_choice(gap: Gap) -> Choice:
+    """What happens in a gap of which a plan says nothing."""
+    return DROP if gap.dead else KEEP
 
 
 def make_plan(
@@ -103,7 +120,7 @@ def make_plan(
     variants: Mapping[int, int] | None = None,
 ) -> Plan:
     """A Plan of `choices` and `variants` (op -> variant), sorted, without what is as by default."""
-    moved = ((gap, choice) for gap, choice in choices.items() if not isinstance(choice, Keep))
+    moved = (item for item in choices.items() if item[1] != default_choice(item[0]))
     return Plan(
         tuple(sorted(moved, key=lambda item: item[0])),
         policy,

@@ -148,7 +148,7 @@ PROBLEM = record(
 
 # ---- plan ----------------------------------------------------------------------------------------
 
-GAP = record(Gap, buffer=INT, after=INT, before=INT)
+GAP = record(Gap, buffer=INT, after=INT, before=INT, dead=sparse(BOOL, False))
 CHOICE = tagged(
     "choice",
     {

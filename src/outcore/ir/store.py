@@ -18,7 +18,7 @@ from uuid import uuid4
 from outcore.errors import DigestError, FormatError, VerifyError
 from outcore.ir.codec import Json, MismatchError
 from outcore.ir.nouns import N, Noun, kind_of
-from outcore.ir.plan import Keep, Plan
+from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
 from outcore.ir.schema import NOUNS, PROBLEM
@@ -37,8 +37,8 @@ def digest(noun: Noun) -> str:
     """The first hex digits of the SHA-256 of what `noun` means, as canonical JSON.
 
     Of a Trace: all but names and sites. Of a Problem: its trace's digest, and the rest. Of a Plan:
-    the choices that are not Keep, and the variants. Of a Program: all but the digests in it. Of the
-    others: all.
+    the choices that are not as by default, and the variants. Of a Program: all but the digests in
+    it. Of the others: all.
 
     That of a Trace is worked out once, in time linear in its ops, and found again by identity.
     """
@@ -71,8 +71,7 @@ def _meaning(noun: Noun) -> Json:
         rest = replace(noun, trace=_NO_TRACE)
         return {"trace": digest(noun.trace), "problem": PROBLEM.encode(rest)}
     if isinstance(noun, Plan):
-        moved = tuple(item for item in noun.choices if not isinstance(item[1], Keep))
-        return _encode(Plan(moved, variants=noun.variants))
+        return _encode(Plan(noun.moves, variants=noun.variants))
     if isinstance(noun, Program):
         return _encode(replace(noun, trace_digest="", plan_digest=""))
     return _encode(noun)

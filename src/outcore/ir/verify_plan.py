@@ -7,8 +7,8 @@ from typing import NoReturn
 
 from outcore.errors import VerifyError
 from outcore.ir.hardware import Hardware, Tier
-from outcore.ir.liveness import Liveness, gaps, liveness
-from outcore.ir.plan import Gap, Offload, Plan, Recompute
+from outcore.ir.liveness import Liveness, dead_gaps, gaps, liveness
+from outcore.ir.plan import Gap, Offload, Plan, Recompute, default_choice
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
 from outcore.ir.trace import Trace
@@ -21,7 +21,7 @@ def verify_plan(problem: Problem, plan: Plan) -> None:
     refuses what cannot.
     """
     live = liveness(problem.trace)
-    known = set(gaps(problem.trace, live))
+    known = {*gaps(problem.trace, live), *dead_gaps(problem.trace, live)}
     last = Gap(-1, -1, -1)
     for gap, choice in plan.choices:
         if gap not in known:
@@ -34,7 +34,7 @@ def verify_plan(problem: Problem, plan: Plan) -> None:
         if isinstance(choice, Offload):
             _verify_offload(problem, gap, choice)
             _verify_hints(problem.trace, live, gap, choice)
-        elif isinstance(choice, Recompute):
+        elif choice != default_choice(gap) and isinstance(choice, Recompute):
             _verify_recompute(problem.trace, live, gap)
     _verify_variants(problem.profile, plan)
 
@@ -112,4 +112,4 @@ def _fail(trace: Trace, gap: Gap, rule: str, detail: str) -> NoReturn:
 
 def _text(gap: Gap) -> str:
     """The gap as it stands in the text form of a plan."""
-    return f"gap {gap.buffer} after {gap.after} before {gap.before}"
+    return f"gap {gap.buffer} after {gap.after} before {gap.before}" + " dead" * gap.dead

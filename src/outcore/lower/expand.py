@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from outcore.errors import VerifyError
 from outcore.ir.hardware import Tier
-from outcore.ir.liveness import Liveness, liveness
+from outcore.ir.liveness import Liveness, dead_gaps, liveness
 from outcore.ir.plan import Choice, Gap, Keep, Offload, Plan, Recompute
 from outcore.ir.problem import Problem
 from outcore.ir.program import Action, Alloc, Copy, Free, Run, Slot
@@ -38,6 +38,12 @@ class _Expansion:
         """Buffer -> the slot that holds a valid copy in an outer tier now."""
         self.now: dict[int, Choice] = {}
         """Buffer -> the choice for the gap it is in, while it is in one."""
+        self.dead = {gap.buffer: gap for gap in dead_gaps(problem.trace, self.live)}
+        self.ending: dict[int, list[int]] = {}
+        """Op -> the buffers whose dead gap ends with it, where those are not just dropped."""
+        for gap, _ in plan.choices:
+            if gap.dead:
+                self.ending.setdefault(gap.before, []).append(gap.buffer)
         self.passed = [0] * len(problem.trace.buffers)
         """Per buffer: how many of its uses are over."""
         self.mutated: dict[int, int] = {}
@@ -89,10 +95,10 @@ class _Expansion:
     def _original(self, op: int) -> None:
         reads, writes = self.trace.reads[op], self.trace.writes[op]
         self._bring(reads)
+        after = self._end_dead(op)
         for buffer in writes:
             self.device[buffer] = self._allocate(buffer)
         run = Run(op, self._devices(reads), self._devices(writes), variant=self.plan.variant(op))
-        after: list[Action] = []
         for buffer in (*reads, *writes):
             self.passed[buffer] += 1
             if not self.live.held[buffer]:
@@ -100,6 +106,15 @@ class _Expansion:
         if Effect.MUTATES in self.trace.ops[op].effects:
             self.mutated.update(dict.fromkeys(reads, op))
         self._emit(run, after)
+
+    def _end_dead(self, op: int) -> list[Action]:
+        """Free what only recomputations up to `op` wanted; returns what to do after its run."""
+        ending = self.ending.get(op, ())
+        for buffer in ending:
+            self.now.pop(buffer, None)
+        # Before what is fetched takes memory.
+        self.pending[:0] = [Free(self.device.pop(b)) for b in ending if b in self.device]
+        return [Free(self.outer.pop(b)) for b in ending if b in self.outer]
 
     def _devices(self, buffers: Iterable[int]) -> tuple[int, ...]:
         return tuple(self.device[b] for b in buffers)
@@ -111,10 +126,11 @@ class _Expansion:
     def _leave(self, buffer: int, op: int) -> list[Action]:
         """What happens to `buffer` after its use by `op`."""
         uses, passed = self.live.uses[buffer], self.passed[buffer]
-        if passed == len(uses):
+        gap = self.dead.get(buffer) if passed == len(uses) else Gap(buffer, op, uses[passed])
+        if gap is None:
+            self.now.pop(buffer, None)
             return [Free(self.device.pop(buffer))]
-        choice = self.plan.choice(Gap(buffer, op, uses[passed]))
-        self.now[buffer] = choice
+        choice = self.now[buffer] = self.plan.choice(gap)
         if isinstance(choice, Keep):
             return []
         away: list[Action] = []
@@ -199,7 +215,9 @@ class _Expansion:
 
     def _offloaded_later(self, buffer: int) -> bool:
         uses = self.live.uses[buffer][self.passed[buffer] :]
-        later = (Gap(buffer, a, b) for a, b in pairwise(uses))
+        later = [Gap(buffer, a, b) for a, b in pairwise(uses)]
+        if uses and buffer in self.dead:
+            later.append(self.dead[buffer])
         return any(isinstance(self.plan.choice(gap), Offload) for gap in later)
 
     def _again(
@@ -230,5 +248,4 @@ class _Expansion:
 
     def _stays(self, buffer: int) -> bool:
         choice = self.now.get(buffer)
-        alive = self.passed[buffer] < len(self.live.uses[buffer])
-        return alive and isinstance(choice, Recompute) and choice.stay
+        return isinstance(choice, Recompute) and choice.stay

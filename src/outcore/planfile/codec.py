@@ -16,9 +16,10 @@ from outcore.ir.codec import (
     member,
     optional,
     record,
+    sparse,
     tuple_of,
 )
-from outcore.ir.plan import KEEP, Choice
+from outcore.ir.plan import KEEP, Choice, default_choice
 from outcore.ir.profile import Source
 from outcore.ir.schema import CHOICE, TIER
 from outcore.planfile.nouns import (
@@ -41,6 +42,7 @@ from outcore.planfile.nouns import (
 UNSAID: dict[str, dict[str, Json]] = {
     "offload": dict.fromkeys(("depart", "release", "prefetch", "arrive")),
     "recompute": {"stay": False},
+    "keep": {},
 }
 """Of a choice, what is left out of a file where it is so."""
 
@@ -57,6 +59,7 @@ _LABELS: dict[str, Codec[Any]] = {
     "before": USE,
     "seconds_more": record(SecondsMore, keep=SECONDS, offload=SECONDS, recompute=SECONDS),
     "reason": TEXT,
+    "dead": sparse(BOOL, False),
 }
 
 
@@ -81,10 +84,15 @@ def _encode_storage(storage: Storage) -> Json:
 
 def _decode_storage(json: Json) -> Storage:
     if not isinstance(json, dict) or not {"action", "how"} <= json.keys():
-        wanted = ", ".join(sorted([*_LABELS, "action", "how"]))
+        wanted = ", ".join(sorted([*_LABELS.keys() - {"dead"}, "action", "how"]))
         raise MismatchError(f"an object with {wanted}", json)
     rest = {key: value for key, value in json.items() if key not in ("action", "how")}
-    return replace(_STORAGE.decode(rest), choice=_decode_choice(json["action"], json["how"]))
+    choice = _decode_choice(json["action"], json["how"])
+    storage = replace(_STORAGE.decode(rest), choice=choice)
+    if choice == default_choice(storage.gap):
+        others = "keep, offload or recompute to stay" if storage.dead else "offload or recompute"
+        raise MismatchError(others, json["action"]).inside(".action")
+    return storage
 
 
 def _decode_choice(action: Json, how: Json) -> Choice:

@@ -16,7 +16,7 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A storage in one gap, before and after; None where it is kept."""
+    """A storage in one gap, before and after; None where it is kept, or dropped if it is dead."""
 
     before: Storage | None
     after: Storage | None
@@ -31,7 +31,9 @@ class Change:
     @property
     def actions(self) -> tuple[Action, Action]:
         """What was done with it, and what is."""
-        return _action(self.before), _action(self.after)
+        usual = Action.RECOMPUTE if self.storage.dead else Action.KEEP
+        before, after = self.before, self.after
+        return before.action if before else usual, after.action if after else usual
 
     @property
     def acts_otherwise(self) -> bool:
@@ -90,7 +92,7 @@ class FileDiff:
         return FileDiff((), tuple(plans))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; storages as in the files, None where kept."""
+        """Plain values; storages as in the files, None where a file has none."""
         return {"differs": self.differs, "files": _figures(self.figures), "plans": self._plans()}
 
     def _plans(self) -> list[dict[str, Any]]:
@@ -152,7 +154,8 @@ def _keyed(storages: Sequence[Storage], *, by_gap: bool) -> dict[Key, Storage]:
     seen: Counter[Key] = Counter()
     found = {}
     for storage in storages:
-        key = (storage.name, storage.module, storage.after.target, storage.before.target)
+        ops = storage.after.target, storage.before.target
+        key = (storage.name, storage.module, *ops, storage.dead)
         found[*key, seen[key]] = storage
         seen[key] += 1
     return found
@@ -181,10 +184,6 @@ def _differing(before: dict[str, Any], after: dict[str, Any]) -> tuple[tuple[str
 
 def _rules(file: PlanFile) -> list[dict[str, Any]]:
     return [{"match": rule.match, "action": rule.action.value} for rule in file.overrides]
-
-
-def _action(storage: Storage | None) -> Action:
-    return Action.KEEP if storage is None else storage.action
 
 
 def _figures(figures: Sequence[tuple[str, Any, Any]]) -> dict[str, list[Any]]:

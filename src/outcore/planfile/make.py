@@ -8,7 +8,7 @@ from outcore.explain import Alternative, Explanation, Move, explain
 from outcore.ir.hardware import Hardware, Tier
 from outcore.ir.liveness import liveness
 from outcore.ir.memory import tier_bytes
-from outcore.ir.plan import Choice, Gap, Keep, Plan, make_plan
+from outcore.ir.plan import Choice, Gap, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.store import digest
 from outcore.ir.trace import Trace
@@ -34,9 +34,6 @@ from outcore.planfile.places import place
 DIGITS = 9
 """Seconds are told to the nanosecond."""
 
-Where = tuple[int, int, int]
-"""A gap, as a move names it."""
-
 
 def make_file(
     plans: Iterable[SavedPlan], versions: Versions, overrides: Iterable[Rule] = ()
@@ -54,7 +51,7 @@ def saved_plan(
     moves, those that free the most; None is all. Raises as `explain`.
     """
     explanation = explain(problem, plan, most=most)
-    moves = {(m.buffer, m.after, m.before): m for m in explanation.moves}
+    moves = {Gap(m.buffer, m.after, m.before, m.dead): m for m in explanation.moves}
     trace = problem.trace
     producer = liveness(trace).producer
     return SavedPlan(
@@ -77,9 +74,7 @@ def saved_plan(
         ),
         predicted=_predicted(problem, plan, explanation),
         storages=tuple(
-            _storage(trace, producer[gap.buffer], gap, choice, moves)
-            for gap, choice in plan.choices
-            if not isinstance(choice, Keep)
+            _storage(trace, producer[gap.buffer], gap, choice, moves) for gap, choice in plan.moves
         ),
         variants=tuple(
             SavedVariant(op, trace.ops[op].target, variant) for op, variant in plan.variants
@@ -112,10 +107,10 @@ def _predicted(problem: Problem, plan: Plan, explanation: Explanation) -> Predic
 
 
 def _storage(
-    trace: Trace, made: int | None, gap: Gap, choice: Choice, moves: dict[Where, Move]
+    trace: Trace, made: int | None, gap: Gap, choice: Choice, moves: dict[Gap, Move]
 ) -> Storage:
     buffer = trace.buffers[gap.buffer]
-    move = moves.get((gap.buffer, gap.after, gap.before))
+    move = moves.get(gap)
     module, source = ("", "") if made is None else place(trace.ops[made].site)
     return Storage(
         buffer=buffer.id,
@@ -129,6 +124,7 @@ def _storage(
         choice=choice,
         seconds_more=SecondsMore() if move is None else _seconds_more(move),
         reason="" if move is None else move.reason,
+        dead=gap.dead,
     )
 
 

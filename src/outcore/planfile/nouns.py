@@ -72,7 +72,8 @@ class Storage:
     """A storage in one idle gap in which it does not stay: one line of a file.
 
     `made`, `module` and `source` are those of the op that makes it; None and empty where it is
-    passed in. It leaves after the op `after`, and is needed again by the op `before`.
+    passed in. It leaves after the op `after`, and is needed again by the op `before`. `dead`: no
+    op needs it any more, and up to `before` it is held for what is recomputed, not dropped.
     """
 
     buffer: int
@@ -86,11 +87,12 @@ class Storage:
     choice: Choice
     seconds_more: SecondsMore
     reason: str
+    dead: bool = False
 
     @property
     def gap(self) -> Gap:
         """The gap, as a Plan has it."""
-        return Gap(self.buffer, self.after.op, self.before.op)
+        return Gap(self.buffer, self.after.op, self.before.op, self.dead)
 
     @property
     def action(self) -> Action:

@@ -10,10 +10,8 @@ from math import inf
 from operator import itemgetter
 from typing import ClassVar
 
-import numpy as np
-
 from outcore.errors import InfeasibleError, PolicyError, VerifyError
-from outcore.evaluate import KEEP, Evaluator
+from outcore.evaluate import Evaluator
 from outcore.ir.hardware import Tier
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
@@ -22,6 +20,7 @@ from outcore.policies.policy import MIN_BYTES, check_min_bytes
 from outcore.policies.search_anneal import Annealing, Effort
 from outcore.policies.search_space import make_space
 from outcore.policies.search_starts import find_starts
+from outcore.policies.search_value import start_by_value
 from outcore.policies.settle import settle
 from outcore.simulate import simulate
 from outcore.spec import spec_text
@@ -80,9 +79,9 @@ class Search:
         """
         deadline = time.perf_counter() + self.seconds if self.seconds else inf
         evaluator = Evaluator(problem)
-        space = make_space(problem, evaluator.gaps, self.min_bytes)
+        space = make_space(problem, evaluator, self.min_bytes)
         annealing = Annealing(space, evaluator, self.seed)
-        annealing.start(np.full(len(evaluator.gaps), KEEP, np.int8))
+        annealing.start(evaluator.default_kinds)
         if annealing.found and not problem.profile.alternatives:
             return settle(problem, {}, self)  # everything is kept: nothing is faster
         starts = find_starts(problem, self.min_bytes, deadline)
@@ -91,6 +90,9 @@ class Search:
             raise replace(least(starts.refusals), policy=spec_text(self))
         for plan in plans:
             annealing.start(space.kinds(plan))
+        by_value = start_by_value(problem, space, evaluator, space.default_kinds)
+        if by_value is not None:
+            annealing.start_too(by_value)
         evaluations, walks = self._effort(len(problem.trace.ops), compiled=evaluator.compiled)
         kinds = annealing.run(Effort(evaluations, walks, deadline))
         seconds, best = min(((_seconds(evaluator, p), p) for p in plans), key=itemgetter(0))

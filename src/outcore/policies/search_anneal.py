@@ -6,29 +6,26 @@ changes of neighbours find what single ones cannot (`evaluate/walk.py`).
 
 from __future__ import annotations
 
-import logging
-import os
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
 
-import numpy as np
-
-from outcore.evaluate import KEEP, Evaluator
+from outcore.evaluate import Evaluator
 from outcore.policies.search_space import Kinds, Space
-from outcore.units import format_seconds
+from outcore.policies.search_walks import Found, Stage, Walks
 
-log = logging.getLogger("outcore.search")
+STAGES = (
+    Stage(0.25, (1.5e-3, 4e-3), afresh=True),
+    Stage(0.25, (1.5e-3, 5e-4), afresh=True),
+    Stage(0.5, (1e-3, 3e-4)),
+)
+"""Short walks from each start, hot and cool, tell what leads to more, and long ones go on from the
+best of that. Cool ones are better where many buffers are small beside the budget, hot ones where
+few are."""
 
-HOT = (1.5e-3, 5e-4)
-"""Temperatures that walks begin at, as parts of the step's time, in turn. The cooler one is better
-where many buffers are small beside the budget, the hotter one where few are."""
-
-COLD = 3e-5
-"""The temperature that they end at."""
+STAGES_IN_DEEP = (Stage(1.0, (1.5e-3, 5e-4)),)
+"""The same with fewer than `FEW_STEPS` steps for each gap: too few to be divided."""
 
 TIDY = 0.1
 """The most of a walk's evaluations that go into keeping what costs nothing to keep."""
@@ -45,16 +42,6 @@ LEAST_SECONDS = 1e-3
 
 TIDYING = 0.1
 """The part of the time before a deadline that is left for tidying."""
-
-TOLD_EVERY = 5.0
-"""Seconds between two lines of the log."""
-
-
-class Found(NamedTuple):
-    """Kinds, and the seconds of their step; inf where they do not fit."""
-
-    kinds: Kinds
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +66,9 @@ class Annealing:
 
     def __init__(self, space: Space, evaluator: Evaluator, seed: int) -> None:
         self.space, self.evaluator, self.seed = space, evaluator, seed
-        self.best = Found(np.full(len(space.gaps), KEEP, np.int8), inf)
+        self.best = Found(space.default_kinds.copy(), inf)
+        self.others: list[Found] = []
+        """Where walks begin too, however slow it is."""
 
     @property
     def found(self) -> bool:
@@ -92,6 +81,12 @@ class Annealing:
         if found.fits and found.seconds < self.best.seconds:
             self.best = Found(kinds.copy(), found.seconds)
 
+    def start_too(self, kinds: Kinds) -> None:
+        """Begin here as well as from the best so far, if it fits."""
+        found = self.evaluator.evaluate(kinds)
+        if found.fits:
+            self.others.append(Found(kinds.copy(), found.seconds))
+
     def run(self, effort: Effort) -> Kinds:
         """The best kinds found; the last evaluations keep what costs nothing.
 
@@ -102,29 +97,33 @@ class Annealing:
         tidying = min(len(self.space.allowed), int(effort.evaluations * TIDY))
         steps = effort.evaluations - tidying
         if steps > 0 and effort.walks > 0:
-            self.best = min((self.best, *self._walks(effort, steps)), key=lambda f: f.seconds)
+            self._walk(effort, steps)
         self._tidy(tidying, effort.deadline)
         return self.best.kinds
 
-    def _walks(self, effort: Effort, steps: int) -> Sequence[Found]:
-        """What each walk finds. They take the cores that there are."""
-        seeds = np.random.SeedSequence(self.seed).spawn(effort.walks)
+    def _walk(self, effort: Effort, steps: int) -> None:
+        """All stages of walks."""
         deep = self._steps(effort, steps) < FEW_STEPS * len(self.space.allowed)
         rows = ROWS_IN_DEEP if deep else ROWS
-
-        def walk(index: int) -> Found:
-            evaluator = Evaluator(self.evaluator.problem) if index else self.evaluator
-            kinds, seconds = self.best
-            each = evaluator.walk(self.space.allowed, self.space.alike, seeds[index])
-            each.begin(kinds, seconds)
-            hot = HOT[index % len(HOT)] * seconds
-            most = 0.0 if effort.deadline == inf else effort.seconds_left * (1 - TIDYING)
-            watch = None if index else _teller()
-            cold = COLD * seconds
-            return Found(*each.go(steps, hot, cold, rows=rows, most_seconds=most, watch=watch))
-
-        with ThreadPoolExecutor(min(effort.walks, os.cpu_count() or 1)) as threads:
-            return list(threads.map(walk, range(effort.walks)))
+        stages = STAGES_IN_DEEP if deep else STAGES
+        walks = Walks(self.space, self.evaluator, effort.walks, self.seed)
+        starts = deque([self.best, *self.others])
+        left = 1.0
+        for stage in stages:
+            seconds = 0.0
+            if effort.deadline < inf:
+                seconds = effort.seconds_left * (1 - TIDYING) * stage.part / left
+            found = walks.go(
+                stage,
+                starts if stage.afresh else [self.best],
+                steps=steps,
+                unit=self.best.seconds,
+                rows=rows,
+                most_seconds=seconds,
+            )
+            self.best = min((self.best, *found), key=lambda each: each.seconds)
+            starts.rotate(-1)
+            left -= stage.part
 
     def _steps(self, effort: Effort, steps: int) -> float:
         """How many of `steps` there is time for, as evaluations go."""
@@ -135,28 +134,14 @@ class Annealing:
         return min(steps, effort.seconds_left / (time.perf_counter() - start))
 
     def _tidy(self, evaluations: int, deadline: float) -> None:
-        """Keep what costs nothing to keep, as far as so many evaluations tell in time."""
-        moved = [index for index in self.space.allowed if self.best.kinds[index] != KEEP]
+        """Leave as by default what costs nothing so, as far as so many evaluations tell in time."""
+        usual = self.space.default_kinds
+        moved = [index for index in self.space.allowed if self.best.kinds[index] != usual[index]]
         for index in moved[:evaluations]:
             if time.perf_counter() > deadline:
                 return
             kinds = self.best.kinds.copy()
-            kinds[index] = KEEP
+            kinds[index] = usual[index]
             found = self.evaluator.evaluate(kinds)
             if found.fits and found.seconds <= self.best.seconds:
                 self.best = Found(kinds, found.seconds)
-
-
-def _teller() -> Callable[[float, float], None]:
-    """What tells the log how far a long walk is."""
-    told = time.perf_counter()
-
-    def tell(progress: float, seconds: float) -> None:
-        nonlocal told
-        now = time.perf_counter()
-        if now - told >= TOLD_EVERY:
-            told = now
-            best = format_seconds(seconds)
-            log.info("search: %.0f %% done, the best plan takes %s a step", 100 * progress, best)
-
-    return tell

@@ -19,6 +19,7 @@ from outcore.policies.search import DEEP, SLOWER, Search
 from outcore.policies.search_anneal import Annealing, Effort
 from outcore.policies.search_space import Kinds, Space, kind_of, make_space
 from outcore.policies.search_starts import find_starts
+from outcore.policies.search_value import start_by_value
 from outcore.policies.settle import settle
 from outcore.simulate import simulate
 
@@ -37,11 +38,15 @@ def search_fixed(problem: Problem, search: Search, fixed: Mapping[Gap, Choice]) 
     """
     deadline = time.perf_counter() + search.seconds if search.seconds else inf
     evaluator = Evaluator(problem)
-    space = _without(make_space(problem, evaluator.gaps, search.min_bytes), fixed)
+    space = _without(make_space(problem, evaluator, search.min_bytes), fixed)
     annealing = Annealing(space, evaluator, search.seed)
     plans = _starts(problem, search, fixed, deadline)
     for plan in plans:
         annealing.start(_kinds(space, plan, fixed))
+    others = _kinds(space, make_plan(dict(fixed)), fixed)
+    by_value = start_by_value(problem, space, evaluator, others)
+    if by_value is not None:
+        annealing.start_too(by_value)
     kinds = annealing.run(_effort(search, len(problem.trace.ops), evaluator, deadline))
     timed = ((simulate(problem, lower(problem, p, fast=True)).seconds, p) for p in plans)
     seconds, best = min(timed, key=itemgetter(0))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outcore.evaluate import KEEP, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY
+from outcore.evaluate import KEEP, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY, Evaluator
 from outcore.ir.liveness import liveness
 from outcore.ir.plan import Gap, Keep, Offload, Plan, Recompute
 from outcore.ir.problem import Problem
@@ -29,29 +29,32 @@ class Space:
     gaps: tuple[Gap, ...]
     allowed: Mapping[int, tuple[int, ...]]
     alike: tuple[tuple[int, ...], ...]
+    default_kinds: Kinds
 
     def kinds(self, plan: Plan) -> Kinds:
-        """The kinds of a plan; hints are forgotten; what is not decided on is kept."""
-        found = np.full(len(self.gaps), KEEP, np.int8)
+        """The kinds of a plan; hints are forgotten; what is not decided on is as by default."""
+        found = self.default_kinds.copy()
         for index, allowed in self.allowed.items():
             kind = kind_of(plan, self.gaps[index])
-            found[index] = kind if kind in allowed else KEEP
+            found[index] = kind if kind in allowed else found[index]
         return found
 
 
-def make_space(problem: Problem, gaps: Sequence[Gap], min_bytes: int) -> Space:
-    """The space of `gaps` of buffers of at least `min_bytes`. About linear in them."""
+def make_space(problem: Problem, evaluator: Evaluator, min_bytes: int) -> Space:
+    """The space of all gaps of buffers of at least `min_bytes`. About linear in them."""
+    gaps = evaluator.gaps
     sizes = [problem.trace.buffers[gap.buffer].nbytes for gap in gaps]
     wanted = [i for i, nbytes in enumerate(sizes) if nbytes >= min_bytes]
     again = recomputable(problem, [gaps[i] for i in wanted])
     leaves = (OFFLOAD,) if away(problem) == Offload(problem.hardware.outer) else ()
     wanted.sort(key=lambda i: (gaps[i].after, i))
-    allowed = {
-        i: (KEEP, *leaves, *((RECOMPUTE, RECOMPUTE_STAY) if gaps[i] in again else ()))
-        for i in wanted
-    }
+
+    def drops(gap: Gap) -> tuple[int, ...]:
+        return (RECOMPUTE, RECOMPUTE_STAY) if gap in again else (RECOMPUTE,) * gap.dead
+
+    allowed = {i: (KEEP, *leaves, *drops(gaps[i])) for i in wanted}
     allowed = {i: kinds for i, kinds in allowed.items() if len(kinds) > 1}
-    return Space(tuple(gaps), allowed, _alike(problem, gaps, allowed))
+    return Space(gaps, allowed, _alike(problem, gaps, allowed), evaluator.default_kinds)
 
 
 def kind_of(plan: Plan, gap: Gap) -> int:

@@ -11,7 +11,10 @@ from outcore.ir.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Gaps of the plan that cross from the forward to the backward call, by choice."""
+    """Gaps of the plan that cross from the forward to the backward call, by choice.
+
+    What is held for recomputations alone (`count_held`) is not among them.
+    """
 
     keep: int = 0
     offload: int = 0
@@ -23,6 +26,11 @@ class Counts:
             self.offload + other.offload,
             self.recompute + other.recompute,
         )
+
+
+def count_held(plan: Plan) -> int:
+    """How many buffers that no op needs any more the plan holds for recomputations."""
+    return sum(gap.dead for gap, _ in plan.moves)
 
 
 def count_choices(trace: Trace, plan: Plan) -> Counts:

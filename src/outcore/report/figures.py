@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from outcore.report.counts import Counts
+from outcore.report.counts import Counts, count_held
 from outcore.report.planned import PlannedStep, Swept
 from outcore.units import format_bytes, format_seconds
 
@@ -120,6 +120,9 @@ class Report:
             "keep / offload / recompute",
             f"{counts.keep} / {counts.offload} / {counts.recompute}",
         )
+        held = sum(count_held(step.plan) for step in self.steps)
+        if held:
+            yield "held for reruns", str(held)
         yield from (("note", note) for note in self.notes)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from outcore.ir.hardware import Tier
-from outcore.ir.plan import Keep, Plan, make_plan
+from outcore.ir.plan import Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Copy, Run, Stream
 from outcore.lower import lower
@@ -42,10 +42,9 @@ def report(
         in_core=simulate(problem, kept),
         planning_seconds=planning_seconds,
     )
-    moves = any(not isinstance(choice, Keep) for _, choice in plan.choices)
     blank = Report(
         policy=plan.policy,
-        state="planned" if moves else "in-core",
+        state="planned" if plan.moves else "in-core",
         budget_bytes=problem.budget_bytes,
         graphs=1,
         lower_bound_seconds=lower_bound_seconds,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Copy, Run, Stream
-from outcore.report import count_choices
+from outcore.report import count_choices, count_held
 from outcore.runtime.planning import FORCED, Planned
 from outcore.spec import spec_text
 from outcore.units import format_bytes, format_seconds
@@ -73,3 +73,6 @@ def _moved(planned: Planned) -> Iterator[str]:
     yield f"{counts.offload} offloaded ({format_bytes(out)})"
     yield f"{counts.recompute} recomputed ({format_seconds(seconds)})"
     yield f"{counts.keep} kept"
+    held = count_held(planned.plan)
+    if held:
+        yield f"{held} held for reruns"

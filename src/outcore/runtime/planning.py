@@ -14,7 +14,7 @@ from outcore.errors import InfeasibleError, SpillError
 from outcore.execute import Driver
 from outcore.ir.hardware import Hardware, Tier
 from outcore.ir.memory import crossing_bytes, fits
-from outcore.ir.plan import Choice, Gap, Keep, Offload, Plan, make_plan
+from outcore.ir.plan import Choice, Gap, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Program
@@ -64,7 +64,7 @@ class Planned:
     @property
     def everything_kept(self) -> bool:
         """Whether the plan moves nothing."""
-        return not _moves(self.plan.by_gap)
+        return not self.plan.moves
 
     @property
     def fits_in_core(self) -> bool:
@@ -290,7 +290,8 @@ class Planner:
     ) -> tuple[Problem, Plan]:
         """The policy's plan, but for what is `fixed`; everything else is kept where that fits."""
         if fits(problem, in_core):
-            kept = make_plan(dict(fixed), FORCED if _moves(fixed) else "keep-all")
+            kept = make_plan(dict(fixed), FORCED)
+            kept = kept if kept.moves else replace(kept, policy="keep-all")
             if not fixed or fits(problem, lower(problem, kept)):
                 return problem, kept
         policy: Policy = self.settings.policy
@@ -376,10 +377,6 @@ def kept_bytes(graph: PlannedGraph) -> int:
     made = {b for op in range(trace.boundary) for b in trace.writes[op]}
     used = {b for op in range(trace.boundary, len(trace.ops)) for b in trace.reads[op]}
     return sum(trace.buffers[b].nbytes for b in made & used)
-
-
-def _moves(fixed: Mapping[Gap, Choice]) -> bool:
-    return not all(isinstance(choice, Keep) for choice in fixed.values())
 
 
 def _state_bytes(trace: Trace, state_bytes: int) -> int:

@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from outcore.cli.plan.words import NONE, made_words, storage_words
+from outcore.cli.plan.words import NONE, action_words, made_words, storage_words
 from outcore.cli.screen import screen
 from outcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outcore.planfile import Change, PlanDiff
+    from outcore.planfile import Change, PlanDiff, Storage
 
 EXIT_DIFFERENT = 1
 
@@ -98,5 +98,12 @@ def _changes(title: str, changes: Sequence[Change]) -> Table:
         what = escape("\n".join((storage_words(storage), made_words(storage))))
         why = "" if change.after is None else change.after.reason
         size, differs = format_bytes(storage.nbytes), ", ".join(change.how)
-        table.add_row(what, size, differs, *map(str, change.actions), escape(why))
+        actions = (_action(each, dead=storage.dead) for each in (change.before, change.after))
+        table.add_row(what, size, differs, *actions, escape(why))
     return table
+
+
+def _action(storage: Storage | None, *, dead: bool) -> str:
+    if storage is None:
+        return "drop" if dead else "keep"
+    return action_words(storage)

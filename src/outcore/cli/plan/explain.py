@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from outcore.cli.plan.show import File
-from outcore.cli.plan.words import made_words, storage_words
+from outcore.cli.plan.words import action_words, made_words, storage_words
 from outcore.cli.screen import screen
 from outcore.units import format_bytes, format_seconds
 
@@ -56,5 +56,5 @@ def _table(saved: SavedPlan, top: int) -> Table:
     for storage in largest:
         what = escape("\n".join((storage_words(storage), made_words(storage))))
         why = escape(storage.reason.replace("; ", "\n") or "not looked into")
-        table.add_row(what, format_bytes(storage.nbytes), storage.action, why)
+        table.add_row(what, format_bytes(storage.nbytes), action_words(storage), why)
     return table

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from outcore.cli.plan.words import headline, made_words, storage_words
+from outcore.cli.plan.words import FOR_RERUNS, action_words, headline, made_words, storage_words
 from outcore.cli.screen import screen
 from outcore.units import format_bytes
 
@@ -37,18 +37,21 @@ def show(
             console.print("Everything is kept.")
             continue
         largest = sorted(saved.storages, key=lambda storage: -storage.nbytes)[:top]
+        of = f"{len(saved.storages)} that are moved"
+        if any(storage.dead for storage in saved.storages):
+            of += f" or held {FOR_RERUNS}"
         table = Table(
             Column("storage", overflow="fold"),
             Column("bytes", justify="right"),
             Column("action"),
             Column("made by", overflow="fold"),
             Column("idle", overflow="fold"),
-            title=f"{len(largest)} of {len(saved.storages)} that are moved, the largest first",
+            title=f"{len(largest)} of {of}, the largest first",
             title_justify="left",
         )
         for storage in largest:
             idle = f"after op {storage.after.op} until op {storage.before.op}"
             cells = (storage_words(storage), made_words(storage), idle)
             name, made, when = map(escape, cells)
-            table.add_row(name, format_bytes(storage.nbytes), storage.action, made, when)
+            table.add_row(name, format_bytes(storage.nbytes), action_words(storage), made, when)
         console.print(table)

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from outcore.planfile import Action, PlanFile, SavedPlan, Storage
 
 NONE = "-"
+FOR_RERUNS = "for reruns"
+"""What a storage is held for that no op needs any more."""
 
 
 def headline(file: PlanFile, saved: SavedPlan) -> Iterator[tuple[str, str]]:
@@ -46,18 +48,25 @@ def _predicted(saved: SavedPlan) -> Iterator[tuple[str, str]]:
     taken = ", ".join(f"{format_bytes(n)} on the {tier}" for tier, n in outer if n)
     if taken:
         yield "outside", taken
-    for action in dict.fromkeys(storage.action for storage in saved.storages):
-        yield f"{action}", _moved(saved, action)
+    storages = sorted(saved.storages, key=lambda storage: storage.dead)
+    for action, dead in dict.fromkeys((each.action, each.dead) for each in storages):
+        yield f"{action}", _moved(saved, action, dead=dead)
 
 
-def _moved(saved: SavedPlan, action: Action) -> str:
-    sizes = [storage.nbytes for storage in saved.storages if storage.action == action]
-    return f"{len(sizes)} of {format_bytes(sum(sizes))}"
+def _moved(saved: SavedPlan, action: Action, *, dead: bool) -> str:
+    alike = (each for each in saved.storages if (each.action, each.dead) == (action, dead))
+    sizes = [storage.nbytes for storage in alike]
+    return f"{len(sizes)} of {format_bytes(sum(sizes))}" + f", {FOR_RERUNS}" * dead
 
 
 def storage_words(storage: Storage) -> str:
     """A storage by its name and number."""
     return f"{storage.name} (buffer {storage.buffer})".strip()
+
+
+def action_words(storage: Storage) -> str:
+    """What is done with it, and to what end if it is dead."""
+    return f"{storage.action}\n{FOR_RERUNS}" if storage.dead else storage.action
 
 
 def made_words(storage: Storage) -> str:

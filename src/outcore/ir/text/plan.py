@@ -19,7 +19,8 @@ def print_plan(plan: Plan) -> Iterator[str]:
         named("problem", plan.problem_digest),
     )
     for gap, choice in plan.choices:
-        yield f"gap {gap.buffer} after {gap.after} before {gap.before} {_choice_text(choice)}"
+        where = f"gap {gap.buffer} after {gap.after} before {gap.before}" + " dead" * gap.dead
+        yield f"{where} {_choice_text(choice)}"
     for op, variant in plan.variants:
         yield f"op {op} variant {variant}"
 
@@ -65,7 +66,8 @@ def _gap(line: Line) -> tuple[Gap, Choice]:
     line.expect("after")
     after = line.integer()
     line.expect("before")
-    return Gap(buffer, after, line.integer()), _choice(line)
+    before = line.integer()
+    return Gap(buffer, after, before, dead=line.accept("dead")), _choice(line)
 
 
 def _choice(line: Line) -> Choice:

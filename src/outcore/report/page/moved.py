@@ -9,6 +9,7 @@ from heapq import nlargest
 
 from outcore.explain import Explanation, Move, explain
 from outcore.explain.moves import weights
+from outcore.explain.words import choice_words
 from outcore.report.planned import PlannedStep
 from outcore.units import format_bytes, format_seconds
 
@@ -59,7 +60,7 @@ def _moved(move: Move, graph: str) -> Moved:
         place=f"{graph}{made}" + (f", {move.site}" if move.site else ""),
         nbytes=move.nbytes,
         size=format_bytes(move.nbytes),
-        choice=move.choice,
+        choice=choice_words(move.choice, dead=move.dead),
         idle=move.idle_seconds,
         idle_text=format_seconds(move.idle_seconds),
         between=f"after op {move.after} until op {move.before}",

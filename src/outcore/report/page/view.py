@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from outcore.explain import Explanation
 from outcore.report.figures import Report
 from outcore.report.page import words
 from outcore.report.page.figures import Share, Tile, facts, figures, shares, tiles
@@ -49,6 +48,7 @@ class View:
     rerun_count: int
     moves: tuple[Moved, ...]
     moved: int
+    held: int
     sweep: SweepView | None
     notes: tuple[str, ...]
     made_by: str
@@ -81,7 +81,8 @@ def view_of(report: Report) -> View:
         reruns=tuple(reruns(explained)),
         rerun_count=sum(len(each.reruns) for each in explained),
         moves=tuple(moved(explained)),
-        moved=_moved_in_all(explained),
+        moved=sum(each.moved for each in explained),
+        held=sum(each.held for each in explained),
         sweep=None if report.sweep is None else sweep_view(report.sweep, report),
         notes=report.notes,
         made_by=f"outcore {_version()}",
@@ -93,10 +94,6 @@ def _version() -> str:
         return version("outcore")
     except PackageNotFoundError:
         return ""
-
-
-def _moved_in_all(explained: Sequence[Explanation]) -> int:
-    return sum(each.moved for each in explained)
 
 
 def _legend(graphs: Sequence[GraphView]) -> tuple[tuple[str, str], ...]:

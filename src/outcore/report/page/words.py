@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from outcore.explain import Explanation
 from outcore.ir.hardware import Tier
-from outcore.ir.plan import Keep
 from outcore.ir.program import Copy
 from outcore.report.figures import Report
 from outcore.report.page.reruns import longest_rerun
@@ -67,8 +66,7 @@ def _fits(report: Report, budget: str) -> str:
 
 def moves(report: Report) -> bool:
     """Whether anything is offloaded or recomputed."""
-    choices = (choice for step in report.steps for _, choice in step.plan.choices)
-    return any(not isinstance(choice, Keep) for choice in choices)
+    return any(step.plan.moves for step in report.steps)
 
 
 def copies(report: Report) -> bool:

@@ -1,0 +1,89 @@
+"""What nothing uses any more, held for recomputations: executed, the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from outcore import Backend
+from outcore.ir.hardware import Tier
+from outcore.ir.liveness import dead_gaps, gaps, liveness
+from outcore.ir.plan import KEEP, Choice, Gap, Offload, Plan, Recompute
+from outcore.ir.problem import Problem
+from outcore.policies.candidates import recomputable
+from outcore.policies.settle import settle
+from tests.cpu.training import PROFILED_STEPS, batch, mean_square, same, tight_budget, train
+
+AWAY = Offload(Tier.DISK)
+STAY = Recompute(stay=True)
+
+
+class Dense(nn.Module):
+    """Layers that read all outputs before them, by one concatenation each."""
+
+    def __init__(self, layers: int = 5, growth: int = 8) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, growth, 3, padding=1)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(growth * (i + 1)) for i in range(layers))
+        self.layers = nn.ModuleList(
+            nn.Conv2d(growth * (i + 1), growth, 3, padding=1) for i in range(layers)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs = [self.stem(x)]
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            outputs.append(layer(torch.relu(norm(torch.cat(outputs, 1)))))
+        return torch.cat(outputs, 1).mean((2, 3))
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Makes all concatenations again, with `choice` for what they are made of."""
+
+    choice: Choice
+    name: ClassVar[str] = "holding"
+    summary: ClassVar[str] = "makes concatenations again"
+
+    def plan(self, problem: Problem) -> Plan:
+        trace = problem.trace
+        live = liveness(trace)
+        crossing = [g for g in gaps(trace, live) if g.after < trace.boundary <= g.before]
+        again = recomputable(problem, crossing)
+        cats = [g for g in crossing if g in again and _made_by(problem, g) == "aten.cat.default"]
+        assert cats
+        held: Mapping[Gap, Choice] = dict.fromkeys(dead_gaps(trace, live), self.choice)
+        assert held
+        return settle(problem, {**dict.fromkeys(cats, Recompute()), **held}, self)
+
+
+def _made_by(problem: Problem, gap: Gap) -> str:
+    producer = liveness(problem.trace).producer[gap.buffer]
+    return "" if producer is None else problem.trace.ops[producer].target
+
+
+def steps(backend: Backend | str) -> list[list[torch.Tensor]]:
+    """What some steps give."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = Dense()
+    call = torch.compile(module, backend=backend)
+    return train(module, call, [batch(0)], mean_square, PROFILED_STEPS + 1)
+
+
+@pytest.mark.parametrize("choice", [KEEP, AWAY, STAY], ids=["keep", "offload", "stay"])
+def test_the_same_bits_inside_what_was_predicted(choice):
+    torch.manual_seed(0)
+    budget = tight_budget(Dense(), [batch(0)], mean_square, 0.9)
+    backend = Backend(budget=budget, policy=Holding(choice), strict=True)
+    assert same(steps(backend), steps("aot_eager"))
+    report = backend.report()
+    (step,) = report.steps
+    assert {c for g, c in step.plan.choices if g.dead} == {choice}
+    assert report.measured_peak_bytes is not None
+    assert report.predicted_peak_bytes is not None
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes

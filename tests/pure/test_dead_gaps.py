@@ -1,0 +1,179 @@
+"""What nothing uses any more can stay for recomputations."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from outcore.errors import VerifyError
+from outcore.evaluate import KEEP as KEEP_KIND
+from outcore.evaluate import OFFLOAD, RECOMPUTE, RECOMPUTE_STAY, Evaluator
+from outcore.ir.hardware import Tier
+from outcore.ir.liveness import WORTH, dead_gaps, gaps, liveness
+from outcore.ir.memory import fits
+from outcore.ir.plan import KEEP, Choice, Gap, Offload, Recompute, default_choice, make_plan
+from outcore.ir.problem import Problem
+from outcore.ir.program import Alloc, Copy, Free, Program, Run
+from outcore.lower import lower
+from outcore.policies.search import Search
+from outcore.simulate import simulate
+from tests.pure.building import dense_problem, small_problem
+
+AWAY = Offload(Tier.HOST)
+AGAIN = Recompute()
+DENSE = dense_problem()
+
+
+def by_name(problem: Problem) -> dict[str, int]:
+    return {buffer.name: buffer.id for buffer in problem.trace.buffers if buffer.name}
+
+
+def dead(problem: Problem) -> tuple[Gap, ...]:
+    return dead_gaps(problem.trace, liveness(problem.trace))
+
+
+def program_of(choice: Choice, again: Choice = AGAIN, problem: Problem = DENSE) -> Program:
+    """All concatenations are made again, and `choice` is for all dead gaps."""
+    names = by_name(problem)
+    cats = {names[name] for name in names if name.startswith("cat")}
+    crossing = (g for g in gaps(problem.trace, liveness(problem.trace)) if g.buffer in cats)
+    choices: dict[Gap, Choice] = dict.fromkeys(crossing, again)
+    return lower(problem, make_plan(choices | dict.fromkeys(dead(problem), choice)))
+
+
+def reruns(problem: Problem, program: Program) -> Counter[str]:
+    """By target, how often ops run again."""
+    runs = (x.action for x in program.body if isinstance(x.action, Run) and x.action.again)
+    return Counter(problem.trace.ops[run.op].target for run in runs)
+
+
+def test_they_are_what_larger_things_are_made_of():
+    names = {buffer: name for name, buffer in by_name(DENSE).items()}
+    ends = {names[gap.buffer]: gap for gap in dead(DENSE)}
+    assert sorted(ends) == ["y0", "y1", "y2", "y3"]  # y4 is the result
+    trace = DENSE.trace
+    last_cat = max(op.id for op in trace.ops if op.target == "aten.cat.default")
+    assert {gap.after for gap in ends.values()} == {last_cat}
+    # cat1 is made of y0 alone, and is the last that the backward call asks for.
+    assert ends["y0"].before == len(trace.ops) - 1
+    assert [ends[f"y{i}"].before - ends["y3"].before for i in range(4)] == [3, 2, 1, 0]
+
+
+def test_what_is_as_large_as_what_it_makes_has_none():
+    trace = DENSE.trace
+    y3 = by_name(DENSE)["y3"]
+    grown = tuple(replace(b, nbytes=4096 // WORTH + 1) if b.id == y3 else b for b in trace.buffers)
+    live = liveness(trace)
+    assert y3 in {gap.buffer for gap in dead_gaps(trace, live)}
+    assert y3 not in {gap.buffer for gap in dead_gaps(replace(trace, buffers=grown), live)}
+
+
+def test_small_networks_may_have_none():
+    assert dead(small_problem()) == ()
+
+
+def test_they_are_dropped_unless_a_plan_says_more():
+    gap = dead(DENSE)[0]
+    assert default_choice(gap) == AGAIN
+    assert make_plan({}).choice(gap) == AGAIN
+    assert make_plan({gap: AGAIN}).choices == ()
+    kept = make_plan({gap: KEEP})
+    assert (kept.choices, kept.moves) == (((gap, KEEP),),) * 2
+    assert make_plan({replace(gap, dead=False): KEEP}).choices == ()
+
+
+def test_dropped_all_that_lies_before_runs_again():
+    assert reruns(DENSE, program_of(AGAIN))["aten.convolution.default"] == 3 + 2 + 1 + 4
+
+
+@pytest.mark.parametrize("choice", [KEEP, AWAY])
+def test_kept_or_offloaded_only_the_large_run_again(choice):
+    assert reruns(DENSE, program_of(choice)) == {"aten.cat.default": 4}
+
+
+def test_made_again_once_they_stay_where_the_plan_says_so():
+    """The first chain makes y1 to y3 from what it passes through; nobody makes them once more."""
+    found = reruns(DENSE, program_of(Recompute(stay=True)))
+    assert found["aten.convolution.default"] == 4
+
+
+def test_kept_they_stay_until_their_last_recomputation_and_no_longer():
+    program = program_of(KEEP)
+    names = by_name(DENSE)
+    freed = {}
+    for position, instruction in enumerate(program.body):
+        if isinstance(instruction.action, Free):
+            freed[program.slots[instruction.action.slot].buffer] = position
+    runs = {
+        x.action.op: position
+        for position, x in enumerate(program.body)
+        if isinstance(x.action, Run) and not x.action.again
+    }
+    for gap in dead(DENSE):
+        assert runs[gap.before - 1] < freed[gap.buffer] < runs[gap.before], names
+
+
+def test_offloaded_they_leave_once_and_come_back_once():
+    program = program_of(AWAY)
+    slots = program.slots
+    copies = [x.action for x in program.body if isinstance(x.action, Copy)]
+    out = Counter(slots[c.source].buffer for c in copies if slots[c.target].tier is Tier.HOST)
+    back = Counter(slots[c.target].buffer for c in copies if slots[c.target].tier is Tier.DEVICE)
+    assert out == back == {gap.buffer: 1 for gap in dead(DENSE)}
+
+
+def test_what_nobody_wants_after_all_is_given_up():
+    """No concatenation leaves, so that nothing runs again."""
+    program = program_of(AWAY, again=KEEP)
+    assert reruns(DENSE, program) == {}
+    made = {x.action.slot for x in program.body if isinstance(x.action, Alloc)}
+    freed = {x.action.slot for x in program.body if isinstance(x.action, Free)}
+    assert made - freed == set(program.results) & made
+
+
+def test_a_plan_may_not_name_one_that_there_is_not():
+    gap = dead(DENSE)[0]
+    with pytest.raises(VerifyError, match=r"a choice is for a gap of the trace.*dead"):
+        lower(DENSE, make_plan({replace(gap, before=gap.before - 1): KEEP}))
+
+
+@pytest.mark.parametrize("kind", [KEEP_KIND, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY])
+@pytest.mark.parametrize("other", [KEEP_KIND, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY])
+def test_evaluated_to_the_last_bit(kind, other):
+    for budget in (3000, 4500, 1 << 14):
+        problem = dense_problem(budget_bytes=budget)
+        evaluator = Evaluator(problem)
+        kinds = [kind if gap.dead else other for gap in evaluator.gaps]
+        found = evaluator.evaluate(kinds)
+        program = lower(problem, evaluator.plan(kinds))
+        timeline = simulate(problem, program)
+        assert (found.seconds, found.peak_bytes) == (
+            timeline.seconds,
+            timeline.peak(Tier.DEVICE),
+        )
+        assert found.fits == fits(problem, program)
+
+
+def best_of_all(problem: Problem, dead_choices: tuple[Choice, ...]) -> float:
+    """The seconds of the fastest plan of all that keep or make again, by trying each."""
+    live = liveness(problem.trace)
+    found = gaps(problem.trace, live)
+    every = [g for g in found if g.before >= problem.trace.boundary > g.after]
+    options = [(KEEP, AGAIN)] * len(every) + [dead_choices] * len(dead(problem))
+    best = float("inf")
+    for choices in product(*options):
+        plan = make_plan(dict(zip((*every, *dead(problem)), choices, strict=True)))
+        program = lower(problem, plan, fast=True)
+        if fits(problem, program):
+            best = min(best, simulate(problem, program).seconds)
+    return best
+
+
+def test_search_finds_what_they_gain():
+    problem = replace(dense_problem(4, 11 * 1024), host_budget_bytes=0)
+    without, best = (best_of_all(problem, choices) for choices in ((AGAIN,), (AGAIN, KEEP)))
+    plan = Search(min_bytes=1).plan(problem)
+    assert simulate(problem, lower(problem, plan)).seconds == pytest.approx(best)
+    assert best < without
+    assert any(gap.dead for gap, _ in plan.moves)
