@@ -21,7 +21,7 @@ from outcore.ir.profile import Cost
 from outcore.ir.verify_plan import verify_plan
 from outcore.lower import lower
 from outcore.policies import floor, parse_policy, resolve, spec_text
-from outcore.policies.search import Search, least
+from outcore.policies.search import Search, evaluations, least
 from outcore.policies.search_anneal import ROWS, ROWS_IN_DEEP, STAGES, Annealing, Effort
 from outcore.policies.search_space import make_space
 from outcore.policies.search_starts import find_starts
@@ -260,3 +260,11 @@ def test_a_refusal_names_the_least_that_is_needed():
     with pytest.raises(InfeasibleError) as caught:
         parse_policy("search{min_bytes=1B}").plan(problem)
     assert caught.value.floor_bytes == least(refusals).floor_bytes
+
+
+@pytest.mark.parametrize(
+    ("ops", "steps"),
+    [(0, 2000), (100, 2000), (500, 2000), (800, 1250), (4000, 1000), (14_000, 500), (28_000, 250)],
+)
+def test_shallow_and_deep_networks_get_about_as_many_steps(ops, steps):
+    assert evaluations(1.0, ops) == steps

@@ -25,8 +25,11 @@ from outcore.policies.settle import settle
 from outcore.simulate import simulate
 from outcore.spec import spec_text
 
-DEEP = 2000
-"""More ops than this count as so many: a walk through a deep network takes some steps too."""
+SHALLOW, DEEP = 500, 1000
+"""Fewer and more ops than these count as so many: no walk takes very many steps, or very few."""
+
+MOST_EFFORT = 7
+"""But it simulates no more than so many times the effort."""
 
 SLOWER = 50
 """By how much the effort is less where evaluations are not compiled."""
@@ -38,9 +41,9 @@ class Search:
 
     Every candidate is judged by what it would take in truth: the simulated time and the peak of its
     lowered program. `effort`: how many ops each of the `walks` simulates at most, in millions (a
-    step counts as 2000 at most); the same effort, walks and `seed` give the same plan. `seconds`:
-    the most that planning may take, as far as the first plan that fits allows, 0 for any; what is
-    found then depends on how fast the machine is.
+    step counts as `SHALLOW` to `DEEP`; up to `MOST_EFFORT` times as many in all); the same effort,
+    walks and `seed` give the same plan. `seconds`: the most that planning may take, as far as the
+    first plan that fits allows, 0 for any; what is found then depends on how fast the machine is.
     """
 
     name: ClassVar[str] = "search"
@@ -112,7 +115,13 @@ class Search:
         Python runs one thread at a time, and takes long: it goes on one walk there.
         """
         effort, walks = (self.effort, self.walks) if compiled else (self.effort / SLOWER, 1)
-        return int(effort * 1e6 / min(max(1, ops), DEEP)), walks
+        return evaluations(effort, ops), walks
+
+
+def evaluations(effort: float, ops: int) -> int:
+    """How many plans of so many ops a walk may evaluate."""
+    steps = min(effort / min(max(SHALLOW, ops), DEEP), MOST_EFFORT * effort / max(1, ops))
+    return int(steps * 1e6)
 
 
 def _seconds(evaluator: Evaluator, plan: Plan) -> float:

@@ -15,7 +15,7 @@ from outcore.ir.plan import Choice, Gap, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.lower import lower
 from outcore.policies.floor import leanest, plan_floor
-from outcore.policies.search import DEEP, SLOWER, Search
+from outcore.policies.search import SLOWER, Search, evaluations
 from outcore.policies.search_anneal import Annealing, Effort
 from outcore.policies.search_space import Kinds, Space, kind_of, make_space
 from outcore.policies.search_starts import find_starts
@@ -93,4 +93,4 @@ def _effort(search: Search, ops: int, evaluator: Evaluator, deadline: float) -> 
     effort, walks = search.effort, search.walks
     if not evaluator.compiled:
         effort, walks = effort / SLOWER, 1
-    return Effort(int(effort * 1e6 / min(max(1, ops), DEEP)), walks, deadline)
+    return Effort(evaluations(effort, ops), walks, deadline)

@@ -12,10 +12,13 @@ from outcore.evaluate import KEEP, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY, Evaluator
 from outcore.ir.liveness import liveness
 from outcore.ir.plan import Gap, Keep, Offload, Plan, Recompute
 from outcore.ir.problem import Problem
-from outcore.policies.candidates import away, recomputable
+from outcore.policies.candidates import away, ops_again, recomputable
 
 Kinds = NDArray[np.int8]
 """One of evaluate's kinds per gap."""
+
+CHEAP = 3e-5
+"""A part of the step's time that no walk can tell from none: what it is cold at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,8 @@ def make_space(problem: Problem, evaluator: Evaluator, min_bytes: int) -> Space:
     """The space of all gaps of buffers of at least `min_bytes`. About linear in them."""
     gaps = evaluator.gaps
     sizes = [problem.trace.buffers[gap.buffer].nbytes for gap in gaps]
-    wanted = [i for i, nbytes in enumerate(sizes) if nbytes >= min_bytes]
+    cheap = _cheap(problem, gaps)
+    wanted = [i for i, nbytes in enumerate(sizes) if nbytes >= min_bytes and i not in cheap]
     again = recomputable(problem, [gaps[i] for i in wanted])
     leaves = (OFFLOAD,) if away(problem) == Offload(problem.hardware.outer) else ()
     wanted.sort(key=lambda i: (gaps[i].after, i))
@@ -55,6 +59,18 @@ def make_space(problem: Problem, evaluator: Evaluator, min_bytes: int) -> Space:
     allowed = {i: (KEEP, *leaves, *drops(gaps[i])) for i in wanted}
     allowed = {i: kinds for i, kinds in allowed.items() if len(kinds) > 1}
     return Space(gaps, allowed, _alike(problem, gaps, allowed), evaluator.default_kinds)
+
+
+def _cheap(problem: Problem, gaps: Sequence[Gap]) -> frozenset[int]:
+    """Dead gaps of what is made again in no time: not worth a decision."""
+    trace, seconds, live = problem.trace, problem.profile.seconds, liveness(problem.trace)
+    least = CHEAP * sum(seconds)
+
+    def again_seconds(gap: Gap) -> float:
+        return sum(seconds[op] for op in ops_again(trace, live, gap) if op is not None)
+
+    dead = ((i, gap) for i, gap in enumerate(gaps) if gap.dead)
+    return frozenset(i for i, gap in dead if again_seconds(gap) < least)
 
 
 def kind_of(plan: Plan, gap: Gap) -> int:
