@@ -9,16 +9,19 @@ import pytest
 from outcore.errors import VerifyError
 from outcore.evaluate import KEEP as KEEP_KIND
 from outcore.evaluate import OFFLOAD, RECOMPUTE, RECOMPUTE_STAY, Evaluator
-from outcore.ir.hardware import Tier
+from outcore.ir.hardware import Hardware, Link, Tier
 from outcore.ir.liveness import WORTH, dead_gaps, gaps, liveness
 from outcore.ir.memory import fits
 from outcore.ir.plan import KEEP, Choice, Gap, Offload, Recompute, default_choice, make_plan
 from outcore.ir.problem import Problem
+from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Alloc, Copy, Free, Program, Run
+from outcore.ir.trace import Ref, Role, Trace
 from outcore.lower import lower
 from outcore.policies.search import Search
+from outcore.policies.search_space import make_space
 from outcore.simulate import simulate
-from tests.pure.building import dense_problem, small_problem
+from tests.pure.building import TraceBuilder, dense_problem, small_problem
 
 AWAY = Offload(Tier.HOST)
 AGAIN = Recompute()
@@ -153,6 +156,85 @@ def test_evaluated_to_the_last_bit(kind, other):
             timeline.peak(Tier.DEVICE),
         )
         assert found.fits == fits(problem, program)
+
+
+def unit_problem(trace: Trace, rate: float) -> Problem:
+    """A second for each op; a link of `rate` bytes per second each way."""
+    link = Link(rate)
+    hardware = Hardware(
+        "unit",
+        ((Tier.DEVICE, 10**6), (Tier.HOST, 10**6)),
+        ((Tier.DEVICE, Tier.HOST, link), (Tier.HOST, Tier.DEVICE, link)),
+    )
+    ops = len(trace.ops)
+    profile = Profile((1.0,) * ops, (0,) * ops, Source.ESTIMATED)
+    return Problem(trace, profile, hardware, 10**6)
+
+
+@pytest.mark.parametrize("rate", [1e3, 2e5])
+def test_room_given_up_after_an_op_serves_what_leaves_after_it(rate):
+    """`a` was offloaded for nothing; its room goes to `e`, which leaves after the op at its end."""
+    t = TraceBuilder()
+    x = t.new(64, Role.INPUT, pinned=True)
+    a, c, d, e, b, f, g, h = (t.new(64, Role.ACTIVATION) for _ in range(8))
+    y = t.new(128, Role.ACTIVATION)
+    for reads, made in (
+        ((x,), a), ((a,), y), ((x,), c), ((c,), d), ((d,), e),
+        ((y, e), b), ((x,), f), ((f,), g), ((g, e), h),
+    ):  # fmt: skip
+        t.op("f", tuple(map(Ref, reads)), (made,))
+    problem = unit_problem(t.trace([x], (Ref(b), Ref(h))), rate)
+    evaluator = Evaluator(problem)
+    assert sum(gap.dead for gap in evaluator.gaps) == 1
+    kinds = [
+        OFFLOAD if gap.dead or (gap.after, gap.before) == (5, 8) else KEEP_KIND
+        for gap in evaluator.gaps
+    ]
+    assert kinds.count(OFFLOAD) == 2
+    found = evaluator.evaluate(kinds)
+    timeline = simulate(problem, lower(problem, evaluator.plan(kinds)))
+    assert (found.seconds, found.outer_bytes) == (timeline.seconds, timeline.peak(Tier.HOST))
+    assert found.outer_bytes == 256
+
+
+def test_what_a_chain_makes_on_its_way_is_not_fetched():
+    """The op that makes `w` makes the dead `b` too, and `v` is made of both."""
+    t = TraceBuilder()
+    x = t.new(64, Role.INPUT, pinned=True)
+    b = t.new(16, Role.ACTIVATION)
+    w, v, out, more, last = (t.new(64, Role.ACTIVATION) for _ in range(5))
+    t.op("f", (Ref(x),), (b, w))
+    t.op("f", (Ref(b), Ref(w)), (v,))
+    t.op("f", (Ref(x),), (out,))
+    t.op("f", (Ref(out),), (more,))
+    t.op("f", (Ref(w), Ref(v), Ref(more)), (last,))
+    problem = unit_problem(t.trace([x], (Ref(last),)), 1e5)
+    evaluator = Evaluator(problem)
+    kinds = [OFFLOAD if gap.dead else RECOMPUTE for gap in evaluator.gaps]
+    assert OFFLOAD in kinds
+    plan = evaluator.plan(kinds)
+    program = lower(problem, plan)
+    copies = [x.action for x in program.body if isinstance(x.action, Copy)]
+    assert [program.slots[copy.target].tier for copy in copies] == [Tier.HOST]
+    found, timeline = evaluator.evaluate(kinds), simulate(problem, program)
+    assert (found.seconds, found.peak_bytes) == (timeline.seconds, timeline.peak(Tier.DEVICE))
+
+
+def test_what_is_made_again_in_no_time_is_not_decided_on():
+    problem = DENSE
+    assert _dead_decided(problem) == len(dead(problem))
+    convolutions = {op.id for op in problem.trace.ops if op.target == "aten.convolution.default"}
+    quick = tuple(
+        1e-9 if op in convolutions else seconds
+        for op, seconds in enumerate(problem.profile.seconds)
+    )
+    profile = replace(problem.profile, seconds=quick)
+    assert _dead_decided(replace(problem, profile=profile)) == 0
+
+
+def _dead_decided(problem: Problem) -> int:
+    space = make_space(problem, Evaluator(problem), 1)
+    return sum(space.gaps[index].dead for index in space.allowed)
 
 
 def best_of_all(problem: Problem, dead_choices: tuple[Choice, ...]) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from itertools import product
+from math import inf
 
 import numpy as np
 import pytest
@@ -84,7 +86,7 @@ def test_it_finds_the_best_of_few_plans(problem):
     assume(0 < len(space.allowed) <= FEW)
     best = float("inf")
     for choice in product(*space.allowed.values()):
-        kinds = np.full(len(space.gaps), KEEP, np.int8)
+        kinds = space.default_kinds.copy()
         kinds[list(space.allowed)] = choice
         found = evaluator.evaluate(kinds)
         best = min(best, found.seconds if found.fits else best)
@@ -108,6 +110,18 @@ def test_the_same_seed_and_effort_give_the_same_plan():
     plans = [Search(effort=0.3, seed=seed).plan(problem) for seed in (1, 1, 2)]
     assert plans[0] == plans[1]
     assert plans[0].choices != plans[2].choices
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_stages_give_the_same_plan_on_any_number_of_cores(cores, monkeypatch):
+    problem = table3_problem(256, 16 * GB, 13e9)
+    policy = Search(effort=4.0, walks=3)
+    expected = policy.plan(problem)
+    evaluator = Evaluator(problem)
+    annealing = Annealing(make_space(problem, evaluator, policy.min_bytes), evaluator, seed=0)
+    assert not annealing.deep(policy.effort_for(len(problem.trace.ops), inf, compiled=True))
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert policy.plan(problem) == expected
 
 
 def test_resnet50_comes_near_the_bound():
@@ -183,9 +197,9 @@ def test_nothing_is_moved_for_nothing():
     space = make_space(problem, evaluator, Search().min_bytes)
     kinds = space.kinds(plan)
     assert plan.choices
-    for index in np.flatnonzero(kinds):
+    for index in np.flatnonzero(kinds != space.default_kinds):
         fewer = kinds.copy()
-        fewer[index] = KEEP
+        fewer[index] = space.default_kinds[index]
         found = evaluator.evaluate(fewer)
         assert not found.fits or found.seconds > took * (1 - 1e-12)
 

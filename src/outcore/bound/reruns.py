@@ -75,8 +75,10 @@ def _add_absence(lp: LinearProgram, scene: Scene, found: Reruns, number: int) ->
 def _add_reads(lp: LinearProgram, scene: Scene, found: Reruns) -> None:
     """What runs again in a block or later needs what it reads.
 
-    Where that is away when the block begins, and not to be copied back, it is made again too.
+    Where that is away when the block begins, and not to be copied back, it is made again too. What
+    has no use left is followed up to the last rerun of the forward call that reads it.
     """
+    ops, boundary = len(scene.again_until), scene.problem.trace.boundary
     readers: dict[int, list[int]] = defaultdict(list)
     for op, until in enumerate(scene.again_until):
         if until is not None:
@@ -85,8 +87,9 @@ def _add_reads(lp: LinearProgram, scene: Scene, found: Reruns) -> None:
     for (number, block), absent in found.absent.items():
         producer = scene.absences[number].producer
         back = [(found.later[producer, block], -1.0)] if producer is not None else []
+        asked = ops if scene.absences[number].needed else boundary
         for op in readers[scene.absences[number].buffer]:
-            if (op, block) in found.later:
+            if op < asked and (op, block) in found.later:
                 lp.at_most([(found.later[op, block], 1.0), (absent, 1.0), *back], 1.0)
 
 

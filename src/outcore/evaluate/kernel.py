@@ -530,9 +530,9 @@ def _again(table: Ints, times: Floats, op: int) -> None:
     epoch, reads = table[COUNT, EPOCH], table[READ_START, op]
     for i in range(reads, table[READ_START, op + 1]):
         buffer = table[READS, i]
-        if table[FETCHED, buffer] == epoch and table[DEVICE, buffer] == NONE:
-            _fetch(table, buffer)
         slot = table[TEMPORARY, buffer]
+        if table[FETCHED, buffer] == epoch and table[DEVICE, buffer] == NONE and slot == NONE:
+            _fetch(table, buffer)
         table[READ_SLOT, i - reads] = table[DEVICE, buffer] if slot == NONE else slot
         if slot == NONE:
             _need(table, buffer)
@@ -723,12 +723,12 @@ def _play(table: Ints, times: Floats) -> bool:
         times[CLOCK, PLAYED] += times[SECONDS, table[STEP_OP, step]]
         now += times[SECONDS, table[STEP_OP, step]]
         times[CLOCK, COMPUTE] = now
-        while away < table[COUNT, N_AWAY] and table[AWAY_START, away] == step:
-            _copy_out(table, times, away)
-            away += 1
         while dropped < table[COUNT, N_DROPPED] and _dropped_at(table, dropped) == step:
             _give_up(table, times, table[DROPPED, dropped])
             dropped += 1
+        while away < table[COUNT, N_AWAY] and table[AWAY_START, away] == step:
+            _copy_out(table, times, away)
+            away += 1
         free = _wait_for_copies_out(table, times, free, 2 * step + 1)
     return True
 

@@ -72,8 +72,9 @@ def dead_gaps(trace: Trace, live: Liveness) -> tuple[Gap, ...]:
         ends = {b: _needed_until(trace, live, until, b) for b in trace.writes[op.id]}
         last = max(ends.values(), default=0)
         for buffer in trace.reads[op.id]:
-            made[buffer] += sum(trace.buffers[b].nbytes for b, end in ends.items() if end)
-            if not live.held[buffer] and live.uses[buffer][-1] < last - 1:
+            used = live.uses[buffer][-1]
+            made[buffer] += sum(trace.buffers[b].nbytes for b, end in ends.items() if end > used)
+            if not live.held[buffer] and used < last:
                 until[buffer] = max(last, until.get(buffer, 0))
     return tuple(
         Gap(buffer, live.uses[buffer][-1], until[buffer], dead=True)

@@ -154,7 +154,7 @@ class _Expansion:
         temporary: dict[int, int] = {}
         for op in chain:
             for buffer in self.trace.reads[op]:
-                if buffer in fetched and buffer not in self.device:
+                if buffer in fetched and buffer not in self.device and buffer not in temporary:
                     self._fetch(buffer)
             self._again(op, wanted_now, last_reader, temporary)
         for buffer in wanted:

@@ -40,10 +40,11 @@ class Search:
     """Improve the best plan of the other policies, one or a few choices at a time, by annealing.
 
     Every candidate is judged by what it would take in truth: the simulated time and the peak of its
-    lowered program. `effort`: how many ops each of the `walks` simulates at most, in millions (a
-    step counts as `SHALLOW` to `DEEP`; up to `MOST_EFFORT` times as many in all); the same effort,
-    walks and `seed` give the same plan. `seconds`: the most that planning may take, as far as the
-    first plan that fits allows, 0 for any; what is found then depends on how fast the machine is.
+    lowered program. `effort`: how many ops each of the `walks` simulates, in millions (a step
+    counts as 500 to 1000 of them, and in all they are no more than seven times as many); the same
+    effort, walks and `seed` give the same plan. `seconds`: the most that planning may take, as far
+    as the first plan that fits allows, 0 for any; what is found then depends on how fast the
+    machine is.
     """
 
     name: ClassVar[str] = "search"
@@ -93,11 +94,12 @@ class Search:
             raise replace(least(starts.refusals), policy=spec_text(self))
         for plan in plans:
             annealing.start(space.kinds(plan))
-        by_value = start_by_value(problem, space, evaluator, space.default_kinds)
-        if by_value is not None:
-            annealing.start_too(by_value)
-        evaluations, walks = self._effort(len(problem.trace.ops), compiled=evaluator.compiled)
-        kinds = annealing.run(Effort(evaluations, walks, deadline))
+        effort = self.effort_for(len(problem.trace.ops), deadline, compiled=evaluator.compiled)
+        if not annealing.deep(effort):
+            by_value = start_by_value(problem, space, evaluator, space.default_kinds)
+            if by_value is not None:
+                annealing.start_too(by_value)
+        kinds = annealing.run(effort)
         seconds, best = min(((_seconds(evaluator, p), p) for p in plans), key=itemgetter(0))
         if annealing.best.seconds <= seconds:
             return settle(problem, evaluator.plan(kinds).by_gap, self)
@@ -109,13 +111,13 @@ class Search:
             with suppress(InfeasibleError, VerifyError):
                 yield settle(problem, plan.by_gap, self, plan.by_op)
 
-    def _effort(self, ops: int, *, compiled: bool) -> tuple[int, int]:
-        """Evaluations of each walk, and walks.
+    def effort_for(self, ops: int, deadline: float, *, compiled: bool) -> Effort:
+        """How much to search a step of so many ops.
 
         Python runs one thread at a time, and takes long: it goes on one walk there.
         """
         effort, walks = (self.effort, self.walks) if compiled else (self.effort / SLOWER, 1)
-        return evaluations(effort, ops), walks
+        return Effort(evaluations(effort, ops), walks, deadline)
 
 
 def evaluations(effort: float, ops: int) -> int:

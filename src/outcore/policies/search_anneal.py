@@ -82,10 +82,15 @@ class Annealing:
             self.best = Found(kinds.copy(), found.seconds)
 
     def start_too(self, kinds: Kinds) -> None:
-        """Begin here as well as from the best so far, if it fits."""
+        """Begin here as well as from the best of all, if it fits."""
+        self.start(kinds)
         found = self.evaluator.evaluate(kinds)
-        if found.fits:
+        if found.fits and found.seconds > self.best.seconds:
             self.others.append(Found(kinds.copy(), found.seconds))
+
+    def deep(self, effort: Effort) -> bool:
+        """Whether there are fewer than `FEW_STEPS` steps for each gap: one stage, from the best."""
+        return self._steps(effort) < FEW_STEPS * len(self.space.allowed)
 
     def run(self, effort: Effort) -> Kinds:
         """The best kinds found; the last evaluations keep what costs nothing.
@@ -103,7 +108,7 @@ class Annealing:
 
     def _walk(self, effort: Effort, steps: int) -> None:
         """All stages of walks."""
-        deep = self._steps(effort, steps) < FEW_STEPS * len(self.space.allowed)
+        deep = self.deep(effort)
         rows = ROWS_IN_DEEP if deep else ROWS
         stages = STAGES_IN_DEEP if deep else STAGES
         walks = Walks(self.space, self.evaluator, effort.walks, self.seed)
@@ -125,13 +130,13 @@ class Annealing:
             starts.rotate(-1)
             left -= stage.part
 
-    def _steps(self, effort: Effort, steps: int) -> float:
-        """How many of `steps` there is time for, as evaluations go."""
+    def _steps(self, effort: Effort) -> float:
+        """How many steps there are, and is time for, as evaluations go."""
         if effort.deadline == inf:
-            return steps
+            return effort.evaluations
         start = time.perf_counter()
         self.evaluator.evaluate(self.best.kinds)
-        return min(steps, effort.seconds_left / (time.perf_counter() - start))
+        return min(effort.evaluations, effort.seconds_left / (time.perf_counter() - start))
 
     def _tidy(self, evaluations: int, deadline: float) -> None:
         """Leave as by default what costs nothing so, as far as so many evaluations tell in time."""

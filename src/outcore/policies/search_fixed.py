@@ -15,8 +15,8 @@ from outcore.ir.plan import Choice, Gap, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.lower import lower
 from outcore.policies.floor import leanest, plan_floor
-from outcore.policies.search import SLOWER, Search, evaluations
-from outcore.policies.search_anneal import Annealing, Effort
+from outcore.policies.search import Search
+from outcore.policies.search_anneal import Annealing
 from outcore.policies.search_space import Kinds, Space, kind_of, make_space
 from outcore.policies.search_starts import find_starts
 from outcore.policies.search_value import start_by_value
@@ -43,11 +43,13 @@ def search_fixed(problem: Problem, search: Search, fixed: Mapping[Gap, Choice]) 
     plans = _starts(problem, search, fixed, deadline)
     for plan in plans:
         annealing.start(_kinds(space, plan, fixed))
-    others = _kinds(space, make_plan(dict(fixed)), fixed)
-    by_value = start_by_value(problem, space, evaluator, others)
-    if by_value is not None:
-        annealing.start_too(by_value)
-    kinds = annealing.run(_effort(search, len(problem.trace.ops), evaluator, deadline))
+    effort = search.effort_for(len(problem.trace.ops), deadline, compiled=evaluator.compiled)
+    if not annealing.deep(effort):
+        others = _kinds(space, make_plan(dict(fixed)), fixed)
+        by_value = start_by_value(problem, space, evaluator, others)
+        if by_value is not None:
+            annealing.start_too(by_value)
+    kinds = annealing.run(effort)
     timed = ((simulate(problem, lower(problem, p, fast=True)).seconds, p) for p in plans)
     seconds, best = min(timed, key=itemgetter(0))
     if annealing.best.seconds < seconds:
@@ -86,11 +88,3 @@ def _without(space: Space, fixed: Mapping[Gap, Choice]) -> Space:
     left = {i: kinds for i, kinds in space.allowed.items() if space.gaps[i] not in fixed}
     groups = (tuple(i for i in group if i in left) for group in space.alike)
     return replace(space, allowed=left, alike=tuple(group for group in groups if len(group) > 1))
-
-
-def _effort(search: Search, ops: int, evaluator: Evaluator, deadline: float) -> Effort:
-    """As much as `search` takes: one walk, and a shorter one, where nothing is compiled."""
-    effort, walks = search.effort, search.walks
-    if not evaluator.compiled:
-        effort, walks = effort / SLOWER, 1
-    return Effort(evaluations(effort, ops), walks, deadline)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,8 @@ from outcore.policies.candidates import away, ops_again, recomputable
 Kinds = NDArray[np.int8]
 """One of evaluate's kinds per gap."""
 
-CHEAP = 3e-5
-"""A part of the step's time that no walk can tell from none: what it is cold at."""
+COLD = 3e-5
+"""The temperature that walks end at, as a part of the step's time. Less is the same as none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,10 @@ class Space:
 
 
 def make_space(problem: Problem, evaluator: Evaluator, min_bytes: int) -> Space:
-    """The space of all gaps of buffers of at least `min_bytes`. About linear in them."""
+    """The space of all gaps of buffers of at least `min_bytes`.
+
+    About linear in them, but for chains of dead ones.
+    """
     gaps = evaluator.gaps
     sizes = [problem.trace.buffers[gap.buffer].nbytes for gap in gaps]
     cheap = _cheap(problem, gaps)
@@ -62,12 +66,15 @@ def make_space(problem: Problem, evaluator: Evaluator, min_bytes: int) -> Space:
 
 
 def _cheap(problem: Problem, gaps: Sequence[Gap]) -> frozenset[int]:
-    """Dead gaps of what is made again in no time: not worth a decision."""
+    """Dead gaps of what is made again in no time, for all that reads it: not worth a decision."""
     trace, seconds, live = problem.trace, problem.profile.seconds, liveness(problem.trace)
-    least = CHEAP * sum(seconds)
+    least = COLD * sum(seconds)
 
     def again_seconds(gap: Gap) -> float:
-        return sum(seconds[op] for op in ops_again(trace, live, gap) if op is not None)
+        again = ops_again(trace, live, gap)
+        if any(op is None or not trace.ops[op].repeatable for op in again):
+            return inf
+        return len(live.uses[gap.buffer]) * sum(seconds[op] for op in again if op is not None)
 
     dead = ((i, gap) for i, gap in enumerate(gaps) if gap.dead)
     return frozenset(i for i, gap in dead if again_seconds(gap) < least)
@@ -97,6 +104,7 @@ def _alike(
             None if made is None else trace.ops[made].target,
             trace.ops[gap.after].target,
             trace.ops[gap.before].target,
+            gap.dead,
         )
         groups.setdefault(key, []).append(index)
     return tuple(tuple(group) for group in groups.values() if len(group) > 1)

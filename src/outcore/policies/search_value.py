@@ -12,7 +12,7 @@ from outcore.ir.problem import Problem
 from outcore.policies.search_space import Kinds, Space
 
 SHARES = tuple(share / 10 for share in range(11))
-"""What part of the gaps is made again, in the plans that are looked at."""
+"""What part of all values is so low that what has it is made again, in the plans looked at."""
 
 AGAIN = RECOMPUTE, RECOMPUTE_STAY
 """How."""
@@ -36,6 +36,8 @@ def start_by_value(
     not in the space, is as in `others`. None where none fits.
     """
     limit = MOST_TIMES * sum(problem.profile.seconds)
+    if not limit:  # it would bound no reruns
+        return None
     plans = _plans(problem, space, others)
     found = ((evaluator.evaluate(kinds, limit=limit), kinds) for kinds in plans)
     fitting = [(result.seconds, kinds) for result, kinds in found if result.fits]
@@ -50,7 +52,8 @@ def _plans(problem: Problem, space: Space, others: Kinds) -> Iterator[Kinds]:
     ranked = sorted(set(values))
     if not ranked:
         return
-    for share, again, dead in product(SHARES, AGAIN, DEAD):
+    fates = DEAD if any(space.gaps[index].dead for index in crossing) else (RECOMPUTE,)
+    for share, again, dead in product(SHARES, AGAIN, fates):
         least = ranked[min(len(ranked) - 1, int(share * len(ranked)))]
         kinds = others.copy()
         for index, value in zip(crossing, values, strict=True):

@@ -13,13 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from outcore.evaluate import Evaluator
-from outcore.policies.search_space import Kinds, Space
+from outcore.policies.search_space import COLD, Kinds, Space
 from outcore.units import format_seconds
 
 log = logging.getLogger("outcore.search")
-
-COLD = 3e-5
-"""The temperature that walks end at, as a part of the step's time."""
 
 TOLD_EVERY = 5.0
 """Seconds between two lines of the log."""
@@ -85,9 +82,12 @@ class Walks:
         """What each walk of `stage` finds from its start, one of `starts` in turn.
 
         `steps`: how many there are for all stages. `unit`: seconds of a step of the network, that
-        temperatures are parts of. `rows` and `most_seconds` are explained at `Walk.go`.
+        temperatures are parts of. `most_seconds` are for all walks, shared where cores are; that
+        and `rows` are explained at `Walk.go`.
         """
-        seeds = self.seeds.spawn(len(self.evaluators))
+        count = len(self.evaluators)
+        cores = min(count, os.cpu_count() or 1)
+        seeds = self.seeds.spawn(count)
         progress = self.progress
 
         def tell(done: float, seconds: float) -> None:
@@ -102,13 +102,12 @@ class Walks:
                 hot * unit,
                 COLD * unit,
                 rows=rows,
-                most_seconds=most_seconds,
+                most_seconds=most_seconds * cores / count,
                 watch=None if index else tell,
             )
             return Found(*found)
 
-        count = len(self.evaluators)
-        with ThreadPoolExecutor(min(count, os.cpu_count() or 1)) as threads:
+        with ThreadPoolExecutor(cores) as threads:
             found = list(threads.map(walk, range(count)))
         progress.done += stage.part
         return found
