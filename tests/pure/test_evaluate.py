@@ -240,7 +240,10 @@ class TestWhatCannotBe:
         assert evaluator.evaluate([OFFLOAD]) != IMPOSSIBLE
 
     def test_recomputing_from_what_is_gone(self) -> None:
-        """The caller's `x` has no use but that of the op which would have to run again."""
+        """The caller's `x` has no use but that of the op which would have to run again.
+
+        It can be once `x` is held for that.
+        """
         t = TraceBuilder()
         x, pinned = t.new(64, Role.INPUT), t.new(64, Role.INPUT, pinned=True)
         y, z, made = (t.new(64, Role.ACTIVATION) for _ in range(3))
@@ -249,10 +252,12 @@ class TestWhatCannotBe:
         t.op("f", (Ref(y), Ref(z)), (made,))
         problem = _unit(t.trace([x, pinned], (Ref(made),)))
         evaluator = Evaluator(problem)
-        assert [gap.buffer for gap in evaluator.gaps] == [2]
-        assert evaluator.evaluate([RECOMPUTE]) == IMPOSSIBLE
+        assert [(gap.buffer, gap.dead) for gap in evaluator.gaps] == [(x, True), (y, False)]
+        dropped, held = [RECOMPUTE, RECOMPUTE], [KEEP, RECOMPUTE]
+        assert evaluator.evaluate(dropped) == IMPOSSIBLE
         with pytest.raises(VerifyError, match="can be made again from what is left"):
-            lower(problem, evaluator.plan([RECOMPUTE]))
+            lower(problem, evaluator.plan(dropped))
+        assert evaluator.evaluate(held) == reference(problem, evaluator.plan(held))
 
     def test_a_kind_that_is_none(self) -> None:
         evaluator = Evaluator(small_problem())

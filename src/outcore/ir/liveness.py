@@ -9,9 +9,6 @@ from itertools import pairwise
 from outcore.ir.plan import Gap
 from outcore.ir.trace import Effect, Trace
 
-WORTH = 2
-"""How many times as large as a dead buffer is what makes it worth its memory, at least."""
-
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
@@ -58,28 +55,22 @@ def gaps(trace: Trace, live: Liveness) -> tuple[Gap, ...]:
 
 
 def dead_gaps(trace: Trace, live: Liveness) -> tuple[Gap, ...]:
-    """The gap after its last use of every buffer that recomputations may still want, sorted.
+    """The gap after its last use of every buffer that runs of forward ops again may want, sorted.
 
-    It ends with the last op that needs what is made from the buffer. Left out are buffers from
-    which less than `WORTH` times their bytes are made: then rather what is made stays. Linear in
+    It ends with the last op that needs what is made from the buffer. Few gradients wait so long
+    that it pays to make them again: what only backward ops would read has no such gap. Linear in
     reads and writes.
     """
     until: dict[int, int] = {}
-    made = [0] * len(trace.buffers)
     for op in reversed(trace.ops):
         if not op.repeatable or op.id >= trace.boundary:
-            continue  # few gradients wait so long that it pays to make them again
-        ends = {b: _needed_until(trace, live, until, b) for b in trace.writes[op.id]}
-        last = max(ends.values(), default=0)
+            continue
+        last = max((_needed_until(trace, live, until, b) for b in trace.writes[op.id]), default=0)
         for buffer in trace.reads[op.id]:
-            used = live.uses[buffer][-1]
-            made[buffer] += sum(trace.buffers[b].nbytes for b, end in ends.items() if end > used)
-            if not live.held[buffer] and used < last:
+            if not live.held[buffer] and live.uses[buffer][-1] < last:
                 until[buffer] = max(last, until.get(buffer, 0))
     return tuple(
-        Gap(buffer, live.uses[buffer][-1], until[buffer], dead=True)
-        for buffer in sorted(until)
-        if made[buffer] >= WORTH * trace.buffers[buffer].nbytes
+        Gap(buffer, live.uses[buffer][-1], until[buffer], dead=True) for buffer in sorted(until)
     )
 
 

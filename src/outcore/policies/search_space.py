@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outcore.evaluate import KEEP, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY, Evaluator
-from outcore.ir.liveness import liveness
+from outcore.ir.liveness import Liveness, liveness
 from outcore.ir.plan import Gap, Keep, Offload, Plan, Recompute
 from outcore.ir.problem import Problem
 from outcore.policies.candidates import away, ops_again, recomputable
@@ -20,6 +21,10 @@ Kinds = NDArray[np.int8]
 
 COLD = 3e-5
 """The temperature that walks end at, as a part of the step's time. Less is the same as none."""
+
+WORTH = 2
+"""How many times as large as what is dead is what can be made from it, at least, for it to be worth
+its memory. With less it is better to keep what is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +56,8 @@ def make_space(problem: Problem, evaluator: Evaluator, min_bytes: int) -> Space:
     """
     gaps = evaluator.gaps
     sizes = [problem.trace.buffers[gap.buffer].nbytes for gap in gaps]
-    cheap = _cheap(problem, gaps)
-    wanted = [i for i, nbytes in enumerate(sizes) if nbytes >= min_bytes and i not in cheap]
+    pointless = _pointless(problem, gaps)
+    wanted = [i for i, nbytes in enumerate(sizes) if nbytes >= min_bytes and i not in pointless]
     again = recomputable(problem, [gaps[i] for i in wanted])
     leaves = (OFFLOAD,) if away(problem) == Offload(problem.hardware.outer) else ()
     wanted.sort(key=lambda i: (gaps[i].after, i))
@@ -65,19 +70,44 @@ def make_space(problem: Problem, evaluator: Evaluator, min_bytes: int) -> Space:
     return Space(gaps, allowed, _alike(problem, gaps, allowed), evaluator.default_kinds)
 
 
-def _cheap(problem: Problem, gaps: Sequence[Gap]) -> frozenset[int]:
-    """Dead gaps of what is made again in no time, for all that reads it: not worth a decision."""
-    trace, seconds, live = problem.trace, problem.profile.seconds, liveness(problem.trace)
-    least = COLD * sum(seconds)
+def _pointless(problem: Problem, gaps: Sequence[Gap]) -> frozenset[int]:
+    """Dead gaps not worth a decision: of what serves little, or is made again in no time."""
+    trace, live = problem.trace, liveness(problem.trace)
+    made = _made_from(problem, gaps)
+    least = COLD * sum(problem.profile.seconds)
 
-    def again_seconds(gap: Gap) -> float:
-        again = ops_again(trace, live, gap)
-        if any(op is None or not trace.ops[op].repeatable for op in again):
-            return inf
-        return len(live.uses[gap.buffer]) * sum(seconds[op] for op in again if op is not None)
+    def serves_little(gap: Gap) -> bool:
+        return made[gap.buffer] < WORTH * trace.buffers[gap.buffer].nbytes
+
+    def again_in_no_time(gap: Gap) -> bool:
+        return len(live.uses[gap.buffer]) * _again_seconds(problem, live, gap) < least
 
     dead = ((i, gap) for i, gap in enumerate(gaps) if gap.dead)
-    return frozenset(i for i, gap in dead if again_seconds(gap) < least)
+    return frozenset(i for i, gap in dead if serves_little(gap) or again_in_no_time(gap))
+
+
+def _made_from(problem: Problem, gaps: Sequence[Gap]) -> Counter[int]:
+    """Per dead buffer, the bytes that forward ops make from it and that are needed after it."""
+    trace = problem.trace
+    used = {gap.buffer: gap.after for gap in gaps if gap.dead}
+    needed: dict[int, int] = {}
+    for gap in gaps:
+        needed[gap.buffer] = max(gap.before, needed.get(gap.buffer, 0))
+    made: Counter[int] = Counter()
+    for op in trace.ops[: trace.boundary]:
+        for read in trace.reads[op.id] if op.repeatable else ():
+            wanted = (b for b in trace.writes[op.id] if needed.get(b, 0) > used.get(read, inf))
+            made[read] += sum(trace.buffers[b].nbytes for b in wanted)
+    return made
+
+
+def _again_seconds(problem: Problem, live: Liveness, gap: Gap) -> float:
+    """What it takes to make again what is dead, for one that reads it; inf where that cannot be."""
+    trace = problem.trace
+    again = ops_again(trace, live, gap)
+    if any(op is None or not trace.ops[op].repeatable for op in again):
+        return inf
+    return sum(problem.profile.seconds[op] for op in again if op is not None)
 
 
 def kind_of(plan: Plan, gap: Gap) -> int:
