@@ -22,14 +22,18 @@ AGAIN = (RECOMPUTE, RECOMPUTE_STAY)
 def started(problem: Problem, min_bytes: int = 1) -> tuple[Space, Evaluator, Kinds | None]:
     evaluator = Evaluator(problem)
     space = make_space(problem, evaluator, min_bytes)
-    return space, evaluator, start_by_value(problem, space, evaluator, space.default_kinds)
+    found = start_by_value(space, evaluator)
+    if found is None:
+        return space, evaluator, None
+    result = evaluator.evaluate(found.kinds)
+    assert (result.seconds, result.fits) == (found.seconds, True)
+    return space, evaluator, found.kinds
 
 
 def test_what_takes_longer_a_byte_leaves():
     problem = table3_problem(640, 16 * GB, 13e9)
-    space, evaluator, kinds = started(problem)
+    space, _, kinds = started(problem)
     assert kinds is not None
-    assert evaluator.evaluate(kinds).fits
     trace, producer = problem.trace, liveness(problem.trace).producer
     values: dict[int, list[float]] = {OFFLOAD: [], RECOMPUTE: []}
     for index, allowed in space.allowed.items():
@@ -51,9 +55,15 @@ def test_what_does_not_cross_the_boundary_stays_as_it_was():
     inside = next(i for i, g in enumerate(space.gaps) if g.before < problem.trace.boundary)
     others = space.default_kinds.copy()
     others[inside] = OFFLOAD
-    kinds = start_by_value(problem, space, evaluator, others)
-    assert kinds is not None
-    assert kinds[inside] == OFFLOAD
+    found = start_by_value(replace(space, default_kinds=others), evaluator)
+    assert found is not None
+    assert found.kinds[inside] == OFFLOAD
+
+
+def test_it_knows_when_to_stop():
+    problem = table3_problem(640, 16 * GB, 13e9)
+    space, evaluator, _ = started(problem)
+    assert start_by_value(space, evaluator, deadline=0.0) is None
 
 
 def test_a_plan_that_takes_very_long_is_none_to_begin_at(monkeypatch):
@@ -64,9 +74,8 @@ def test_a_plan_that_takes_very_long_is_none_to_begin_at(monkeypatch):
 
 def test_without_an_outer_tier_what_is_dead_stays():
     problem = replace(dense_problem(4, 11 * 1024), host_budget_bytes=0)
-    space, evaluator, kinds = started(problem)
+    space, _, kinds = started(problem)
     assert kinds is not None
-    assert evaluator.evaluate(kinds).fits
     dead = np.array([gap.dead for gap in space.gaps])
     assert set(kinds[dead]) == {KEEP}
     assert set(kinds[~dead]) <= {KEEP, *AGAIN}

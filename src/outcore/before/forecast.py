@@ -17,7 +17,7 @@ from outcore.ir.trace import Role, Trace
 from outcore.lower import lower
 from outcore.policies import Policy, floor
 from outcore.presets import Preset
-from outcore.report import Counts, count_held, report
+from outcore.report import Counts, report
 from outcore.runtime.planning import MARGIN_DIVISOR
 from outcore.simulate import simulate
 from outcore.spec import spec_text
@@ -148,7 +148,7 @@ def _planned(problem: Problem, policy: Policy) -> Planned:
         peak_bytes=step.peak_bytes,
         seconds=step.predicted.seconds,
         counts=found.counts,
-        held=count_held(plan),
+        held=found.held,
         offloaded_bytes=found.offloaded_bytes,
         recompute_seconds=found.recompute_seconds,
         moved=_moved(problem.trace, plan),

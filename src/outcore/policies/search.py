@@ -20,7 +20,6 @@ from outcore.policies.policy import MIN_BYTES, check_min_bytes
 from outcore.policies.search_anneal import Annealing, Effort
 from outcore.policies.search_space import make_space
 from outcore.policies.search_starts import find_starts
-from outcore.policies.search_value import start_by_value
 from outcore.policies.settle import settle
 from outcore.simulate import simulate
 from outcore.spec import spec_text
@@ -95,10 +94,6 @@ class Search:
         for plan in plans:
             annealing.start(space.kinds(plan))
         effort = self.effort_for(len(problem.trace.ops), deadline, compiled=evaluator.compiled)
-        if not annealing.deep(effort):
-            by_value = start_by_value(problem, space, evaluator, space.default_kinds)
-            if by_value is not None:
-                annealing.start_too(by_value)
         kinds = annealing.run(effort)
         seconds, best = min(((_seconds(evaluator, p), p) for p in plans), key=itemgetter(0))
         if annealing.best.seconds <= seconds:

@@ -13,6 +13,7 @@ from math import inf
 
 from outcore.evaluate import Evaluator
 from outcore.policies.search_space import Kinds, Space
+from outcore.policies.search_value import start_by_value
 from outcore.policies.search_walks import Found, Stage, Walks
 
 STAGES = (
@@ -67,8 +68,6 @@ class Annealing:
     def __init__(self, space: Space, evaluator: Evaluator, seed: int) -> None:
         self.space, self.evaluator, self.seed = space, evaluator, seed
         self.best = Found(space.default_kinds.copy(), inf)
-        self.others: list[Found] = []
-        """Where walks begin too, however slow it is."""
 
     @property
     def found(self) -> bool:
@@ -80,17 +79,6 @@ class Annealing:
         found = self.evaluator.evaluate(kinds)
         if found.fits and found.seconds < self.best.seconds:
             self.best = Found(kinds.copy(), found.seconds)
-
-    def start_too(self, kinds: Kinds) -> None:
-        """Begin here as well as from the best of all, if it fits."""
-        self.start(kinds)
-        found = self.evaluator.evaluate(kinds)
-        if found.fits and found.seconds > self.best.seconds:
-            self.others.append(Found(kinds.copy(), found.seconds))
-
-    def deep(self, effort: Effort) -> bool:
-        """Whether there are fewer than `FEW_STEPS` steps for each gap: one stage, from the best."""
-        return self._steps(effort) < FEW_STEPS * len(self.space.allowed)
 
     def run(self, effort: Effort) -> Kinds:
         """The best kinds found; the last evaluations keep what costs nothing.
@@ -108,11 +96,11 @@ class Annealing:
 
     def _walk(self, effort: Effort, steps: int) -> None:
         """All stages of walks."""
-        deep = self.deep(effort)
+        deep = self._steps(effort) < FEW_STEPS * len(self.space.allowed)
         rows = ROWS_IN_DEEP if deep else ROWS
         stages = STAGES_IN_DEEP if deep else STAGES
+        starts = deque([self.best] if deep else self._starts(effort.deadline))
         walks = Walks(self.space, self.evaluator, effort.walks, self.seed)
-        starts = deque([self.best, *self.others])
         left = 1.0
         for stage in stages:
             seconds = 0.0
@@ -129,6 +117,16 @@ class Annealing:
             self.best = min((self.best, *found), key=lambda each: each.seconds)
             starts.rotate(-1)
             left -= stage.part
+
+    def _starts(self, deadline: float) -> list[Found]:
+        """The best so far, and after it the start by value where that is another."""
+        by_value = start_by_value(self.space, self.evaluator, deadline)
+        if by_value is None or by_value.seconds == self.best.seconds:
+            return [self.best]
+        if by_value.seconds < self.best.seconds:
+            self.best = by_value
+            return [by_value]
+        return [self.best, by_value]
 
     def _steps(self, effort: Effort) -> float:
         """How many steps there are, and is time for, as evaluations go."""

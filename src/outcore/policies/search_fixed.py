@@ -19,7 +19,6 @@ from outcore.policies.search import Search
 from outcore.policies.search_anneal import Annealing
 from outcore.policies.search_space import Kinds, Space, kind_of, make_space
 from outcore.policies.search_starts import find_starts
-from outcore.policies.search_value import start_by_value
 from outcore.policies.settle import settle
 from outcore.simulate import simulate
 
@@ -44,11 +43,6 @@ def search_fixed(problem: Problem, search: Search, fixed: Mapping[Gap, Choice]) 
     for plan in plans:
         annealing.start(_kinds(space, plan, fixed))
     effort = search.effort_for(len(problem.trace.ops), deadline, compiled=evaluator.compiled)
-    if not annealing.deep(effort):
-        others = _kinds(space, make_plan(dict(fixed)), fixed)
-        by_value = start_by_value(problem, space, evaluator, others)
-        if by_value is not None:
-            annealing.start_too(by_value)
     kinds = annealing.run(effort)
     timed = ((simulate(problem, lower(problem, p, fast=True)).seconds, p) for p in plans)
     seconds, best = min(timed, key=itemgetter(0))
@@ -84,7 +78,9 @@ def _kinds(space: Space, plan: Plan, fixed: Mapping[Gap, Choice]) -> Kinds:
 
 
 def _without(space: Space, fixed: Mapping[Gap, Choice]) -> Space:
-    """The space without the gaps of `fixed`."""
+    """The space without the gaps of `fixed`, which are as they are given by default."""
     left = {i: kinds for i, kinds in space.allowed.items() if space.gaps[i] not in fixed}
     groups = (tuple(i for i in group if i in left) for group in space.alike)
-    return replace(space, allowed=left, alike=tuple(group for group in groups if len(group) > 1))
+    alike = tuple(group for group in groups if len(group) > 1)
+    default_kinds = _kinds(space, make_plan(dict(fixed)), fixed)
+    return replace(space, allowed=left, alike=alike, default_kinds=default_kinds)

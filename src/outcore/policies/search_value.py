@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import inf
@@ -10,6 +11,7 @@ from outcore.evaluate import KEEP, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY, Evaluator
 from outcore.ir.liveness import liveness
 from outcore.ir.problem import Problem
 from outcore.policies.search_space import Kinds, Space
+from outcore.policies.search_walks import Found
 
 SHARES = tuple(share / 10 for share in range(11))
 """What part of all values is so low that what has it is made again, in the plans looked at."""
@@ -25,26 +27,30 @@ MOST_TIMES = 4
 may be as many as the square of the ops."""
 
 
-def start_by_value(
-    problem: Problem, space: Space, evaluator: Evaluator, others: Kinds
-) -> Kinds | None:
+def start_by_value(space: Space, evaluator: Evaluator, deadline: float = inf) -> Found | None:
     """The fastest plan, of some, that offloads what takes most seconds a byte to make again.
 
     All else that crosses the boundary is made again. It loses more than the plans of other policies
     as a rule, but much that can be improved on lies near it: they offload what is at hand, and a
     single change seldom gains by trading that for what is worth more. What does not cross it, or is
-    not in the space, is as in `others`. None where none fits.
+    not in the space, is as by default. None where none fits; no more are looked at after
+    `deadline`, a time of `time.perf_counter`.
     """
+    problem = evaluator.problem
     limit = MOST_TIMES * sum(problem.profile.seconds)
     if not limit:  # it would bound no reruns
         return None
-    plans = _plans(problem, space, others)
-    found = ((evaluator.evaluate(kinds, limit=limit), kinds) for kinds in plans)
-    fitting = [(result.seconds, kinds) for result, kinds in found if result.fits]
-    return min(fitting, key=lambda pair: pair[0])[1] if fitting else None
+    best = None
+    for kinds in _plans(problem, space):
+        if time.perf_counter() > deadline:
+            break
+        found = evaluator.evaluate(kinds, limit=limit)
+        if found.fits and (best is None or found.seconds < best.seconds):
+            best = Found(kinds, found.seconds)
+    return best
 
 
-def _plans(problem: Problem, space: Space, others: Kinds) -> Iterator[Kinds]:
+def _plans(problem: Problem, space: Space) -> Iterator[Kinds]:
     """A plan for each share, each way to make it again, and each fate of what is dead."""
     boundary = problem.trace.boundary
     crossing = [i for i in space.allowed if space.gaps[i].after < boundary <= space.gaps[i].before]
@@ -55,7 +61,7 @@ def _plans(problem: Problem, space: Space, others: Kinds) -> Iterator[Kinds]:
     fates = DEAD if any(space.gaps[index].dead for index in crossing) else (RECOMPUTE,)
     for share, again, dead in product(SHARES, AGAIN, fates):
         least = ranked[min(len(ranked) - 1, int(share * len(ranked)))]
-        kinds = others.copy()
+        kinds = space.default_kinds.copy()
         for index, value in zip(crossing, values, strict=True):
             usual = OFFLOAD if value > least else again
             wanted = dead if space.gaps[index].dead else usual

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from outcore.report.counts import Counts, count_held
+from outcore.report.counts import Counts
 from outcore.report.planned import PlannedStep, Swept
 from outcore.units import format_bytes, format_seconds
 
@@ -23,6 +23,7 @@ class Report:
     `in_core_seconds` and `in_core_peak_bytes` are what the step would take with everything kept,
     from the profile; `lower_bound_seconds`, what no plan can beat under the budget, is there where
     it was asked for. `replans` counts graphs that were planned again because their time drifted.
+    `held`: buffers that no op needs any more, held for recomputations.
     `offloaded_bytes` are planned, for each step. `disk_bytes_written` are measured, from the start:
     profiled steps count too, and what was written to measure the disk.
 
@@ -46,6 +47,7 @@ class Report:
     planning_seconds: float | None = None
     capture_seconds: float | None = None
     counts: Counts = field(default_factory=Counts)
+    held: int = 0
     offloaded_bytes: int = 0
     disk_bytes_written: int = 0
     recompute_seconds: float = 0.0
@@ -120,9 +122,8 @@ class Report:
             "keep / offload / recompute",
             f"{counts.keep} / {counts.offload} / {counts.recompute}",
         )
-        held = sum(count_held(step.plan) for step in self.steps)
-        if held:
-            yield "held for reruns", str(held)
+        if self.held:
+            yield "held for reruns", str(self.held)
         yield from (("note", note) for note in self.notes)
 
 

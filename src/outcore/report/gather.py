@@ -10,7 +10,7 @@ from outcore.ir.plan import Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Copy, Run, Stream
 from outcore.lower import lower
-from outcore.report.counts import Counts, count_choices
+from outcore.report.counts import Counts, count_choices, count_held
 from outcore.report.figures import Report
 from outcore.report.planned import PlannedStep, Swept
 from outcore.simulate import simulate
@@ -66,6 +66,7 @@ def with_steps(report: Report, steps: Sequence[PlannedStep]) -> Report:
         in_core_seconds=_total(steps, lambda s: s.in_core.seconds),
         planning_seconds=sum(planning) if planning else None,
         counts=sum((count_choices(s.problem.trace, s.plan) for s in steps), start=Counts()),
+        held=sum(count_held(s.plan) for s in steps),
         offloaded_bytes=sum(map(_offloaded_bytes, steps)),
         recompute_seconds=_total(steps, recompute_seconds),
         stall_seconds=_total(steps, lambda s: s.predicted.stall_seconds()),
