@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from typing import Any
 
 from outcore.allocators import Allocator, reserve
@@ -118,16 +119,20 @@ class Comparison:
     def rows(
         self, budgets: Iterable[int], policies: Iterable[str | Policy], *, bound: bool = False
     ) -> Iterator[Compared]:
-        """One row for each budget and policy; `bound`: with the lower bound of the budget.
+        """One row for each budget, the smallest first, and policy.
+
+        An `Improver` starts from its plan for the budget before, so that more memory never makes
+        it slower; with other policies a larger budget may get a slower plan. `bound`: with the
+        lower bound of the budget.
 
         Raises PolicyError for a spec that is wrong, MissingPackageError where the bound is asked
         for and needs what is not installed.
         """
-        resolved = [resolve(policy) for policy in policies]
-        for budget in budgets:
+        planners = [_Planner(self, resolve(policy)) for policy in policies]
+        for budget in sorted(set(budgets)):
             least = self.bound_seconds(budget) if bound else None
-            for policy in resolved:
-                yield replace(self.row(budget, policy), lower_bound_seconds=least)
+            for planner in planners:
+                yield replace(planner.row(budget), lower_bound_seconds=least)
 
     def bound_seconds(self, budget_bytes: int) -> float | None:
         """What no plan can beat under a budget; None where no plan fits it."""
@@ -185,6 +190,26 @@ class Comparison:
             items_per_second=self.items / timeline.seconds,
             relative_to_in_core=self.in_core.seconds / timeline.seconds,
         )
+
+
+class _Planner:
+    """One policy, budget by budget, the smallest first."""
+
+    def __init__(self, comparison: Comparison, policy: Policy) -> None:
+        self.comparison, self.policy = comparison, policy
+        self.last: tuple[Compared, Plan] | None = None
+
+    def row(self, budget_bytes: int) -> Compared:
+        """What the policy makes of a budget; an `Improver` no slower than of the last."""
+        known = () if self.last is None else (self.last[1],)
+        row, plan = self.comparison.row_and_plan(budget_bytes, self.policy, known)
+        if self.last is not None and (row.seconds or inf) > (self.last[0].seconds or inf):
+            spent = row.planning_seconds  # lowered for more memory, the last plan is slower
+            row = replace(self.last[0], budget_bytes=budget_bytes, planning_seconds=spent)
+            plan = self.last[1]
+        if plan is not None and row.feasible and isinstance(self.policy, Improver):
+            self.last = row, plan
+        return row
 
 
 def read_budget(option: str, text: str, machine_bytes: int, part_of: int | None = None) -> int:

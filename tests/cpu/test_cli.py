@@ -153,10 +153,10 @@ def test_compare_for_programs(outcore):
     assert run.exit_code == 0, run.output
     rows = json.loads(run.stdout)
     assert [(row["policy"], row["feasible"]) for row in rows] == [
-        ("keep-all", True),
-        ("swap-all", True),
         ("keep-all", False),
         ("swap-all", False),
+        ("keep-all", True),
+        ("swap-all", True),
     ]
     assert set(rows[0]) >= {
         "policy",
@@ -171,18 +171,18 @@ def test_compare_for_programs(outcore):
         "lower_bound_seconds",
         "reason",
     }
-    assert rows[0]["relative_to_in_core"] == 1
-    assert rows[0]["lower_bound_seconds"] == pytest.approx(rows[0]["seconds"])
-    assert rows[1]["lower_bound_seconds"] < rows[1]["seconds"]
-    assert rows[2]["lower_bound_seconds"] is None, "no plan fits 8 MiB"
-    assert "smallest feasible budget" in rows[2]["reason"]
+    assert rows[0]["lower_bound_seconds"] is None, "no plan fits 8 MiB"
+    assert "smallest feasible budget" in rows[0]["reason"]
+    assert rows[2]["relative_to_in_core"] == 1
+    assert rows[2]["lower_bound_seconds"] == pytest.approx(rows[2]["seconds"])
+    assert rows[3]["lower_bound_seconds"] < rows[3]["seconds"]
 
 
 def test_compare_for_spreadsheets(outcore):
     run = outcore(
         *COMPARE, "--budget", "100%", "--budget", "8MiB", "--policies", "keep-all", "--csv"
     )
-    kept, infeasible = csv.DictReader(run.stdout.splitlines())
+    infeasible, kept = csv.DictReader(run.stdout.splitlines())
     assert (kept["batch"], kept["policy"], kept["feasible"]) == ("8", "keep-all", "True")
     assert int(kept["keep"]) > 0
     assert (kept["offload"], infeasible["keep"], infeasible["feasible"]) == ("0", "", "False")

@@ -139,7 +139,7 @@ def test_the_floor_is_where_a_plan_is_and_not_below(outcore):
     run = outcore(
         "compare", *NETWORK, *budgets, "--policies", "search{effort=0.01}", "--json", "--no-bound"
     )
-    above, below = json.loads(run.stdout)
+    below, above = json.loads(run.stdout)
     assert above["feasible"]
     assert not below["feasible"]
 

@@ -49,7 +49,7 @@ def comparison(states=0, allocator=None):
 
 def test_a_policy_beside_the_step_in_core():
     found = comparison()
-    roomy, tight = found.rows([16384, 7800], ["swap-all{min_bytes=1B}"])
+    tight, roomy = found.rows([16384, 7800], ["swap-all{min_bytes=1B}"])
     assert roomy.feasible
     assert tight.feasible
     assert tight.peak_bytes <= 7800

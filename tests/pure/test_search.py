@@ -77,6 +77,22 @@ def _seconds_where_it_fits(problem: Problem, plan: Plan) -> float | None:
 
 
 @drawn
+@given(slow=problems(), times=st.sampled_from([1.01, 1.5, 4.0, 100.0]), data=st.data())
+def test_over_a_faster_link_what_is_known_is_no_slower(slow, times, data):
+    links = (
+        (*ends, replace(link, bytes_per_second=link.bytes_per_second * times))
+        for *ends, link in slow.hardware.links
+    )
+    fast = replace(slow, hardware=replace(slow.hardware, links=tuple(links)))
+    known = data.draw(plans(slow))
+    before = _seconds_where_it_fits(slow, known)
+    assume(before is not None)
+    assert _seconds_where_it_fits(fast, known) <= before * (1 + 1e-12)
+    found = Search(min_bytes=1, effort=0.0).improve(fast, [known])
+    assert simulate(fast, lower(fast, found)).seconds <= before * (1 + 1e-12)
+
+
+@drawn
 @given(problem=problems())
 def test_it_finds_the_best_of_few_plans(problem):
     floor_bytes = floor(problem).nbytes

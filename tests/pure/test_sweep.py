@@ -189,12 +189,15 @@ def test_more_memory_never_makes_search_slower(problem, steps):
     assert all((row.peak_bytes or 0) <= row.budget_bytes for row in found.rows)
 
 
-def test_less_memory_after_more_is_planned_from_nothing():
+def test_the_smallest_budget_comes_first_and_each_once():
     on = comparison()
     low, _, high = BudgetRange(steps=3).budgets(on)
-    found = sweep(on, [high, low], [POLICIES[2]], bound=False)
-    assert [row.budget_bytes for row in found.rows] == [high, low]
-    assert all((row.peak_bytes or 0) <= row.budget_bytes for row in found.rows)
+    found = tuple(on.rows([high, low, high], POLICIES[1:]))
+    assert [(row.budget_bytes, row.policy) for row in found] == [
+        *((low, policy) for policy in POLICIES[1:]),
+        *((high, policy) for policy in POLICIES[1:]),
+    ]
+    assert all((row.peak_bytes or 0) <= row.budget_bytes for row in found)
 
 
 def test_a_sweep_without_bounds():

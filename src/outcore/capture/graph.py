@@ -219,7 +219,7 @@ class _Capture:
         return True
 
     def _op(self, node: Node, op: torch._ops.OpOverload, phase: Phase) -> None:
-        made = node.meta.get("val")
+        made = node.meta.get("val") if op._schema.returns else ()
         several = isinstance(made, list | tuple)
         ids = [self._made(node, t, phase) for t in (made if several else [made])]  # type: ignore[union-attr]  # a sequence
         self.results[node] = ids if several else ids[0]

@@ -214,6 +214,8 @@ class _Writer:
         call = f"{self._name(overload)}({', '.join(args)})"
         if aten.returns_one(overload):
             return f"{self._made(op.outputs[0])} = {call}"
+        if not op.outputs:
+            return call
         made = ", ".join("_" if v is None else self._made(v) for v in op.outputs)
         return f"{made}, = {call}"
 

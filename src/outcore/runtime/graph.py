@@ -110,13 +110,16 @@ class PlannedGraph:
         visit = Visit(ref(self), self._replay_of(executable, inputs))
         clock = self.engine.driver.clock
         start = clock.now()
+        given: list[Any] | None = None
         try:
             results, store = self._run_forward(executable, inputs, visit)
         except CaptureError as error:
-            return self.forward(self._learn(error, visit))
+            given = self._learn(error, visit)
         except torch.OutOfMemoryError as error:
             self._plan_tighter(error)
             raise
+        if given is not None:  # not before: the error holds what the failed run made
+            return self.forward(given)
         visit.work.append((start, clock.now()))
         visit.forward_stop = time.time_ns()
         stand_in = self.engine.stores.add(store, follow=stand_in_survives())
@@ -135,13 +138,13 @@ class PlannedGraph:
         given = list(tangents) if visit.replay is not None else []
         clock = self.engine.driver.clock
         visit.backward_start, start = time.time_ns(), clock.now()
+        inputs: list[Any] | None = None
         try:
             crossing = list(store.crossing) if again else store.crossing
             gradients = store.executable.backward(crossing, tangents, store.lane)
         except CaptureError as error:
             state = self.engine.driver.generator.get_state()
-            gradients = self._run_again(visit, self._learn(error, visit), given)
-            self.engine.driver.generator.set_state(state)
+            inputs = self._learn(error, visit)
         except torch.OutOfMemoryError as error:
             self.engine.stores.drop(store.number)  # its memory counts
             self._plan_tighter(error)
@@ -149,6 +152,9 @@ class PlannedGraph:
         finally:
             if not again:
                 self.engine.stores.drop(store.number)
+        if inputs is not None:  # not before: the error holds what the failed run made
+            gradients = self._run_again(visit, inputs, given)
+            self.engine.driver.generator.set_state(state)
         visit.work.append((start, clock.now()))
         visit.backward_stop = time.time_ns()
         checked = self.profiling is not None and store.executable is self.profiling.checked
@@ -284,16 +290,17 @@ class PlannedGraph:
         return list(visit.replay.inputs)
 
     def _run_again(self, visit: Visit, inputs: list[Any], tangents: list[Any]) -> tuple[Any, ...]:
-        """Forward and backward once more: the first time was not right."""
-        executable = self._ready(inputs)
-        try:
-            _, store = self._run_forward(executable, inputs, visit)
+        """Forward and backward once more, until it is right: the first time was not."""
+        while True:
+            executable = self._ready(inputs)
             try:
-                return executable.backward(store.crossing, list(tangents), store.lane)
-            finally:
-                store.release()
-        except CaptureError as error:
-            return self._run_again(visit, self._learn(error, visit), tangents)
+                _, store = self._run_forward(executable, inputs, visit)
+                try:
+                    return executable.backward(store.crossing, list(tangents), store.lane)
+                finally:
+                    store.release()
+            except CaptureError as error:
+                inputs = self._learn(error, visit)
 
     # ---- after a step ---------------------------------------------------------------------------
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from math import inf, isclose
+from dataclasses import dataclass
+from math import isclose
 
 from outcore.compare import Compared, Comparison
-from outcore.ir.plan import Plan
-from outcore.policies import Improver, Policy, resolve
+from outcore.policies import Policy
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """What policies make of budgets; all predicted, and each figure of the policy's own plan.
 
-    `search` starts from its plan for the budget before, so that more memory never makes it slower.
-    With other policies a larger budget may get a slower plan.
     `rows` hold seconds; slowdowns are of those of the step in-core, 1 being no slower.
     """
 
@@ -27,7 +24,7 @@ class Sweep:
 
     @property
     def budgets(self) -> tuple[int, ...]:
-        """Bytes, in the order they were planned for."""
+        """Bytes, ascending."""
         return tuple(dict.fromkeys(row.budget_bytes for row in self.rows))
 
     @property
@@ -77,36 +74,11 @@ def sweep(
 
     `bound`: with the lower bound of each budget. Raises as `Comparison.rows`.
     """
-    planners = [_Planner(comparison, resolve(policy)) for policy in policies]
     rows = []
-    for budget in budgets:
-        least = comparison.bound_seconds(budget) if bound else None
-        for planner in planners:
-            rows.append(replace(planner.row(budget), lower_bound_seconds=least))
-            if watch is not None:
-                watch(rows[-1])
+    for row in comparison.rows(budgets, policies, bound=bound):
+        rows.append(row)
+        if watch is not None:
+            watch(row)
     floor_bytes = comparison.floor().floor.nbytes
     peak_bytes = comparison.in_core_peak_bytes
     return Sweep(comparison.in_core.seconds, peak_bytes, floor_bytes, tuple(rows))
-
-
-class _Planner:
-    """One policy, budget by budget."""
-
-    def __init__(self, comparison: Comparison, policy: Policy) -> None:
-        self.comparison, self.policy = comparison, policy
-        self.last: tuple[Compared, Plan] | None = None
-
-    def row(self, budget_bytes: int) -> Compared:
-        """What the policy makes of a budget; no slower than the last, if that was no larger."""
-        last = self.last
-        if last is not None and last[0].budget_bytes > budget_bytes:
-            last = None
-        known = () if last is None else (last[1],)
-        row, plan = self.comparison.row_and_plan(budget_bytes, self.policy, known)
-        if last is not None and (row.seconds or inf) > (last[0].seconds or inf):
-            spent = row.planning_seconds  # lowered for more memory, the last plan is slower
-            row, plan = replace(last[0], budget_bytes=budget_bytes, planning_seconds=spent), last[1]
-        if plan is not None and row.feasible and isinstance(self.policy, Improver):
-            self.last = row, plan
-        return row

@@ -1,0 +1,80 @@
+"""Ops that are unlike others: without results, or with other results than fake tensors tell."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from outcore import Backend
+from outcore.report import Report
+from tests.cpu.training import PROFILED_STEPS, mean_square, same, tight_budget, train
+
+STEPS = PROFILED_STEPS + 3
+ROWS = 4096
+
+
+def hidden() -> nn.Sequential:
+    layers = (layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.Tanh()))
+    return nn.Sequential(*layers)
+
+
+class Chosen(nn.Module):
+    """`one_hot` asserts something of a tensor: an op that returns nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = hidden()
+
+    def forward(self, x: Tensor, classes: Tensor) -> Tensor:
+        chosen: Tensor = self.hidden(x) * F.one_hot(classes, 32)
+        return chosen
+
+
+class Bagged(nn.Module):
+    """An embedding bag's kernel returns tensors of other sizes than its fake one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(50, 32, mode="mean")
+        self.hidden = hidden()
+
+    def forward(self, indices: Tensor, offsets: Tensor) -> Tensor:
+        result: Tensor = self.hidden(self.bag(indices, offsets))
+        return result
+
+
+def trained(
+    kind: type[nn.Module], args: Sequence[Tensor], budget: int | None
+) -> tuple[list[list[Tensor]], Report | None]:
+    """Under a budget, or by `aot_eager`."""
+    torch._dynamo.reset()
+    gc.collect()
+    torch.manual_seed(0)
+    module = kind()
+    backend = None if budget is None else Backend(budget=budget)
+    call = torch.compile(module, backend="aot_eager" if backend is None else backend)
+    seen = train(module, call, args, mean_square, STEPS)
+    return seen, None if backend is None else backend.report()
+
+
+def check(kind: type[nn.Module], args: Sequence[Tensor]) -> None:
+    budget = tight_budget(kind(), args, mean_square, 0.5)
+    seen, report = trained(kind, args, budget)
+    assert report is not None
+    assert report.state == "planned"
+    assert report.measured_peak_bytes is not None
+    assert report.predicted_peak_bytes is not None
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes <= report.budget_bytes
+    assert same(seen, trained(kind, args, None)[0])
+
+
+def test_an_op_without_results() -> None:
+    check(Chosen, [torch.randn(ROWS, 32), torch.randint(32, (ROWS,))])
+
+
+def test_after_a_correction_the_peak_is_inside_the_promise() -> None:
+    check(Bagged, [torch.randint(50, (ROWS,)), torch.arange(0, ROWS, 8)])
