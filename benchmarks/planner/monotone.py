@@ -71,8 +71,8 @@ def _of_network(name: str, batch: int, scale: Scale) -> list[Slope]:
     budget = max(lowest, peak // LINK_SHARE)
     step, link = f"{name} {batch}", preset(MACHINE).hardware.links[0][2].bytes_per_second
     return [
-        _slope(step, "memory", budgets, [_lost(comparison, each) for each in budgets]),
-        _slope(
+        slope(step, "memory", budgets, [_lost(comparison, each) for each in budgets]),
+        slope(
             f"{step}, 1/{LINK_SHARE}",
             "link",
             [link * rate for rate in rates],
@@ -93,7 +93,8 @@ def _lost(comparison: Comparison, budget_bytes: int, rate: float = 1.0) -> float
     return 1 - comparison.in_core.seconds / simulate(problem, lower(problem, plan)).seconds
 
 
-def _slope(step: str, of: str, figures: Sequence[float], lost: Sequence[float]) -> Slope:
+def slope(step: str, of: str, figures: Sequence[float], lost: Sequence[float]) -> Slope:
+    """The row, checked."""
     most = max((after - before for before, after in pairwise(lost)), default=-inf)
     times = sum(after - before > NONE for before, after in pairwise(lost))
     said = f"{times} of {len(lost) - 1} steps up lose more, {max(0.0, most):.2%} at most"
