@@ -24,6 +24,7 @@ def step():
     return model, torch.empty(4096, 256), lambda found: found.square().mean()
 """
 ALEXNET = ("--network", "alexnet", "--batch", "300", "--hardware", "titan-xp", "--no-bound")
+FULL = Path("/dev/full")
 TIGHT = ("--budget", "2.6GiB", "--policy", "swap-all")
 
 
@@ -146,3 +147,16 @@ def test_a_file_without_permission(tmp_path, monkeypatch) -> None:
     kept.write_text("mine")
     check_file("--html", kept)
     check_apart([("--html", kept), ("--plot", tmp_path / "other.png")])
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no such device")
+@pytest.mark.parametrize(
+    "command", [("report", "--no-bound", "--chrome-trace"), ("plan", "make", "-o")]
+)
+def test_a_disk_that_is_full_is_one_error(outcore, command) -> None:
+    *words, option = command
+    run = outcore(*words, *ALEXNET[:-1], option, str(FULL))
+    assert run.exit_code == 2, run.output
+    assert "it cannot be written: No space left on device" in run.stderr
+    assert "Traceback" not in run.output
+    assert FULL.is_char_device()

@@ -404,3 +404,23 @@ def test_the_digest_of_a_trace_is_worked_out_once(monkeypatch: pytest.MonkeyPatc
     known = len(store._TRACES)
     del trace
     assert len(store._TRACES) < known  # forgotten with the trace
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    link, file = tmp_path / "link.json", tmp_path / "real" / "plan.json"
+    link.symlink_to(file)
+    save(PLAN, link)
+    assert link.is_symlink()
+    assert load(file, Plan) == PLAN
+    assert os.listdir(tmp_path / "real") == ["plan.json"]
+
+
+def test_what_is_no_file_is_written_into(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    save(PLAN, pipe)
+    assert pipe.is_fifo()
+    assert json.loads(os.read(reader, 1 << 16))["format"]["kind"] == "plan"
+    os.close(reader)

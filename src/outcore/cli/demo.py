@@ -69,6 +69,10 @@ def demo(  # noqa: PLR0913 - an argument per option of the command
     """
     options = {"policy": policy, "link_limit": link_limit, "spill_dir": spill_dir}
     _check(device, budget, options)
+    from outcore.report.place import check_file, writing  # noqa: PLC0415 - loads numpy
+
+    if json_file is not None:
+        check_file("--json", json_file)
     task = _task(network, batch, iterations, seed, small=small)
     console = Console()
     title = "a small variant of " * small + task.spec.summary
@@ -78,7 +82,8 @@ def demo(  # noqa: PLR0913 - an argument per option of the command
     for note in compared.report.notes:
         console.print(f"note: {note}", highlight=False)
     if json_file is not None:
-        json_file.write_text(json.dumps(to_dict(compared), indent=1) + "\n", encoding="utf-8")
+        with writing("--json", json_file):
+            json_file.write_text(json.dumps(to_dict(compared), indent=1) + "\n", encoding="utf-8")
     if not compared.kept:
         raise typer.Exit(EXIT_BROKEN_PROMISE)
 

@@ -163,7 +163,9 @@ class _Files:
             check_plot(self.plot)
 
     def write(self, found: Report) -> None:
-        """Write all."""
+        """Write all. Raises OptionValueError for what cannot be written after all."""
+        from outcore.report.place import writing  # noqa: PLC0415 - loads numpy
+
         writers = {
             "--html": found.to_html,
             "--chrome-trace": found.to_chrome_trace,
@@ -171,7 +173,8 @@ class _Files:
             "--plot": found.to_plot,
         }
         for option, file in self.given():
-            writers[option](file)
+            with writing(option, file):
+                writers[option](file)
 
 
 def _check_one_step(

@@ -63,6 +63,7 @@ def sweep(  # noqa: PLR0913 - a command has as many arguments as options
     from outcore.compare import Comparison  # noqa: PLC0415 - loads numpy
     from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
     from outcore.networks import network as named  # noqa: PLC0415 - loads torch
+    from outcore.report.place import writing  # noqa: PLC0415 - loads numpy
     from outcore.sweep import BudgetRange, check_plot, plot  # noqa: PLC0415 - loads numpy
     from outcore.sweep import sweep as sweep_budgets  # noqa: PLC0415 - loads numpy
 
@@ -86,7 +87,8 @@ def sweep(  # noqa: PLR0913 - a command has as many arguments as options
         found = sweep_budgets(comparison, budgets, specs, bound=bound, watch=watch)
     title = _title(f"{network}, batch {batch}, on {hardware}", found)
     if plot_file is not None:
-        plot(found, title, plot_file)
+        with writing("--plot", plot_file):
+            plot(found, title, plot_file)
         progress.print(f"drawn: {plot_file}", highlight=False, soft_wrap=True)
     rows = [{"batch": batch, **row.to_dict()} for row in found.rows]
     print_rows(rows, as_json=as_json, as_csv=as_csv)

@@ -104,8 +104,15 @@ def save(noun: Noun, path: str | os.PathLike[str]) -> None:
 
 
 def write_whole(text: str, path: str | os.PathLike[str]) -> None:
-    """Write ASCII `text` to `path` by way of a temporary file beside it, then a rename."""
-    target = Path(path)
+    """Write ASCII `text` to `path` by way of a temporary file beside it, then a rename.
+
+    What a link names is what is written; what is no regular file, as a pipe, is written into.
+    """
+    target = Path(path).resolve()
+    if target.exists() and not target.is_file():
+        with target.open("w", encoding="ascii") as file:
+            file.write(text)
+        return
     draft = target.with_name(f".{target.name}.{uuid4().hex}.tmp")
     try:
         with draft.open("x", encoding="ascii") as file:

@@ -93,6 +93,11 @@ class Search:
             raise replace(least(starts.refusals), policy=spec_text(self))
         for plan in plans:
             annealing.start(space.kinds(plan))
+        if not annealing.found:
+            space = make_space(problem, evaluator, 1)
+            annealing = Annealing(space, evaluator, self.seed)
+            for plan in plans:
+                annealing.start(space.kinds(plan))
         effort = self.effort_for(len(problem.trace.ops), deadline, compiled=evaluator.compiled)
         kinds = annealing.run(effort)
         seconds, best = min(((_seconds(evaluator, p), p) for p in plans), key=itemgetter(0))

@@ -1,9 +1,10 @@
-"""place: whether files can be written, told before the work that they are to hold."""
+"""place: whether files can be written, told before the work that they are to hold, and after."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from outcore.errors import OptionValueError
@@ -24,6 +25,16 @@ def check_apart(files: Iterable[tuple[str, Path]]) -> None:
         if other != option:
             reason = f"{other} writes to that file too: name another"
             raise OptionValueError(option=option, value=str(file), reason=reason)
+
+
+@contextmanager
+def writing(option: str, file: Path) -> Iterator[None]:
+    """Raise OptionValueError where it cannot be written after all: no room is left."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"it cannot be written: {error.strerror or error}"
+        raise OptionValueError(option=option, value=str(file), reason=reason) from error
 
 
 def _reason(file: Path) -> str:

@@ -50,8 +50,11 @@ def make(
         saved_plan,
     )
     from outcore.policies import resolve  # noqa: PLC0415 - loads numpy
+    from outcore.report.place import check_file, writing  # noqa: PLC0415 - loads numpy
 
     wanted, what = resolve(policy), modelled(network, batch, hardware, budget)
+    if output is not None:
+        check_file("--output", output)
     rules = () if overrides is None else load_overrides(overrides)
     with Console(stderr=True).status(what.title) as status, told(status, what.title):
         problem = what.problem(status)
@@ -64,7 +67,8 @@ def make(
     if output is None:
         typer.echo(file_text(file), nl=False)
     else:
-        save_plans(file, output)
+        with writing("--output", output):
+            save_plans(file, output)
         peak, seconds = saved.predicted.device_bytes, saved.predicted.seconds
         line = (
             f"{output}: {format_bytes(peak)} at most, {format_seconds(seconds)} a step (predicted)"
