@@ -7,14 +7,17 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 from outcore import Backend
+from outcore.capture.layouts import kernel_layouts
 from outcore.report import Report
 from tests.cpu.training import PROFILED_STEPS, mean_square, same, tight_budget, train
 
 STEPS = PROFILED_STEPS + 3
 ROWS = 4096
+NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward.default
 
 
 def hidden() -> nn.Sequential:
@@ -78,3 +81,20 @@ def test_an_op_without_results() -> None:
 
 def test_after_a_correction_the_peak_is_inside_the_promise() -> None:
     check(Bagged, [torch.randint(50, (ROWS,)), torch.arange(0, ROWS, 8)])
+
+
+def test_what_torch_remembers_of_other_traces_is_not_taken() -> None:
+    """A layer norm's gradient is as permuted as what it is made of, says torch; kernels do not."""
+    shape, strides = (4, 64, 32), (2048, 1, 64)
+
+    def described() -> tuple[int, ...]:
+        with FakeTensorMode():
+            x, mean = torch.empty_strided(shape, strides), torch.empty(4, 64, 1)
+            args = (x, x, [32], mean, mean, torch.empty(32), torch.empty(32))
+            gradient, *_ = NORM_BACKWARD(*args, [True, True, True])
+            return tuple(gradient.stride())
+
+    assert described() == strides
+    with kernel_layouts():
+        assert described() == (2048, 32, 1)
+    assert described() == strides

@@ -52,9 +52,9 @@ def kernel_layouts() -> Iterator[None]:
             return whole.as_strided(into.size(), into.stride(), into.storage_offset())
 
     def key(self: FakeTensorMode, state: Any, op: Any, *args: Any) -> Any:
-        """What is remembered of a result is its size and strides, not where it begins."""
-        if op in impls:
-            raise _BypassDispatchCache("begins anywhere in its storage")
+        """What is remembered may be of a trace that was described as torch does it."""
+        if op in impls or op is LAYER_NORM:
+            raise _BypassDispatchCache("laid out as its kernel does it")
         return cache_key(self, state, op, *args)
 
     decomposition_table[LAYER_NORM] = layer_norm
