@@ -178,19 +178,22 @@ class _Door:
         finalize(self, remove_from_cache, run).atexit = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.trained:
-            return self._run(self._model(), *args, **kwargs)
-        return self._until_trained(args, kwargs)
-
-    def _until_trained(self, args: Any, kwargs: Any) -> Any:
-        """Run the module; where that was its first training call, see what it brought."""
-        model, backend = self._model(), self.backend
+        model = self._model()
         assert model is not None  # noqa: S101 - it is being called
-        watched = model.training and torch.is_grad_enabled()
+        if not torch.is_grad_enabled():
+            # Nothing to plan: each of its shapes would be one of those that torch compiles.
+            return _run(model, *args, **kwargs)
+        if self.trained:
+            return self._run(model, *args, **kwargs)
+        return self._until_trained(model, args, kwargs)
+
+    def _until_trained(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run the module; where that was its first training call, see what it brought."""
+        backend = self.backend
         calls, notes = _calls(backend), len(backend.notes)
         results = self._run(model, *args, **kwargs)
         self._noted |= len(backend.notes) > notes
-        if watched:
+        if model.training:
             self.trained = True
             if _calls(backend) == calls and not self._noted:
                 _nothing_to_do(model, strict=backend.options.strict)

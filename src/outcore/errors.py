@@ -327,8 +327,8 @@ class NotEngagedError(OutcoreError, RuntimeError):
             f"outcore got nothing to plan from {self.model}: it ran as if it were not there. Torch "
             "compiled no part of the call whose results are differentiated. Is the module wrapped "
             "whose forward the training loop calls, and do its parameters require gradients? "
-            "TORCH_LOGS=graph_breaks shows what torch did not compile, and TORCHDYNAMO_DISABLE=1 "
-            "turns all of it off"
+            "TORCH_LOGS=graph_breaks shows what torch did not compile, TORCH_LOGS=recompiles what "
+            "it compiled until it would no more, and TORCHDYNAMO_DISABLE=1 turns all of it off"
         )
 
 

@@ -17,10 +17,12 @@ from torch._C._autograd import _profiler_enabled
 from outcore import Backend
 from outcore.errors import CaptureError
 from outcore.ir.hardware import Tier
+from outcore.ir.trace import Effect, Ref, Role
 from outcore.measure import metered
 from outcore.runtime import engine as engines
 from outcore.runtime.engine import IDLE_STEPS, MOST_PEAK_TRIES
 from outcore.runtime.graph import MOST_FRUITLESS
+from outcore.runtime.planning import _state_bytes
 from tests.cpu.training import (
     PROFILED_STEPS,
     Small,
@@ -33,6 +35,7 @@ from tests.cpu.training import (
     tight_budget,
     train,
 )
+from tests.pure.building import TraceBuilder, dense_problem, small_trace
 
 STEPS = PROFILED_STEPS + 2
 TIGHT = "2MiB"
@@ -87,6 +90,18 @@ class TestResults:
         call = torch.compile(module, backend="outcore", options=options)
         seen = train(module, call, [batch(0)], mean_square, STEPS)
         assert same(seen, small_reference(STEPS))
+
+
+def test_room_for_the_states_of_generators() -> None:
+    """One for each random op that may run again, and the present one while it does."""
+    t = TraceBuilder()
+    x = t.new(64, Role.INPUT, pinned=True)
+    made = [t.new(64, Role.ACTIVATION) for _ in range(3)]
+    for buffer, effects in zip(made, ([Effect.RANDOM], [Effect.RANDOM], []), strict=True):
+        t.op("f", (Ref(x),), (buffer,), effects=effects)
+    assert _state_bytes(t.trace([x], (Ref(made[-1]),)), 5000) == 3 * 5000
+    assert _state_bytes(small_trace(), 5000) == 2 * 5000
+    assert _state_bytes(dense_problem().trace, 5000) == 0
 
 
 class TestLives:

@@ -3,6 +3,8 @@
 import csv
 import json
 import runpy
+import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 
@@ -77,6 +79,15 @@ def test_debug_lets_the_error_through(outcore):
     ended = outcore("--debug", "demo", "--budget", "10G")
     assert ended.exit_code == 1
     assert type(ended.exception).__name__ == "BudgetError"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device")
+def test_a_full_disk_behind_a_pipe_is_one_line():
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-c", "from outcore.cli import main; main()", "hardware"]
+        run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert run.returncode == 2
+    assert run.stderr.decode().strip() == "error: [Errno 28] No space left on device"
 
 
 def test_too_few_iterations_are_refused(outcore):

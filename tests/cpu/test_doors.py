@@ -114,6 +114,12 @@ class TestWrap:
         with pytest.raises(OptionValueError, match=r"strict='maybe'.*one of 1, true, on, 0"):
             outcore.Backend("1GiB")
 
+    @pytest.mark.parametrize("option", ["policy", "spill_dir"])
+    def test_values_of_no_kind_that_is_known(self, option: str) -> None:
+        given: dict[str, Any] = {option: 3}
+        with pytest.raises(OptionValueError, match=f"{option}=3: it is no"):
+            outcore.Backend(budget="1GiB", **given)
+
     def test_wrapping_again_replaces_the_budget(self) -> None:
         plain, module = small(), outcore.wrap(small(), budget="1GiB")
         assert same(trained(module, 1), trained(plain, 1))
@@ -218,6 +224,19 @@ class TestWrap:
         engine = outcore.handle(module).engine
         assert engine is not None
         assert len(engine.graphs) == engine.calls == 2
+
+    def test_evaluation_uses_up_none_of_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(doors, "MOST_SHAPES", 2)
+        module = outcore.wrap(nn.Linear(4, 4), "1GiB", strict=True)
+        plain = copy.deepcopy(module)
+        for n in range(1, 6):
+            with torch.no_grad():
+                assert torch.equal(module(torch.ones(n, 4)), plain(torch.ones(n, 4)))
+            with torch.inference_mode():
+                assert torch.equal(module(torch.ones(n, 4)), plain(torch.ones(n, 4)))
+        assert outcore.handle(module).engine is None, "nothing was compiled"
+        module(torch.ones(9, 4)).sum().backward()
+        assert outcore.handle(module).report().graphs == 1
 
     def test_torch_that_takes_no_limit_from_us(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Before 2.13. Models have nothing to do with each other there either."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import pickle
 import subprocess
@@ -34,6 +35,7 @@ from outcore.errors import (
 from outcore.ir.program import Run
 from outcore.ir.trace import Role
 from outcore.measure import resident_bytes
+from outcore.runtime.graph import MOST_UNREAD
 from tests.cpu.training import (
     PROFILED_STEPS,
     Small,
@@ -461,6 +463,82 @@ class TestThreads:
         planless = step()
         assert same([planless[:-3]], [expected[:-3]])  # the running statistics go on
         assert backend.report().state == "in-core"
+
+    @pytest.mark.filterwarnings("ignore:Leaked callback handle")
+    def test_each_step_on_another_thread_runs_in_core(self) -> None:
+        """What a meter saw cannot be asked for from a thread that did not begin it."""
+        steps = MOST_UNREAD + 3
+        expected = small_reference(steps)
+        torch.manual_seed(0)
+        module = Small()
+        call, backend = compiled(module, budget="1GiB")
+        optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
+        seen: list[list[Tensor]] = []
+
+        def step() -> None:
+            torch.manual_seed(len(seen))
+            optimizer.zero_grad()
+            loss = mean_square(call(batch(0)))
+            loss.backward()
+            seen.append(snapshot(module, loss))
+            optimizer.step()
+
+        def all_steps() -> None:
+            for _ in range(steps):
+                run_in_threads(step)
+
+        with pytest.warns(UserWarning, match="each of its steps runs on another thread"):
+            all_steps()
+        assert same(seen, expected)
+        assert backend.report().state == "in-core"
+
+    @pytest.mark.filterwarnings("ignore:Leaked callback handle")
+    @pytest.mark.parametrize("shared", [False, True])
+    def test_two_that_train_at_once(self, shared: bool) -> None:
+        """One profiler at a time is all that a process can run."""
+        torch.manual_seed(0)
+        modules = [Stacked(), Stacked()]
+        plain = [copy.deepcopy(module) for module in modules]
+        x, steps = torch.randn(ROWS, WIDTH), PROFILED_STEPS + 20
+        torch._dynamo.reset()
+        both = Backend(budget="1GiB", policy="swap-all")
+        calls = [
+            torch.compile(m, backend=both if shared else Backend(budget="1GiB", policy="swap-all"))
+            for m in modules
+        ]
+        losses: dict[int, list[float]] = {}
+
+        def trained(call: Callable[[Tensor], Tensor], module: nn.Module) -> list[float]:
+            seen, optimizer = [], torch.optim.SGD(module.parameters(), lr=1e-3)
+            for _ in range(steps):
+                optimizer.zero_grad()
+                loss = mean_square(call(x))
+                loss.backward()
+                seen.append(loss.item())
+                optimizer.step()
+            return seen
+
+        def job(index: int) -> Callable[[], None]:
+            def run() -> None:
+                losses[index] = trained(calls[index], modules[index])
+
+            return run
+
+        run_in_threads(*map(job, range(2)))
+        assert [losses[0], losses[1]] == [trained(module, module) for module in plain]
+
+
+def run_in_threads(*jobs: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=job) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+class Stacked(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(*(m for _ in range(4) for m in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
 
 
 class TestEnd:

@@ -305,3 +305,11 @@ def test_a_budget_that_no_plan_meets(outcore) -> None:
     run = outcore(*REPORT, "--budget", "64MiB")
     assert run.exit_code == 2
     assert "smallest feasible budget" in run.stderr
+
+
+@pytest.mark.parametrize(("budget", "said"), [("1GiB", "1.00 GiB"), ("50%", "not known yet")])
+def test_a_page_of_nothing(tmp_path: Path, budget: str, said: str) -> None:
+    found = Backend(budget=budget).report()
+    found.to_html(tmp_path / "page.html")
+    assert "<html" in (tmp_path / "page.html").read_text()
+    assert said in str(found).splitlines()[2]

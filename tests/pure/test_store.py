@@ -413,7 +413,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     save(PLAN, link)
     assert link.is_symlink()
     assert load(file, Plan) == PLAN
-    assert os.listdir(tmp_path / "real") == ["plan.json"]
+    assert list((tmp_path / "real").iterdir()) == [file]
 
 
 def test_what_is_no_file_is_written_into(tmp_path: Path) -> None:

@@ -36,13 +36,18 @@ QUIET = {
 
 
 class Commands(TyperGroup):
-    """Ends an error that was raised on purpose as one line on stderr, and exit code 2."""
+    """Ends an error that was raised on purpose as one line on stderr, and exit code 2.
+
+    One of the operating system too: a disk that is full.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; `--debug` lets the traceback through."""
         try:
             return super().invoke(ctx)
-        except OutcoreError as error:
+        except BrokenPipeError:  # who reads has enough: no error
+            raise
+        except (OutcoreError, OSError) as error:
             if ctx.params["debug"]:
                 raise
             text = Text(f"error: {error}", style="red")

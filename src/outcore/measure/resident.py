@@ -45,7 +45,7 @@ def _extents(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[int, int]]:
 
 def _tensors(device: torch.device) -> Iterator[torch.Tensor]:
     for tensor in _known_tensors():
-        if tensor.device != device or not _is_real(tensor):
+        if not _is_real(tensor) or tensor.device != device:
             continue
         yield tensor
         gradient = tensor.grad if tensor.is_leaf else None
@@ -66,5 +66,6 @@ def _known_tensors() -> Iterator[torch.Tensor]:
 
 
 def _is_real(tensor: torch.Tensor) -> bool:
+    """Asked first: a fake tensor that another thread is about to make can answer nothing else."""
     fake = isinstance(tensor, torch._subclasses.FakeTensor)
     return not fake and tensor.layout is torch.strided

@@ -22,7 +22,8 @@ class Report:
     Everything is summed over the graphs of the step, but peaks, which are the step's.
     `in_core_seconds` and `in_core_peak_bytes` are what the step would take with everything kept,
     from the profile; `lower_bound_seconds`, what no plan can beat under the budget, is there where
-    it was asked for. `replans` counts graphs that were planned again because their time drifted.
+    it was asked for. `budget_bytes` is 0 while it is a part of a device that is not known yet.
+    `replans` counts graphs that were planned again because their time drifted.
     `held`: buffers that no op needs any more, held for recomputations.
     `offloaded_bytes` are planned, for each step. `disk_bytes_written` are measured, from the start:
     profiled steps count too, and what was written to measure the disk.
@@ -111,7 +112,9 @@ class Report:
         yield "policy", self.policy
         yield "state", self.state
         for name, value in self.to_dict().items():
-            if name.endswith("_bytes") and value is not None:
+            if name == "budget_bytes" and not value:
+                yield "budget", "not known yet"
+            elif name.endswith("_bytes") and value is not None:
                 yield _words(name, "_bytes"), format_bytes(value)
             elif name.endswith("_seconds") and value is not None:
                 yield _words(name, "_seconds"), format_seconds(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -60,6 +61,8 @@ class Engine:
     def __init__(self, settings: Settings, device: torch.device) -> None:
         self.settings, self.device = settings, device
         self.strict = settings.strict
+        self.lock = threading.RLock()
+        """Held by each call of a graph: threads that train under one budget take turns."""
         self.readings = 2 if device.type == "cuda" else 1
         """Steps to be metered before planning: in the first, cuDNN may try its algorithms out."""
         self.driver: Driver = open_driver(
@@ -179,6 +182,9 @@ class Engine:
         if session is None or in_backward():
             return
         self.session = None
+        leader = session.leader()
+        if leader is not None and not session.here():
+            leader.unread()
         session.stop()
         if whole and self._settled():
             self.measured_peak_bytes = session.peak_bytes

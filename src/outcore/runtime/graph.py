@@ -43,6 +43,10 @@ MOST_FRUITLESS = 4
 """Forward calls in a row that are metered in vain; then the meter waits for a backward call."""
 
 
+MOST_UNREAD = 4
+"""Metered steps in a row of which nothing can be read: each runs on a thread of its own."""
+
+
 class PlannedGraph:
     """The two calls that stand for a graph's forward and backward.
 
@@ -72,6 +76,8 @@ class PlannedGraph:
         """Whether its plan was made again for want of device memory."""
         self.fruitless = 0
         """Sessions begun in a row that no backward call followed."""
+        self.unread_steps = 0
+        """Sessions in a row that were begun on a thread that cannot be asked when they end."""
         self.watch = Watch()
         self.trial: Trial | None = None
         """The plan under instruments: it takes another time than predicted."""
@@ -99,6 +105,15 @@ class PlannedGraph:
 
     def forward(self, args: list[Any]) -> list[Any]:
         """AOTAutograd's forward: the results, the saved inputs, and the stand-in."""
+        with self.engine.lock:
+            return self._forward(args)
+
+    def backward(self, args: list[Any]) -> tuple[Any, ...]:
+        """AOTAutograd's backward: the gradients."""
+        with self.engine.lock:
+            return self._backward(args)
+
+    def _forward(self, args: list[Any]) -> list[Any]:
         inputs = list(args)
         args.clear()
         self.engine.next_step(self)
@@ -119,14 +134,13 @@ class PlannedGraph:
             self._plan_tighter(error)
             raise
         if given is not None:  # not before: the error holds what the failed run made
-            return self.forward(given)
+            return self._forward(given)
         visit.work.append((start, clock.now()))
         visit.forward_stop = time.time_ns()
         stand_in = self.engine.stores.add(store, follow=stand_in_survives())
         return [*results, stand_in]
 
-    def backward(self, args: list[Any]) -> tuple[Any, ...]:
-        """AOTAutograd's backward: the gradients."""
+    def _backward(self, args: list[Any]) -> tuple[Any, ...]:
         saved = len(self.saved_inputs)
         stand_in, tangents = args[saved], args[saved + 1 :]
         args.clear()
@@ -330,8 +344,16 @@ class PlannedGraph:
         recording.backward = visit.work[1][0]
         self.engine.recorder.finish(self, recording)
 
+    def unread(self) -> None:
+        """Take that nothing is known of a metered step: the next one is on another thread."""
+        self.unread_steps += 1
+        if self.profiling is not None and self.unread_steps >= MOST_UNREAD:
+            reason = "each of its steps runs on another thread, unseen by the meter"
+            self._give_up(CaptureError(reason=reason))
+
     def metered(self, reading: Reading, visit: Visit) -> None:
         """Take what the meter saw of a step."""
+        self.unread_steps = 0
         if self.profiling is not None:
             self.profiling.metered(reading, visit)
 

@@ -137,10 +137,10 @@ def settle(options: Options, device: torch.device) -> Settings:
     Raises BudgetError, OptionValueError, PolicyError or SpillError, each naming the option;
     FormatError or DigestError for a file of plans or overrides.
     """
-    spill_dir = Path(options.spill_dir or tempfile.gettempdir())
+    spill_dir = _spill_dir(options.spill_dir)
     return Settings(
         _budget(options.budget, device),
-        resolve(options.policy or DEFAULT_POLICY),
+        _policy(options.policy),
         _host_budget(options.host_budget),
         _disk_budget(options.disk_budget, spill_dir),
         spill_dir,
@@ -149,6 +149,22 @@ def settle(options: Options, device: torch.device) -> Settings:
         options.strict,
         read_given(options.plan, options.overrides, device),
     )
+
+
+def _policy(given: str | Policy | None) -> Policy:
+    found = DEFAULT_POLICY if given is None or given == "" else given
+    if not isinstance(found, str) and not callable(getattr(found, "plan", None)):
+        reason = 'it is no policy; write a spec such as "search", or give an object that plans'
+        raise OptionValueError(option="policy", value=given, reason=reason)
+    return resolve(found)
+
+
+def _spill_dir(given: str | os.PathLike[str] | None) -> Path:
+    if given is None or given == "":
+        return Path(tempfile.gettempdir())
+    if not isinstance(given, str | os.PathLike):
+        raise OptionValueError(option="spill_dir", value=given, reason="it is no path of a folder")
+    return Path(given)
 
 
 def _budget(given: str | float | None, device: torch.device) -> int:

@@ -380,9 +380,12 @@ def kept_bytes(graph: PlannedGraph) -> int:
 
 
 def _state_bytes(trace: Trace, state_bytes: int) -> int:
-    """Bytes of generator states that a program may keep for reruns: one per random forward op."""
-    draws = (Effect.RANDOM in op.effects for op in trace.ops[: trace.boundary])
-    return sum(draws) * state_bytes
+    """Bytes of generator states that a program may keep: one per random forward op, for its rerun.
+
+    And during a rerun the present one, to go on from.
+    """
+    draws = sum(Effect.RANDOM in op.effects for op in trace.ops[: trace.boundary])
+    return (draws + bool(draws)) * state_bytes
 
 
 def _gradient_bytes(graph: PlannedGraph) -> int:

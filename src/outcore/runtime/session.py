@@ -65,7 +65,10 @@ def in_backward() -> bool:
 
 
 _running: dict[threading.Thread, Session] = {}
-"""Per thread the session under way, if any: a process can run one profiler at a time."""
+"""Per thread the session under way: of those alive one at most, as a process can run one profiler
+at a time."""
+
+_starting = threading.Lock()
 
 
 @dataclass(slots=True)
@@ -90,12 +93,13 @@ class Session:
         left_over = _running.pop(self.thread, None)
         if left_over is not None:
             left_over.stop()
-        begun = self.meter.start()
-        if begun:
-            _running[self.thread] = self
-            leader = self.leader()
-            if leader is not None:  # once it is gone, no call of it will end the session
-                weakref.finalize(leader, self.stop).atexit = False
+        with _starting:
+            begun = not any(thread.is_alive() for thread in _running) and self.meter.start()
+            if begun:
+                _running[self.thread] = self
+        leader = self.leader()
+        if begun and leader is not None:  # once it is gone, no call of it will end the session
+            weakref.finalize(leader, self.stop).atexit = False
         return begun
 
     def sees(self, visit: Visit) -> bool:
@@ -118,8 +122,8 @@ class Session:
             return
         if in_backward():
             return
-        _running.pop(self.thread, None)
         reading = self.meter.stop()
+        _running.pop(self.thread, None)
         done = [v for v in self.visits if v.backward_stop]
         self.visits.clear()
         if reading is None:

@@ -10,14 +10,14 @@ from outcore.bound import lower_bound
 from outcore.errors import MissingPackageError
 from outcore.gauges import Clock
 from outcore.ir.timeline import Timeline
-from outcore.policies import spec_text
+from outcore.policies import resolve, spec_text
 from outcore.report import PlannedStep, Report, with_steps
 from outcore.runtime.drift import WATCHED_STEPS
 from outcore.runtime.engine import Engine
 from outcore.runtime.options import DEFAULT_POLICY
 from outcore.runtime.planning import Planned
 from outcore.runtime.standing import Standing, State
-from outcore.units import format_seconds
+from outcore.units import format_seconds, parse_size
 
 if TYPE_CHECKING:  # the backend makes its report through here
     from outcore.runtime.backend import Backend
@@ -35,8 +35,9 @@ def report_of(backend: Backend, *, bound: bool = False) -> Report:
     engine = backend.engine
     if engine is None:
         given = backend.options
-        policy = str(given.policy or DEFAULT_POLICY)
-        return Report(policy, State.IN_CORE.value, 0, notes=tuple(backend.notes))
+        policy = spec_text(resolve(given.policy or DEFAULT_POLICY))
+        budget = _bytes_known_anywhere(given.budget)
+        return Report(policy, State.IN_CORE.value, budget, notes=tuple(backend.notes))
     engine.close_step()
     graphs = engine.standings()
     planned = [g.planned for g in graphs if g.planned is not None]
@@ -54,6 +55,16 @@ def report_of(backend: Backend, *, bound: bool = False) -> Report:
         return common
     report = _with_plans(common, engine, graphs, planned)
     return _with_bound(report, graphs) if bound else report
+
+
+def _bytes_known_anywhere(budget: str | float | None) -> int:
+    """Those of a budget that is no part of a device; 0 where it is."""
+    if budget is None:
+        return 0
+    try:
+        return parse_size(budget, None)
+    except ValueError:
+        return 0
 
 
 def _state(graphs: Iterable[Standing]) -> str:

@@ -75,7 +75,9 @@ def copies(report: Report) -> bool:
 
 
 def spell_budget(nbytes: int) -> str:
-    """A budget as it was given, if it was given in round numbers."""
+    """A budget as it was given, if it was given in round numbers; 0 is one not known yet."""
+    if not nbytes:
+        return "not known yet"
     spelled = spell_size(nbytes).replace(".00", "")
     if parse_size(spelled, None) != nbytes:
         return format_bytes(nbytes)
