@@ -22,6 +22,7 @@ from outcore.ir.profile import Cost
 from outcore.ir.verify_plan import verify_plan
 from outcore.lower import lower
 from outcore.policies import floor, parse_policy, resolve, spec_text
+from outcore.policies.floor import floor_plan
 from outcore.policies.search import Search, evaluations, least
 from outcore.policies.search_anneal import ROWS, ROWS_IN_DEEP, STAGES, Annealing, Effort
 from outcore.policies.search_space import make_space
@@ -225,6 +226,14 @@ def test_nothing_is_moved_for_nothing():
         fewer[index] = space.default_kinds[index]
         found = evaluator.evaluate(fewer)
         assert not found.fits or found.seconds > took * (1 - 1e-12)
+
+
+def test_where_nothing_fits_with_small_buffers_kept_they_are_moved_too():
+    problem = chain((512, 8) * 6)
+    tight = replace(problem, budget_bytes=floor(problem).nbytes)
+    found = seconds(tight, Search(min_bytes=1 << 20, effort=0.5))
+    assert found == seconds(tight, Search(min_bytes=1, effort=0.5))
+    assert found < simulate(tight, lower(tight, floor_plan(tight))).seconds
 
 
 def test_the_space_has_what_each_gap_may_be():

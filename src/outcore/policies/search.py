@@ -82,28 +82,31 @@ class Search:
         """
         deadline = time.perf_counter() + self.seconds if self.seconds else inf
         evaluator = Evaluator(problem)
-        space = make_space(problem, evaluator, self.min_bytes)
-        annealing = Annealing(space, evaluator, self.seed)
-        annealing.start(evaluator.default_kinds)
-        if annealing.found and not problem.profile.alternatives:
-            return settle(problem, {}, self)  # everything is kept: nothing is faster
+        kept = evaluator.evaluate(evaluator.default_kinds)
+        if kept.fits and not problem.profile.alternatives:
+            return settle(problem, {}, self)  # nothing is faster
         starts = find_starts(problem, self.min_bytes, deadline)
         plans = (*starts.plans, *self._that_fit(problem, known))
         if not plans:
             raise replace(least(starts.refusals), policy=spec_text(self))
-        for plan in plans:
-            annealing.start(space.kinds(plan))
-        if not annealing.found:
-            space = make_space(problem, evaluator, 1)
-            annealing = Annealing(space, evaluator, self.seed)
-            for plan in plans:
-                annealing.start(space.kinds(plan))
+        annealing = self._begin(evaluator, plans, self.min_bytes)
+        if not annealing.found:  # with all that is small kept
+            annealing = self._begin(evaluator, plans, 1)
         effort = self.effort_for(len(problem.trace.ops), deadline, compiled=evaluator.compiled)
         kinds = annealing.run(effort)
         seconds, best = min(((_seconds(evaluator, p), p) for p in plans), key=itemgetter(0))
         if annealing.best.seconds <= seconds:
             return settle(problem, evaluator.plan(kinds).by_gap, self)
         return replace(best, policy=spec_text(self))
+
+    def _begin(self, evaluator: Evaluator, plans: Sequence[Plan], min_bytes: int) -> Annealing:
+        """Start from the best of `plans`, or with everything kept."""
+        space = make_space(evaluator.problem, evaluator, min_bytes)
+        annealing = Annealing(space, evaluator, self.seed)
+        annealing.start(evaluator.default_kinds)
+        for plan in plans:
+            annealing.start(space.kinds(plan))
+        return annealing
 
     def _that_fit(self, problem: Problem, known: Sequence[Plan]) -> Iterator[Plan]:
         """Plans made for another problem, as plans for this one where they can be carried out."""

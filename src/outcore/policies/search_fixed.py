@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -37,11 +37,10 @@ def search_fixed(problem: Problem, search: Search, fixed: Mapping[Gap, Choice]) 
     """
     deadline = time.perf_counter() + search.seconds if search.seconds else inf
     evaluator = Evaluator(problem)
-    space = _without(make_space(problem, evaluator, search.min_bytes), fixed)
-    annealing = Annealing(space, evaluator, search.seed)
     plans = _starts(problem, search, fixed, deadline)
-    for plan in plans:
-        annealing.start(_kinds(space, plan, fixed))
+    annealing = _begin(evaluator, search, fixed, plans, search.min_bytes)
+    if not annealing.found:  # with all that is small kept
+        annealing = _begin(evaluator, search, fixed, plans, 1)
     effort = search.effort_for(len(problem.trace.ops), deadline, compiled=evaluator.compiled)
     kinds = annealing.run(effort)
     timed = ((simulate(problem, lower(problem, p, fast=True)).seconds, p) for p in plans)
@@ -49,6 +48,21 @@ def search_fixed(problem: Problem, search: Search, fixed: Mapping[Gap, Choice]) 
     if annealing.best.seconds < seconds:
         return settle(problem, evaluator.plan(kinds).by_gap, search)
     return best
+
+
+def _begin(
+    evaluator: Evaluator,
+    search: Search,
+    fixed: Mapping[Gap, Choice],
+    plans: Sequence[Plan],
+    min_bytes: int,
+) -> Annealing:
+    """Start from the best of `plans`."""
+    space = _without(make_space(evaluator.problem, evaluator, min_bytes), fixed)
+    annealing = Annealing(space, evaluator, search.seed)
+    for plan in plans:
+        annealing.start(_kinds(space, plan, fixed))
+    return annealing
 
 
 def _starts(
