@@ -527,6 +527,44 @@ class TestThreads:
         run_in_threads(*map(job, range(2)))
         assert [losses[0], losses[1]] == [trained(module, module) for module in plain]
 
+    def test_counting_tensors_leaves_the_tuples_of_other_threads_alone(self) -> None:
+        """A tuple that is about to be made must be held by nobody else, or making it fails."""
+        done, broken = threading.Event(), threading.Event()
+
+        def make() -> None:
+            while not done.is_set():
+                try:
+                    tuple(number for number in range(200))
+                except SystemError:
+                    broken.set()
+                    return
+
+        def count() -> None:
+            held = [torch.ones(1000) for _ in range(3)]
+            for _ in range(20):
+                assert resident_bytes(CPU, ledger=None) >= sum(t.nbytes for t in held)
+            done.set()
+
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        try:
+            run_in_threads(make, make, make, make, count)
+        finally:
+            sys.setswitchinterval(interval)
+            done.set()
+        assert not broken.is_set()
+
+
+def test_a_view_that_may_not_be_used_any_more_is_counted() -> None:
+    before = resident_bytes(CPU)
+    base = torch.ones(1000, requires_grad=True).clone()
+    with torch.no_grad():
+        view = base[:]
+    base.mul_(2)
+    with pytest.raises(RuntimeError, match="view was created in no_grad mode"):
+        _ = view.is_leaf
+    assert resident_bytes(CPU) >= before + view.nbytes
+
 
 def run_in_threads(*jobs: Callable[[], None]) -> None:
     threads = [threading.Thread(target=job) for job in jobs]
@@ -627,6 +665,25 @@ class TestBadInput:
         call, backend = compiled(module, budget=enough)
         call(batch(0)).sum().backward()
         assert backend.report().state == "profiling"
+
+    def test_what_the_errors_name_is_reached_in_two_steps(self) -> None:
+        """One before it is known what ops need, one after; the margin, a part of it, included."""
+        torch.manual_seed(0)
+        x, budget, refused = torch.randn(ROWS, WIDTH), 128 << 10, 0
+        while True:
+            module = Stacked()
+            call, _ = compiled(module, budget=budget, policy="search{effort=0.5}")
+            try:
+                for _ in range(STEPS):
+                    module.zero_grad()
+                    mean_square(call(x)).backward()
+            except InfeasibleError as error:
+                refused, budget = refused + 1, error.floor_bytes
+            else:
+                break
+            del call
+            gc.collect()
+        assert 0 < refused <= 2
 
     def test_an_infeasible_policy_has_its_name(self) -> None:
         sizes: dict[str, Any] = {"budget_bytes": 1024, "floor_bytes": 4096, "needed_bytes": 2048}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +52,21 @@ class Bagged(nn.Module):
         return result
 
 
+class Folded(nn.Module):
+    """The result of `fold` is a view of something larger than its fake one; views of it follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.behind = hidden(), hidden()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.before(x).view(1, 1, ROWS, 32)
+        patches = F.unfold(y, 3, padding=1)
+        folded = F.fold(patches, (ROWS, 32), 3, padding=1).view(ROWS, 32)
+        result: Tensor = self.behind(folded / 9)
+        return result
+
+
 def trained(
     kind: type[nn.Module], args: Sequence[Tensor], budget: int | None
 ) -> tuple[list[list[Tensor]], Report | None]:
@@ -79,8 +96,46 @@ def test_an_op_without_results() -> None:
     check(Chosen, [torch.randn(ROWS, 32), torch.randint(32, (ROWS,))])
 
 
+def test_views_of_what_is_not_as_described() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(Folded, [torch.randn(ROWS, 32)])
+
+
 def test_after_a_correction_the_peak_is_inside_the_promise() -> None:
     check(Bagged, [torch.randint(50, (ROWS,)), torch.arange(0, ROWS, 8)])
+
+
+class Restored(nn.Module):
+    """The gradient of a batch norm whose result is asked for channels last is laid out anyhow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.layer(x)
+        return self.norm(hidden).contiguous(memory_format=torch.channels_last), hidden.mean()
+
+
+def test_backward_twice_through_what_is_not_as_described() -> None:
+    def trained_twice(backend: Any) -> list[Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module, seen = Restored(), []
+        call = torch.compile(module, backend=backend)
+        for step in range(STEPS):
+            torch.manual_seed(step)
+            module.zero_grad()
+            first, second = call(torch.randn(4, 8, 16, 16))
+            second.backward(retain_graph=True)
+            first.square().mean().mul(3).backward()
+            seen += [p.grad.clone() for p in module.parameters() if p.grad is not None]
+        return seen
+
+    backend = Backend(budget="1GiB", strict=True)
+    assert same([trained_twice(backend)], [trained_twice("aot_eager")])
+    assert backend.report().state == "in-core"
 
 
 def test_what_torch_remembers_of_other_traces_is_not_taken() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from outcore.capture.again import capture_again
 from outcore.capture.compat import (
     aot_autograd,
     boxed,
@@ -22,6 +23,7 @@ __all__ = [
     "aot_autograd",
     "boxed",
     "capture",
+    "capture_again",
     "compiles_autograd",
     "default_partition",
     "keeps_graph",

@@ -8,7 +8,7 @@ graph, never an address.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,22 +36,36 @@ from outcore.ir.trace import (
 
 
 @dataclass(frozen=True, slots=True)
+class Joint:
+    """A graph as AOTAutograd gave it, to be captured again (`again.py`).
+
+    `nodes` has one entry per op of its trace.
+    """
+
+    module: GraphModule
+    forward_outputs: int
+    static_inputs: frozenset[int]
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Captured:
     """A Trace and what it needs of the graph it came from.
 
     `constants` are tensors that the graph holds itself; they are passed behind the forward inputs.
     `overwritten` are positions of forward inputs that get new values after the forward call.
-    `device` is the one device all tensors live on.
+    `device` is the one device all tensors live on. `joint` is None once nothing will be corrected.
     """
 
     trace: Trace
     constants: tuple[torch.Tensor, ...]
     overwritten: frozenset[int]
     device: torch.device
+    joint: Joint | None = None
 
 
 def capture(
-    joint: GraphModule, forward_outputs: int, static_inputs: Sequence[int] = ()
+    joint: GraphModule, forward_outputs: int, static_inputs: Iterable[int] = ()
 ) -> Captured:
     """The Trace of a joint forward and backward graph.
 
@@ -70,6 +84,8 @@ class _Capture:
         self.buffers: list[Buffer] = []
         self.values: list[Value] = []
         self.ops: list[Op] = []
+        self.nodes: list[Node] = []
+        """Per op."""
         self.donations: list[Donation] = []
         self.results: dict[Node, Any] = {}
         """Node -> Value id, None, or a list of these."""
@@ -117,7 +133,9 @@ class _Capture:
             gradients=tuple(self._arg(r) for r in results[self.forward_outputs :]),
             donations=tuple(self.donations),
         )
-        return Captured(trace, tuple(self.constants), overwritten, next(iter(self.devices)))
+        source = Joint(self.joint, self.forward_outputs, self.static, tuple(self.nodes))
+        (device,) = self.devices
+        return Captured(trace, tuple(self.constants), overwritten, device, source)
 
     # ---- inputs ---------------------------------------------------------------------------------
 
@@ -227,6 +245,7 @@ class _Capture:
         kwargs = tuple((k, self._arg(v)) for k, v in node.kwargs.items())
         index = len(self.ops)
         effects = aten.effects(op) | self._stale(str(op), args, kwargs)
+        self.nodes.append(node)
         self.ops.append(Op(index, str(op), args, tuple(ids), phase, kwargs, effects, site(node)))
         self._donation(index, str(op), args, ids)
 

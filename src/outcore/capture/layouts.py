@@ -27,8 +27,8 @@ WRITES = (
 def kernel_layouts() -> Iterator[None]:
     """Let fake tensors be laid out as the kernels, on CPUs and GPUs, will lay out the real ones.
 
-    For ops of transformers on volumes, whose results have views. (Results without are corrected
-    when they turn up: `MismatchError`.)
+    For ops of transformers on volumes, of which one step has many. (Others are described anew when
+    they turn up: `again.py`.)
     """
     described = decomposition_table[LAYER_NORM]
     impls = {op: op_implementations_dict.get(op) for op in WRITES}

@@ -2,7 +2,7 @@
 
 A trace knows sizes and layouts from fake tensors, and a kernel now and then does otherwise (batch
 norm in bfloat16 saves its statistics in float32). A view replayed from wrong strides would be wrong
-without a sound, so the first run is checked, and the trace corrected where that is possible.
+without a sound, so the first run is checked, and the graph captured again where that is possible.
 """
 
 from __future__ import annotations
@@ -14,28 +14,17 @@ from typing import Any
 import torch
 
 from outcore.errors import CaptureError
-from outcore.ir.trace import Trace, Value
+from outcore.ir.trace import Op, Trace, Value
 
 
 @dataclass(kw_only=True, eq=False)
 class MismatchError(CaptureError):
-    """A result that is not as captured. `value` and `nbytes` are what it really is."""
+    """Result `position` of `op` is not as captured. `value` and `nbytes` are what it really is."""
 
+    op: int
+    position: int
     value: Value
     nbytes: int
-
-    def corrected(self, trace: Trace) -> Trace:
-        """`trace` with this value as it really is. Raises CaptureError where views depend on it."""
-        mine = self.value
-        views = [v for v in trace.values if v.buffer == mine.buffer and v.id != mine.id]
-        if views or mine.offset:
-            raise CaptureError(reason=self.reason, site=self.site)
-        buffers = tuple(
-            replace(b, nbytes=self.nbytes) if b.id == mine.buffer else b for b in trace.buffers
-        )
-        values = tuple(mine if v.id == mine.id else v for v in trace.values)
-        kept = tuple(d for d in trace.donations if mine.id not in (d.source, d.target))
-        return replace(trace, buffers=buffers, values=values, donations=kept)
 
 
 def checker(trace: Trace) -> Callable[[int, tuple[Any, ...], tuple[Any, ...]], None]:
@@ -48,7 +37,7 @@ def checker(trace: Trace) -> Callable[[int, tuple[Any, ...], tuple[Any, ...]], N
     def check(index: int, results: tuple[Any, ...], arguments: tuple[Any, ...]) -> None:
         op = trace.ops[index]
         taken = {_address(a): "an argument" for a in arguments}
-        for value, tensor in zip(op.outputs, results, strict=True):
+        for position, (value, tensor) in enumerate(zip(op.outputs, results, strict=True)):
             if value is None or tensor is None:
                 continue
             address = _address(tensor)
@@ -58,14 +47,14 @@ def checker(trace: Trace) -> Callable[[int, tuple[Any, ...], tuple[Any, ...]], N
             taken[address] = "another result"
             fault = _fault(trace, trace.values[value], tensor)
             if fault:
-                raise _mismatch(
-                    f"{op.target}: a result {fault}", op.site, trace.values[value], tensor
-                )
+                raise _mismatch(op, position, fault, trace.values[value], tensor)
 
     return check
 
 
-def _mismatch(reason: str, site: str, value: Value, tensor: torch.Tensor) -> MismatchError:
+def _mismatch(
+    op: Op, position: int, fault: str, value: Value, tensor: torch.Tensor
+) -> MismatchError:
     real = replace(
         value,
         dtype=str(tensor.dtype).removeprefix("torch."),
@@ -73,8 +62,14 @@ def _mismatch(reason: str, site: str, value: Value, tensor: torch.Tensor) -> Mis
         stride=tensor.stride(),
         offset=int(tensor.storage_offset()),
     )
-    nbytes = tensor.untyped_storage().nbytes()
-    return MismatchError(reason=reason, site=site, value=real, nbytes=nbytes)
+    return MismatchError(
+        reason=f"{op.target}: a result {fault}",
+        site=op.site,
+        op=op.id,
+        position=position,
+        value=real,
+        nbytes=tensor.untyped_storage().nbytes(),
+    )
 
 
 def _address(tensor: torch.Tensor) -> int:

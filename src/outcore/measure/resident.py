@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator
-from itertools import compress
+from functools import partial
+from itertools import chain, compress, islice, repeat
 
 import torch
 
@@ -48,21 +49,58 @@ def _tensors(device: torch.device) -> Iterator[torch.Tensor]:
         if not _is_real(tensor) or tensor.device != device:
             continue
         yield tensor
-        gradient = tensor.grad if tensor.is_leaf else None
+        gradient = _gradient(tensor)
         if gradient is not None and _is_real(gradient):
             yield gradient
 
 
-def _known_tensors() -> Iterator[torch.Tensor]:
+def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
+    """That of a leaf."""
+    try:
+        return tensor.grad if tensor.is_leaf else None
+    except RuntimeError:  # a view that nobody may use any more, as what it views was written to
+        return None
+
+
+def _known_tensors() -> list[torch.Tensor]:
     """All tensors that the collector knows of, found without a Python step per object.
 
     By type(), not isinstance(): proxies run code when asked for their class. By the id of the
     type: a metaclass may forbid hashing.
     """
-    things = gc.get_objects()
-    kinds = {id(kind): kind for kind in map(type, things)}
-    wanted = {number for number, kind in kinds.items() if issubclass(kind, torch.Tensor)}
-    return compress(things, map(wanted.__contains__, map(id, map(type, things))))
+    wanted = set(map(id, _kinds(torch.Tensor)))
+    collecting = gc.isenabled()
+    gc.disable()  # it would move objects between generations, and run finalizers
+    try:
+        return [t for generation in range(3) for t in _of_kinds(generation, wanted)]
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _of_kinds(generation: int, wanted: set[int]) -> list[torch.Tensor]:
+    """What is in a generation of the collector, of the types with these ids.
+
+    In a single call from which no other thread gets its turn. The collector knows of tuples that a
+    thread is about to make, and `tuple(...)` raises a SystemError there if somebody still holds its
+    tuple when that thread goes on. So nothing but what is wanted is held in the end: the objects
+    are listed twice, what is new since the first time comes last, and both lists are used up.
+    """
+    objects, again = (
+        chain.from_iterable(islice(iter(partial(gc.get_objects, generation), None), 1))
+        for _ in range(2)
+    )
+    chosen = map(wanted.__contains__, map(id, map(type, again)))
+    found = list(compress(chain(objects, repeat(None)), chosen))
+    return [tensor for tensor in found if tensor is not None]
+
+
+def _kinds(kind: type) -> Iterator[type]:
+    """`kind` and all that are derived from it; some more than once."""
+    yield kind
+    derived: type
+    for derived in type.__subclasses__(kind):
+        yield from _kinds(derived)
 
 
 def _is_real(tensor: torch.Tensor) -> bool:

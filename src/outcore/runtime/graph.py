@@ -17,7 +17,7 @@ from weakref import WeakSet, ref
 
 import torch
 
-from outcore.capture import Captured, keeps_graph, stand_in_survives
+from outcore.capture import Captured, capture_again, keeps_graph, stand_in_survives
 from outcore.errors import CaptureError, OutcoreError
 from outcore.execute import Executable, MismatchError, build
 from outcore.ir.hardware import Tier
@@ -149,6 +149,7 @@ class PlannedGraph:
         self.fruitless = 0
         visit = store.visit
         again = keeps_graph()
+        self.standing.retained |= again
         given = list(tangents) if visit.replay is not None else []
         clock = self.engine.driver.clock
         visit.backward_start, start = time.time_ns(), clock.now()
@@ -172,6 +173,8 @@ class PlannedGraph:
         visit.work.append((start, clock.now()))
         visit.backward_stop = time.time_ns()
         checked = self.profiling is not None and store.executable is self.profiling.checked
+        if not again:
+            visit.replay = None
         self._finish(store.executable, visit)
         if checked:
             self.engine.check_known(self, checked=True)
@@ -236,6 +239,7 @@ class PlannedGraph:
         self.watch, self.trial = Watch(), None
         generator = self.engine.driver.generator
         self.executable = build(self.captured.trace, planned.program, generator)
+        self.captured = replace(self.captured, joint=None)
         self.profiling = None
         return self.executable
 
@@ -292,16 +296,25 @@ class PlannedGraph:
         if visit.replay is None:
             raise error
         try:
-            if not isinstance(error, MismatchError):
-                raise error
-            trace = error.corrected(self.captured.trace)
-            verify_trace(trace)
-            self.captured = replace(self.captured, trace=trace)
+            self.captured = self._corrected(error)
         except CaptureError as final:
             self._give_up(final)
         self.profiling = None
         self.engine.driver.generator.set_state(visit.replay.generator_state)
         return list(visit.replay.inputs)
+
+    def _corrected(self, error: CaptureError) -> Captured:
+        """The graph as it turned out to be. Raises CaptureError where that cannot be told."""
+        if not isinstance(error, MismatchError):
+            raise error
+        real = error.op, error.position, error.value, error.nbytes
+        try:
+            captured = capture_again(self.captured, *real)
+            verify_trace(captured.trace)
+        except CaptureError as deeper:
+            reason = f"{error.reason}; {deeper.reason}"
+            raise CaptureError(reason=reason, site=error.site) from deeper
+        return captured
 
     def _run_again(self, visit: Visit, inputs: list[Any], tangents: list[Any]) -> tuple[Any, ...]:
         """Forward and backward once more, until it is right: the first time was not."""
@@ -319,7 +332,6 @@ class PlannedGraph:
     # ---- after a step ---------------------------------------------------------------------------
 
     def _finish(self, executable: Executable, visit: Visit) -> None:
-        visit.replay = None
         recording = self.recording
         if recording is not None and executable is recording.executable:
             self._finish_recording(recording, visit)

@@ -319,8 +319,36 @@ class Planner:
     ) -> tuple[Problem, Plan]:
         """The plan of `make`; if need be, with a disk beyond the host.
 
-        Raises InfeasibleError as `make` does.
+        Raises InfeasibleError as `make` does, with the budget of which enough is left.
         """
+        try:
+            return self._solve_somewhere(graph, active, problem, make)
+        except InfeasibleError as error:
+            if error.tier == Tier.DEVICE.value:
+                error.floor_bytes = self._budget_with(graph, problem, error.floor_bytes)
+            raise
+
+    def _budget_with(self, graph: PlannedGraph, problem: Problem, floor_bytes: int) -> int:
+        """The budget that has what `floor_bytes` would leave to the graph, were nothing to grow.
+
+        The margin is a part of it, and calls that wait at once share what is free.
+        """
+        calls, outside = graph.most_outstanding, problem.outside_bytes
+        margin = problem.budget_bytes // MARGIN_DIVISOR
+        arguments = sum(b.nbytes for b in problem.trace.buffers if b.pinned)
+        shared = calls * max(0, problem.budget_bytes - outside - arguments)
+        fixed = problem.budget_bytes - arguments - shared if shared else outside
+        wanted = calls * max(0, floor_bytes - outside - arguments)
+        whole = fixed - margin + arguments + wanted
+        return -(-whole * MARGIN_DIVISOR // (MARGIN_DIVISOR - 1))
+
+    def _solve_somewhere(
+        self,
+        graph: PlannedGraph,
+        active: Sequence[PlannedGraph],
+        problem: Problem,
+        make: Callable[[Problem], Plan],
+    ) -> tuple[Problem, Plan]:
         try:
             return problem, make(problem)
         except InfeasibleError as error:

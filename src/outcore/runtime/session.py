@@ -70,6 +70,25 @@ at a time."""
 
 _starting = threading.Lock()
 
+_local = threading.local()
+"""What dies with a thread: its `farewell`."""
+
+
+class _Farewell:
+    """Ends the session of a thread that ends before its step does: no other thread can.
+
+    A profiler that is left behind crashes the process when it ends.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def __del__(self) -> None:
+        session = self.session
+        if session.meter.running and threading.get_ident() == session.thread.ident:
+            session.meter.stop()
+            _running.pop(session.thread, None)
+
 
 @dataclass(slots=True)
 class Session:
@@ -97,6 +116,7 @@ class Session:
             begun = not any(thread.is_alive() for thread in _running) and self.meter.start()
             if begun:
                 _running[self.thread] = self
+                _local.farewell = _Farewell(self)
         leader = self.leader()
         if begun and leader is not None:  # once it is gone, no call of it will end the session
             weakref.finalize(leader, self.stop).atexit = False
@@ -123,6 +143,7 @@ class Session:
         if in_backward():
             return
         reading = self.meter.stop()
+        _local.farewell = None
         _running.pop(self.thread, None)
         done = [v for v in self.visits if v.backward_stop]
         self.visits.clear()

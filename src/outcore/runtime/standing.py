@@ -48,6 +48,8 @@ class Standing:
     """Of a step that was recorded under its plan."""
     reason: str = ""
     """Why it runs in-core, where it was not planned."""
+    retained: bool = False
+    """Whether a backward call was asked to leave all as it was, for another one."""
 
     @property
     def settled(self) -> bool:

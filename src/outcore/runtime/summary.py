@@ -124,11 +124,19 @@ def _bound(standing: Standing) -> float:
     return standing.bound_seconds
 
 
+RETAINED = (
+    "backward was called with retain_graph: what waits for it stays until the last of them, and "
+    "the step may hold more than is predicted"
+)
+
+
 def _plan_notes(graphs: list[Standing]) -> Iterator[str]:
-    """Where plans come from, if the user gave a file of them."""
+    """Where plans come from, if the user gave a file of them; and what they do not know of."""
     for number, standing in enumerate(graphs, 1):
-        note = "" if standing.planned is None else standing.planned.note
-        if note:
+        planned = standing.planned
+        moves = planned is not None and not planned.everything_kept
+        notes = "" if planned is None else planned.note, RETAINED * (standing.retained and moves)
+        for note in filter(None, notes):
             yield f"graph {number}: {note}" if len(graphs) > 1 else note
 
 
