@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 
 from benchmarks.kit.benchmark import Patience
 from benchmarks.kit.rows import Check, Row
+from benchmarks.planner.together import together
 from benchmarks.reproduction.steps import Lab, Scale, lab
 from outcore.bound import lower_bound
 from outcore.ir.hardware import Tier
@@ -75,17 +74,8 @@ def papers(scale: Scale, patience: Patience) -> Iterator[Row]:
 
 
 def budgets(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """Every network at parts of its in-core peak. They take the cores that there are.
-
-    So planning is not timed: `speed` does that.
-    """
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        asked = [pool.submit(_of_network, *each, scale) for each in NETWORKS.items()]
-        for each in asked:
-            if patience.over():
-                pool.shutdown(wait=False, cancel_futures=True)
-                return
-            yield from each.result()
+    """Every network at parts of its in-core peak."""
+    return together(_of_network, NETWORKS, scale, patience)
 
 
 def _of_network(name: str, batch: int, scale: Scale) -> list[Cell]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
-from multiprocessing import get_context
 
 from benchmarks.kit.benchmark import Patience
 from benchmarks.kit.rows import Check, Row
+from benchmarks.planner.together import together
 from benchmarks.reproduction.steps import Scale, lab
 from outcore.compare import Comparison
 from outcore.lower import lower
@@ -52,15 +51,9 @@ class Slope(Row):
 
 
 def monotone(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """Two rows for each network. They take the cores that there are."""
+    """Two rows for each network."""
     batches = dict(list(BATCHES.items())[:1]) if scale.small else BATCHES
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        asked = [pool.submit(_of_network, *each, scale) for each in batches.items()]
-        for each in asked:
-            if patience.over():
-                pool.shutdown(wait=False, cancel_futures=True)
-                return
-            yield from each.result()
+    return together(_of_network, batches, scale, patience)
 
 
 def _of_network(name: str, batch: int, scale: Scale) -> list[Slope]:
