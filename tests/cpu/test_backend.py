@@ -7,6 +7,7 @@ import gc
 import linecache
 import warnings
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,10 +20,11 @@ from outcore.errors import CaptureError
 from outcore.ir.hardware import Tier
 from outcore.ir.trace import Effect, Ref, Role
 from outcore.measure import metered
+from outcore.policies import floor
 from outcore.runtime import engine as engines
 from outcore.runtime.engine import IDLE_STEPS, MOST_PEAK_TRIES
 from outcore.runtime.graph import MOST_FRUITLESS
-from outcore.runtime.planning import _state_bytes
+from outcore.runtime.planning import MARGIN_DIVISOR, _state_bytes
 from tests.cpu.training import (
     PROFILED_STEPS,
     Small,
@@ -186,6 +188,66 @@ class TestLives:
         torch.manual_seed(0)
         plain = Small()
         assert same(accumulate(call, module), accumulate(plain, plain))
+
+
+class TwoLosses(nn.Module):
+    """Much crosses that the first of two backward calls would let go of one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(12))
+        self.head = nn.Linear(64, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x, self.head(x).mean()
+
+
+class TestRetained:
+    """Backward calls that leave all as it was for another one."""
+
+    def trained(self, backend: Backend, retained: Sequence[bool]) -> None:
+        torch._dynamo.reset()
+        gc.collect()
+        torch.manual_seed(0)
+        module = TwoLosses()
+        call = torch.compile(module, backend=backend)
+        for again in retained:
+            module.zero_grad()
+            first, second = call(torch.ones(1024, 64))
+            loss = mean_square(first)
+            del first
+            if again:
+                loss.backward(retain_graph=True)
+                second.backward()
+            else:
+                (loss + second).backward()
+            del loss, second
+
+    def test_what_stays_is_inside_the_promise(self) -> None:
+        roomy = Backend(budget="1GiB", policy="pooch")
+        self.trained(roomy, [True] * STEPS)
+        standings = roomy.engine.standings() if roomy.engine else []
+        (planned,) = (each.planned for each in standings)
+        assert planned is not None
+        assert planned.retains
+        least, most = floor(planned.problem).nbytes, planned.in_core.peak(Tier.DEVICE)
+        budget = (least + most) // 2 - (1 << 30) // MARGIN_DIVISOR
+        backend = Backend(budget=budget, policy="pooch")
+        del roomy, planned, standings
+        self.trained(backend, [True] * (STEPS + 2))
+        report = backend.report()
+        assert (report.state, report.notes) == ("planned", ())
+        assert report.measured_peak_bytes is not None
+        assert report.predicted_peak_bytes is not None
+        assert report.measured_peak_bytes <= report.predicted_peak_bytes <= report.budget_bytes
+
+    def test_where_it_comes_as_a_surprise_the_report_says_so(self) -> None:
+        backend = Backend(budget="1GiB", policy="pooch")
+        self.trained(backend, [False] * STEPS + [True])
+        (note,) = backend.report().notes
+        assert note.startswith("backward was called with retain_graph after the plan was made")
 
 
 class TestUses:

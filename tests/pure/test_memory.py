@@ -5,7 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outcore.ir.hardware import Tier
-from outcore.ir.memory import Peak, extent_bytes, fits, held_bytes, peak, tier_bytes
+from outcore.ir.memory import (
+    Peak,
+    crossing_bytes,
+    extent_bytes,
+    fits,
+    held_bytes,
+    peak,
+    retained_bytes,
+    tier_bytes,
+)
+from outcore.ir.plan import make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Alloc, Free, Instruction, Program, Slot, Stream
@@ -13,7 +23,8 @@ from outcore.ir.text import parse
 from outcore.ir.trace import Trace
 from outcore.ir.verify import verify_trace
 from outcore.ir.verify_program import verify_program
-from tests.pure.strategies import small_hardware
+from outcore.lower import lower
+from tests.pure.strategies import problems, small_hardware
 
 TRACE = """
 trace boundary 1
@@ -166,3 +177,23 @@ def test_peak_is_the_most_that_is_ever_live(slots: list[tuple[Tier, int, bool]])
     drawn = Program(made, tuple(body), len(body), (), (), ())
     for tier in Tier:
         assert peak(problem(), drawn, tier).nbytes == most[tier]
+
+
+@given(st.data())
+def test_what_stays_for_another_backward_call_is_what_is_not_freed(data: st.DataObject) -> None:
+    drawn = data.draw(problems())
+    program = lower(drawn, make_plan({}))
+    nothing = Slot(len(program.slots), 0, Tier.DEVICE, 0)
+    made = {x.action.slot for x in program.body[: program.boundary] if isinstance(x.action, Alloc)}
+
+    def kept(position: int, instruction: Instruction) -> Instruction:
+        action = instruction.action
+        late = position >= program.boundary and isinstance(action, Free) and action.slot in made
+        return dataclasses.replace(instruction, action=Free(nothing.id)) if late else instruction
+
+    body = tuple(kept(position, x) for position, x in enumerate(program.body))
+    retaining = dataclasses.replace(program, slots=(*program.slots, nothing), body=body)
+    most = peak(drawn, retaining, Tier.DEVICE).nbytes
+    more = most - peak(drawn, program, Tier.DEVICE).nbytes
+    assert retained_bytes(drawn, program) == more
+    assert 0 <= more <= crossing_bytes(program)

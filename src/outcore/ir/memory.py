@@ -69,6 +69,22 @@ def crossing_bytes(program: Program) -> int:
     return max(0, live)
 
 
+def retained_bytes(problem: Problem, program: Program) -> int:
+    """By how much the device's peak is higher where backward frees nothing of what crosses to it.
+
+    So it is where that is for another backward call too.
+    """
+    held = held_bytes(problem, program, Tier.DEVICE)
+    actions = [instruction.action for instruction in program.body]
+    made = {a.slot for a in actions[: program.boundary] if isinstance(a, Alloc)}
+    stays, most = 0, 0
+    for position, (nbytes, action) in enumerate(zip(held, actions, strict=True)):
+        most = max(most, nbytes + stays)
+        if position >= program.boundary and isinstance(action, Free) and action.slot in made:
+            stays -= _change(program, action, Tier.DEVICE)
+    return most - max(held, default=0)
+
+
 def extent_bytes(program: Program, tier: Tier) -> int:
     """Bytes from the start of an outer tier to the end of its furthest slot."""
     return max((s.offset + s.nbytes for s in program.slots if s.tier is tier), default=0)

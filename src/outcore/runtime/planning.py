@@ -13,7 +13,7 @@ from outcore.apart import plan_apart
 from outcore.errors import InfeasibleError, SpillError
 from outcore.execute import Driver
 from outcore.ir.hardware import Hardware, Tier
-from outcore.ir.memory import crossing_bytes, fits
+from outcore.ir.memory import crossing_bytes, fits, retained_bytes
 from outcore.ir.plan import Choice, Gap, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile, Source
@@ -60,6 +60,8 @@ class Planned:
     """The file of plans that it comes from; such a plan is not improved on."""
     note: str = ""
     """For the report."""
+    retains: bool = False
+    """Whether there is room for backward calls that leave all as it was for the next one."""
 
     @property
     def everything_kept(self) -> bool:
@@ -179,7 +181,23 @@ class Planner:
         resident = profiled.resident_bytes + profiled.lingering_bytes
         profile, between = profiled.profile(), profiled.between_bytes
         problem = self.problem(graph, active, profile, resident, between)
-        return self._planned(graph, active, problem, profiled.resident_bytes)
+        planned = self._planned(graph, active, problem, profiled.resident_bytes)
+        return self._retaining(graph, active, planned) if graph.standing.retained else planned
+
+    def _retaining(
+        self, graph: PlannedGraph, active: Sequence[PlannedGraph], planned: Planned
+    ) -> Planned:
+        """The same with room for all that crosses until backward ends: `retain_graph` asks for it.
+
+        And for the gradients of one backward call beside those of the next. Raises InfeasibleError
+        where no plan has that.
+        """
+        room, problem, gradients = 0, planned.problem, _gradient_bytes(graph)
+        while (more := retained_bytes(planned.problem, planned.program) + gradients) > room:
+            room = more
+            wider = replace(problem, outside_bytes=problem.outside_bytes + room)
+            planned = self._planned(graph, active, wider, planned.resident_bytes)
+        return replace(planned, retains=True)
 
     def plan_tighter(
         self, graph: PlannedGraph, active: Sequence[PlannedGraph], planned: Planned

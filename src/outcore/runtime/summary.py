@@ -125,8 +125,8 @@ def _bound(standing: Standing) -> float:
 
 
 RETAINED = (
-    "backward was called with retain_graph: what waits for it stays until the last of them, and "
-    "the step may hold more than is predicted"
+    "backward was called with retain_graph after the plan was made: what waits for it stays until "
+    "the last of them, and the step may hold more than is predicted"
 )
 
 
@@ -134,9 +134,10 @@ def _plan_notes(graphs: list[Standing]) -> Iterator[str]:
     """Where plans come from, if the user gave a file of them; and what they do not know of."""
     for number, standing in enumerate(graphs, 1):
         planned = standing.planned
-        moves = planned is not None and not planned.everything_kept
-        notes = "" if planned is None else planned.note, RETAINED * (standing.retained and moves)
-        for note in filter(None, notes):
+        if planned is None:
+            continue
+        unforeseen = standing.retained and not planned.retains
+        for note in filter(None, (planned.note, RETAINED * unforeseen)):
             yield f"graph {number}: {note}" if len(graphs) > 1 else note
 
 
