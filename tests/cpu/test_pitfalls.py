@@ -35,7 +35,7 @@ from outcore.errors import (
 from outcore.ir.program import Run
 from outcore.ir.trace import Role
 from outcore.measure import resident_bytes
-from outcore.runtime.graph import MOST_UNREAD
+from outcore.runtime.graph import MOST_BLOCKED, MOST_UNREAD
 from tests.cpu.training import (
     PROFILED_STEPS,
     Small,
@@ -490,6 +490,33 @@ class TestThreads:
         with pytest.warns(UserWarning, match="each of its steps runs on another thread"):
             all_steps()
         assert same(seen, expected)
+        assert backend.report().state == "in-core"
+
+    @pytest.mark.filterwarnings("ignore:Leaked callback handle")
+    def test_a_step_on_a_thread_that_idles_is_not_waited_for_in_silence(self) -> None:
+        """Its meter runs until its next step, or its end, and there can be only one."""
+        x, ended, idle = torch.randn(8, WIDTH), threading.Event(), threading.Event()
+        module = Stacked()
+        call, backend = compiled(module, budget="1GiB")
+
+        def work() -> None:
+            mean_square(call(x)).backward()
+            idle.set()
+            ended.wait()
+
+        def train_on() -> None:
+            for _ in range(MOST_BLOCKED + 1):
+                mean_square(call(x)).backward()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        idle.wait()
+        try:
+            with pytest.warns(UserWarning, match="a step on another thread is metered"):
+                train_on()
+        finally:
+            ended.set()
+            thread.join()
         assert backend.report().state == "in-core"
 
     @pytest.mark.filterwarnings("ignore:Leaked callback handle")

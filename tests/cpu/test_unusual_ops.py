@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import warnings
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._decomp import decomposition_table
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
@@ -138,6 +140,25 @@ def test_backward_twice_through_what_is_not_as_described() -> None:
     assert backend.report().state == "in-core"
 
 
+def test_ops_alike_are_corrected_together() -> None:
+    """Batch norms in bfloat16 save two statistics each in float32."""
+    layers = (layer for _ in range(6) for layer in (nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)))
+    module = nn.Sequential(*layers).to(torch.bfloat16)
+    plain = copy.deepcopy(module)
+    x = torch.randn(2, 4, 20, 20, dtype=torch.bfloat16)
+    torch._dynamo.reset()
+    backend = Backend(budget="1GiB", strict=True)
+    seen = train(module, torch.compile(module, backend=backend), [x], norm_of, STEPS)
+    assert backend.engine is not None
+    assert [graph.corrections for graph in backend.engine.graphs] == [1]
+    traced = torch.compile(plain, backend="aot_eager")
+    assert same(seen, train(plain, traced, [x], norm_of, STEPS))
+
+
+def norm_of(output: Tensor) -> Tensor:
+    return output.float().square().mean()
+
+
 def test_what_torch_remembers_of_other_traces_is_not_taken() -> None:
     """A layer norm's gradient is as permuted as what it is made of, says torch; kernels do not."""
     shape, strides = (4, 64, 32), (2048, 1, 64)
@@ -153,3 +174,15 @@ def test_what_torch_remembers_of_other_traces_is_not_taken() -> None:
     with kernel_layouts():
         assert described() == (2048, 32, 1)
     assert described() == strides
+
+
+def test_the_last_that_wants_other_layouts_undoes_them() -> None:
+    """One thread may compile while another captures again."""
+    before = decomposition_table[NORM_BACKWARD]
+    first, second = kernel_layouts(), kernel_layouts()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert decomposition_table[NORM_BACKWARD] is not before
+    second.__exit__(None, None, None)
+    assert decomposition_table[NORM_BACKWARD] is before

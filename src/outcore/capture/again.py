@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import dropwhile
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,48 +20,74 @@ REAL = "outcore_real"
 """In a node's metadata: by position, the results that are not as torch describes them."""
 
 
-def capture_again(captured: Captured, op: int, position: int, real: Value, nbytes: int) -> Captured:
-    """The graph with result `position` of `op` laid out as `real`, in a storage of `nbytes`.
+def capture_again(captured: Captured, op: int, real: Sequence[tuple[int, Value, int]]) -> Captured:
+    """The graph with results of `op` as they are: by position, in storages of so many bytes.
 
-    All that is made from it is described anew, views of it too. Raises CaptureError where that
-    cannot be, and as `capture`.
+    All that is made from them is described anew, views of them too. Where it is the dtype alone
+    that differs, all ops of the kind are taken to make that. Raises CaptureError where something
+    cannot be described, and as `capture`.
     """
     joint = captured.joint
     if joint is None:
         raise CaptureError(reason="its graph is gone")
-    node = joint.nodes[op]
-    node.meta.setdefault(REAL, {})[position] = real, nbytes
     try:
-        _describe(joint, node)
-    except (RuntimeError, TypeError, ValueError) as error:
+        _describe(joint, _changed(joint, joint.nodes[op], real))
+    except Exception as error:  # what ops do under fake tensors is not ours
         raise CaptureError(reason=f"what follows cannot be described: {error}") from error
     return capture(joint.module, joint.forward_outputs, joint.static_inputs)
 
 
-def _describe(joint: Joint, changed: Node) -> None:
+def _changed(joint: Joint, node: Node, real: Sequence[tuple[int, Value, int]]) -> set[Node]:
+    """Note what `node` really makes; and nodes alike, where it is another dtype and no more."""
+    changed = {node}
+    kind = (n for n in joint.nodes if n.target is node.target and n is not node)
+    alike = [n for n in kind if REAL not in n.meta]
+    for position, value, nbytes in real:
+        described = _results(node)[position]
+        node.meta.setdefault(REAL, {})[position] = value, nbytes
+        layout = tuple(described.shape), tuple(described.stride()), described.storage_offset()
+        if layout != (value.shape, value.stride, value.offset):
+            continue
+        for other in alike:
+            tensor = _results(other)[position]
+            if isinstance(tensor, torch.Tensor) and tensor.dtype == described.dtype:
+                shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+                likewise = replace(value, shape=shape, stride=stride, offset=0)
+                items = tensor.untyped_storage().nbytes() // tensor.itemsize
+                size = items * getattr(torch, value.dtype).itemsize
+                other.meta.setdefault(REAL, {})[position] = likewise, size
+                changed.add(other)
+    return changed
+
+
+def _results(node: Node) -> Sequence[Any]:
+    made = node.meta["val"]
+    return made if isinstance(made, list | tuple) else [made]
+
+
+def _describe(joint: Joint, changed: set[Node]) -> None:
     """Let the metadata of `changed`, and of all that comes from it, say what is real."""
-    mode = _mode_of(changed)
+    mode = _mode_of(next(iter(changed)))
     with kernel_layouts(), mode:
-        changed.meta["val"] = _real(changed, changed.meta["val"])
-        dirty = {changed}
-        later = dropwhile(lambda node: node is not changed, joint.module.graph.nodes)
-        for node in later:
+        dirty = set(changed)
+        for node in joint.module.graph.nodes:
             if node.op == "call_function" and not dirty.isdisjoint(node.all_input_nodes):
                 dirty.add(node)
                 args, kwargs = map_arg((node.args, node.kwargs), lambda n: _known(joint, mode, n))
                 node.meta["val"] = _real(node, node.target(*args, **kwargs))
+            elif node in changed:
+                node.meta["val"] = _real(node, node.meta["val"])
 
 
 def _mode_of(node: Node) -> FakeTensorMode:
-    found = node.meta["val"]
-    tensors = found if isinstance(found, list | tuple) else [found]
-    return next(t.fake_mode for t in tensors if isinstance(t, torch._subclasses.FakeTensor))
+    made = _results(node)
+    return next(t.fake_mode for t in made if isinstance(t, torch._subclasses.FakeTensor))
 
 
 def _known(joint: Joint, mode: FakeTensorMode, node: Node) -> Any:
     """What is known of a node; constants are real."""
     if node.op == "get_attr":
-        return mode.from_tensor(getattr(joint.module, str(node.target)))
+        return mode.from_tensor(getattr(joint.module, str(node.target)), static_shapes=True)
     return node.meta.get("val")
 
 

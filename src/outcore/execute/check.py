@@ -14,29 +14,29 @@ from typing import Any
 import torch
 
 from outcore.errors import CaptureError
-from outcore.ir.trace import Op, Trace, Value
+from outcore.ir.trace import Trace, Value
 
 
 @dataclass(kw_only=True, eq=False)
 class MismatchError(CaptureError):
-    """Result `position` of `op` is not as captured. `value` and `nbytes` are what it really is."""
+    """Results of `op` are not as captured: `real` has their positions, and what they really are."""
 
     op: int
-    position: int
-    value: Value
-    nbytes: int
+    real: tuple[tuple[int, Value, int], ...]
+    """Position, the Value as it is, and the bytes of its storage."""
 
 
 def checker(trace: Trace) -> Callable[[int, tuple[Any, ...], tuple[Any, ...]], None]:
     """A function for `Instruments.checked`.
 
-    It raises MismatchError at the first result that is laid out otherwise than captured, and
-    CaptureError at one that shares memory it should not.
+    It raises MismatchError at the first op with results that are laid out otherwise than captured,
+    and CaptureError at one with a result that shares memory it should not.
     """
 
     def check(index: int, results: tuple[Any, ...], arguments: tuple[Any, ...]) -> None:
         op = trace.ops[index]
         taken = {_address(a): "an argument" for a in arguments}
+        reasons, real = [], []
         for position, (value, tensor) in enumerate(zip(op.outputs, results, strict=True)):
             if value is None or tensor is None:
                 continue
@@ -47,28 +47,23 @@ def checker(trace: Trace) -> Callable[[int, tuple[Any, ...], tuple[Any, ...]], N
             taken[address] = "another result"
             fault = _fault(trace, trace.values[value], tensor)
             if fault:
-                raise _mismatch(op, position, fault, trace.values[value], tensor)
+                reasons.append(f"a result {fault}")
+                nbytes = tensor.untyped_storage().nbytes()
+                real.append((position, _as_it_is(trace.values[value], tensor), nbytes))
+        if real:
+            reason = f"{op.target}: {'; '.join(reasons)}"
+            raise MismatchError(reason=reason, site=op.site, op=op.id, real=tuple(real))
 
     return check
 
 
-def _mismatch(
-    op: Op, position: int, fault: str, value: Value, tensor: torch.Tensor
-) -> MismatchError:
-    real = replace(
+def _as_it_is(value: Value, tensor: torch.Tensor) -> Value:
+    return replace(
         value,
         dtype=str(tensor.dtype).removeprefix("torch."),
         shape=tuple(tensor.shape),
         stride=tensor.stride(),
         offset=int(tensor.storage_offset()),
-    )
-    return MismatchError(
-        reason=f"{op.target}: a result {fault}",
-        site=op.site,
-        op=op.id,
-        position=position,
-        value=real,
-        nbytes=tensor.untyped_storage().nbytes(),
     )
 
 

@@ -108,11 +108,12 @@ def write_whole(text: str, path: str | os.PathLike[str]) -> None:
 
     What a link names is what is written; what is no regular file, as a pipe, is written into.
     """
-    target = Path(path).resolve()
-    if target.exists() and not target.is_file():
-        with target.open("w", encoding="ascii") as file:
+    given = Path(path)
+    if given.exists() and not given.is_file():
+        with given.open("w", encoding="ascii") as file:
             file.write(text)
         return
+    target = given.resolve()
     draft = target.with_name(f".{target.name}.{uuid4().hex}.tmp")
     try:
         with draft.open("x", encoding="ascii") as file:

@@ -26,7 +26,7 @@ from outcore.runtime.planning import MARGIN_DIVISOR, Planned, Planner
 from outcore.runtime.profiling import Profiling
 from outcore.runtime.ranks import naming_the_rank
 from outcore.runtime.recording import Recorder, Recording
-from outcore.runtime.session import Session, in_backward
+from outcore.runtime.session import Session, in_backward, metered_elsewhere
 from outcore.runtime.standing import Standing
 from outcore.runtime.store import Stores
 from outcore.runtime.trial import Trial, begin_trial
@@ -152,12 +152,13 @@ class Engine:
 
         Close the driver if no call needs it any more.
         """
-        for graph in self.graphs:
-            graph.retire(reason)
-        self.end_session(whole=False)
-        self.driver.bound_memory(0, None)
-        if not len(self.stores):
-            self.driver.close()
+        with self.lock:
+            for graph in self.graphs:
+                graph.retire(reason)
+            self.end_session(whole=False)
+            self.driver.bound_memory(0, None)
+            if not len(self.stores):
+                self.driver.close()
 
     # ---- the meter ------------------------------------------------------------------------------
 
@@ -172,6 +173,8 @@ class Engine:
         meter = Meter(self.device)
         session = Session(ref(leader), self.resident_bytes(), self.calls, meter)
         begun = session.start()
+        if not begun and metered_elsewhere():
+            leader.blocked()
         self.session = session if begun else None
         self._peak_tries += begun and leader.planned is not None
         return begun

@@ -46,6 +46,9 @@ MOST_FRUITLESS = 4
 MOST_UNREAD = 4
 """Metered steps in a row of which nothing can be read: each runs on a thread of its own."""
 
+MOST_BLOCKED = 64
+"""Steps in a row that could not be metered, as one on another thread was, which may never end."""
+
 
 class PlannedGraph:
     """The two calls that stand for a graph's forward and backward.
@@ -78,6 +81,10 @@ class PlannedGraph:
         """Sessions begun in a row that no backward call followed."""
         self.unread_steps = 0
         """Sessions in a row that were begun on a thread that cannot be asked when they end."""
+        self.blocked_steps = 0
+        """Steps in a row that could not be metered because of another thread."""
+        self.corrections = 0
+        """How often a kernel did otherwise than was captured."""
         self.watch = Watch()
         self.trial: Trial | None = None
         """The plan under instruments: it takes another time than predicted."""
@@ -114,27 +121,25 @@ class PlannedGraph:
             return self._backward(args)
 
     def _forward(self, args: list[Any]) -> list[Any]:
-        inputs = list(args)
+        inputs, clock = list(args), self.engine.driver.clock
         args.clear()
-        self.engine.next_step(self)
-        executable = self._ready(inputs)
-        if self._wants_meter(executable):
-            self.fruitless += self.engine.begin_session(self)
-        elif executable is self.executable:
-            executable = self._recorded(executable)
-        visit = Visit(ref(self), self._replay_of(executable, inputs))
-        clock = self.engine.driver.clock
-        start = clock.now()
-        given: list[Any] | None = None
-        try:
-            results, store = self._run_forward(executable, inputs, visit)
-        except CaptureError as error:
-            given = self._learn(error, visit)
-        except torch.OutOfMemoryError as error:
-            self._plan_tighter(error)
-            raise
-        if given is not None:  # not before: the error holds what the failed run made
-            return self._forward(given)
+        while True:  # until it is right
+            self.engine.next_step(self)
+            executable = self._ready(inputs)
+            if self._wants_meter(executable):
+                self.fruitless += self.engine.begin_session(self)
+            elif executable is self.executable:
+                executable = self._recorded(executable)
+            visit = Visit(ref(self), self._replay_of(executable, inputs))
+            start = clock.now()
+            try:
+                results, store = self._run_forward(executable, inputs, visit)
+                break
+            except CaptureError as error:  # which holds what the failed run made, until this ends
+                inputs = self._learn(error, visit, executable)
+            except torch.OutOfMemoryError as error:
+                self._plan_tighter(error)
+                raise
         visit.work.append((start, clock.now()))
         visit.forward_stop = time.time_ns()
         stand_in = self.engine.stores.add(store, follow=stand_in_survives())
@@ -159,7 +164,7 @@ class PlannedGraph:
             gradients = store.executable.backward(crossing, tangents, store.lane)
         except CaptureError as error:
             state = self.engine.driver.generator.get_state()
-            inputs = self._learn(error, visit)
+            inputs = self._learn(error, visit, store.executable)
         except torch.OutOfMemoryError as error:
             self.engine.stores.drop(store.number)  # its memory counts
             self._plan_tighter(error)
@@ -288,28 +293,29 @@ class PlannedGraph:
             return None
         return Replay(tuple(inputs), self.engine.driver.generator.get_state())
 
-    def _learn(self, error: CaptureError, visit: Visit) -> list[Any]:
+    def _learn(self, error: CaptureError, visit: Visit, executable: Executable) -> list[Any]:
         """Correct the trace by what a kernel really returned, or run in-core from now on.
 
         Returns the inputs to begin again with.
         """
         if visit.replay is None:
             raise error
-        try:
-            self.captured = self._corrected(error)
-        except CaptureError as final:
-            self._give_up(final)
-        self.profiling = None
+        if self.profiling is not None and executable is self.profiling.checked:
+            try:
+                self.captured = self._corrected(error)
+            except CaptureError as final:
+                self._give_up(final)
+            self.profiling = None
         self.engine.driver.generator.set_state(visit.replay.generator_state)
         return list(visit.replay.inputs)
 
     def _corrected(self, error: CaptureError) -> Captured:
         """The graph as it turned out to be. Raises CaptureError where that cannot be told."""
-        if not isinstance(error, MismatchError):
+        self.corrections += 1
+        if not isinstance(error, MismatchError) or self.corrections > len(self.captured.trace.ops):
             raise error
-        real = error.op, error.position, error.value, error.nbytes
         try:
-            captured = capture_again(self.captured, *real)
+            captured = capture_again(self.captured, error.op, error.real)
             verify_trace(captured.trace)
         except CaptureError as deeper:
             reason = f"{error.reason}; {deeper.reason}"
@@ -321,13 +327,13 @@ class PlannedGraph:
         while True:
             executable = self._ready(inputs)
             try:
-                _, store = self._run_forward(executable, inputs, visit)
+                store = self._run_forward(executable, inputs, visit)[1]
                 try:
                     return executable.backward(store.crossing, list(tangents), store.lane)
                 finally:
                     store.release()
             except CaptureError as error:
-                inputs = self._learn(error, visit)
+                inputs = self._learn(error, visit, executable)
 
     # ---- after a step ---------------------------------------------------------------------------
 
@@ -363,9 +369,16 @@ class PlannedGraph:
             reason = "each of its steps runs on another thread, unseen by the meter"
             self._give_up(CaptureError(reason=reason))
 
+    def blocked(self) -> None:
+        """Take that a step could not be metered: one of another thread is."""
+        self.blocked_steps += 1
+        if self.profiling is not None and self.blocked_steps >= MOST_BLOCKED:
+            reason = "a step on another thread is metered, and does not end"
+            self._give_up(CaptureError(reason=reason))
+
     def metered(self, reading: Reading, visit: Visit) -> None:
         """Take what the meter saw of a step."""
-        self.unread_steps = 0
+        self.unread_steps = self.blocked_steps = 0
         if self.profiling is not None:
             self.profiling.metered(reading, visit)
 
@@ -397,6 +410,7 @@ class PlannedGraph:
         """Run in-core from now on, without a word."""
         self.standing.state, self.standing.reason = State.IN_CORE, reason
         self.executable, self.profiling = self.fallback, None
+        self.captured = replace(self.captured, joint=None)
         self.engine.end_trial(self.trial)
         self.trial = None
 

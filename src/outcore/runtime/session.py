@@ -74,6 +74,12 @@ _local = threading.local()
 """What dies with a thread: its `farewell`."""
 
 
+def metered_elsewhere() -> bool:
+    """Whether a step is being metered on another thread that lives."""
+    others = (thread for thread in list(_running) if thread is not threading.current_thread())
+    return any(thread.is_alive() for thread in others)
+
+
 class _Farewell:
     """Ends the session of a thread that ends before its step does: no other thread can.
 
@@ -113,7 +119,7 @@ class Session:
         if left_over is not None:
             left_over.stop()
         with _starting:
-            begun = not any(thread.is_alive() for thread in _running) and self.meter.start()
+            begun = not metered_elsewhere() and self.meter.start()
             if begun:
                 _running[self.thread] = self
                 _local.farewell = _Farewell(self)
