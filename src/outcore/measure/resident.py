@@ -55,11 +55,12 @@ def _tensors(device: torch.device) -> Iterator[torch.Tensor]:
 
 
 def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
-    """That of a leaf."""
-    try:
-        return tensor.grad if tensor.is_leaf else None
-    except RuntimeError:  # a view that nobody may use any more, as what it views was written to
-        return None
+    """That of a leaf.
+
+    A view is asked nothing: to know whether it is a leaf it may have to make its history anew,
+    which fails where what it views was written to, and is not for two threads at once.
+    """
+    return tensor.grad if not tensor._is_view() and tensor.is_leaf else None
 
 
 def _known_tensors() -> list[torch.Tensor]:
