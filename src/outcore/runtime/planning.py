@@ -189,8 +189,8 @@ class Planner:
     ) -> Planned:
         """The same with room for all that crosses until backward ends: `retain_graph` asks for it.
 
-        And for the gradients of one backward call beside those of the next, twice: autograd may copy
-        what it adds to them. Raises InfeasibleError where no plan has that.
+        And for the gradients of one backward call beside those of the next, twice: autograd may
+        copy what it adds to them. Raises InfeasibleError where no plan has that.
         """
         room, problem, gradients = 0, planned.problem, 2 * _gradient_bytes(graph)
         while (more := retained_bytes(planned.problem, planned.program) + gradients) > room:
