@@ -46,7 +46,8 @@ def _changed(joint: Joint, node: Node, real: Sequence[tuple[int, Value, int]]) -
         described = _results(node)[position]
         node.meta.setdefault(REAL, {})[position] = value, nbytes
         layout = tuple(described.shape), tuple(described.stride()), described.storage_offset()
-        if layout != (value.shape, value.stride, value.offset):
+        another = getattr(torch, value.dtype) is not described.dtype
+        if not another or layout != (value.shape, value.stride, value.offset):
             continue
         for other in alike:
             tensor = _results(other)[position]

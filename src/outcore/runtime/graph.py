@@ -42,7 +42,6 @@ log = logging.getLogger("outcore")
 MOST_FRUITLESS = 4
 """Forward calls in a row that are metered in vain; then the meter waits for a backward call."""
 
-
 MOST_UNREAD = 4
 """Metered steps in a row of which nothing can be read: each runs on a thread of its own."""
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from outcore.explain import Explanation
-from outcore.report.counts import count_held
 from outcore.report.figures import Report
 from outcore.report.page import words
 from outcore.units import format_seconds
@@ -88,9 +87,8 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
     counts = report.counts
     kept = f"{counts.keep} / {counts.offload} / {counts.recompute}"
     yield "tensors kept / offloaded / recomputed between forward and backward", kept
-    held = sum(count_held(step.plan) for step in report.steps)
-    if held:
-        yield "tensors held for what is computed again", str(held)
+    if report.held:
+        yield "tensors held for what is computed again", str(report.held)
     if report.planning_seconds is not None:
         yield "planning took", format_seconds(report.planning_seconds)
     if report.capture_seconds is not None:
