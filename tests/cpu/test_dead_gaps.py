@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,6 +14,7 @@ from outcore.ir.hardware import Tier
 from outcore.ir.liveness import dead_gaps, gaps, liveness
 from outcore.ir.plan import KEEP, Choice, Gap, Offload, Plan, Recompute
 from outcore.ir.problem import Problem
+from outcore.ir.trace import Op
 from outcore.policies.candidates import recomputable
 from outcore.policies.settle import settle
 from tests.cpu.training import PROFILED_STEPS, batch, mean_square, same, tight_budget, train
@@ -54,16 +54,21 @@ class Holding:
         live = liveness(trace)
         crossing = [g for g in gaps(trace, live) if g.after < trace.boundary <= g.before]
         again = recomputable(problem, crossing)
-        cats = [g for g in crossing if g in again and _made_by(problem, g) == "aten.cat.default"]
+        made_by = {b: op.id for op in trace.ops for b in trace.writes[op.id] if _is_cat(op)}
+        cats = [g for g in crossing if g in again and g.buffer in made_by]
         assert cats
-        held: Mapping[Gap, Choice] = dict.fromkeys(dead_gaps(trace, live), self.choice)
+        parts = {part for g in cats for part in trace.reads[made_by[g.buffer]]}
+        held = [g for g in dead_gaps(trace, live) if g.buffer in parts]
         assert held
-        return settle(problem, {**dict.fromkeys(cats, Recompute()), **held}, self)
+        choices: dict[Gap, Choice] = {
+            **dict.fromkeys(cats, Recompute()),
+            **dict.fromkeys(held, self.choice),
+        }
+        return settle(problem, choices, self)
 
 
-def _made_by(problem: Problem, gap: Gap) -> str:
-    producer = liveness(problem.trace).producer[gap.buffer]
-    return "" if producer is None else problem.trace.ops[producer].target
+def _is_cat(op: Op) -> bool:
+    return op.target == "aten.cat.default"
 
 
 def steps(backend: Backend | str) -> list[list[torch.Tensor]]:
