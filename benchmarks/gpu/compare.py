@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -30,15 +31,29 @@ CROWDED_SHARE = 0.9
 OUT_OF_MEMORY = "out of memory"
 SAMPLES = 3
 """Steps whose results must agree before they are compared with: atomics agree by chance."""
-_KINDS = {"OutOfMemoryError": OUT_OF_MEMORY, "ImportError": "not installed"}
+LONGEST_ANSWER = 240.0
+"""Seconds."""
+_KINDS = {
+    "OutOfMemoryError": OUT_OF_MEMORY,
+    "ImportError": "not installed",
+    "Timeout": "it took too long",
+}
 
 Goals: TypeAlias = Callable[[Training], tuple[Check, ...]]
+Trained: TypeAlias = tuple[Workload, Mode, str, int | None]
+"""What, how, on what device, with how much of it."""
 
 
 class Process(Worker[Trainer]):
-    """A Trainer in a process of its own; nothing that it is asked takes longer than this."""
+    """A Trainer in a process of its own, as long as there is time."""
 
-    answer_seconds = 240.0
+    def __init__(self, patience: Patience, *trainer: *Trained) -> None:
+        self.patience = patience
+        super().__init__(Trainer, *trainer)
+
+    def answer_seconds(self) -> float:
+        """Nothing that it is asked takes longer."""
+        return min(LONGEST_ANSWER, self.patience.left_seconds())
 
 
 def no_goals(_: Training) -> tuple[Check, ...]:
@@ -96,7 +111,7 @@ class Comparison:
         """Start the reference, and measure it by itself."""
         row = Training(workload=self.workload.name, mode=self.in_core.name)
         try:
-            self._process = process = Process(*self._trainer(Contender(self.in_core)))
+            self._process = process = self._started(Contender(self.in_core))
             first = process.ask(Trainer.warm_up)[0]
             self._turns = self._take_turns({row.mode: process}, FEWEST_ROUNDS)[row.mode]
             self._results = _repeatable(process, Trainer.results)
@@ -113,21 +128,22 @@ class Comparison:
             def start(number: int) -> Future[Process] | None:
                 if number >= len(contenders):
                     return None
-                return pool.submit(Process, *self._trainer(contenders[number]))
+                return pool.submit(self._started, contenders[number])
 
             started = start(0)
             for number, contender in enumerate(contenders):
                 assert started is not None
                 current, started = started, start(number + 1)
-                with current.result() as process:
-                    if self.patience.over():
-                        break
-                    try:
+                try:
+                    with current.result() as process:
+                        if self.patience.over():
+                            break
                         yield self._row(contender, process)
-                    except (WorkerError, OutcoreError) as error:
-                        yield replace(self._blank(contender), note=reason(error))
+                except (WorkerError, OutcoreError) as error:
+                    yield replace(self._blank(contender), note=reason(error))
             if started is not None:
-                started.result().close()
+                with suppress(WorkerError):
+                    started.result().close()
 
     def end(self) -> None:
         """End the reference's process. More than once is fine."""
@@ -135,10 +151,9 @@ class Comparison:
             self._process.close()
         self._process = None
 
-    def _trainer(
-        self, contender: Contender
-    ) -> tuple[type[Trainer], Workload, Mode, str, int | None]:
-        return Trainer, self.workload, contender.mode, self.scale.device, contender.cap_bytes
+    def _started(self, contender: Contender) -> Process:
+        device, cap = self.scale.device, contender.cap_bytes
+        return Process(self.patience, self.workload, contender.mode, device, cap)
 
     def _row(self, contender: Contender, process: Process) -> Training:
         row = self._blank(contender)
@@ -177,16 +192,21 @@ class Comparison:
         if not found.unlike:
             return found
         note = f"{found.unlike} of {found.compared} unlike {self.in_core.name}"
-        if self._traced is None and self._process is not None:
-            try:
-                self._traced = _repeatable(self._process, Trainer.traced_results)
-                self._process.ask(Trainer.settle)
-            except WorkerError as error:
-                print(f"aot_eager failed: {error}", file=sys.stderr)
-                self.end()
-        if self._traced is None:
-            return found
+        self._trace()
+        if self._traced is None:  # nobody knows whether it is torch's tracing
+            return replace(row, note=note)
         return replace(compared(row, self._traced, mine), note=note)
+
+    def _trace(self) -> None:
+        """Let the reference's process say what `aot_eager` gives, while there is one."""
+        if self._traced is not None or self._process is None:
+            return
+        try:
+            self._traced = _repeatable(self._process, Trainer.traced_results)
+            self._process.ask(Trainer.settle)
+        except WorkerError as error:
+            print(f"aot_eager failed: {error}", file=sys.stderr)
+            self.end()
 
     def _make_room(self, contender: Contender) -> None:
         """End the reference's process where another one would not fit beside it, for good."""
@@ -197,6 +217,7 @@ class Comparison:
             return
         taken = memory.reserved_bytes
         if taken + (contender.cap_bytes or taken) > CROWDED_SHARE * memory.total_bytes:
+            self._trace()
             self.end()
 
     def _blank(self, contender: Contender) -> Training:

@@ -112,6 +112,8 @@ def judged(row: Training) -> Training:
             off is not None and abs(off - 1) <= TIME_LIMIT,
         ),
     )
+    if row.retries is not None:
+        checks += (Check("no memory given back within a step", row.retries == 0),)
     if row.compared:
         checks += (Check("bitwise equal", row.unlike == 0),)
     return replace(row, checks=row.checks + checks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,10 +15,15 @@ S = TypeVar("S")
 
 
 class Patience:
-    """Time that a benchmark may take: what has not begun when it is over is left out."""
+    """Time that a benchmark may take: what has not begun when it is over is left out.
 
-    def __init__(self, seconds: float | None = None) -> None:
-        self._end = None if seconds is None else time.monotonic() + seconds
+    `last_seconds` is when even what has begun must have ended; as a rule, that is for all of them.
+    """
+
+    def __init__(self, seconds: float | None = None, last_seconds: float | None = None) -> None:
+        now = time.monotonic()
+        self._end = None if seconds is None else now + seconds
+        self._last = None if last_seconds is None else now + last_seconds
         self.cut = False
         """Whether something was left out."""
 
@@ -26,6 +32,10 @@ class Patience:
         over = self._end is not None and time.monotonic() > self._end
         self.cut |= over
         return over
+
+    def left_seconds(self) -> float:
+        """How long what has begun may go on; infinite where nobody said."""
+        return math.inf if self._last is None else max(0.0, self._last - time.monotonic())
 
 
 @dataclass(frozen=True, slots=True)

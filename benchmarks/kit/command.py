@@ -62,8 +62,9 @@ def run_kit(kit: Kit[S], arguments: Sequence[str] | None = None) -> None:
     for number, name in enumerate(names):
         # What one benchmark leaves of its part goes to those after it.
         weights = [kit.benchmarks[each].weight for each in names[number:]]
-        share = None if end is None else (end - time.monotonic()) * weights[0] / sum(weights)
-        fine &= _run(kit.benchmarks[name], scale, Patience(share), file, where)
+        left = None if end is None else end - time.monotonic()
+        share = None if left is None else left * weights[0] / sum(weights)
+        fine &= _run(kit.benchmarks[name], scale, Patience(share, left), file, where)
     if file.exists():
         kit.finish(file)
     print(f"\nsaved in {file}")
@@ -118,7 +119,7 @@ def _parser(kit: Kit[S]) -> argparse.ArgumentParser:
         "--minutes",
         type=float,
         default=kit.minutes,
-        help="begin nothing more after this time, shared among benchmarks"
+        help="be done after this time, shared among benchmarks"
         + (f"; {kit.minutes:g} if not given" if kit.minutes else ""),
     )
     parser.add_argument(

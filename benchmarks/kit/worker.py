@@ -15,7 +15,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, ClassVar, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import IO, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from outcore.errors import OutcoreError
 
@@ -44,9 +44,6 @@ class Worker(Generic[T]):
     Errors of outcore arrive as they are, all others as WorkerError. What the process prints is kept
     for the details of an error.
     """
-
-    answer_seconds: ClassVar[float] = 3600.0
-    """No answer takes longer, unless something hangs."""
 
     def __init__(self, make: Callable[..., T], *args: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -88,9 +85,14 @@ class Worker(Generic[T]):
     ) -> None:
         self.close()
 
+    def answer_seconds(self) -> float:
+        """How long to wait for an answer: none takes longer, unless something hangs."""
+        return 3600.0
+
     def _answer(self) -> Any:
-        if not self._pipe.poll(self.answer_seconds):
-            raise WorkerError("Timeout", f"no answer within {self.answer_seconds:.0f} s")
+        seconds = self.answer_seconds()
+        if not self._pipe.poll(seconds):
+            raise WorkerError("Timeout", f"no answer within {seconds:.0f} s")
         try:
             fine, answer = self._pipe.recv()
         except (EOFError, ConnectionResetError) as error:

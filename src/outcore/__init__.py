@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         CaptureError,
         DigestError,
         FormatError,
+        HostMemoryError,
         InfeasibleError,
         MissingPackageError,
         NotEngagedError,
@@ -30,13 +31,15 @@ if TYPE_CHECKING:
         ParseError,
         PolicyError,
         SpillError,
+        StepError,
+        TargetError,
         VerifyError,
         WrapError,
     )
     from outcore.estimate import estimate
     from outcore.explain import Explanation, explain
-    from outcore.ir.hardware import Hardware, Tier
-    from outcore.ir.plan import Plan
+    from outcore.ir.hardware import Hardware, Link, Tier
+    from outcore.ir.plan import Gap, Keep, Offload, Plan, Recompute
     from outcore.ir.problem import Problem
     from outcore.ir.profile import Profile
     from outcore.ir.program import Program
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
     from outcore.ir.trace import Trace
     from outcore.lower import lower
     from outcore.policies import Policy
-    from outcore.presets import preset
+    from outcore.presets import Preset, preset
     from outcore.report import Report, report
     from outcore.simulate import simulate
 
@@ -57,10 +60,15 @@ __all__ = [
     "DigestError",
     "Explanation",
     "FormatError",
+    "Gap",
     "Hardware",
+    "HostMemoryError",
     "InfeasibleError",
+    "Keep",
+    "Link",
     "MissingPackageError",
     "NotEngagedError",
+    "Offload",
     "OptionError",
     "OptionValueError",
     "OutcoreError",
@@ -68,13 +76,17 @@ __all__ = [
     "Plan",
     "Policy",
     "PolicyError",
+    "Preset",
     "Problem",
     "Profile",
     "Program",
+    "Recompute",
     "Report",
     "Reservation",
     "Session",
     "SpillError",
+    "StepError",
+    "TargetError",
     "Tier",
     "Timeline",
     "Trace",
@@ -103,10 +115,15 @@ _HOMES = {
     "DigestError": "outcore.errors",
     "Explanation": "outcore.explain",
     "FormatError": "outcore.errors",
+    "Gap": "outcore.ir.plan",
     "Hardware": "outcore.ir.hardware",
+    "HostMemoryError": "outcore.errors",
     "InfeasibleError": "outcore.errors",
+    "Keep": "outcore.ir.plan",
+    "Link": "outcore.ir.hardware",
     "MissingPackageError": "outcore.errors",
     "NotEngagedError": "outcore.errors",
+    "Offload": "outcore.ir.plan",
     "OptionError": "outcore.errors",
     "OptionValueError": "outcore.errors",
     "OutcoreError": "outcore.errors",
@@ -114,13 +131,17 @@ _HOMES = {
     "Plan": "outcore.ir.plan",
     "Policy": "outcore.policies",
     "PolicyError": "outcore.errors",
+    "Preset": "outcore.presets",
     "Problem": "outcore.ir.problem",
     "Profile": "outcore.ir.profile",
     "Program": "outcore.ir.program",
+    "Recompute": "outcore.ir.plan",
     "Report": "outcore.report",
     "Reservation": "outcore.allocators",
     "Session": "outcore.doors",
     "SpillError": "outcore.errors",
+    "StepError": "outcore.errors",
+    "TargetError": "outcore.errors",
     "Tier": "outcore.ir.hardware",
     "Timeline": "outcore.ir.timeline",
     "Trace": "outcore.ir.trace",

@@ -43,7 +43,7 @@ def plan_apart(policy: Policy, problem: Problem) -> Plan:
     try:
         answer = _ask(policy, problem)
     except Exception as error:  # noqa: BLE001 - whatever it was, planning here works too
-        log.info("outcore: planning in this process: no other one can be had (%s)", error)
+        log.info("outcore: planning in this process: could not start another (%s)", error)
         if isinstance(error, subprocess.CalledProcessError):
             log.debug("outcore: that one said: %s", error.stderr.decode(errors="replace"))
         return policy.plan(problem)

@@ -1,4 +1,4 @@
-"""The public names that need torch."""
+"""The public names that capture and train, and so load torch. `doors` has the rest of these."""
 
 from __future__ import annotations
 

@@ -110,6 +110,18 @@ def effects(op: torch._ops.OpOverload) -> frozenset[Effect]:
     return frozenset(found)
 
 
+def tried_out(op: torch._ops.OpOverload, made: Any) -> frozenset[Effect]:
+    """UNREPEATABLE for a convolution whose algorithm cuDNN picks by trying all of them.
+
+    `made` is its result. cuDNN remembers its picks by thread, and backward has its own: the same
+    convolution may run by another algorithm there, with other bits, after trials of their own.
+    """
+    tries = torch.backends.cudnn.benchmark and str(op) == "aten.convolution.default"
+    if tries and isinstance(made, torch.Tensor) and made.is_cuda:
+        return frozenset({Effect.UNREPEATABLE})
+    return frozenset()
+
+
 def is_wait(op: torch._ops.OpOverload) -> bool:
     """Whether a call returns its argument, once a collective that makes it is done."""
     return op.namespace in COLLECTIVES and op._opname == "wait_tensor"

@@ -222,7 +222,7 @@ def _calls(backend: Backend) -> int:
 
 def _check(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
-        reason = "it is no torch.nn.Module; wrap the model, not its step"
+        reason = "it is not a torch.nn.Module; wrap the model, not its step"
         raise WrapError(model=type(model).__name__, reason=reason)
     name = type(model).__name__
     if isinstance(model, OptimizedModule) or (

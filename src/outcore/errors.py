@@ -13,6 +13,7 @@
     +-- SpillError         (OSError)     the spill directory: full, unwritable, or an I/O error
     +-- HostMemoryError    (RuntimeError) no host memory for what is offloaded
     +-- CaptureError                     a graph that cannot be planned (it then runs in-core)
+    +-- StepError          (RuntimeError) a step that cannot go on: what backward reads is gone
     +-- WrapError          (ValueError)  a model that cannot be wrapped, or is not
     +-- NotEngagedError    (RuntimeError) strict, and outcore got nothing to plan
     +-- TargetError        (ValueError)  what is to be estimated cannot be had, or not traced
@@ -41,6 +42,10 @@ class OutcoreError(Exception):
     def message(self) -> str:
         """What is wrong, the numbers, where, and what to try."""
         raise NotImplementedError
+
+    def __str__(self) -> str:
+        """The message of the fields as they are now."""
+        return self.message
 
     def __reduce__(self) -> tuple[Callable[..., "OutcoreError"], tuple[object, ...]]:
         """Pickle by fields and notes; the default would call the class with the message alone."""
@@ -278,13 +283,13 @@ class HostMemoryError(OutcoreError, RuntimeError):
         return (
             f"no host memory: {self.reason}: {format_bytes(self.needed_bytes)} needed, "
             f"{format_bytes(self.taken_bytes)}{allowed} taken; raise host_budget, raise the "
-            "budget of the device, or let fewer forward calls wait for their backward"
+            "budget of the device, or keep fewer forward passes waiting for their backward"
         )
 
 
 @dataclass(kw_only=True, eq=False)
 class CaptureError(OutcoreError):
-    """A graph that cannot be planned. Raised inside the package; the graph then runs in-core."""
+    """A graph that cannot be planned. It runs in-core then, unless `strict` asks for this error."""
 
     reason: str
     """What about the graph cannot be planned yet."""
@@ -296,6 +301,19 @@ class CaptureError(OutcoreError):
         """Say why, and where."""
         place = f" at {self.site}" if self.site else ""
         return f"cannot plan this graph: {self.reason}{place}"
+
+
+@dataclass(kw_only=True, eq=False)
+class StepError(OutcoreError, RuntimeError):
+    """A step that cannot go on, where plain PyTorch raises a RuntimeError too, or nearly so."""
+
+    reason: str
+    """What is wrong, and what to do instead."""
+
+    @property
+    def message(self) -> str:
+        """The reason."""
+        return self.reason
 
 
 @dataclass(kw_only=True, eq=False)
@@ -324,11 +342,11 @@ class NotEngagedError(OutcoreError, RuntimeError):
     def message(self) -> str:
         """Say what did not happen, and where to look."""
         return (
-            f"outcore got nothing to plan from {self.model}: it ran as if it were not there. Torch "
-            "compiled no part of the call whose results are differentiated. Is the module wrapped "
-            "whose forward the training loop calls, and do its parameters require gradients? "
-            "TORCH_LOGS=graph_breaks shows what torch did not compile, TORCH_LOGS=recompiles what "
-            "it compiled until it would no more, and TORCHDYNAMO_DISABLE=1 turns all of it off"
+            f"outcore found nothing to plan in {self.model}: it ran as plain PyTorch. "
+            "torch.compile captured no graph that requires gradients. Wrap the module that your "
+            "training loop calls, and check that its parameters require gradients. "
+            "TORCH_LOGS=graph_breaks,recompiles shows what was not captured; check too that "
+            "TORCHDYNAMO_DISABLE is not set"
         )
 
 

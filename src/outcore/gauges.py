@@ -20,6 +20,10 @@ class Clock(Protocol):
         """Time between two moments; may wait for the second."""
         ...
 
+    def come(self, moment: Moment) -> bool:
+        """Whether the moment is past. Does not wait."""
+        ...
+
     def wall_ns(self, moment: Moment) -> int:
         """When `now` was asked for it: nanoseconds of the wall clock (`time.time_ns`)."""
         ...
@@ -33,6 +37,10 @@ class WallClock:
     def seconds(self, start: int, stop: int) -> float:
         """Time between two moments."""
         return (stop - start) * 1e-9
+
+    def come(self, _: int) -> bool:
+        """It is: nothing is given to the host beforehand."""
+        return True
 
     def wall_ns(self, moment: int) -> int:
         """The moment itself."""

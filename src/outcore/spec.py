@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import ClassVar, Generic, Protocol, TypeVar, get_type_hints
 
 from outcore.errors import did_you_mean
-from outcore.units import parse_size
+from outcore.units import exact_size, parse_size
 
 _SPEC = re.compile(r"\s*(?P<name>[^{}\s]*)\s*(\{(?P<options>[^{}]*)\})?\s*")
 _SWITCH = {"true": True, "false": False}
@@ -43,25 +43,18 @@ def spec_text(named: Named) -> str:
     """
     given = ((f.name, getattr(named, f.name), f.default) for f in options(named))
     written = [
-        f"{name}={_value_text(name, value)}" for name, value, usual in given if value != usual
+        f"{name}={value_text(name, value)}" for name, value, usual in given if value != usual
     ]
     return f"{named.name}{{{','.join(written)}}}" if written else named.name
 
 
-def _value_text(name: str, value: object) -> str:
+def value_text(name: str, value: object) -> str:
+    """The value of the option `name`, as a spec spells it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int) and name.endswith("_bytes"):
-        return _size_text(value)
+        return exact_size(value)
     return repr(value) if isinstance(value, float) else str(value)
-
-
-def _size_text(nbytes: int) -> str:
-    """The largest binary unit that spells `nbytes` exactly."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes % size == 0:
-            return f"{nbytes // size}{unit}"
-    return f"{nbytes}B"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +78,7 @@ class SpecParser(Generic[T]):
         """
         match = _SPEC.fullmatch(spec)
         if match is None:
-            reason = f"it is no spec: write a name, or a name and options as in {self.example}"
+            reason = f"it is not a spec: write a name, or a name and options as in {self.example}"
             raise self.wrong(spec, reason)
         kind = self.known.get(match["name"])
         if kind is None:

@@ -55,7 +55,7 @@ def parse_rate(rate: str | int | float) -> float:
         )
     bytes_per_second = _parse_rate_text(rate) if isinstance(rate, str) else float(rate)
     if not (math.isfinite(bytes_per_second) and bytes_per_second > 0):
-        raise ValueError(f"{rate!r} is no rate: it must be positive and finite")
+        raise ValueError(f"{rate!r} is not a rate: it must be positive and finite")
     return bytes_per_second
 
 
@@ -65,7 +65,7 @@ def parse_part(part: str | float) -> float:
     It may be more than the whole. Raises `ValueError` for anything else, and for a part that is not
     positive and finite.
     """
-    advice = f'{part!r} is no part of a whole: write "25%" or 0.25'
+    advice = f'{part!r} is not a fraction: write "25%" or 0.25'
     if isinstance(part, bool) or not isinstance(part, str | Integral | float):
         raise ValueError(advice)  # noqa: TRY004 - one kind of error for whatever is no part
     if isinstance(part, str):
@@ -97,6 +97,14 @@ def spell_size(nbytes: int) -> str:
         if nbytes >= bytes_per_unit:
             hundredths = -(-nbytes * 100 // bytes_per_unit)
             return f"{hundredths // 100}.{hundredths % 100:02d}{unit}"
+    return f"{nbytes}B"
+
+
+def exact_size(nbytes: int) -> str:
+    """Return `nbytes` as `parse_size` reads it, in the largest unit that spells it exactly."""
+    for unit, bytes_per_unit in _PRINTED_BYTES:
+        if nbytes % bytes_per_unit == 0:
+            return f"{nbytes // bytes_per_unit}{unit}"
     return f"{nbytes}B"
 
 
@@ -150,7 +158,7 @@ def _fraction_of(fraction: float | Fraction, total_bytes: int | None, shown: str
     """Return `fraction` of `total_bytes`, rounded down; refuse what is no fraction."""
     if not 0 < fraction <= 1:
         raise ValueError(
-            f'{shown} is no fraction of the device: write 0.8 or "80%" (above 0, at most 1), '
+            f'{shown} is not a fraction of the device: write 0.8 or "80%" (above 0, at most 1), '
             'or bytes as an int or as text like "16GiB"'
         )
     if total_bytes is None:

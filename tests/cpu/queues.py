@@ -117,6 +117,8 @@ class LateDevice:
         self.deaf = 0
         """A wait not to hear, counted from 1; for tests that want it missed."""
         self.waits = 0
+        self.trims = 0
+        self.scalars_on_host = False
 
     def current(self) -> str:
         return self.compute
@@ -183,6 +185,13 @@ class LateDevice:
         self.taken[memory.data_ptr()] = self.clocks[self.compute][self.compute]
         return memory
 
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return bool(tensor.dim()) or not self.scalars_on_host
+
+    def trim(self) -> None:
+        self.trims += 1
+
+    @one_at_a_time
     def host(self, nbytes: int) -> torch.Tensor:
         memory = torch.full((nbytes,), POISON, dtype=torch.uint8)
         self.hosts.append(StorageWeakRef(memory.untyped_storage()))
@@ -195,6 +204,9 @@ class LateDevice:
         for clock in self.clocks.values():  # the host waited, and gives all commands to come
             _learn(clock, self.clocks[queue])
         self._forget()
+
+    def come(self, event: LateEvent) -> bool:
+        return event.queue == self.compute
 
     @one_at_a_time
     def attend(self, event: LateEvent) -> None:

@@ -250,6 +250,24 @@ class TestRetained:
         assert note.startswith("backward was called with retain_graph after the plan was made")
 
 
+class Broken(nn.Module):
+    """Two graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.Conv2d(3, 8, 3, padding=1)
+        self.parts = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.start(x)
+        for part in self.parts[:5]:
+            x = torch.dropout(torch.relu(part(x)), 0.2, train=True)
+        torch._dynamo.graph_break()
+        for part in self.parts[5:]:
+            x = torch.dropout(torch.relu(part(x)), 0.2, train=True)
+        return x
+
+
 class TestUses:
     def test_eval_and_no_grad_between_steps(self) -> None:
         torch.manual_seed(0)
@@ -330,21 +348,6 @@ class TestUses:
 
     @pytest.mark.parametrize("policy", ["swap-all", "recompute-all", "pooch"])
     def test_graph_breaks_share_one_budget(self, policy: str) -> None:
-        class Broken(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.start = nn.Conv2d(3, 8, 3, padding=1)
-                self.parts = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(10))
-
-            def forward(self, x: Tensor) -> Tensor:
-                x = self.start(x)
-                for part in self.parts[:5]:
-                    x = torch.dropout(torch.relu(part(x)), 0.2, train=True)
-                torch._dynamo.graph_break()
-                for part in self.parts[5:]:
-                    x = torch.dropout(torch.relu(part(x)), 0.2, train=True)
-                return x
-
         torch.manual_seed(0)
         module = Broken()
         call, backend = compiled(module, policy=policy, budget=ROOM_FOR_ONE)
@@ -361,6 +364,19 @@ class TestUses:
         assert report.measured_peak_bytes <= report.budget_bytes < report.in_core_peak_bytes
         alone = [s.in_core.peak(Tier.DEVICE) - s.problem.between_bytes for s in report.steps]
         assert alone[0] <= report.budget_bytes, "the first would be kept, but for the second"
+
+    def test_room_for_later_graphs_is_no_more_than_they_can_use(self) -> None:
+        budget = 1 << 30
+        module = Broken()
+        call, backend = compiled(module, budget=budget)
+        train(module, call, [batch(0)], mean_square, STEPS + 2)
+        report = backend.report()
+        assert report.graphs == 2
+        assert report.measured_peak_bytes is not None
+        assert report.predicted_peak_bytes is not None
+        margin = budget // MARGIN_DIVISOR
+        assert report.measured_peak_bytes <= report.predicted_peak_bytes
+        assert report.predicted_peak_bytes <= 2 * report.measured_peak_bytes + margin
 
     def test_a_second_instance_of_the_same_class(self) -> None:
         torch.manual_seed(0)

@@ -63,7 +63,7 @@ def test_doctor_without_a_spill_directory_ends_with_the_error(outcore, tmp_path)
         (["--policy", "poch"], "did you mean 'pooch'?"),
         (["--network", "resnet5"], "option network='resnet5': did you mean 'resnet50'?"),
         (["--link-limit", "3"], "option link_limit='3': cannot read '3' as a rate"),
-        (["--device", "cuda"], "there is no driver for CUDA yet"),
+        (["--device", "cuda"], "the demo trains on the CPU alone"),
         (["--spill-dir", "/none/such"], "spill directory '/none/such': cannot create"),
     ],
 )

@@ -164,7 +164,7 @@ def test_what_cannot_be_told_is_one_line(tmp_path):
     done = python(*OUTCORE, "run", script, "--", 1200)
     assert done.returncode == 1
     assert "can't allocate memory" in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("outcore: what would fit cannot be told: ")
+    assert done.stderr.splitlines()[-1].startswith("outcore: could not estimate what would fit: ")
 
 
 def test_out_of_memory_is_known_by_many_names():
@@ -451,7 +451,7 @@ def test_a_graph_that_is_not_planned_in_training_is_told_from_several():
 
     model, mode = nn.Linear(8, 8), no_memory()
     apart = traced(Step(whole, (torch.ones(4, 8),)), mode)
-    assert "takes the step apart at test_cli_run.py:" in apart.note
+    assert "splits the step (graph break) at test_cli_run.py:" in apart.note
     refused = CaptureError(reason="it is odd")
     assert _note(refused) == "outcore runs the step in-core: cannot plan this graph: it is odd"
     assert traced(Step(model, (torch.ones(4, 8),)), mode).note == ""

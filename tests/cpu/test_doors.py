@@ -361,7 +361,7 @@ class Conjugate(nn.Module):
 class TestNothingToDo:
     def test_a_warning_says_so_once(self) -> None:
         module = outcore.wrap(Opaque(), budget="1GiB")
-        with pytest.warns(UserWarning, match="got nothing to plan from Opaque"):
+        with pytest.warns(UserWarning, match="found nothing to plan in Opaque"):
             module(torch.ones(2, 4)).sum().backward()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -388,7 +388,7 @@ class TestNothingToDo:
         first(torch.ones(2, 4)).sum().backward()
         assert ooc.backend.engaged
         assert ooc.idle == [second]
-        with pytest.warns(UserWarning, match="got nothing to plan from Opaque") as warned:
+        with pytest.warns(UserWarning, match="found nothing to plan in Opaque") as warned:
             second(torch.ones(2, 4)).sum().backward()
         assert Path(warned[0].filename).name == "test_doors.py"
         assert not ooc.idle

@@ -41,6 +41,32 @@ def test_what_the_control_group_leaves(system: Path) -> None:
     assert host.available_bytes() == 0
 
 
+def test_what_a_control_group_of_version_1_leaves(system: Path) -> None:
+    (system / "memory.max").unlink()
+    (system / "memory.limit_in_bytes").write_text(f"{4 * GIB}\n")
+    (system / "memory.usage_in_bytes").write_text(f"{3 * GIB}\n")
+    (system / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {GIB}\n")
+    assert host.memory_limit_bytes() == 4 * GIB
+    assert host.available_bytes() == 2 * GIB
+
+
+@pytest.mark.parametrize(
+    ("line", "folder"), [("0::/job/step", "job"), ("7:cpu,memory:/job/step", "memory/job")]
+)
+def test_the_control_groups_of_the_process(
+    line: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "CGROUP", tmp_path / "cgroup")
+    read = Path.read_text
+    lines = f"9:cpuset:/\n{line}\n"
+    monkeypatch.setattr(
+        Path, "read_text", lambda path: lines if str(path) == "/proc/self/cgroup" else read(path)
+    )
+    step, job, *_, top = host._cgroups()
+    assert (step, job) == (tmp_path / "cgroup" / folder / "step", tmp_path / "cgroup" / folder)
+    assert top == tmp_path / "cgroup" / folder.removesuffix("job")
+
+
 def test_a_system_that_tells_nothing(system: Path) -> None:
     (system / "meminfo").write_text("nothing\n")
     assert host.available_bytes() == host.memory_limit_bytes()
@@ -74,9 +100,12 @@ def test_auto_on_a_gpu_is_the_default_there(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (3 * GIB, 8 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: GIB)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
-    for given in ("auto", None):
+    for given, fraction, spare in (("auto", 1.0, 4), (None, 1.0, 4), (None, 0.25, 2)):
+        monkeypatch.setattr(
+            torch.cuda, "get_per_process_memory_fraction", lambda _, part=fraction: part
+        )
         settings = settle(make_options({"budget": given}), torch.device("cuda"))
-        assert settings.budget_bytes == 4 * GIB - GIB // 8
+        assert settings.budget_bytes == spare * GIB - spare * GIB // 32
 
 
 def test_a_backend_takes_auto(monkeypatch: pytest.MonkeyPatch) -> None:

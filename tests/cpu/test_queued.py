@@ -83,6 +83,45 @@ def test_a_root_may_have_gaps(driver: QueuedDriver) -> None:
     lane.close()
 
 
+def test_what_is_on_the_host_anyway_stays_there(driver: QueuedDriver, device: LateDevice) -> None:
+    """As the seeds of attention with dropout, which its backward reads there."""
+    device.scalars_on_host = True
+    place = Region(0, 8, torch.int64, (), ())
+    lane = driver.open_lane({0: place, 1: region(512, 100)})
+    seed = torch.tensor(7)
+    lane.wait(lane.copy_out(seed, 0))
+    for _ in range(2):
+        tensor, back = lane.copy_in(0)
+        lane.wait(back)
+        assert tensor.data_ptr() == seed.data_ptr()
+    assert device.copies == 0
+    lane.close()
+    with pytest.raises(RuntimeError, match="dropped"):
+        lane.copy_in(0)
+
+
+def test_a_new_plan_begins_with_nothing_kept(driver: QueuedDriver, device: LateDevice) -> None:
+    driver.bound_memory(0, None)
+    assert device.trims == 1
+
+
+def test_links_are_tried_with_what_is_left(driver: QueuedDriver, device: LateDevice) -> None:
+    taken: list[int] = []
+    take = device.empty
+
+    def full(nbytes: int) -> torch.Tensor:
+        taken.append(nbytes)
+        if nbytes > 4 << 20:
+            raise torch.OutOfMemoryError("full")
+        return take(nbytes)
+
+    device.empty = full  # type: ignore[method-assign]  # full from there on
+    driver.hardware({Tier.DEVICE: 1 << 31, Tier.HOST: 1 << 31})
+    assert driver.links is not None
+    assert max(nbytes for nbytes, _ in driver.links.alone.copy_out) <= 4 << 20
+    assert taken[0] == 16 << 20  # less than the 64th part
+
+
 def test_memory_given_back_too_early_is_told(driver: QueuedDriver, device: LateDevice) -> None:
     lane = driver.open_lane({0: region(0, 100)})
     handle = lane.copy_out(torch.ones(100), 0)

@@ -61,6 +61,6 @@ def test_tf32(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["swap-all", "recompute-all"])
 def test_cudnn_tries_its_algorithms_out(policy: str) -> None:
-    """It does once for each shape in the process: the reference is first, the others have its."""
+    """It does once for each shape and thread: the reference is first, the others have its picks."""
     with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=True):
         check(PLAIN, policy)

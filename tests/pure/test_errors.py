@@ -20,37 +20,49 @@ from outcore.errors import (
     OptionError,
     OptionValueError,
     OutcoreError,
-    ParseError,
     PhotographsError,
-    PolicyError,
     SpillError,
+    StepError,
     TargetError,
-    VerifyError,
     WrapError,
     did_you_mean,
 )
-from outcore.units import parse_size
+from outcore.ir.plan import make_plan
+from outcore.ir.text import parse, to_text
+from outcore.ir.trace import Trace
+from outcore.ir.verify_program import verify_program
+from outcore.lower import lower
+from outcore.planfile.store import VERSION
+from outcore.policies import resolve
+from outcore.units import parse_rate, parse_size
+from tests.pure.building import dense_problem
+from tests.pure.mutations import without_instruction
+
+PROBLEM = dense_problem(2)
+KEPT = lower(PROBLEM, make_plan({}, "keep-all"))
+
+
+def raised(call, *args):
+    """What a call raises: the messages of these examples are those that people see."""
+    with pytest.raises((OutcoreError, ValueError)) as caught:
+        call(*args)
+    return caught.value
+
 
 EXAMPLES = (
     OptionError(option="buget", known=("budget", "policy")),
-    OptionValueError(option="link_limit", value="fast", reason='write "150MiB/s"'),
-    BudgetError(option="budget", value="16G", reason="write 16GiB or 16GB"),
-    PolicyError(policy="pooch{x=1}", reason="it has no option 'x'"),
+    OptionValueError(option="link_limit", value="fast", reason=str(raised(parse_rate, "fast"))),
+    BudgetError(option="budget", value="16G", reason=str(raised(parse_size, "16G", None))),
+    raised(resolve, "pooch{x=1}"),
     InfeasibleError(
         budget_bytes=2**30,
         floor_bytes=1_539_316_279,
         op="op 112 aten.convolution.default at layers.3.conv2 (model.py:41)",
         needed_bytes=1_500_000_000,
     ),
-    VerifyError(
-        noun="program",
-        rule="written before read",
-        where="instruction 12",
-        detail="slot 3 has not been written",
-        excerpt="11: alloc %3\n12: run 4 reads %3  <--",
-    ),
-    ParseError(reason="expected a slot, found 'x'", line=3, column=7, text="alloc x9"),
-    FormatError(noun="plan", reason="version 9, this release reads version 1"),
+    raised(verify_program, PROBLEM, next(without_instruction(KEPT))),
+    raised(parse, to_text(PROBLEM.trace).replace("buffer", "buffet", 1), Trace),
+    FormatError(noun="plan", reason=f"plan.json has version 9, this release reads {VERSION}"),
     DigestError(noun="plan", made_for="aa11", expected="bb22"),
     SpillError(
         directory="/scratch", reason="too little room", needed_bytes=3 * 2**30, free_bytes=2**20
@@ -61,14 +73,19 @@ EXAMPLES = (
         taken_bytes=3 * 2**29,
         budget_bytes=2**31,
     ),
-    CaptureError(reason="it mutates an input", site="norm (model.py:7)"),
+    CaptureError(reason="in-place op aten.add_.Tensor", site="norm (model.py:7)"),
+    StepError(
+        reason="backward through a graph whose data is gone: it ran before without "
+        "retain_graph=True, or a saved-tensor hook changed what was saved"
+    ),
     WrapError(model="Net", reason="nothing in it is wrapped"),
     NotEngagedError(model="Net"),
     TargetError(
         target="train.py:step",
-        reason="under fake tensors, which have no numbers, it raises RuntimeError",
-        where="train.py:12: x.numpy()",
-        advice="--real makes the model and its inputs with real tensors",
+        reason="the step cannot be traced: something reads the values of tensors, which do not "
+        "exist while it is traced",
+        where="train.py:12: x.item()",
+        advice="a step is estimated without computing it: move what reads values out of it",
     ),
     PhotographsError(reason="No module named 'sklearn'"),
     MissingPackageError(package="scipy", extra="plan", purpose="the lower bound needs a solver"),

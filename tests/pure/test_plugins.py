@@ -90,7 +90,7 @@ def test_packages_are_not_looked_at_for_what_is_built_in(monkeypatch):
 BROKEN = {
     "cannot be imported: ModuleNotFoundError: No module named 'nowhere'": "import nowhere",
     "cannot be imported: AttributeError": "",
-    "it is no dataclass": "Mine = 3",
+    "it is not a dataclass": "Mine = 3",
     "its dataclass is not frozen": POLICY.replace("frozen=True, ", ""),
     "an option of it has no default": POLICY.replace("depth: int = 3", "depth: int"),
     "its `name` is 'other', and its entry point 'mine'": POLICY.replace('"mine"', '"other"'),

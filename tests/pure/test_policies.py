@@ -176,8 +176,8 @@ def test_spaces_and_empty_braces_are_read():
         ),
         ("pooch{early}", "cannot read 'early': write option=value"),
         ("pooch{early=true,early=true}", "option early is given twice"),
-        ("pooch{", "it is no spec: write a name, or a name and options as in pooch{"),
-        ("pooch{}x", "it is no spec"),
+        ("pooch{", "it is not a spec: write a name, or a name and options as in pooch{"),
+        ("pooch{}x", "it is not a spec"),
     ],
 )
 def test_a_wrong_spec_is_answered_with_what_would_do(spec, said):

@@ -8,8 +8,8 @@ from outcore.before.step import NEEDS_NUMBERS
 from outcore.errors import OutcoreError
 
 NUMBERS = (
-    "a step is estimated without its numbers: move what needs them out of it. In training, "
-    "torch.compile takes such a step apart, and outcore plans the parts"
+    "a step is estimated without computing it: move what reads values out of it. In training, "
+    "torch.compile splits such a step, and outcore plans the parts"
 )
 ON_CPU = "make it on the CPU: --hardware says what machine it is for"
 FAKE = "say what the op returns without running it, by torch.library.register_fake"

@@ -84,7 +84,7 @@ def tell(error: BaseException, watch: Watch) -> None:
     except Exception as failed:  # noqa: BLE001 - the script's own error was shown, and stays the last
         where = line_of(failed)
         place = f", at {where}" if where else ""
-        lines = [f"outcore: what would fit cannot be told: {why(failed)}{place}"]
+        lines = [f"outcore: could not estimate what would fit: {why(failed)}{place}"]
     sys.stderr.write("\n".join(["", *lines, ""]))
     sys.stderr.flush()
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from outcore.runtime.host import available_bytes, memory_limit_bytes
-from outcore.runtime.options import HEADROOM_DIVISOR
+from outcore.runtime.options import spare_device_bytes
 
 STATM = Path("/proc/self/statm")
 
@@ -36,8 +36,7 @@ def let_go(error: BaseException) -> None:
 def room_bytes(device: torch.device, model: nn.Module) -> int:
     """Bytes that a training step of `model` may hold there, its parameters among them."""
     if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-        return int(free - free // HEADROOM_DIVISOR)
+        return spare_device_bytes(device)
     held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(model)}
     left = min(available_bytes(), _address_space_bytes())
     return min(memory_limit_bytes(), left + sum(held.values()))

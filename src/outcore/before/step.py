@@ -112,7 +112,7 @@ def _note(followed: Exception) -> str:
     if isinstance(followed, OutcoreError) and (cause is None or isinstance(cause, OutcoreError)):
         return f"outcore runs the step in-core: {why(followed)}"
     where = line_of(followed) or why(followed)
-    return f"torch.compile takes the step apart at {where}; outcore plans the parts on their own"
+    return f"torch.compile splits the step (graph break) at {where}; outcore plans each part"
 
 
 def why(error: BaseException) -> str:
@@ -120,7 +120,7 @@ def why(error: BaseException) -> str:
     if isinstance(error, OutcoreError):
         return str(error)
     if isinstance(error, NEEDS_NUMBERS):
-        return "something that needs the numbers of tensors, and these are not computed"
+        return "something reads the values of tensors, which do not exist while it is traced"
     said = (str(error).strip() or "nothing").splitlines()[0]
     return f"{type(error).__name__}: {said}"
 

@@ -62,7 +62,7 @@ def make_step(target: str, returned: Any) -> Step:
     loss = rest[0] if rest else None
     for what, each in (("the first", call), ("the third", loss)):
         if each is not None and not callable(each):
-            reason = f"{what} of what it returns is no function or model, but {_kind(each)}"
+            reason = f"{what} of what it returns is not a function or a model but {_kind(each)}"
             raise TargetError(target=target, reason=reason, advice=CONTRACT)
     if isinstance(inputs, Mapping):
         return Step(call, (), dict(inputs), loss)

@@ -16,15 +16,15 @@ def verdict(found: Forecast, *, times: bool = True) -> str:
     """Whether it fits, in a sentence or two; without `times` not how fast."""
     budget = format_bytes(found.budget_bytes)
     if found.fits_in_core:
-        return f"It fits {budget} as it is: nothing has to be moved."
+        return f"It fits in {budget} without outcore."
     if found.fits:
         slowdown = f": a step takes {found.slowdown or 1:.2f} times as long" if times else ""
-        return f"It does not fit {budget} as it is. With outcore it does{slowdown}."
+        return f"It does not fit in {budget} as it is. With outcore it does{slowdown}."
     smallest = found.smallest_budget_bytes
     if smallest <= found.budget_bytes:
-        return f"It does not fit {budget}: {found.reason}."
+        return f"It does not fit in {budget}: {found.reason}."
     return (
-        f"It does not fit {budget}, and no plan makes it fit: the smallest budget that would do "
+        f"It does not fit in {budget}, and no plan makes it fit: the smallest budget that would do "
         f"is {spell_size(smallest)}."
     )
 

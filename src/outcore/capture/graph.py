@@ -34,6 +34,9 @@ from outcore.ir.trace import (
     refs,
 )
 
+_NUMBERS = (bool, int, float)
+"""What an op may return beside tensors: on CUDA, attention returns lengths. None is kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class Joint:
@@ -73,7 +76,8 @@ def capture(
     are the positions of inputs that live through the steps (parameters and module buffers).
 
     Raises CaptureError where the graph holds what a Trace cannot express: symbolic shapes, values
-    read on the host, higher-order ops, tensor subclasses, in-place ops, several devices.
+    read on the host, higher-order ops, tensor subclasses, in-place ops, several devices (but for
+    scalars on the host, which ops of any device take).
     """
     return _Capture(joint, forward_outputs, frozenset(static_inputs)).run()
 
@@ -92,6 +96,8 @@ class _Capture:
         self.known: dict[tuple[Any, ...], int] = {}
         self.constants: list[torch.Tensor] = []
         self.devices: set[torch.device] = set()
+        self.scalars: set[int] = set()
+        """Buffers of scalars on the host."""
         self.unstable: set[int] = set()
         """Buffers that are overwritten between the forward and the backward call."""
 
@@ -119,6 +125,8 @@ class _Capture:
         boundary = len(self.ops)
         for node in backward:
             self._node(node, Phase.BACKWARD)
+        if self.scalars and not self.devices:
+            self.devices.add(torch.device("cpu"))
         if len(self.devices) != 1:
             names = ", ".join(sorted(map(str, self.devices))) or "none"
             raise CaptureError(reason=f"tensors on one device are needed; found {names}")
@@ -239,12 +247,14 @@ class _Capture:
     def _op(self, node: Node, op: torch._ops.OpOverload, phase: Phase) -> None:
         made = node.meta.get("val") if op._schema.returns else ()
         several = isinstance(made, list | tuple)
-        ids = [self._made(node, t, phase) for t in (made if several else [made])]  # type: ignore[union-attr]  # a sequence
+        results = [_tensor(t) for t in made] if several else [made]  # type: ignore[union-attr]  # a sequence
+        ids = [self._made(node, t, phase) for t in results]
         self.results[node] = ids if several else ids[0]
         args = tuple(self._arg(a) for a in node.args)
         kwargs = tuple((k, self._arg(v)) for k, v in node.kwargs.items())
         index = len(self.ops)
         effects = aten.effects(op) | self._stale(str(op), args, kwargs)
+        effects |= aten.tried_out(op, node.meta.get("val"))
         self.nodes.append(node)
         self.ops.append(Op(index, str(op), args, tuple(ids), phase, kwargs, effects, site(node)))
         self._donation(index, str(op), args, ids)
@@ -288,7 +298,8 @@ class _Capture:
         read = [r.value for a in args for r in refs(a) if self._of(r) == source.buffer]
         alone = read == [source.id]
         whole = self.buffers[source.buffer].nbytes == self.buffers[made.buffer].nbytes
-        if same and alone and whole:
+        near = self.scalars.isdisjoint((source.buffer, made.buffer))
+        if same and alone and whole and near:
             self.donations.append(Donation(index, source.id, made.id))
 
     # ---- buffers, values, arguments -------------------------------------------------------------
@@ -300,7 +311,10 @@ class _Capture:
         nbytes = tensor.untyped_storage().nbytes()
         if not isinstance(nbytes, int):
             raise CaptureError(reason=f"{name} has a symbolic size; compile with dynamic=False")
-        self.devices.add(tensor.device)
+        if tensor.dim() or tensor.device.type != "cpu":
+            self.devices.add(tensor.device)
+        else:
+            self.scalars.add(len(self.buffers))
         self.buffers.append(Buffer(len(self.buffers), nbytes, role, pinned, name))
         return len(self.buffers) - 1
 
@@ -326,6 +340,9 @@ class _Capture:
     def _arg(self, arg: Any) -> Arg:
         if isinstance(arg, Node):
             result = self.results[arg]
+            if isinstance(arg.meta.get("val"), _NUMBERS):
+                reason = f"an op reads {arg.name}, a number that another returns to the host"
+                raise CaptureError(reason=reason, site=site(arg))
             if isinstance(result, list):
                 return tuple(None if v is None else Ref(v) for v in result)
             return None if result is None else Ref(result)
@@ -342,6 +359,11 @@ def _fake(node: Node) -> torch.Tensor:
         reason = f"{node.name} is a {type(value).__name__}; compile with dynamic=False"
         raise CaptureError(reason=reason, site=site(node))
     return value
+
+
+def _tensor(result: Any) -> Any:
+    """One of several results; None for a number."""
+    return None if isinstance(result, _NUMBERS) else result
 
 
 def _symbol(arg: Any) -> Symbol:

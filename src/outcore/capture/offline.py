@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -24,7 +24,9 @@ from outcore.capture.passing import passing
 from outcore.errors import CaptureError
 from outcore.ir.trace import Trace
 from outcore.ir.verify import verify_trace
-from outcore.networks import NetworkSpec
+
+if TYPE_CHECKING:  # training needs no networks of ours
+    from outcore.networks import NetworkSpec
 
 
 class _Seen(ShortenTraceback):

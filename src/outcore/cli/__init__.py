@@ -1,4 +1,4 @@
-"""The command line: `outcore demo`, `doctor`, `policies`, `networks`. One file per command."""
+"""The command line: `outcore COMMAND`. One file per command, and what several share."""
 
 from __future__ import annotations
 

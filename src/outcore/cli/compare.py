@@ -45,15 +45,15 @@ def compare(  # noqa: PLR0913 - a command has as many arguments as options
     policies: Annotated[str, typer.Option(help="Specs between commas, or all.")] = ALL,
     allocator: Annotated[
         str | None,
-        typer.Option(help="What serves the memory: best-fit, virtual-chunks, ...; else none."),
+        typer.Option(help="Also simulate this allocator and show reserved memory: best-fit, ..."),
     ] = None,
     bound: Annotated[
-        bool, typer.Option(help="The least time of any plan, beside the policies.")
+        bool, typer.Option(help="Also compute a lower bound on the time of any plan.")
     ] = True,
     variants: Annotated[
-        bool, typer.Option("--variants", help="Policies may choose algorithms of convolutions.")
+        bool, typer.Option("--variants", help="Let policies choose the algorithms of convolutions.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of objects.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
 ) -> None:
     """Plan a training step on a machine that need not be here, and simulate it."""

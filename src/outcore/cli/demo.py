@@ -46,21 +46,24 @@ def demo(  # noqa: PLR0913 - an argument per option of the command
         str | None, typer.Option(help="See `outcore policies`; else the library's default.")
     ] = None,
     iterations: Annotated[
-        int, typer.Option(min=FEWEST_ITERATIONS, help="Of each run; the first five find the plan.")
+        int,
+        typer.Option(
+            min=FEWEST_ITERATIONS, help="Iterations of each run; the first five find the plan."
+        ),
     ] = 10,
     device: Annotated[DeviceName, typer.Option(help="Where to train.")] = DeviceName.AUTO,
     link_limit: Annotated[
         str | None, typer.Option(help='Play a slower link to the disk: "300MiB/s".')
     ] = None,
     spill_dir: Annotated[
-        Path | None, typer.Option(help="Where offloaded bytes go; else the temporary folder.")
+        Path | None, typer.Option(help="Directory for offloaded bytes; else the temporary one.")
     ] = None,
     small: Annotated[
-        bool, typer.Option("--small", help="A small variant of the network, done in seconds.")
+        bool, typer.Option("--small", help="Use a small variant of the network; takes seconds.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of weights and batches.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for weights and batches.")] = 0,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all figures to this file too.")
+        Path | None, typer.Option("--json", help="Also write all figures to this file, as JSON.")
     ] = None,
 ) -> None:
     """Train a network in-core, then inside a budget, and compare memory, time and gradients.
@@ -94,7 +97,7 @@ def _check(device: DeviceName, budget: str, options: dict[str, Any]) -> None:
     from outcore.execute.disk import SpillFile  # noqa: PLC0415 - as above
 
     if device is DeviceName.CUDA:
-        reason = "there is no driver for CUDA yet; write --device cpu"
+        reason = "the demo trains on the CPU alone; on a GPU, wrap a model of yours: outcore.wrap"
         raise OptionValueError(option="device", value=device.value, reason=reason)
     _budget_bytes(budget, 2**50)
     backend = Backend(budget="100%", **options)

@@ -34,13 +34,16 @@ def estimate(
     states: Annotated[
         int,
         typer.Option(
-            min=0, help="Copies of the weights that the optimizer holds: 1 momentum, 2 Adam."
+            min=0, help="Optimizer state, in copies of the weights (SGD with momentum 1, Adam 2)."
         ),
     ] = 1,
     real: Annotated[
-        bool, typer.Option("--real", help="Make the model and its inputs with real tensors.")
+        bool,
+        typer.Option(
+            "--real", help="Build the model and its inputs with real tensors (needs their memory)."
+        ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print an object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object.")] = False,
 ) -> None:
     """Tell whether a training step will fit, and how much slower it gets. Nothing is trained.
 

@@ -33,7 +33,7 @@ def explain(
         int | None,
         typer.Option(min=1, help=f"How many moves and waits; else {SHOWN}, with --json all."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print an object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object.")] = False,
 ) -> None:
     """Tell what else could be done with each buffer that a plan moves, and why its step waits."""
     from outcore.explain import explain as explained  # noqa: PLC0415 - loads numpy

@@ -28,7 +28,7 @@ def floor(
         list[int], typer.Option(min=1, help="Samples; may be given several times.")
     ] = [128],  # noqa: B006 - typer copies it
     hardware: Annotated[str, typer.Option(help="A machine of `outcore hardware`.")] = "v100-pcie3",
-    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of objects.")] = False,
 ) -> None:
     """Tell the smallest budget of a training step, the op that sets it and what is held there."""
     from outcore.capture import trace_network  # noqa: PLC0415 - loads torch

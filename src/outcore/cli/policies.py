@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import Field
 from typing import TYPE_CHECKING
 
 import typer
@@ -13,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from outcore.cli.screen import screen
-from outcore.units import spell_size
 
 if TYPE_CHECKING:
     from outcore.errors import PolicyError
@@ -49,16 +47,7 @@ def _tell(wrong: Iterable[PolicyError]) -> None:
 
 
 def _cells(kind: type[Policy]) -> tuple[str, str]:
-    from outcore.spec import options  # noqa: PLC0415 - with the policies
+    from outcore.spec import options, value_text  # noqa: PLC0415 - with the policies
 
-    return "\n".join(map(_option_text, options(kind))), escape(kind.summary)
-
-
-def _option_text(option: Field[object]) -> str:
-    """An option as a policy spec would write its default."""
-    value = option.default
-    if isinstance(value, bool):
-        return f"{option.name}={str(value).lower()}"
-    if isinstance(value, int) and option.name.endswith("_bytes"):
-        return f"{option.name}={spell_size(value)}"
-    return f"{option.name}={value}"
+    given = (f"{each.name}={value_text(each.name, each.default)}" for each in options(kind))
+    return "\n".join(given), escape(kind.summary)

@@ -70,18 +70,21 @@ def report(  # noqa: PLR0913 - a command has as many arguments as options
     ] = None,
     plan_file: Annotated[
         Path | None,
-        typer.Option("--plan", help="A file of `outcore plan make`, instead of planning."),
+        typer.Option("--plan", help="Use this file of `outcore plan make` instead of planning."),
     ] = None,
     states: Annotated[
         int,
         typer.Option(
-            min=0, help="Of a script: copies of the weights that its optimizer holds, 2 for Adam."
+            min=0, help="Of a script: optimizer state, in copies of the weights (Adam 2)."
         ),
     ] = STATES,
     real: Annotated[
-        bool, typer.Option("--real", help="Of a script: make its model with real tensors.")
+        bool,
+        typer.Option(
+            "--real", help="Of a script: build its model with real tensors (needs their memory)."
+        ),
     ] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page to look at.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page.")] = None,
     chrome_trace: Annotated[
         Path | None, typer.Option(help="Write JSON for Perfetto (ui.perfetto.dev).")
     ] = None,
@@ -89,14 +92,16 @@ def report(  # noqa: PLR0913 - a command has as many arguments as options
         Path | None, typer.Option(help="Write a pickle for pytorch.org/memory_viz.")
     ] = None,
     plot_file: Annotated[
-        Path | None, typer.Option("--plot", help="Draw it into this .png, .pdf or .svg file.")
+        Path | None, typer.Option("--plot", help="Draw a chart into this .png, .pdf or .svg file.")
     ] = None,
     with_sweep: Annotated[
-        bool, typer.Option("--sweep", help="With what other budgets take, on the page.")
+        bool, typer.Option("--sweep", help="Add a chart of other budgets to the page.")
     ] = False,
-    steps: Annotated[int, typer.Option(min=2, help="How many budgets --sweep has.")] = 6,
-    bound: Annotated[bool, typer.Option(help="The least time of any plan.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print an object.")] = False,
+    steps: Annotated[int, typer.Option(min=2, help="How many budgets --sweep tries.")] = 6,
+    bound: Annotated[
+        bool, typer.Option(help="Also compute a lower bound on the time of any plan.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object.")] = False,
 ) -> None:
     """Plan a training step, simulate it, and show where its time and memory go.
 

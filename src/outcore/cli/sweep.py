@@ -48,11 +48,13 @@ def sweep(  # noqa: PLR0913 - a command has as many arguments as options
     ] = None,
     steps: Annotated[int, typer.Option(min=2, help="How many budgets, evenly spaced.")] = 8,
     policies: Annotated[str, typer.Option(help="Specs between commas, or all.")] = USUAL,
-    bound: Annotated[bool, typer.Option(help="The least time of any plan, by budget.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
+    bound: Annotated[
+        bool, typer.Option(help="Also compute a lower bound on the time of any plan.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of objects.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
     plot_file: Annotated[
-        Path | None, typer.Option("--plot", help="Draw it into this .png, .pdf or .svg file.")
+        Path | None, typer.Option("--plot", help="Draw a chart into this .png, .pdf or .svg file.")
     ] = None,
 ) -> None:
     """Plan a training step for evenly spaced budgets, and simulate each plan.

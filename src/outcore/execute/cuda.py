@@ -1,6 +1,6 @@
 """A CUDA device as queues: torch's streams and events, and its caching allocator.
 
-Nothing here waits for the device, but for `finish`, `attend` and `seconds`.
+Nothing here waits for the device, but for `finish`, `attend`, `seconds` and `trim`.
 """
 
 from __future__ import annotations
@@ -62,6 +62,14 @@ class CudaDevice:
         """Memory from torch's allocator, on the current stream."""
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether it is on a GPU: attention in float32 gives its seeds on the host."""
+        return tensor.is_cuda
+
+    def trim(self) -> None:
+        """Empty the allocator's cache."""
+        torch.cuda.empty_cache()
+
     def host(self, nbytes: int) -> torch.Tensor:
         """Registered host memory."""
         return pinned(nbytes, self.device)
@@ -73,6 +81,10 @@ class CudaDevice:
     def attend(self, event: torch.cuda.Event) -> None:
         """Wait on the host for `event`."""
         event.synchronize()
+
+    def come(self, event: torch.cuda.Event) -> bool:
+        """Whether a stream has run what was before `event`."""
+        return bool(event.query())  # type: ignore[no-untyped-call]  # as above
 
     def seconds(self, start: torch.cuda.Event, stop: torch.cuda.Event) -> float:
         """Time between two events, in seconds; waits for the second."""

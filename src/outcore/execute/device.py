@@ -71,6 +71,14 @@ class Device(Protocol):
         """Flat bytes of device memory, free for use in the order of the current queue."""
         ...
 
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` is in device memory; ops give a few scalars on the host instead."""
+        ...
+
+    def trim(self) -> None:
+        """Give back device memory that is kept for tensors to come. The host may wait."""
+        ...
+
     def host(self, nbytes: int) -> torch.Tensor:
         """Flat bytes of host memory that copies reach at full speed, where the system allows.
 
@@ -87,6 +95,10 @@ class Device(Protocol):
 
         Worker threads call this, `record`, `wait` and `copy` too.
         """
+        ...
+
+    def come(self, event: Event) -> bool:
+        """Whether `event` has come. The host does not wait."""
         ...
 
     def seconds(self, start: Event, stop: Event) -> float:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from outcore.errors import VerifyError
+from outcore.errors import StepError, VerifyError
 from outcore.execute.device import Device, Event, Queue
 from outcore.execute.driver import Direction, Region
 from outcore.execute.handles import NOTHING, QueuedCopy
@@ -51,7 +51,17 @@ class Times(Protocol):
 class QueuedLane:
     """One outstanding step (`driver.Lane`)."""
 
-    __slots__ = ("_disk", "_mark", "_open", "_pending", "compute", "device", "driver", "regions")
+    __slots__ = (
+        "_disk",
+        "_mark",
+        "_open",
+        "_pending",
+        "_strays",
+        "compute",
+        "device",
+        "driver",
+        "regions",
+    )
 
     def __init__(
         self,
@@ -68,6 +78,8 @@ class QueuedLane:
         self._mark = device.event()
         self._pending: dict[QueuedCopy, None] = {}
         """Copies that the compute queue has not waited for, oldest first."""
+        self._strays: dict[int, torch.Tensor] = {}
+        """Region -> what should have been copied there, and is on the host as it is."""
         self._open = [slab]
         """Emptied by `close`: one `pop` succeeds, whichever threads try."""
         if slab.free is not None:
@@ -81,14 +93,21 @@ class QueuedLane:
             rule = "a storage has the bytes of its buffer"
             detail = f"{len(source)} bytes for a region of {nbytes}"
             raise VerifyError(noun="program", rule=rule, where=f"region {region}", detail=detail)
+        self._check()
+        if not self.device.holds(tensor):
+            self._strays[region] = tensor
+            return self._nothing(tensor)
         return self._issue("out", region, source[:nbytes], after)
 
     def copy_in(self, region: int, /, *after: QueuedCopy) -> tuple[torch.Tensor, QueuedCopy]:
         """Take memory in the order of the compute queue; put the copy that fills it into its."""
-        place = self.regions[region]
-        memory = self.device.empty(place.nbytes)
+        self._check()
+        place, stray = self.regions[region], self._strays.get(region)
+        memory = self.device.empty(place.nbytes) if stray is None else stray
         root = torch.empty(0, dtype=place.dtype, device=memory.device)
         root.set_(memory.untyped_storage(), 0, place.shape, place.stride)
+        if stray is not None:
+            return root, self._nothing(stray)
         return root, self._issue("in", region, memory, after)
 
     def wait(self, handle: QueuedCopy, /) -> None:
@@ -124,6 +143,21 @@ class QueuedLane:
         slab.free = self._mark
         self.driver.slabs.give(slab)
 
+    def _check(self) -> None:
+        if not self._open:
+            raise StepError(reason="this step's data was dropped")
+        if self.device.current() != self.compute:
+            reason = "one step computes on two streams; call forward and backward on the same"
+            raise StepError(reason=reason)
+
+    def _nothing(self, tensor: torch.Tensor) -> QueuedCopy:
+        """The handle of a copy that there is no need for."""
+        copy = QueuedCopy(self.compute, self.device.event(), tensor, NOTHING)
+        self.device.record(copy.event, self.compute)
+        copy.issued = True
+        self._pending[copy] = None
+        return copy
+
     def _issue(
         self,
         direction: Direction,
@@ -132,12 +166,6 @@ class QueuedLane:
         after: tuple[QueuedCopy, ...],
     ) -> QueuedCopy:
         device = self.device
-        if not self._open:
-            raise RuntimeError("outcore: this step's data was dropped")
-        if device.current() != self.compute:
-            raise RuntimeError(
-                "outcore: one step computes on two streams; call forward and backward on the same"
-            )
         queue = device.out if direction == "out" else device.into
         for earlier in after:
             if earlier.queue is not queue:

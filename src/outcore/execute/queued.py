@@ -14,6 +14,8 @@ from dataclasses import replace
 from tempfile import gettempdir
 from typing import Final
 
+import torch
+
 from outcore.errors import SpillError
 from outcore.execute.device import Device, Event, Queue
 from outcore.execute.disk import FILE_BLOCK_BYTES
@@ -40,6 +42,12 @@ from outcore.ir.hardware import Hardware, Link, Tier
 DISK_TRIAL_BYTES: Final = 64 << 20
 """The largest copy with which a disk is tried."""
 
+TRIAL_DIVISOR: Final = 64
+"""Links are tried with three copies of the budget over this: the rest of it may be taken."""
+
+LEAST_TRIAL_BYTES: Final = 1 << 20
+"""Smaller ones tell little."""
+
 HOST_ALIGNMENT_BYTES: Final = 512
 """Host offsets are multiples of this: a copy engine is slower with odd addresses."""
 
@@ -59,6 +67,10 @@ class QueueClock:
     def seconds(self, start: tuple[int, Event], stop: tuple[int, Event]) -> float:
         """Time of the queue between two events; the host waits for them."""
         return self.device.seconds(start[1], stop[1])
+
+    def come(self, moment: tuple[int, Event]) -> bool:
+        """Whether the queue has come to the event."""
+        return self.device.come(moment[1])
 
     def wall_ns(self, moment: tuple[int, Event]) -> int:
         """When the host asked."""
@@ -102,12 +114,21 @@ class QueuedDriver:
             ),
         )
         if host:
-            largest = min(budgets[Tier.DEVICE] // 16, host // 4)
-            self.links = measure_queues(self.device, largest)
+            largest = min(budgets[Tier.DEVICE] // TRIAL_DIVISOR, host // 4)
+            self.links = self._measured(largest)
             tables = self.links.at_work
             links = _both_ways(Tier.HOST, tables)
             self._near = replace(self._near, links=links, duplex=tables.duplex)
         return self._near
+
+    def _measured(self, largest_nbytes: int) -> QueueLinks:
+        """The links; with smaller copies where the device has little left."""
+        try:
+            return measure_queues(self.device, largest_nbytes)
+        except torch.OutOfMemoryError:
+            if largest_nbytes < LEAST_TRIAL_BYTES:
+                raise
+        return self._measured(largest_nbytes // 4)
 
     def wider_hardware(self, budgets: Mapping[Tier, int], /) -> Hardware | None:
         """The same and the disk; None where there is nothing to move, or no disk in `budgets`.
@@ -206,7 +227,12 @@ class QueuedDriver:
         return None
 
     def bound_memory(self, held_bytes: int, most_bytes: int | None) -> None:
-        """Nothing to do: the device's allocator keeps little more than what is in use."""
+        """Give back what the device's allocator keeps: other sizes are wanted from now on.
+
+        Where it may take little more, it would have to give all of it back within a step.
+        """
+        del held_bytes, most_bytes  # it keeps to torch's own limits
+        self.device.trim()
 
     def disk_bytes_written(self) -> int:
         """What was written beyond the host so far, to measure the disk included."""

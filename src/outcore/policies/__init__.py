@@ -1,9 +1,11 @@
 """Policies: Problem -> Plan. Every system of the papers is one of these."""
 
+from outcore.policies.candidates import away, candidates, recomputable
 from outcore.policies.floor import Floor, floor, floor_plan
 from outcore.policies.overflow import overflow, staging_needed, with_roomy_host
 from outcore.policies.plugins import KnownPolicies, Plugin, plugins
 from outcore.policies.policy import Improver, Policy
+from outcore.policies.settle import settle
 from outcore.policies.spec import parse_policy, resolve, spec_text
 from outcore.policies.table import POLICIES
 
@@ -14,12 +16,16 @@ __all__ = [
     "KnownPolicies",
     "Plugin",
     "Policy",
+    "away",
+    "candidates",
     "floor",
     "floor_plan",
     "overflow",
     "parse_policy",
     "plugins",
+    "recomputable",
     "resolve",
+    "settle",
     "spec_text",
     "staging_needed",
     "with_roomy_host",

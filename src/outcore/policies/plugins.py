@@ -87,7 +87,7 @@ def _load(name: str, entries: list[EntryPoint]) -> type[Policy]:
         raise PolicyError(policy=name, reason=reason) from error
     wrong = _wrong(kind, name)
     if wrong:
-        reason = f"{entry.value} of {brought_by} is no policy: {wrong}"
+        reason = f"{entry.value} of {brought_by} is not a policy: {wrong}"
         raise PolicyError(policy=name, reason=reason)
     return kind
 
@@ -99,7 +99,7 @@ def _said(error: Exception) -> str:
 def _wrong(kind: object, name: str) -> str:
     """What keeps `kind` from being a policy; empty where nothing does."""
     if not (isinstance(kind, type) and is_dataclass(kind)):
-        return "it is no dataclass"
+        return "it is not a dataclass"
     if not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]  # every dataclass has it
         return "its dataclass is not frozen"
     if any(f.default is MISSING and f.default_factory is MISSING for f in fields(kind)):

@@ -1,4 +1,4 @@
-"""PoochPolicy: the options that swap-all, swap-opt and pooch share, and what they do."""
+"""PoochPolicy: the options that swap-all, swap-opt, pooch and cheap share, and what they do."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """PlannedGraph: one captured graph, from its first profiled step to its planned ones.
 
 The first steps run the floor program (the least memory that surely fits), to be profiled. Then the
-graph is planned once, and runs the plan.
+graph is planned and runs the plan; again, if its time drifts or memory runs out.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
@@ -124,7 +125,8 @@ class PlannedGraph:
         args.clear()
         while True:  # until it is right
             self.engine.next_step(self)
-            executable = self._ready(inputs)
+            with self._telling_of_memory():
+                executable = self._ready(inputs)
             if self._wants_meter(executable):
                 self.fruitless += self.engine.begin_session(self)
             elif executable is self.executable:
@@ -132,13 +134,11 @@ class PlannedGraph:
             visit = Visit(ref(self), self._replay_of(executable, inputs))
             start = clock.now()
             try:
-                results, store = self._run_forward(executable, inputs, visit)
+                with self._telling_of_memory():
+                    results, store = self._run_forward(executable, inputs, visit)
                 break
             except CaptureError as error:  # which holds what the failed run made, until this ends
                 inputs = self._learn(error, visit, executable)
-            except torch.OutOfMemoryError as error:
-                self._plan_tighter(error)
-                raise
         visit.work.append((start, clock.now()))
         visit.forward_stop = time.time_ns()
         stand_in = self.engine.stores.add(store, follow=stand_in_survives())
@@ -324,13 +324,14 @@ class PlannedGraph:
     def _run_again(self, visit: Visit, inputs: list[Any], tangents: list[Any]) -> tuple[Any, ...]:
         """Forward and backward once more, until it is right: the first time was not."""
         while True:
-            executable = self._ready(inputs)
             try:
-                store = self._run_forward(executable, inputs, visit)[1]
-                try:
-                    return executable.backward(store.crossing, list(tangents), store.lane)
-                finally:
-                    store.release()
+                with self._telling_of_memory():
+                    executable = self._ready(inputs)
+                    store = self._run_forward(executable, inputs, visit)[1]
+                    try:
+                        return executable.backward(store.crossing, list(tangents), store.lane)
+                    finally:
+                        store.release()
             except CaptureError as error:
                 inputs = self._learn(error, visit, executable)
 
@@ -381,13 +382,22 @@ class PlannedGraph:
         if self.profiling is not None:
             self.profiling.metered(reading, visit)
 
+    @contextlib.contextmanager
+    def _telling_of_memory(self) -> Iterator[None]:
+        """Add what is known to an error of memory, and let the next step have a tighter plan."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            self._plan_tighter(error)
+            raise
+
     def _plan_tighter(self, error: torch.OutOfMemoryError) -> None:
         """Let the next step have a plan that leaves more free, once; say so with the error."""
         planned = self.planned
         self.engine.driver.drain()
         if planned is None:
             error.add_note(
-                "outcore is profiling, with as little device memory as it can: of a budget of "
+                "outcore is still profiling, by the plan that takes least, within a budget of "
                 f"{format_bytes(self.engine.settings.budget_bytes)}; lower it if the device has "
                 "less to spare, or make the batch smaller"
             )

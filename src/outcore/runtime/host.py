@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 
+LIMIT = "memory.max", "memory.limit_in_bytes"
+"""Files of a cgroup: that of version 2, that of version 1."""
+USED = "memory.current", "memory.usage_in_bytes"
+CACHED = "inactive_file", "total_inactive_file"
+
 
 def memory_limit_bytes() -> int:
-    """Bytes of RAM this process may hold (cgroup v2 `memory.max`, else the machine's total)."""
+    """Bytes of RAM this process may hold (what a cgroup allows, else the machine's total)."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = (_read(folder / "memory.max") for folder in _cgroups())
+    limits = (_read(folder, LIMIT) for folder in _cgroups())
     return min((total, *(limit for limit in limits if limit is not None)))
 
 
@@ -42,31 +48,43 @@ def _machine_bytes() -> int:
 
 def _left(folder: Path) -> int | None:
     """What the cgroup's limit leaves; cached files that are not in use can go."""
-    limit, used = _read(folder / "memory.max"), _read(folder / "memory.current")
+    limit, used = _read(folder, LIMIT), _read(folder, USED)
     if limit is None or used is None:
         return limit
     try:
         lines = (folder / "memory.stat").read_text().splitlines()
     except OSError:
         lines = []
-    cached = [int(n) for key, n in (line.split() for line in lines) if key == "inactive_file"]
-    return limit - used + sum(cached)
+    cached = [int(n) for key, n in (line.split() for line in lines) if key in CACHED]
+    return limit - used + max(cached, default=0)
 
 
 def _cgroups() -> list[Path]:
-    """The process's cgroup and all above it."""
+    """The process's cgroups that bound memory, and all above them."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    paths = [line.removeprefix("0::/") for line in lines if line.startswith("0::")]
-    folder = CGROUP / paths[0] if paths else CGROUP
-    return [folder, *(p for p in folder.parents if p.is_relative_to(CGROUP))]
+    found: list[Path] = []
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            root = CGROUP
+        elif "memory" in controllers.split(","):
+            root = CGROUP / "memory"
+        else:
+            continue
+        folder = root / path.removeprefix("/")
+        found += [folder, *(p for p in folder.parents if p.is_relative_to(root))]
+    return found
 
 
-def _read(file: Path) -> int | None:
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
+def _read(folder: Path, names: Iterable[str]) -> int | None:
+    """The number in the first of the files that there is; None: no number, or no file."""
+    for name in names:
+        try:
+            text = (folder / name).read_text().strip()
+        except OSError:
+            continue
+        return int(text) if text.isdigit() else None
+    return None

@@ -154,7 +154,7 @@ def settle(options: Options, device: torch.device) -> Settings:
 def _policy(given: str | Policy | None) -> Policy:
     found = DEFAULT_POLICY if given is None or given == "" else given
     if not isinstance(found, str) and not callable(getattr(found, "plan", None)):
-        reason = 'it is no policy; write a spec such as "search", or give an object that plans'
+        reason = 'it is not a policy; write a spec such as "search", or give an object that plans'
         raise OptionValueError(option="policy", value=given, reason=reason)
     return resolve(found)
 
@@ -163,7 +163,9 @@ def _spill_dir(given: str | os.PathLike[str] | None) -> Path:
     if given is None or given == "":
         return Path(tempfile.gettempdir())
     if not isinstance(given, str | os.PathLike):
-        raise OptionValueError(option="spill_dir", value=given, reason="it is no path of a folder")
+        raise OptionValueError(
+            option="spill_dir", value=given, reason="it is not the path of a directory"
+        )
     return Path(given)
 
 
@@ -175,16 +177,21 @@ def _budget(given: str | float | None, device: torch.device) -> int:
         )
         raise BudgetError(option="budget", value=given, reason=reason)
     if given is None or given == AUTO:
-        return _free_bytes(device)
+        if device.type == "cuda":
+            return spare_device_bytes(device)
+        return _spare_host_bytes() + resident_bytes(device)
     return _size("budget", given, _device_bytes(device))
 
 
-def _free_bytes(device: torch.device) -> int:
-    """What this process may take of the device, with what its tensors hold of it already."""
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-        return int(free - free // HEADROOM_DIVISOR)
-    return _spare_host_bytes() + resident_bytes(device)
+def spare_device_bytes(device: torch.device) -> int:
+    """What this process may take of a GPU, with what its tensors hold of it already.
+
+    No more than the fraction that torch was told to keep to; a little is left to others.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+    free = min(free + torch.cuda.memory_reserved(device), allowed)
+    return int(free - free // HEADROOM_DIVISOR)
 
 
 def _spare_host_bytes() -> int:

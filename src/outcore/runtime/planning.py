@@ -13,7 +13,7 @@ from outcore.apart import plan_apart
 from outcore.errors import InfeasibleError, SpillError
 from outcore.execute import Driver
 from outcore.ir.hardware import Hardware, Tier
-from outcore.ir.memory import crossing_bytes, fits, retained_bytes
+from outcore.ir.memory import crossing_bytes, fits, peak, retained_bytes
 from outcore.ir.plan import Choice, Gap, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile, Source
@@ -124,8 +124,9 @@ class Planner:
         `active` are the graphs that run, `graph` among them.
 
         Graphs of one step nest: forwards in order, backwards in reverse. What the earlier ones hold
-        is resident; the later ones are left a share in proportion to what they would keep. Calls of
-        one graph that wait for their backward at once get equal shares.
+        is resident; the later ones are left a share in proportion to what they would keep, and no
+        more than they can use. Calls of one graph that wait for their backward at once get equal
+        shares.
         """
         trace, hardware = graph.captured.trace, self.hardware()
         budget = self.settings.budget_bytes
@@ -134,7 +135,7 @@ class Planner:
         states = _state_bytes(trace, self.driver.generator.get_state().nbytes)
         margin = budget // MARGIN_DIVISOR
         outside = resident_bytes + gradients + states + margin
-        arguments = sum(b.nbytes for b in trace.buffers if b.pinned)
+        arguments = _argument_bytes(trace)
         free = max(0, budget - outside - arguments)
         outside += free - free // graph.most_outstanding
 
@@ -156,7 +157,23 @@ class Planner:
         mine, theirs = kept_bytes(graph), sum(kept_bytes(g) for g in later)
         free = max(0, budget - outside - arguments)
         for_them = free * theirs // max(1, mine + theirs)
+        used = [self._most_bytes(g) for g in later]
+        if None not in used:
+            for_them = min(for_them, between_bytes + sum(filter(None, used)))
         return replace(problem, between_bytes=max(between_bytes, for_them))
+
+    def _most_bytes(self, graph: PlannedGraph) -> int | None:
+        """What `graph` adds at most to what is held already; None before it is profiled."""
+        if (planned := graph.planned) is not None:
+            problem, nbytes = planned.problem, planned.in_core.peak(Tier.DEVICE)
+        elif graph.profiling is not None and graph.profiling.done:
+            trace, profile = graph.captured.trace, graph.profiling.profile()
+            problem = Problem(trace, profile, self.hardware(), self.settings.budget_bytes)
+            nbytes = peak(problem, lower(problem, make_plan({}, "keep-all")), Tier.DEVICE).nbytes
+        else:
+            return None
+        held = problem.outside_bytes + _argument_bytes(problem.trace)
+        return graph.most_outstanding * (nbytes - held)
 
     def floor_program(
         self, graph: PlannedGraph, active: Sequence[PlannedGraph], resident_bytes: int
@@ -353,7 +370,7 @@ class Planner:
         """
         calls, outside = graph.most_outstanding, problem.outside_bytes
         margin = problem.budget_bytes // MARGIN_DIVISOR
-        arguments = sum(b.nbytes for b in problem.trace.buffers if b.pinned)
+        arguments = _argument_bytes(problem.trace)
         shared = calls * max(0, problem.budget_bytes - outside - arguments)
         fixed = problem.budget_bytes - arguments - shared if shared else outside
         wanted = calls * max(0, floor_bytes - outside - arguments)
@@ -423,6 +440,11 @@ def kept_bytes(graph: PlannedGraph) -> int:
     made = {b for op in range(trace.boundary) for b in trace.writes[op]}
     used = {b for op in range(trace.boundary, len(trace.ops)) for b in trace.reads[op]}
     return sum(trace.buffers[b].nbytes for b in made & used)
+
+
+def _argument_bytes(trace: Trace) -> int:
+    """Bytes of the caller's tensors that stay where they are: parameters, as a rule."""
+    return sum(b.nbytes for b in trace.buffers if b.pinned)
 
 
 def _state_bytes(trace: Trace, state_bytes: int) -> int:

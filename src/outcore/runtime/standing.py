@@ -84,9 +84,10 @@ class Standing:
     def drift(self, clock: Clock, steps: int, *, done: bool = False) -> Drift | None:
         """What the last `steps` steps took beside the prediction; None: fewer, or no plan.
 
-        `done`: but for the very last, so that the host need not wait for a device that is at it.
+        `done`: of those that the device is done with, so that the host need not wait for it.
         """
-        work = list(islice(reversed(self.recent_work), int(done), steps + done))
+        latest = (w for w in reversed(self.recent_work) if not done or clock.come(w[-1][1]))
+        work = list(islice(latest, steps))
         seconds = _median(clock, work)
         if self.planned is None or seconds is None or len(work) < steps:
             return None

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from outcore.errors import StepError
 from outcore.execute import Executable, Lane
 from outcore.runtime.session import Visit
 
@@ -37,15 +38,15 @@ class Store:
     number: int = field(default_factory=lambda: next(_numbers))
 
     def check_versions(self) -> None:
-        """Raise RuntimeError where something that backward will read was overwritten since."""
+        """Raise StepError where something that backward will read was overwritten since."""
         for tensor, version in zip(self.crossing, self.versions, strict=True):
             if version is not None and tensor._version != version:
                 shape = tuple(tensor.shape)
-                raise RuntimeError(
-                    f"a tensor of shape {shape} that backward reads was changed in place after "
-                    f"forward (version {version} -> {tensor._version}). Change it after backward, "
-                    "or change a copy. If plain PyTorch allows it, the plan recomputes from this "
-                    'tensor: use a policy that does not, such as policy="swap-all".'
+                raise StepError(
+                    reason=f"a tensor of shape {shape} that backward reads was changed in place "
+                    f"after forward (version {version} -> {tensor._version}). Change it after "
+                    "backward, or change a copy. If plain PyTorch allows it, the plan recomputes "
+                    'from this tensor: use a policy that does not, such as policy="swap-all"'
                 )
 
     def release(self) -> None:
@@ -106,11 +107,11 @@ class Stores:
         return torch.frombuffer(name, dtype=torch.int64)
 
     def find(self, stand_in: torch.Tensor) -> Store:
-        """The store that `stand_in` names. Raises RuntimeError where it is gone."""
+        """The store that `stand_in` names. Raises StepError where it is gone."""
         number = int(stand_in.item())
         if number not in self._live:
-            raise RuntimeError(
-                "backward through a graph whose data is gone: it ran before without "
+            raise StepError(
+                reason="backward through a graph whose data is gone: it ran before without "
                 "retain_graph=True, or a saved-tensor hook changed what was saved"
             )
         return self._live[number]

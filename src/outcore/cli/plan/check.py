@@ -24,7 +24,7 @@ def check(
     file: File,
     *,
     network: Annotated[
-        str | None, typer.Option(help="A network that it is to be good for; else the file alone.")
+        str | None, typer.Option(help="Check it against this network too; else the file alone.")
     ] = None,
     batch: Batch = 128,
     hardware: Machine = MACHINE,
@@ -32,7 +32,7 @@ def check(
         str | None, typer.Option(help="Device memory; else the budget it was made for.")
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Other hardware or another profile will not do.")
+        bool, typer.Option("--strict", help="Also require the same hardware and profile.")
     ] = False,
 ) -> None:
     """Check that a plan file is as it was saved, and good for a network on a machine.

@@ -25,12 +25,12 @@ EXIT_DIFFERENT = 1
 
 def diff(
     before: Annotated[Path, typer.Argument(help="A plan file.", show_default=False)],
-    after: Annotated[Path, typer.Argument(help="Another.", show_default=False)],
+    after: Annotated[Path, typer.Argument(help="Another plan file.", show_default=False)],
     *,
     actions: Annotated[
-        bool, typer.Option("--actions", help="Only what is done, not why or at what cost.")
+        bool, typer.Option("--actions", help="Show only changed actions; ignore reasons and costs.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print an object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object.")] = False,
 ) -> None:
     """Show what differs from one plan file to another.
 

@@ -23,7 +23,7 @@ def explain(
     file: File,
     *,
     top: Annotated[
-        int, typer.Option(min=1, help="How many storages, the largest of each graph.")
+        int, typer.Option(min=1, help="Show only the N largest tensors of each graph.")
     ] = SHOWN,
 ) -> None:
     """Tell what else could be done with each storage that a saved plan moves.

@@ -30,14 +30,15 @@ def make(
     budget: Budget = "100%",
     policy: Annotated[str, typer.Option(help="A spec, such as pooch{early=true}.")] = "search",
     overrides: Annotated[
-        Path | None, typer.Option(help="A file of rules that hold whatever the policy does.")
+        Path | None, typer.Option(help="A file of rules that override the policy.")
     ] = None,
     reasons: Annotated[
         int | None,
-        typer.Option(min=1, help="Reasons for so many moves, those that free most; else for all."),
+        typer.Option(min=1, help="Explain only the N moves that free most (default: all)."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file; else standard output.")
+        Path | None,
+        typer.Option("--output", "-o", help="Write to this file; else to standard output."),
     ] = None,
 ) -> None:
     """Plan a training step on a machine that need not be here, and write the plan to a file."""

@@ -21,7 +21,7 @@ def show(
     file: File,
     *,
     top: Annotated[
-        int | None, typer.Option(min=1, help="How many storages, the largest; else all.")
+        int | None, typer.Option(min=1, help="Show only the N largest tensors (default: all).")
     ] = None,
 ) -> None:
     """Show what a plan comes to, and which storages it moves."""

@@ -1,0 +1,118 @@
+"""Graphs of a GPU, captured without one: what they have that those of a CPU have not."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from outcore.capture import capture
+from outcore.errors import CaptureError
+from outcore.ir.trace import Effect
+from outcore.ir.verify import verify_trace
+
+ATEN = torch.ops.aten
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, tangents: Tensor) -> tuple[Tensor, ...]:
+    forward, back = (
+        ATEN._scaled_dot_product_flash_attention,
+        ATEN._scaled_dot_product_flash_attention_backward,
+    )
+    y, sums, *lengths, seed, offset, _ = forward(q, k, v, 0.1, True)
+    return y, *back(tangents, q, k, v, y, sums, *lengths, 0.1, True, seed, offset)
+
+
+def cudnn(q: Tensor, k: Tensor, v: Tensor, tangents: Tensor) -> tuple[Tensor, ...]:
+    forward, back = (
+        ATEN._scaled_dot_product_cudnn_attention,
+        ATEN._scaled_dot_product_cudnn_attention_backward,
+    )
+    y, sums, *lengths, seed, offset, _ = forward(q, k, v, None, True, 0.1, True)
+    return y, *back(tangents, q, k, v, y, sums, seed, offset, None, *lengths, 0.1, True)
+
+
+def memory_efficient(q: Tensor, k: Tensor, v: Tensor, tangents: Tensor) -> tuple[Tensor, ...]:
+    forward, back = (
+        ATEN._scaled_dot_product_efficient_attention,
+        ATEN._scaled_dot_product_efficient_attention_backward,
+    )
+    y, *saved = forward(q, k, v, None, True, 0.1, True)
+    wanted = [True, True, True, False]
+    return y, *back(tangents, q, k, v, None, y, *saved, 0.1, wanted, True)[:3]
+
+
+@pytest.mark.parametrize("step", [flash, cudnn, memory_efficient])
+def test_attention_on_a_gpu_is_captured(step: Callable[..., Any]) -> None:
+    """Its kernels there return lengths besides tensors. No GPU is needed to describe them."""
+    with FakeTensorMode():
+        given = [torch.empty(2, 4, 128, 64, device="cuda", dtype=torch.half) for _ in range(4)]
+        joint = make_fx(step)(*given)
+    captured = capture(joint, 1)
+    verify_trace(captured.trace)
+    assert captured.device.type == "cuda"
+    assert [op.target.split(".")[1].endswith("backward") for op in captured.trace.ops] == [
+        False,
+        True,
+    ]
+
+
+def test_a_number_that_an_op_returns_and_another_reads() -> None:
+    def step(q: Tensor, k: Tensor, v: Tensor, tangents: Tensor) -> tuple[Tensor, ...]:
+        y, *_ = flash(q, k, v, tangents)
+        return y, y * 2
+
+    with FakeTensorMode():
+        given = [torch.empty(2, 4, 128, 64, device="cuda", dtype=torch.half) for _ in range(4)]
+        joint = make_fx(step)(*given)
+    graph = joint.graph
+    attention = next(n for n in graph.nodes if "flash_attention" in n.name)
+    with graph.inserting_after(attention):
+        length = graph.call_function(operator.getitem, (attention, 4))
+        length.meta["val"] = 128
+    double = next(n for n in graph.nodes if n.target is ATEN.mul.Tensor)
+    double.args = (double.args[0], length)
+    with pytest.raises(CaptureError, match="a number that another returns to the host"):
+        capture(joint, 1)
+
+
+def test_scalars_on_the_host_beside_a_gpu() -> None:
+    """Ops of any device take them; their memory is not the device's, so nothing writes there."""
+
+    def step(x: Tensor, scale: Tensor, tangents: Tensor) -> tuple[Tensor, ...]:
+        half = scale * 0.5
+        return x * half, tangents * half
+
+    with FakeTensorMode():
+        joint = make_fx(step)(
+            torch.empty(8, device="cuda"), torch.empty(()), torch.empty(8, device="cuda")
+        )
+    captured = capture(joint, 1)
+    assert captured.device.type == "cuda"
+    assert [donation.op for donation in captured.trace.donations] == [1, 2]  # not of a scalar
+
+
+@pytest.mark.parametrize("tries", [False, True])
+def test_convolutions_that_cudnn_tries_out_run_once(tries: bool) -> None:
+    def step(x: Tensor, weight: Tensor, tangents: Tensor) -> tuple[Tensor, ...]:
+        one, none = [1, 1], [0, 0]
+        y = ATEN.convolution(x, weight, None, one, none, one, False, none, 1)
+        wanted = [True, True, False]
+        back = ATEN.convolution_backward(
+            tangents, x, weight, None, one, none, one, False, none, 1, wanted
+        )
+        return y, *back[:2]
+
+    shapes = (2, 3, 8, 8), (4, 3, 1, 1), (2, 4, 8, 8)
+    with FakeTensorMode():
+        joint = make_fx(step)(*(torch.empty(shape, device="cuda") for shape in shapes))
+    with torch.backends.cudnn.flags(enabled=True, benchmark=tries):
+        captured = capture(joint, 1)
+    effects = captured.trace.ops[0].effects
+    assert effects == (frozenset({Effect.UNREPEATABLE}) if tries else frozenset())
