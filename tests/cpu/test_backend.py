@@ -24,7 +24,8 @@ from outcore.policies import floor
 from outcore.runtime import engine as engines
 from outcore.runtime.engine import IDLE_STEPS, MOST_PEAK_TRIES
 from outcore.runtime.graph import MOST_FRUITLESS
-from outcore.runtime.planning import MARGIN_DIVISOR, _state_bytes
+from outcore.runtime.margin import MARGIN_DIVISOR
+from outcore.runtime.shares import _states_bytes
 from tests.cpu.training import (
     PROFILED_STEPS,
     Small,
@@ -101,9 +102,9 @@ def test_room_for_the_states_of_generators() -> None:
     made = [t.new(64, Role.ACTIVATION) for _ in range(3)]
     for buffer, effects in zip(made, ([Effect.RANDOM], [Effect.RANDOM], []), strict=True):
         t.op("f", (Ref(x),), (buffer,), effects=effects)
-    assert _state_bytes(t.trace([x], (Ref(made[-1]),)), 5000) == 3 * 5000
-    assert _state_bytes(small_trace(), 5000) == 2 * 5000
-    assert _state_bytes(dense_problem().trace, 5000) == 0
+    assert _states_bytes(t.trace([x], (Ref(made[-1]),)), 5000) == 3 * 5000
+    assert _states_bytes(small_trace(), 5000) == 2 * 5000
+    assert _states_bytes(dense_problem().trace, 5000) == 0
 
 
 class TestLives:

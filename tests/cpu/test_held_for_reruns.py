@@ -18,7 +18,7 @@ from outcore.planfile import PlanFile, Versions, make_file, save_plans, saved_pl
 from outcore.policies import resolve
 from outcore.presets import preset
 from outcore.runtime.announce import announcement
-from outcore.runtime.planning import Planned
+from outcore.runtime.planned import Planned
 from outcore.simulate import simulate
 from tests.pure.building import dense_plan, dense_problem
 

@@ -22,7 +22,7 @@ from outcore.ir.plan import Keep, Recompute
 from outcore.ir.store import digest
 from outcore.planfile import load_plans, schema_text
 from outcore.runtime import engine
-from outcore.runtime.planning import Planned
+from outcore.runtime.planned import Planned
 from tests.cpu.queues import LateDevice
 from tests.cpu.training import (
     PROFILED_STEPS,

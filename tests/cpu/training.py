@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from outcore import Backend
 from outcore.ir.hardware import Tier
 from outcore.policies import floor
-from outcore.runtime.planning import MARGIN_DIVISOR
+from outcore.runtime.margin import MARGIN_DIVISOR
 
 Loss = Callable[[Any], Tensor]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from outcore import Backend
 from outcore.ir.hardware import Tier
 from outcore.policies import floor
-from outcore.runtime.planning import MARGIN_DIVISOR
+from outcore.runtime.margin import MARGIN_DIVISOR
 from tests.cpu.training import PROFILED_STEPS as CPU_PROFILED_STEPS
 from tests.cpu.training import Small, mean_square, train
 

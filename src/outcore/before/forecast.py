@@ -18,7 +18,7 @@ from outcore.lower import lower
 from outcore.policies import Policy, floor
 from outcore.presets import Preset
 from outcore.report import Counts, report
-from outcore.runtime.planning import MARGIN_DIVISOR
+from outcore.runtime.margin import budget_for, margin_bytes
 from outcore.simulate import simulate
 from outcore.spec import spec_text
 
@@ -111,7 +111,7 @@ def forecast(
     problem = replace(
         roomy,
         budget_bytes=budget_bytes,
-        outside_bytes=optimizer_bytes + budget_bytes // MARGIN_DIVISOR,
+        outside_bytes=optimizer_bytes + margin_bytes(budget_bytes),
     )
     planned, reason = None, ""
     try:
@@ -124,7 +124,7 @@ def forecast(
         budget_bytes=budget_bytes,
         in_core_peak_bytes=in_core.peak(Tier.DEVICE),
         in_core_seconds=in_core.seconds,
-        smallest_budget_bytes=-(-lowest.nbytes * MARGIN_DIVISOR // (MARGIN_DIVISOR - 1)),
+        smallest_budget_bytes=budget_for(lowest.nbytes),
         smallest_set_by=lowest.op,
         optimizer_bytes=optimizer_bytes,
         planned=planned,

@@ -50,10 +50,10 @@ class Targeted:
 
     def problem(self, comparison: Comparison) -> Problem:
         """What is planned: with the margin that training leaves."""
-        from outcore.runtime.planning import MARGIN_DIVISOR  # noqa: PLC0415 - loads torch
+        from outcore.runtime.margin import margin_bytes  # noqa: PLC0415 - with the others
 
         problem = comparison.problem(self.budget_bytes)
-        margin = self.budget_bytes // MARGIN_DIVISOR
+        margin = margin_bytes(self.budget_bytes)
         return replace(problem, outside_bytes=problem.outside_bytes + margin)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Copy, Run, Stream
 from outcore.report import count_choices, count_held
-from outcore.runtime.planning import FORCED, Planned
+from outcore.runtime.planned import FORCED, Planned
 from outcore.spec import spec_text
 from outcore.units import format_bytes, format_seconds
 

@@ -21,12 +21,15 @@ from outcore.measure import Meter, resident_bytes
 from outcore.runtime.announce import announcement
 from outcore.runtime.drift import WATCHED_STEPS, Drift
 from outcore.runtime.graph import PlannedGraph
+from outcore.runtime.margin import margin_bytes
 from outcore.runtime.options import Settings
-from outcore.runtime.planning import MARGIN_DIVISOR, Planned, Planner
+from outcore.runtime.planned import Planned
+from outcore.runtime.planning import Planner
 from outcore.runtime.profiling import Profiling
 from outcore.runtime.ranks import naming_the_rank
 from outcore.runtime.recording import Recorder, Recording
 from outcore.runtime.session import Session, in_backward, metered_elsewhere
+from outcore.runtime.shares import Shares
 from outcore.runtime.standing import Standing
 from outcore.runtime.store import Stores
 from outcore.runtime.trial import Trial, begin_trial
@@ -246,7 +249,7 @@ class Engine:
         Always so where everything is kept and the budget has room for what came on top.
         """
         more = self.resident_besides(graph, inputs) - planned.resident_bytes
-        margin = self.settings.budget_bytes // MARGIN_DIVISOR
+        margin = margin_bytes(self.settings.budget_bytes)
         return more <= margin or (
             planned.everything_kept
             and planned.predicted.peak(Tier.DEVICE) + more <= self.settings.budget_bytes
@@ -261,7 +264,7 @@ class Engine:
         self.driver.bound_memory(self.resident_bytes(), self.settings.budget_bytes)
         resident = self.resident_besides(graph, inputs)
         with naming_the_rank():
-            return self.planner.floor_program(graph, self.active(), resident)
+            return self.planner.floor_program(self._shares(graph), resident)
 
     def plan(self, graph: PlannedGraph, profiled: Profiling) -> Planned:
         """Plan `graph` from what was measured. Everything is kept where that fits.
@@ -269,7 +272,7 @@ class Engine:
         Raises InfeasibleError where no plan of the policy fits the budget.
         """
         with naming_the_rank():
-            planned = self._take(graph, self.planner.plan(graph, self.active(), profiled))
+            planned = self._take(graph, self.planner.plan(self._shares(graph), profiled))
         number = 1 + self.graphs.index(graph)
         log.info("%s", announcement(planned, self.settings.policy, number))
         return planned
@@ -279,7 +282,7 @@ class Engine:
 
         Raises InfeasibleError where no plan of the policy fits.
         """
-        return self._take(graph, self.planner.plan_tighter(graph, self.active(), planned))
+        return self._take(graph, self.planner.plan_tighter(self._shares(graph), planned))
 
     def begin_trial(self, graph: PlannedGraph) -> Trial | None:
         """Time the plan of `graph` for some steps, if those before took another time than planned.
@@ -333,7 +336,7 @@ class Engine:
         self.driver.drain()  # what is still under way has not been reported
         self.end_trial(trial)
         planned, problem, drift = trial.planned, trial.problem(), trial.drift
-        plans = self.planner.plan_again(graph, self.active(), planned, problem, drift)
+        plans = self.planner.plan_again(self._shares(graph), planned, problem, drift)
         for better in plans[:-1]:
             with contextlib.suppress(SpillError, HostMemoryError):
                 return self._tell(drift, self._take(graph, better))
@@ -346,6 +349,9 @@ class Engine:
         now = format_seconds(planned.predicted.seconds)
         log.info("%s: planned again with measured times: %s, predicted %s", drift, what, now)
         return planned
+
+    def _shares(self, graph: PlannedGraph) -> Shares:
+        return self.planner.shares(graph, self.active())
 
     def _take(self, graph: PlannedGraph, planned: Planned) -> Planned:
         """Make room for a plan, and keep it."""

@@ -36,7 +36,7 @@ from outcore.units import format_bytes
 
 if TYPE_CHECKING:  # the engine holds graphs, and a graph calls its engine
     from outcore.runtime.engine import Engine
-from outcore.runtime.planning import Planned
+from outcore.runtime.planned import Planned
 
 log = logging.getLogger("outcore")
 

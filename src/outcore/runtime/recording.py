@@ -20,7 +20,7 @@ from outcore.ir.hardware import Tier
 from outcore.ir.profile import Source
 from outcore.ir.program import Copy, Free, Program, Run, Stream
 from outcore.ir.timeline import Cause, Span, Stall, Timeline
-from outcore.runtime.planning import Planned
+from outcore.runtime.planned import Planned
 
 if TYPE_CHECKING:  # a graph asks its engine's recorder
     from outcore.runtime.graph import PlannedGraph

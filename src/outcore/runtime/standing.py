@@ -15,7 +15,7 @@ from outcore.ir.timeline import Timeline
 from outcore.runtime.drift import Drift
 
 if TYPE_CHECKING:  # the engine makes plans
-    from outcore.runtime.planning import Planned
+    from outcore.runtime.planned import Planned
 
 
 class State(Enum):

@@ -15,7 +15,7 @@ from outcore.report import PlannedStep, Report, with_steps
 from outcore.runtime.drift import WATCHED_STEPS
 from outcore.runtime.engine import Engine
 from outcore.runtime.options import DEFAULT_POLICY
-from outcore.runtime.planning import Planned
+from outcore.runtime.planned import Planned
 from outcore.runtime.standing import Standing, State
 from outcore.units import format_seconds, parse_size
 

@@ -13,7 +13,7 @@ from outcore.ir.profile import Source
 from outcore.ir.trace import Trace
 from outcore.measure import Stopwatch
 from outcore.runtime.drift import Copies, Drift, Way, as_measured
-from outcore.runtime.planning import Planned
+from outcore.runtime.planned import Planned
 
 TRIAL_STEPS = 3
 """Steps that are timed before the graph is planned again."""

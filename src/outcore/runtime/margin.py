@@ -1,0 +1,16 @@
+"""margin: the part of a budget that plans leave free, for what nobody predicts."""
+
+from __future__ import annotations
+
+MARGIN_DIVISOR = 200
+"""It is the budget over this: half a percent."""
+
+
+def margin_bytes(budget_bytes: int) -> int:
+    """The margin, a part of the budget."""
+    return budget_bytes // MARGIN_DIVISOR
+
+
+def budget_for(planned_bytes: int) -> int:
+    """The least budget that has `planned_bytes` beside its margin."""
+    return -(-planned_bytes * MARGIN_DIVISOR // (MARGIN_DIVISOR - 1))

@@ -1,0 +1,52 @@
+"""Planned: a graph's plan, with what it was made for and what is predicted of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outcore.ir.hardware import Tier
+from outcore.ir.plan import Plan
+from outcore.ir.problem import Problem
+from outcore.ir.program import Program
+from outcore.ir.timeline import Timeline
+from outcore.runtime.drift import Replanned
+
+FORCED = "overrides"
+"""Who made a plan in which only what overrides say is moved: no policy was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A problem, its plan, the program, and what the simulator says of it."""
+
+    problem: Problem
+    plan: Plan
+    program: Program
+    predicted: Timeline
+    in_core: Timeline
+    planning_seconds: float
+    resident_bytes: int
+    """The most that was held besides the graph's own buffers when a profiled step began."""
+    replanned: Replanned | None = None
+    """Why the graph was planned again with other times, if it was."""
+    from_file: str = ""
+    """The file of plans that it comes from; such a plan is not improved on."""
+    note: str = ""
+    """For the report."""
+    retains: bool = False
+    """Whether there is room for backward calls that leave all as it was for the next one."""
+
+    @property
+    def everything_kept(self) -> bool:
+        """Whether the plan moves nothing."""
+        return not self.plan.moves
+
+    @property
+    def fits_in_core(self) -> bool:
+        """Whether there was no need to move anything: a file or overrides say so."""
+        return self.in_core.peak(Tier.DEVICE) <= self.problem.limit_bytes(Tier.DEVICE)
+
+    @property
+    def may_improve(self) -> bool:
+        """Whether to plan again where times turn out otherwise: once, if there is a choice."""
+        return self.replanned is None and not self.everything_kept and not self.from_file
