@@ -6,7 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from types import FunctionType, TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 from weakref import WeakKeyDictionary, WeakSet, finalize, ref
 
 import torch
@@ -19,6 +19,7 @@ from outcore.errors import NotEngagedError, WrapError
 from outcore.explain import Explanation
 from outcore.report import Report
 from outcore.runtime.backend import Backend
+from outcore.runtime.options import Keywords
 
 M = TypeVar("M", bound=nn.Module)
 Call = Callable[..., Any]
@@ -30,7 +31,7 @@ Torch before 2.13 takes no limit from us: there it is torch._dynamo.config.recom
 """
 
 
-def wrap(model: M, budget: str | float | None = None, **options: Any) -> M:
+def wrap(model: M, budget: str | float | None = None, **options: Unpack[Keywords]) -> M:
     """Keep the training steps of `model` inside a byte budget. Returns `model`, changed in place.
 
     The object stays the same and so do its parameters and the names of its `state_dict`; only what
@@ -92,7 +93,7 @@ class Session:
     call `close()`.
     """
 
-    def __init__(self, budget: str | float | None = None, **options: Any) -> None:
+    def __init__(self, budget: str | float | None = None, **options: Unpack[Keywords]) -> None:
         self.backend = Backend(budget, **options)
         self._modules: WeakSet[nn.Module] = WeakSet()
 
@@ -156,7 +157,7 @@ class Session:
             raise NotEngagedError(model=", ".join(names) or "this session")
 
 
-def session(budget: str | float | None = None, **options: Any) -> Session:
+def session(budget: str | float | None = None, **options: Unpack[Keywords]) -> Session:
     """One budget for a stretch of a program or a notebook. Options are those of `Backend`."""
     return Session(budget, **options)
 

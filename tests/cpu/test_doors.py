@@ -74,7 +74,7 @@ class TestWrap:
 
     def test_options_are_read_at_once(self) -> None:
         with pytest.raises(OptionError, match="did you mean 'policy'"):
-            outcore.wrap(small(), budget="2MiB", polcy="pooch")
+            outcore.wrap(small(), budget="2MiB", polcy="pooch")  # type: ignore[call-arg]  # refused by mypy as well
 
     def test_the_budget_may_come_from_the_environment(
         self, monkeypatch: pytest.MonkeyPatch

@@ -227,7 +227,7 @@ def test_within_the_margin_nothing_happens() -> None:
 
 
 @pytest.mark.parametrize("given", ["a lot", 0, -1.0, True])
-def test_a_margin_that_is_none(given: object) -> None:
+def test_a_margin_that_is_none(given: Any) -> None:
     with pytest.raises(OptionValueError, match=r'drift=.*or "off"'):
         Backend(budget=TIGHT, drift=given)
 

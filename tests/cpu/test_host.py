@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from outcore.errors import BudgetError
 from outcore.measure import resident_bytes
 from outcore.runtime import host
-from outcore.runtime.options import make_options, settle
+from outcore.runtime.options import Keywords, Options, make_options, settle
 from tests.cpu.training import PROFILED_STEPS, small_planned
 
 GIB = 1 << 30
@@ -120,3 +121,9 @@ def test_a_backend_takes_auto(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_on_a_cpu_the_budget_must_be_given() -> None:
     with pytest.raises(BudgetError, match="budget='auto' for three quarters of what is free"):
         small_planned(1)
+
+
+def test_what_editors_are_told_are_the_options() -> None:
+    options = {each.name: each.type for each in fields(Options) if each.name != "budget"}
+    assert Keywords.__annotations__.keys() == options.keys()
+    assert {name: ref.__forward_arg__ for name, ref in Keywords.__annotations__.items()} == options

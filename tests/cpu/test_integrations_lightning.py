@@ -253,7 +253,7 @@ class TestRefused:
 
     def test_options_at_once(self) -> None:
         with pytest.raises(OptionError, match="did you mean 'policy'"):
-            LightningCallback(budget="1GiB", polcy="pooch")
+            LightningCallback(budget="1GiB", polcy="pooch")  # type: ignore[call-arg]  # refused by mypy as well
         with pytest.raises(PolicyError, match="swop-all"):
             LightningCallback(policy="swop-all")
         with pytest.raises(BudgetError, match="3 apples"):

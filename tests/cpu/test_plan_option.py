@@ -22,6 +22,7 @@ from outcore.ir.plan import Keep, Recompute
 from outcore.ir.store import digest
 from outcore.planfile import load_plans, schema_text
 from outcore.runtime import engine
+from outcore.runtime.options import Keywords
 from outcore.runtime.planned import Planned
 from tests.cpu.queues import LateDevice
 from tests.cpu.training import (
@@ -212,9 +213,10 @@ class TestUsing:
         assert same(seen, small_reference(STEPS))
 
     def test_files_that_cannot_be_read_are_refused_at_once(self, tmp_path: Path) -> None:
-        for option in ("plan", "overrides"):
+        none = str(tmp_path / "none.json")
+        for options in (Keywords(plan=none), Keywords(overrides=none)):
             with pytest.raises(FormatError, match="No such file"):
-                Backend(budget=TIGHT, **{option: str(tmp_path / "none.json")})
+                Backend(budget=TIGHT, **options)
 
     def test_a_file_that_was_edited_is_refused_by_its_name(
         self, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

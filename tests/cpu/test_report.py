@@ -7,6 +7,7 @@ import pickle
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ REPORT = ("report", "--network", "alexnet", "--batch", "300", "--hardware", "tit
 TIGHT = ("--budget", "2.6GiB", "--policy", "swap-all")
 
 
-def trained(budget: str | int, steps: int = STEPS, **options: object) -> tuple[Backend, Report]:
+def trained(budget: str | int, steps: int = STEPS, **options: Any) -> tuple[Backend, Report]:
     """A backend that was asked to record before it was given anything to do."""
     torch.manual_seed(0)
     module = Small()

@@ -11,12 +11,12 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from outcore.doors import Session
 from outcore.errors import MissingPackageError, NotEngagedError, WrapError
 from outcore.integrations.metrics import metrics
-from outcore.runtime.options import checked_options
+from outcore.runtime.options import Keywords, checked_options
 
 try:
     # One library under two names, each with classes of its own.
@@ -48,10 +48,14 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base is found at
     """
 
     def __init__(
-        self, budget: str | float | None = None, *, modules: Sequence[str] = (), **options: Any
+        self,
+        budget: str | float | None = None,
+        *,
+        modules: Sequence[str] = (),
+        **options: Unpack[Keywords],
     ) -> None:
-        self._given = {"budget": budget, **options}
-        checked_options(self._given)
+        self._budget, self._options = budget, options
+        checked_options({"budget": budget, **options})
         self.modules = (modules,) if isinstance(modules, str) else tuple(modules)
         self.session: Session | None = None
         self._before: int | None = None
@@ -87,7 +91,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base is found at
         """A session for `modules`; the one before, for others, is closed. Raises WrapError."""
         if self.session is not None:
             self.session.close()
-        session = Session(**self._given)
+        session = Session(self._budget, **self._options)
         try:
             for module in modules:
                 session.wrap(module)

@@ -6,12 +6,12 @@ the model itself, in place, before the first step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from outcore.doors import Session
 from outcore.errors import MissingPackageError, WrapError
 from outcore.integrations.metrics import metrics
-from outcore.runtime.options import checked_options
+from outcore.runtime.options import Keywords, checked_options
 
 try:
     from transformers import TrainerCallback
@@ -39,9 +39,9 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]  # transforme
     Training the same model again keeps its plans; for another model, the one before is unwrapped.
     """
 
-    def __init__(self, budget: str | float | None = None, **options: Any) -> None:
-        self._given = {"budget": budget, **options}
-        checked_options(self._given)
+    def __init__(self, budget: str | float | None = None, **options: Unpack[Keywords]) -> None:
+        self._budget, self._options = budget, options
+        checked_options({"budget": budget, **options})
         self._session: Session | None = None
 
     @property
@@ -78,7 +78,7 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         _refuse(args, model)
         if session is not None:
             session.close()
-        self._session = Session(**self._given)
+        self._session = Session(self._budget, **self._options)
         self._session.wrap(model)
 
     def on_log(

@@ -7,7 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch.fx import GraphModule
@@ -31,7 +31,7 @@ from outcore.planfile import save_plans
 from outcore.report import Report
 from outcore.runtime.engine import Engine
 from outcore.runtime.graph import PlannedGraph
-from outcore.runtime.options import Options, checked_options, settle
+from outcore.runtime.options import Keywords, Options, checked_options, settle
 from outcore.runtime.reuse import Given, save_file
 from outcore.runtime.summary import report_of
 
@@ -54,7 +54,7 @@ class Backend:
     budget that no plan can meet raises InfeasibleError from the first forward call that knows.
     """
 
-    def __init__(self, budget: str | float | None = None, **options: Any) -> None:
+    def __init__(self, budget: str | float | None = None, **options: Unpack[Keywords]) -> None:
         self.options: Options = checked_options({"budget": budget, **options})
         self.engine: Engine | None = None
         self.capture_seconds = 0.0

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -83,6 +83,20 @@ class Options:
     plan: str | os.PathLike[str] | None = None
     overrides: str | os.PathLike[str] | None = None
     strict: bool = False
+
+
+class Keywords(TypedDict, total=False):
+    """The same but `budget`, for editors and type checkers: what may be given by name."""
+
+    policy: str | Policy | None
+    host_budget: str | int | float | None
+    disk_budget: str | int | float | None
+    spill_dir: str | os.PathLike[str] | None
+    link_limit: str | float | None
+    drift: str | float | None
+    plan: str | os.PathLike[str] | None
+    overrides: str | os.PathLike[str] | None
+    strict: bool
 
 
 def make_options(given: Mapping[str, Any]) -> Options:
