@@ -27,8 +27,11 @@ def outcore(
 
 
 def backend_for(options: Mapping[str, Any]) -> Backend:
-    """The Backend behind `options`, for its report. Raises as `Backend` does."""
+    """The Backend behind `options`, for its report; a new one where that was closed.
+
+    Raises as `Backend` does.
+    """
     key = json.dumps(dict(options), sort_keys=True, default=str)
-    if key not in _backends:
+    if key not in _backends or _backends[key].closed:
         _backends[key] = Backend(**options)
     return _backends[key]

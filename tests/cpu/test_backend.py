@@ -26,6 +26,7 @@ from outcore.runtime.engine import IDLE_STEPS, MOST_PEAK_TRIES
 from outcore.runtime.graph import MOST_FRUITLESS
 from outcore.runtime.margin import MARGIN_DIVISOR
 from outcore.runtime.shares import _states_bytes
+from outcore.torch_backend import backend_for
 from tests.cpu.training import (
     PROFILED_STEPS,
     Small,
@@ -93,6 +94,11 @@ class TestResults:
         call = torch.compile(module, backend="outcore", options=options)
         seen = train(module, call, [batch(0)], mean_square, STEPS)
         assert same(seen, small_reference(STEPS))
+        backend = backend_for(options)
+        assert backend.report().state == "planned"
+        assert backend_for(options) is backend
+        backend.close()
+        assert not backend_for(options).closed
 
 
 def test_room_for_the_states_of_generators() -> None:
