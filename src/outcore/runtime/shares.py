@@ -63,10 +63,23 @@ class Shares:
         mine, theirs = kept_bytes(graph), sum(kept_bytes(g) for g in later)
         free = max(0, budget - outside - arguments)
         for_them = free * theirs // max(1, mine + theirs)
-        used = [_most_bytes(g, hardware) for g in later]
+        used = [self._most_bytes(g, hardware) for g in later]
         if None not in used:
             for_them = min(for_them, between_bytes + sum(filter(None, used)))
         return replace(problem, between_bytes=max(between_bytes, for_them))
+
+    def _most_bytes(self, graph: PlannedGraph, hardware: Hardware) -> int | None:
+        """What `graph` adds at most to what is held already; None before it is profiled."""
+        if (planned := graph.planned) is not None:
+            problem, nbytes = planned.problem, planned.in_core.peak(Tier.DEVICE)
+        elif graph.profiling is not None and graph.profiling.done:
+            trace, profile = graph.captured.trace, graph.profiling.profile()
+            problem = Problem(trace, profile, hardware, self.budget_bytes)
+            nbytes = peak(problem, lower(problem, make_plan({}, "keep-all")), Tier.DEVICE).nbytes
+        else:
+            return None
+        held = problem.outside_bytes + _argument_bytes(problem.trace)
+        return graph.most_outstanding * (nbytes - held)
 
     def outer(self, tier: Tier, room: int) -> int:
         """Bytes of the `room` in a tier that other graphs' plans leave, for one call."""
@@ -103,19 +116,6 @@ def kept_bytes(graph: PlannedGraph) -> int:
 def gradient_bytes(trace: Trace) -> int:
     """Bytes of what a backward call returns."""
     return sum(trace.buffers[b].nbytes for b in trace.value_buffers(trace.gradients))
-
-
-def _most_bytes(graph: PlannedGraph, hardware: Hardware) -> int | None:
-    """What `graph` adds at most to what is held already; None before it is profiled."""
-    if (planned := graph.planned) is not None:
-        problem, nbytes = planned.problem, planned.in_core.peak(Tier.DEVICE)
-    elif graph.profiling is not None and graph.profiling.done:
-        problem = Problem(graph.captured.trace, graph.profiling.profile(), hardware, 0)
-        nbytes = peak(problem, lower(problem, make_plan({}, "keep-all")), Tier.DEVICE).nbytes
-    else:
-        return None
-    held = problem.outside_bytes + _argument_bytes(problem.trace)
-    return graph.most_outstanding * (nbytes - held)
 
 
 def _argument_bytes(trace: Trace) -> int:
