@@ -12,7 +12,8 @@ from rich.table import Column, Table
 
 from outcore.cli.predicted import machine_of
 from outcore.cli.screen import screen
-from outcore.units import format_bytes, format_count
+from outcore.runtime.margin import budget_for
+from outcore.units import format_bytes, format_count, spell_size
 
 if TYPE_CHECKING:
     from outcore.compare import Comparison
@@ -58,6 +59,7 @@ def _figures(comparison: Comparison, holdings: Holdings) -> dict[str, Any]:
     in_core, floor_bytes = comparison.in_core_peak_bytes, holdings.floor.nbytes
     return {
         "floor_bytes": floor_bytes,
+        "training_budget_bytes": budget_for(floor_bytes),
         "proved_floor_bytes": comparison.proved_floor_bytes(),
         "in_core_peak_bytes": in_core,
         "of_in_core_peak": floor_bytes / in_core,
@@ -88,6 +90,8 @@ def _lines(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
     missing = "" if lowest <= machine else f"; the machine has {format_bytes(machine)}"
     share = f"{figures['of_in_core_peak']:.1%} of the in-core peak"
     yield "floor", f"{_exact(lowest)}: {share}{missing}"
+    training = spell_size(figures["training_budget_bytes"])
+    yield "in training", f"{training}, with the margin that is left there"
     yield "proved", f"no plan fits less than {_exact(figures['proved_floor_bytes'])}"
     yield "set by", figures["set_by"]
 
