@@ -169,9 +169,9 @@ def plan(problem: Problem, policy: str | Policy = "search") -> Plan:
 
     Raises PolicyError for a spec that is wrong, InfeasibleError where no plan of the policy fits.
     """
-    from outcore.policies import resolve  # noqa: PLC0415 - planning loads numpy, this module nothing
+    from outcore.policies import ask, resolve  # noqa: PLC0415 - they load numpy, this module nothing
 
-    return resolve(policy).plan(problem)
+    return ask(resolve(policy), problem)
 
 
 def __getattr__(name: str) -> object:

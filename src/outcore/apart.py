@@ -14,11 +14,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from outcore.errors import InfeasibleError
+from outcore.errors import OutcoreError
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.planfile import Overridden
-from outcore.policies import Policy
+from outcore.policies import Policy, ask
 from outcore.policies.search import Search
 
 log = logging.getLogger("outcore")
@@ -36,23 +36,23 @@ _SERVE = "from outcore.apart import serve; serve()"
 def plan_apart(policy: Policy, problem: Problem) -> Plan:
     """`policy.plan(problem)`: in another process where that is worth it and can be had.
 
-    Raises what the policy raises.
+    Raises as `ask`.
     """
     if not (isinstance(policy, APART) or getattr(policy, "apart", False)):
-        return policy.plan(problem)
+        return ask(policy, problem)
     try:
         answer = _ask(policy, problem)
     except Exception as error:  # noqa: BLE001 - whatever it was, planning here works too
         log.info("outcore: planning in this process: could not start another (%s)", error)
         if isinstance(error, subprocess.CalledProcessError):
             log.debug("outcore: that one said: %s", error.stderr.decode(errors="replace"))
-        return policy.plan(problem)
-    if isinstance(answer, InfeasibleError):
+        return ask(policy, problem)
+    if isinstance(answer, OutcoreError):
         raise answer
     return answer
 
 
-def _ask(policy: Policy, problem: Problem) -> Plan | InfeasibleError:
+def _ask(policy: Policy, problem: Problem) -> Plan | OutcoreError:
     """What another process answers. It imports from where this one does, in that order."""
     path = os.pathsep.join(str(entry) or str(Path.cwd()) for entry in sys.path)
     command = [sys.executable, "-P", "-c", _SERVE]
@@ -72,7 +72,7 @@ def _ask(policy: Policy, problem: Problem) -> Plan | InfeasibleError:
             os.close(ours)
     if done.returncode:
         raise subprocess.CalledProcessError(done.returncode, command, done.stdout, said.result())
-    answer: Plan | InfeasibleError = pickle.loads(done.stdout)  # noqa: S301 - from our own process
+    answer: Plan | OutcoreError = pickle.loads(done.stdout)  # noqa: S301 - from our own process
     return answer
 
 
@@ -97,10 +97,10 @@ def serve() -> None:
     handler.setFormatter(logging.Formatter(_TOLD + "%(message)s"))
     search_log.addHandler(handler)
     search_log.setLevel(logging.INFO)
-    answer: Plan | InfeasibleError
+    answer: Plan | OutcoreError
     try:
-        answer = policy.plan(problem)
-    except InfeasibleError as error:
+        answer = ask(policy, problem)
+    except OutcoreError as error:
         answer = error
     pickle.dump(answer, answers.buffer)
     answers.flush()

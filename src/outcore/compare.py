@@ -18,7 +18,7 @@ from outcore.ir.problem import Problem
 from outcore.ir.timeline import Timeline
 from outcore.ir.trace import Role, Trace
 from outcore.lower import lower
-from outcore.policies import Improver, Policy, resolve
+from outcore.policies import Improver, Policy, ask, resolve
 from outcore.policies.holdings import Holdings, floor_holdings
 from outcore.presets import Preset
 from outcore.report import Counts, count_choices
@@ -153,10 +153,7 @@ class Comparison:
         blank = Compared(policy=spec_text(policy), budget_bytes=budget_bytes)
         start = time.perf_counter()
         try:
-            if known and isinstance(policy, Improver):
-                plan = policy.improve(problem, known)
-            else:
-                plan = policy.plan(problem)
+            plan = ask(policy, problem, known)
         except InfeasibleError as error:
             refused = replace(
                 blank,

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from outcore.errors import StepError
-
 
 @dataclass(frozen=True, slots=True)
 class Shells:
@@ -107,9 +105,9 @@ def _backward(
 
 
 def copied(_: torch.Tensor) -> None:
-    """What a backward shell does where it runs after all. Raises StepError."""
-    raise StepError(
-        reason="compiled autograd cannot run the backward call of a graph that outcore compiled "
+    """What a backward shell does where it runs after all. Raises RuntimeError."""
+    raise RuntimeError(  # torch keeps an error of ours, and the step that it came from
+        "compiled autograd cannot run the backward call of a graph that outcore compiled "
         "before it was enabled: enable it before the first forward call (the graph then runs "
         "in-core), or set torch._dynamo.config.compiled_autograd = False"
     )

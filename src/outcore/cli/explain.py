@@ -37,13 +37,13 @@ def explain(
 ) -> None:
     """Tell what else could be done with each buffer that a plan moves, and why its step waits."""
     from outcore.explain import explain as explained  # noqa: PLC0415 - loads numpy
-    from outcore.policies import resolve  # noqa: PLC0415 - loads numpy
+    from outcore.policies import ask, resolve  # noqa: PLC0415 - loads numpy
 
     wanted, step = resolve(policy), modelled(network, batch, hardware, budget)
     with Console(stderr=True).status(step.title) as status, told(status, step.title):
         problem = step.problem(status)
         status.update(f"{step.title}: planning")
-        plan = wanted.plan(problem)
+        plan = ask(wanted, problem)
         status.update(f"{step.title}: explaining")
         found = explained(problem, plan, most=top if as_json else top or SHOWN)
     if as_json:

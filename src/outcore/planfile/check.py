@@ -12,8 +12,7 @@ from outcore.ir.store import digest
 from outcore.lower import lower
 from outcore.planfile.nouns import PlanFile, SavedPlan
 from outcore.policies import staging_needed
-from outcore.policies.floor import infeasible, plan_floor
-from outcore.policies.settle import excess_bytes, outer_too_small
+from outcore.policies.settle import excess_bytes, refuse
 
 
 def find(file: PlanFile, trace_digest: str, earlier: int = 0) -> SavedPlan | None:
@@ -61,8 +60,4 @@ def check_fits(problem: Problem, plan: Plan, name: str = "") -> None:
     over = excess_bytes(problem, plan)
     if problem.hardware.capacity(Tier.HOST):
         over[Tier.HOST] += staging_needed(problem.trace, plan)
-    called = f"the plan in {name}" if name else plan.policy
-    for tier in (tier for tier in Tier if over[tier] > 0):
-        if tier is Tier.DEVICE:
-            raise infeasible(problem, plan_floor(problem, plan), called)
-        raise outer_too_small(problem, tier, over[tier], called)
+    refuse(problem, plan, over, f"the plan in {name}" if name else plan.policy)

@@ -11,7 +11,7 @@ from outcore.ir.plan import Choice, Gap, Plan
 from outcore.ir.problem import Problem
 from outcore.planfile.nouns import Rule
 from outcore.planfile.overrides import forced
-from outcore.policies import Policy
+from outcore.policies import Policy, ask
 from outcore.policies.search import Search
 from outcore.policies.search_fixed import search_fixed, with_fixed
 from outcore.policies.settle import settle
@@ -38,11 +38,11 @@ class Overridden:
         """
         fixed = forced(problem, self.rules)
         if not fixed:
-            return self.policy.plan(problem)
+            return ask(self.policy, problem)
         if isinstance(self.policy, Search):
             return _searched(problem, self.policy, fixed)
         try:
-            made = self.policy.plan(problem)
+            made = ask(self.policy, problem)
             return settle(problem, with_fixed(made, fixed), self.policy, made.by_op)
         except InfeasibleError:
             return _searched(problem, Search(), fixed)

@@ -1,5 +1,6 @@
 """Policies: Problem -> Plan. Every system of the papers is one of these."""
 
+from outcore.policies.ask import ask
 from outcore.policies.candidates import away, candidates, recomputable
 from outcore.policies.floor import Floor, floor, floor_plan
 from outcore.policies.overflow import overflow, staging_needed, with_roomy_host
@@ -16,6 +17,7 @@ __all__ = [
     "KnownPolicies",
     "Plugin",
     "Policy",
+    "ask",
     "away",
     "candidates",
     "floor",

@@ -28,12 +28,21 @@ def settle(
     """
     digests = digest(problem), digest(problem.trace)
     plan = make_plan(dict(choices), spec_text(policy), *digests, variants)
-    over = excess_bytes(problem, plan)
+    check_fits(problem, plan, plan.policy)
+    return plan
+
+
+def check_fits(problem: Problem, plan: Plan, policy: str) -> None:
+    """Raise InfeasibleError, in the name of `policy`, where `plan` needs more than there is."""
+    refuse(problem, plan, excess_bytes(problem, plan), policy)
+
+
+def refuse(problem: Problem, plan: Plan, over: Mapping[Tier, int], policy: str) -> None:
+    """Raise InfeasibleError where `plan` takes more of a tier, by so many bytes, than there is."""
     for tier in (tier for tier in Tier if over[tier] > 0):
         if tier is Tier.DEVICE:
-            raise infeasible(problem, plan_floor(problem, plan), plan.policy)
-        raise outer_too_small(problem, tier, over[tier], plan.policy)
-    return plan
+            raise infeasible(problem, plan_floor(problem, plan), policy)
+        raise outer_too_small(problem, tier, over[tier], policy)
 
 
 def excess_bytes(problem: Problem, plan: Plan) -> dict[Tier, int]:

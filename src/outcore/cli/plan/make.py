@@ -79,6 +79,7 @@ def make(
 
 def _plan(problem: Problem, policy: Policy, rules: tuple[Rule, ...]) -> Plan:
     from outcore.planfile import Overridden, check_rules  # noqa: PLC0415 - loads numpy
+    from outcore.policies import ask  # noqa: PLC0415 - as above
 
     check_rules(rules, [problem.trace])
-    return Overridden(policy, rules).plan(problem) if rules else policy.plan(problem)
+    return Overridden(policy, rules).plan(problem) if rules else ask(policy, problem)
