@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo import compiled_autograd
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from outcore import Backend
 from outcore.capture import passing
@@ -30,12 +31,13 @@ from outcore.errors import (
     OutcoreError,
     PolicyError,
     SpillError,
+    StepError,
     VerifyError,
 )
 from outcore.ir.program import Run
 from outcore.ir.trace import Role
 from outcore.measure import resident_bytes
-from outcore.runtime.graph import MOST_BLOCKED, MOST_UNREAD
+from outcore.runtime.graph import MOST_BLOCKED, MOST_INSIDE, MOST_UNREAD
 from tests.cpu.training import (
     PROFILED_STEPS,
     Small,
@@ -768,3 +770,51 @@ def test_a_backward_that_somebody_wrote() -> None:
         runs.append(train(module, call, [torch.ones(ROWS, WIDTH)], mean_square, STEPS))
     assert same(runs[0], runs[1])
     assert same(runs[0], runs[2])
+
+
+class TestCheckpointAround:
+    """`torch.utils.checkpoint` around a compiled call runs its forward call again in backward."""
+
+    def trained(self, budget: int, *, reentrant: bool, steps: int) -> tuple[Backend, list[Tensor]]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module = Stacked()
+        backend = Backend(budget=budget, policy="swap-all{min_bytes=1B}")
+        call = torch.compile(module, backend=backend)
+        for _ in range(steps):
+            module.zero_grad()
+            x = torch.ones(ROWS, WIDTH, requires_grad=True)
+            checkpoint(call, x, use_reentrant=reentrant).square().mean().backward()
+        return backend, [p.grad for p in module.parameters() if p.grad is not None]
+
+    def test_what_the_first_call_began_is_over_before_the_second(self) -> None:
+        def loss_of(y: Tensor) -> Tensor:
+            return y.square().mean()
+
+        torch.manual_seed(0)
+        x = torch.ones(ROWS, WIDTH, requires_grad=True)
+        budget = tight_budget(Stacked(), [x], loss_of, 0.5)
+        del x
+        backend, gradients = self.trained(budget, reentrant=False, steps=STEPS + 4)
+        report = backend.report()
+        assert report.state == "planned"
+        assert report.counts.offload
+        assert report.measured_peak_bytes is not None
+        assert report.predicted_peak_bytes is not None
+        assert report.measured_peak_bytes <= report.predicted_peak_bytes <= budget
+        assert same([gradients], [self.trained(1 << 30, reentrant=False, steps=1)[1]])
+
+    def test_a_reentrant_one_runs_in_core(self) -> None:
+        with pytest.warns(UserWarning, match="inside a backward call"):
+            backend, _ = self.trained(1 << 30, reentrant=True, steps=MOST_INSIDE + 2)
+        assert backend.report().state == "in-core"
+
+
+def test_batched_gradients_are_refused() -> None:
+    module = Stacked()
+    call, _ = compiled(module)
+    y = call(torch.ones(ROWS, WIDTH))
+    with pytest.raises(StepError, match="is_grads_batched=True"):
+        torch.autograd.grad(
+            y, list(module.parameters()), torch.ones(3, ROWS, WIDTH), is_grads_batched=True
+        )

@@ -8,6 +8,7 @@ from outcore.capture.compat import (
     boxed,
     compiles_autograd,
     default_partition,
+    is_batched,
     keeps_graph,
     stand_in_survives,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "capture_again",
     "compiles_autograd",
     "default_partition",
+    "is_batched",
     "keeps_graph",
     "kernel_layouts",
     "passing",

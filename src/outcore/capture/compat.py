@@ -70,6 +70,12 @@ def keeps_graph() -> bool:
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
+def is_batched(tangent: Any) -> bool:
+    """Whether it stands for several tensors: `torch.autograd.grad` with `is_grads_batched`."""
+    # One of two keys, by the kind of vmap; torch has only the names of both.
+    return isinstance(tangent, torch.Tensor) and "Batched" in str(torch._C._dispatch_keys(tangent))
+
+
 def stand_in_survives() -> bool:
     """Whether what is saved now stays itself until its graph dies.
 

@@ -61,6 +61,7 @@ class CpuLane:
 
     __slots__ = (
         "_base",
+        "_copies",
         "_into",
         "_open",
         "_out",
@@ -82,6 +83,7 @@ class CpuLane:
         self.driver, self.file, self.regions = driver, spill.file, regions
         self._base, self._spill = base, spill
         self._out, self._into = spill.out.put, spill.into.put
+        self._copies: list[Copy] = []
         self._residues: dict[int, int] = {}
         """Region -> how far from an aligned address the storage lay that was copied to it."""
         self._open = [nbytes]
@@ -126,7 +128,10 @@ class CpuLane:
         except IndexError:
             return
         base, file = self._base, self.file
-        self._out(Barrier(lambda: file.give(base, nbytes)))
+        held = [copy.kept for copy in self._copies]  # of those under way: else a worker frees it
+        gone = Barrier(lambda: file.give(base, nbytes), held=held)
+        self._spill.leaving.append(gone)
+        self._out(gone)
 
     @property
     def recorder(self) -> Recorder | None:
@@ -145,6 +150,7 @@ class CpuLane:
     def _issue(self, copy: Copy, put: Callable[[Copy], None]) -> None:
         if self._spill.closed:
             raise self.file.error("the driver is closed")
+        self._copies.append(copy)
         put(copy)
 
     def _failed(self, copy: Copy, error: Exception) -> SpillError:
@@ -237,6 +243,7 @@ class CpuDriver:
         if not regions:
             return EmptyLane()
         spill = self._ready()
+        spill.see_off()
         nbytes = max(FILE_BLOCK_BYTES, lane_nbytes(regions, region_nbytes))
         return CpuLane(self, spill, regions, spill.take(nbytes), nbytes)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Final, Protocol, TypeAlias
 
@@ -161,12 +162,21 @@ class Copy:
 
 
 class Barrier:
-    """Runs `action` once all that was issued before it is done. `last`: the workers end with it."""
+    """Runs `action` once all that was issued before it is done. `last`: the workers end with it.
 
-    __slots__ = ("action", "done", "last")
+    `held` is kept until whoever waits for it lets go: the meter sees what a thread frees itself.
+    """
 
-    def __init__(self, action: Callable[[], None] | None = None, *, last: bool = False) -> None:
-        self.action, self.last = action, last
+    __slots__ = ("action", "done", "held", "last")
+
+    def __init__(
+        self,
+        action: Callable[[], None] | None = None,
+        *,
+        held: Sequence[object] = (),
+        last: bool = False,
+    ) -> None:
+        self.action, self.held, self.last = action, held, last
         self.done = threading.Lock()
         self.done.acquire()
 
@@ -201,6 +211,8 @@ class Spill:
         self.file = SpillFile(spill_dir)
         self.closed = False
         self.pid = os.getpid()
+        self.leaving: deque[Barrier] = deque()
+        """Of lanes that were closed, in order; some are gone."""
         self.out: _Queue = SimpleQueue()
         self.into: _Queue = SimpleQueue()
         self.threads = (
@@ -215,6 +227,17 @@ class Spill:
             return offset
         self.drain()  # lanes closed a moment ago may still be on their way back
         return self.file.take(nbytes)
+
+    def see_off(self) -> None:
+        """Return once the copies of closed lanes are over: until then they hold their memory.
+
+        A step may be dropped right after its forward call, and the next plan counts on all of it.
+        """
+        while self.leaving and not self.closed:
+            gone = self.leaving.popleft()
+            with gone.done:
+                pass
+            gone.held = ()
 
     def drain(self) -> None:
         """Return once everything issued so far is done."""

@@ -176,7 +176,9 @@ class Engine:
         meter = Meter(self.device)
         session = Session(ref(leader), self.resident_bytes(), self.calls, meter)
         begun = session.start()
-        if not begun and metered_elsewhere():
+        if not begun and in_backward():
+            leader.inside_backward()
+        elif not begun and metered_elsewhere():
             leader.blocked()
         self.session = session if begun else None
         self._peak_tries += begun and leader.planned is not None

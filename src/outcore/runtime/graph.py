@@ -18,8 +18,14 @@ from weakref import WeakSet, ref
 
 import torch
 
-from outcore.capture import Captured, capture_again, keeps_graph, stand_in_survives
-from outcore.errors import CaptureError, OutcoreError
+from outcore.capture import (
+    Captured,
+    capture_again,
+    is_batched,
+    keeps_graph,
+    stand_in_survives,
+)
+from outcore.errors import CaptureError, OutcoreError, StepError
 from outcore.execute import Executable, MismatchError, build
 from outcore.ir.hardware import Tier
 from outcore.ir.store import digest
@@ -45,6 +51,9 @@ MOST_FRUITLESS = 4
 
 MOST_UNREAD = 4
 """Metered steps in a row of which nothing can be read: each runs on a thread of its own."""
+
+MOST_INSIDE = 8
+"""Steps in a row that could not be metered, as their forward call runs inside a backward call."""
 
 MOST_BLOCKED = 64
 """Steps in a row that could not be metered, as one on another thread was, which may never end."""
@@ -83,6 +92,8 @@ class PlannedGraph:
         """Sessions in a row that were begun on a thread that cannot be asked when they end."""
         self.blocked_steps = 0
         """Steps in a row that could not be metered because of another thread."""
+        self.inside_steps = 0
+        """Steps in a row that could not be metered, as their forward call ran inside backward."""
         self.corrections = 0
         """How often a kernel did otherwise than was captured."""
         self.watch = Watch()
@@ -150,6 +161,11 @@ class PlannedGraph:
         args.clear()
         store = self.engine.stores.find(stand_in)
         store.check_versions()
+        if any(map(is_batched, tangents)):
+            raise StepError(
+                reason="is_grads_batched=True cannot run a graph that outcore plans: call "
+                "torch.autograd.grad once for each gradient, with retain_graph=True"
+            )
         self.fruitless = 0
         visit = store.visit
         again = keeps_graph()
@@ -369,6 +385,16 @@ class PlannedGraph:
             reason = "each of its steps runs on another thread, unseen by the meter"
             self._give_up(CaptureError(reason=reason))
 
+    def inside_backward(self) -> None:
+        """Take that a step could not be metered: its forward call runs inside a backward call."""
+        self.inside_steps += 1
+        if self.profiling is not None and self.inside_steps >= MOST_INSIDE:
+            reason = (
+                "its forward call runs inside a backward call, where no meter can begin: with "
+                "torch.utils.checkpoint, use_reentrant=False does otherwise"
+            )
+            self._give_up(CaptureError(reason=reason))
+
     def blocked(self) -> None:
         """Take that a step could not be metered: one of another thread is."""
         self.blocked_steps += 1
@@ -378,7 +404,7 @@ class PlannedGraph:
 
     def metered(self, reading: Reading, visit: Visit) -> None:
         """Take what the meter saw of a step."""
-        self.unread_steps = self.blocked_steps = 0
+        self.unread_steps = self.blocked_steps = self.inside_steps = 0
         if self.profiling is not None:
             self.profiling.metered(reading, visit)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from outcore.bound import lower_bound
 from outcore.errors import MissingPackageError
 from outcore.gauges import Clock
+from outcore.ir.hardware import Tier
 from outcore.ir.timeline import Timeline
 from outcore.policies import resolve, spec_text
 from outcore.report import PlannedStep, Report, with_steps
@@ -17,7 +18,7 @@ from outcore.runtime.engine import Engine
 from outcore.runtime.options import DEFAULT_POLICY
 from outcore.runtime.planned import Planned
 from outcore.runtime.standing import Standing, State
-from outcore.units import format_seconds, parse_size
+from outcore.units import format_bytes, format_seconds, parse_size
 
 if TYPE_CHECKING:  # the backend makes its report through here
     from outcore.runtime.backend import Backend
@@ -87,6 +88,7 @@ def _with_plans(
         notes=(
             *common.notes,
             *_plan_notes(graphs),
+            *_peak_notes(engine, planned),
             *_drift_notes(graphs, clock, engine.settings.drift),
         ),
     )
@@ -139,6 +141,18 @@ def _plan_notes(graphs: list[Standing]) -> Iterator[str]:
         unforeseen = standing.retained and not planned.retains
         for note in filter(None, (planned.note, RETAINED * unforeseen)):
             yield f"graph {number}: {note}" if len(graphs) > 1 else note
+
+
+def _peak_notes(engine: Engine, planned: list[Planned]) -> Iterator[str]:
+    """Whether a step held more than was promised: not by its graphs, then."""
+    measured, budget = engine.measured_peak_bytes, engine.settings.budget_bytes
+    promised = max((p.predicted.peak(Tier.DEVICE) for p in planned), default=budget)
+    if measured is not None and measured > max(budget, promised):
+        yield (
+            f"the last metered step held {format_bytes(measured)}, more than the budget of "
+            f"{format_bytes(budget)}: this process holds more beside the graphs than when they "
+            "were planned; plan anew, with a backend made when all else is there"
+        )
 
 
 def _drift_notes(graphs: list[Standing], clock: Clock, margin: float | None) -> Iterator[str]:
