@@ -128,16 +128,20 @@ class InfeasibleError(OutcoreError):
     """The tier whose budget is too small: device, host or disk."""
     policy: str = ""
     """The policy whose plans all need more; empty where no policy's would do."""
+    at_least: bool = False
+    """Whether it may turn out to be more: what ops need besides their tensors is not known yet."""
 
     @property
     def message(self) -> str:
         """Give the budget, the floor and the op that sets it, and advise a budget that works."""
         under = f" under policy {self.policy}" if self.policy else ""
-        another = ", another policy" if self.policy else ""
+        lean = self.policy.startswith("search")  # no other policy would do with less
+        another = ", another policy" if self.policy and not lean else ""
+        least = "at least " if self.at_least else ""
         return (
             f"no plan fits a {self.tier} budget of {_both(self.budget_bytes)}: "
             f"{self.op} needs {_both(self.needed_bytes)} at once{under}, "
-            f"and the smallest feasible budget is {_both(self.floor_bytes)}; "
+            f"and the smallest feasible budget is {least}{_both(self.floor_bytes)}; "
             f'try "{spell_size(self.floor_bytes)}" or more{another}, or a smaller batch'
         )
 
@@ -232,9 +236,14 @@ class DigestError(OutcoreError, ValueError):
                 f"restore the file or make a new {self.noun}"
             )
         which = f"the {self.noun} in {self.file}" if self.file else f"this {self.noun}"
+        why = "the model, its input shapes or the settings differ"
+        if self.of in {"hardware", "profile"}:
+            why = {"hardware": "it is of another machine", "profile": "times or workspaces differ"}[
+                self.of
+            ]
         return (
             f"{which} was made for {self.of} {named}, not for {self.expected}: "
-            f"the model, its input shapes or the settings differ; make a new {self.noun}"
+            f"{why}; make a new {self.noun}"
         )
 
 
@@ -409,7 +418,8 @@ class MissingPackageError(OutcoreError, ImportError):
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the known name nearest to `word`, if one is near, and the list of all known names."""
     names = sorted(known)
-    nearest = difflib.get_close_matches(word, names, n=1)
+    begun = [name for name in names if word and name.startswith(word)]
+    nearest = begun or difflib.get_close_matches(word, names, n=1)
     question = f"did you mean {nearest[0]!r}? " if nearest else ""
     return f"{question}Known: {', '.join(names)}"
 

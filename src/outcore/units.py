@@ -171,11 +171,21 @@ def _fraction_of(fraction: float | Fraction, total_bytes: int | None, shown: str
 def _unit_advice(number: str, unit: str, per: str = "") -> str:
     """Say what to write instead of a number with a unit that is unknown or ambiguous."""
     if not unit:
-        return f"{number} of what? Write {number}GiB{per}, or {number}B{per} for bytes"
+        return f"{number} of what? {_with_a_unit(number, per)}"
     prefix = unit[0].upper()
     if prefix not in "KMGT":
         prefix = "G"
     return f"write {number}{prefix}iB{per} or {number}{prefix}B{per}"
+
+
+def _with_a_unit(number: str, per: str) -> str:
+    """What a number without a unit may stand for."""
+    value = float(number)
+    if value < 1:
+        part = f'"{100 * value:g}%" for a part of the whole, or ' * bool(value and not per)
+        return f'Write {part}a size such as "1GiB{per}"'
+    size = f"{number}GiB{per}, or " * (value < _BYTES_PER_UNIT["KiB"])
+    return f"Write {size}{number}B{per} for bytes"
 
 
 def _three_digits(number: float) -> str:

@@ -501,7 +501,7 @@ def test_a_forked_process_is_told(driver):
         os._exit(0)
     os.waitpid(child, 0)
     os.close(write)
-    assert b"belongs to the process" in os.read(read, 1000)
+    assert b"belong to the process" in os.read(read, 1000)
     os.close(read)
 
 

@@ -18,7 +18,7 @@ from outcore.lower import lower
 from outcore.policies import Policy, floor
 from outcore.presets import Preset
 from outcore.report import Counts, report
-from outcore.runtime.margin import budget_for, margin_bytes
+from outcore.runtime.margin import budget_for, for_any_budget, margin_bytes
 from outcore.simulate import simulate
 from outcore.spec import spec_text
 
@@ -117,6 +117,7 @@ def forecast(
     try:
         planned = _planned(problem, policy)
     except InfeasibleError as error:
+        for_any_budget(error, budget_bytes)
         reason = str(error)
     return Forecast(
         hardware=machine.hardware.name,

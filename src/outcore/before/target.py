@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,17 @@ CONTRACT = (
     "returns"
 )
 PAIR, TRIPLE = 2, 3
+
+
+@contextmanager
+def own_arguments(target: str) -> Iterator[None]:
+    """As if the target's file ran with no arguments: those of this command are not for it."""
+    before = sys.argv
+    sys.argv = [target.rpartition(":")[0]]
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 def find(target: str) -> Callable[[], Any]:

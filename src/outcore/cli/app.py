@@ -28,6 +28,8 @@ from outcore.cli.sweep import sweep
 from outcore.errors import OutcoreError
 
 EXIT_ERROR = 2
+EXIT_UNFORESEEN = 70
+"""Not one of those that say what a command found."""
 QUIET = {
     "KINETO_LOG_LEVEL": "6",  # torch's profiler, which the meter reads, announces itself
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # ... and says that memory was taken before it started
@@ -38,7 +40,8 @@ QUIET = {
 class Commands(TyperGroup):
     """Ends an error that was raised on purpose as one line on stderr, and exit code 2.
 
-    One of the operating system too: a disk that is full.
+    One of the operating system too: a disk that is full. One that nobody foresaw has a code of its
+    own, and its traceback with `--debug`.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -50,9 +53,24 @@ class Commands(TyperGroup):
         except (OutcoreError, OSError) as error:
             if ctx.params["debug"]:
                 raise
-            text = Text(f"error: {error}", style="red")
-            Console(stderr=True).print(text, soft_wrap=True, highlight=False)
+            _tell(f"error: {error}")
             raise typer.Exit(EXIT_ERROR) from error
+        except Exception as error:
+            if ctx.params["debug"] or not _unforeseen(error):
+                raise
+            said = (str(error).splitlines() or [""])[0]
+            _tell(f"error: {type(error).__name__}: {said}")
+            _tell("nobody foresaw this: please report it, with what `outcore --debug` shows of it")
+            raise typer.Exit(EXIT_UNFORESEEN) from error
+
+
+def _unforeseen(error: Exception) -> bool:
+    """Whether it is none of those by which a command line ends."""
+    return type(error).__module__.split(".")[0] not in {"click", "typer", "outcore"}
+
+
+def _tell(text: str) -> None:
+    Console(stderr=True).print(Text(text, style="red"), soft_wrap=True, highlight=False)
 
 
 app = typer.Typer(
@@ -110,6 +128,9 @@ app.add_typer(plan_app, name="plan")
 def main() -> None:
     """Run the command line."""
     excepthook, script = sys.excepthook, None
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115 - until the end
     try:
         app()
     except HandedOver as handed:

@@ -39,8 +39,11 @@ def demo(  # noqa: PLR0913 - an argument per option of the command
     *,
     network: Annotated[str, typer.Option(help="See `outcore networks`.")] = "resnet50",
     budget: Annotated[
-        str, typer.Option(help='A size ("600MiB") or a part of the in-core peak.')
-    ] = "40%",
+        str | None,
+        typer.Option(
+            help='A size ("600MiB") or a part of the in-core peak; else 40%, with --small 75%.'
+        ),
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Samples per iteration.")] = 16,
     policy: Annotated[
         str | None, typer.Option(help="See `outcore policies`; else the library's default.")
@@ -61,7 +64,9 @@ def demo(  # noqa: PLR0913 - an argument per option of the command
     small: Annotated[
         bool, typer.Option("--small", help="Use a small variant of the network; takes seconds.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed for weights and batches.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Seed for weights and batches.")
+    ] = 0,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write all figures to this file, as JSON.")
     ] = None,
@@ -70,6 +75,7 @@ def demo(  # noqa: PLR0913 - an argument per option of the command
 
     Ends with exit code 1 if gradients differ or the measured peak is above the budget.
     """
+    budget = budget or ("75%" if small else "40%")
     options = {"policy": policy, "link_limit": link_limit, "spill_dir": spill_dir}
     _check(device, budget, options)
     from outcore.report.place import check_file, writing  # noqa: PLC0415 - loads numpy

@@ -75,18 +75,22 @@ def traced_step(target: str, *, real: bool) -> Traced:
     from outcore.before.advice import ON_CPU, advice_for  # noqa: PLC0415 - loads torch
     from outcore.before.lines import line_of  # noqa: PLC0415 - with the others
     from outcore.before.step import FewNumbers, no_memory, traced, why  # noqa: PLC0415 - loads torch
-    from outcore.before.target import find, make_step  # noqa: PLC0415 - loads torch
+    from outcore.before.target import find, make_step, own_arguments  # noqa: PLC0415 - loads torch
     from outcore.errors import TargetError  # noqa: PLC0415 - with the others
 
-    function, mode = find(target), no_memory()
+    mode = no_memory()
+    with own_arguments(target):
+        function = find(target)
     try:
         with ExitStack() as stack:
+            stack.enter_context(own_arguments(target))
             if not real:
                 stack.enter_context(mode)
                 stack.enter_context(FewNumbers(mode))
             returned = function()
-    except Exception as error:
-        reason = f"the function raises {why(error)}"
+    except (Exception, SystemExit) as error:
+        ends = f"the function ends the process (exit code {error})"
+        reason = ends if isinstance(error, SystemExit) else f"the function raises {why(error)}"
         advice = "" if real else "--real makes the model and its inputs with real tensors"
         advice = ON_CPU if advice_for(error) == ON_CPU else advice
         where = line_of(error)

@@ -17,7 +17,7 @@ from outcore.cli.predicted import THIS_MACHINE, has_solver
 from outcore.cli.saved import budget_of, plan_of
 from outcore.cli.targeted import Targeted, targeted
 from outcore.cli.told import told
-from outcore.errors import OptionValueError
+from outcore.errors import InfeasibleError, OptionValueError
 
 if TYPE_CHECKING:
     from outcore.compare import Comparison
@@ -125,7 +125,12 @@ def report(  # noqa: PLR0913 - a command has as many arguments as options
         own = step.budget_bytes
         swept = _sweep(comparison, wanted, own, steps, status, bound=bound) if with_sweep else None
         status.update(f"{step.title}: planning")
-        planned = _planned(_problem(step, comparison), wanted, saved, str(plan_file))
+        try:
+            planned = _planned(_problem(step, comparison), wanted, saved, str(plan_file))
+        except InfeasibleError as error:
+            if isinstance(step, Targeted):
+                step.tell(error)
+            raise
         found = _report(step, comparison, planned, status, bound=bound, swept=swept)
         status.update(f"{step.title}: writing")
         files.write(found)

@@ -11,7 +11,13 @@ WIDE = 120
 """Columns of a file or a pipe, which has no width of its own."""
 
 
+NARROW = 40
+"""Fewer columns are not believed: some terminals and containers say 0."""
+
+
 def screen() -> Console:
     """Standard output: as wide as the terminal, or as COLUMNS says; else wide enough for tables."""
-    told = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if told else WIDE)
+    told = os.environ.get("COLUMNS", "")
+    if told.isdigit() and int(told) >= NARROW:
+        return Console(width=int(told))
+    return Console(width=None if sys.stdout.isatty() and not told else WIDE)

@@ -14,6 +14,7 @@ from outcore.cli.predicted import machine_of
 
 if TYPE_CHECKING:
     from outcore.compare import Comparison
+    from outcore.errors import InfeasibleError
     from outcore.ir.problem import Problem
     from outcore.presets import Preset
 
@@ -55,6 +56,12 @@ class Targeted:
         problem = comparison.problem(self.budget_bytes)
         margin = margin_bytes(self.budget_bytes)
         return replace(problem, outside_bytes=problem.outside_bytes + margin)
+
+    def tell(self, error: InfeasibleError) -> None:
+        """Let an error of that problem name the budget to write, which has a larger margin."""
+        from outcore.runtime.margin import for_any_budget  # noqa: PLC0415 - with the others
+
+        for_any_budget(error, self.budget_bytes)
 
 
 def targeted(target: str, hardware: str, budget: str, states: int, *, real: bool) -> Targeted:

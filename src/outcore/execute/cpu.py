@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import torch
 
-from outcore.errors import SpillError, VerifyError
+from outcore.errors import SpillError, StepError, VerifyError
 from outcore.execute.arena import Arena, own_arena
 from outcore.execute.disk import (
     FILE_BLOCK_BYTES,
@@ -21,6 +21,7 @@ from outcore.execute.disk import (
     words,
 )
 from outcore.execute.driver import (
+    FORKED,
     EmptyLane,
     Lane,
     Recorder,
@@ -322,7 +323,7 @@ class CpuDriver:
             directory = str(self._spill_dir or "")
             raise SpillError(directory=directory, reason="the driver is closed")
         if self._spill.pid != os.getpid():
-            raise self._spill.file.error("the driver belongs to the process that forked this one")
+            raise StepError(reason=FORKED)
         return self._spill
 
 

@@ -18,12 +18,16 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
 from outcore.gauges import Clock, Ledger
 from outcore.ir.hardware import Hardware, Link, Tier
+
+FORKED: Final = (
+    "copies belong to the process that this one was forked from: wrap the model anew in this one"
+)
 
 Direction: TypeAlias = Literal["out", "in"]
 """Away from the device, or back."""

@@ -16,10 +16,11 @@ from typing import Final
 
 import torch
 
-from outcore.errors import SpillError
+from outcore.errors import SpillError, StepError
 from outcore.execute.device import Device, Event, Queue
 from outcore.execute.disk import FILE_BLOCK_BYTES
 from outcore.execute.driver import (
+    FORKED,
     CopySpan,
     Direction,
     EmptyLane,
@@ -181,9 +182,7 @@ class QueuedDriver:
             self._disk = StagedDisk(self.device, self.slabs, folder)
             weakref.finalize(self, self._disk.spill.close)
         if self._disk.spill.pid != os.getpid():
-            raise self._disk.spill.file.error(
-                "the driver belongs to the process that forked this one"
-            )
+            raise StepError(reason=FORKED)
         return self._disk
 
     def record(self, recorder: Recorder | None) -> None:

@@ -133,7 +133,7 @@ def load(path: str | os.PathLike[str], kind: type[N]) -> N:
     """
     try:
         whole = json.loads(Path(path).read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(noun=kind_of(kind), reason=f"{path} is not JSON: {error}") from error
     header, content = _open(whole, kind, path)
     noun = _decode(content, kind, path)

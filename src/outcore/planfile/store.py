@@ -80,7 +80,7 @@ def _read(path: str | os.PathLike[str], noun: str) -> Any:
         return json.loads(Path(path).read_bytes())
     except OSError as error:
         raise FormatError(noun=noun, reason=f"{path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(noun=noun, reason=f"{path} is not JSON: {error}") from error
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from outcore.errors import InfeasibleError
+from outcore.ir.hardware import Tier
+
 MARGIN_DIVISOR = 200
 """It is the budget over this: half a percent."""
 
@@ -14,3 +17,12 @@ def margin_bytes(budget_bytes: int) -> int:
 def budget_for(planned_bytes: int) -> int:
     """The least budget that has `planned_bytes` beside its margin."""
     return -(-planned_bytes * MARGIN_DIVISOR // (MARGIN_DIVISOR - 1))
+
+
+def for_any_budget(error: InfeasibleError, budget_bytes: int) -> None:
+    """Let `error`, of a problem with the margin of `budget_bytes`, name the budget that will do.
+
+    Which has a larger margin.
+    """
+    if error.tier == Tier.DEVICE.value:
+        error.floor_bytes = budget_for(error.floor_bytes - margin_bytes(budget_bytes))

@@ -53,7 +53,7 @@ class Options:
 
     `budget`: peak device bytes of the training step ("12GiB", bytes, "80%", a fraction, or "auto":
     what is free for this process, which is the default on a GPU; on a CPU it must be given).
-    `policy`: a spec such as "pooch" or "swap-all{min_bytes=4096}". `host_budget`: most bytes of
+    `policy`: a spec such as "pooch" or "swap-all{min_bytes=4KiB}". `host_budget`: most bytes of
     host memory for what leaves a GPU (on a CPU, where the host is the device, it has no meaning).
     `disk_budget`: most bytes of the spill file. `spill_dir`: where it lies (default: the system's
     temporary folder). `link_limit`: bytes per second per direction, to play a slower link. `drift`:

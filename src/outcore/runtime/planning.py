@@ -81,7 +81,11 @@ class Planner:
         ops = len(shares.graph.captured.trace.ops)
         profile = Profile((0.0,) * ops, (0,) * ops, Source.ESTIMATED)
         problem = shares.problem(self.hardware(), profile, resident_bytes)
-        problem, plan = self._solve(shares, problem, floor_plan)
+        try:
+            problem, plan = self._solve(shares, problem, floor_plan)
+        except InfeasibleError as error:
+            error.at_least = True
+            raise
         return lower(replace(problem, budget_bytes=1), plan)
 
     def plan(self, shares: Shares, profiled: Profiling) -> Planned:
