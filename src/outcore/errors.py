@@ -94,7 +94,7 @@ class OptionValueError(OutcoreError, ValueError):
 
 @dataclass(kw_only=True, eq=False)
 class BudgetError(OptionValueError):
-    """A budget that is unreadable, negative, zero, missing, or above what the machine has."""
+    """A budget that is unreadable, negative, zero, missing, or above what a machine has."""
 
 
 @dataclass(kw_only=True, eq=False)

@@ -24,7 +24,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "train_resnet.py"
 def test_policies_and_networks_are_listed(outcore):
     policies = outcore("policies").stdout
     assert all(name in policies for name in POLICIES)
-    assert "min_bytes=64.00KiB" in policies
+    assert "min_bytes=64KiB" in policies
     networks = outcore("networks").stdout
     assert all(name in networks for name in NETWORKS)
     assert "25,557,032" in networks

@@ -263,7 +263,7 @@ def test_a_step_that_needs_numbers_cannot_be_traced(outcore, script):
     found = outcore("estimate", f"{script}:branching", *MACHINE)
     assert found.exit_code == 2
     assert f"{at('if x.sum() > 0')}: if x.sum() > 0:" in found.stderr
-    assert "move what needs them out of it" in found.stderr
+    assert "move what reads values out of it" in found.stderr
 
 
 def test_a_step_that_torch_compiles_in_parts_is_traced_as_a_whole(estimated, outcore, script):
@@ -280,7 +280,7 @@ def test_for_people(outcore, script):
     assert found.exit_code == 0, found.output
     first, second, *rest = found.stdout.splitlines()
     assert first.endswith("my_script.py:triple on titan-xp (all predicted)")
-    assert second.startswith("It does not fit 25.0 MiB as it is. With outcore it does")
+    assert second.startswith("It does not fit in 25.0 MiB as it is. With outcore it does")
     assert [line.split("  ")[0] for line in rest if line[0] != " "] == [
         "in-core",
         "planned",
@@ -380,8 +380,8 @@ def test_a_function_that_will_not_do(outcore, script, function, said):
 @pytest.mark.parametrize(
     ("function", "advice"),
     [
-        ("branching", "a step is estimated without its numbers: move what needs them out of it"),
-        ("pointer", "a step is estimated without its numbers"),
+        ("branching", "a step is estimated without computing it: move what reads values out of it"),
+        ("pointer", "a step is estimated without computing it"),
         ("opaque", "say what the op returns without running it, by torch.library.register_fake"),
         ("shapes", "the step itself raises this: see that it runs in plain PyTorch"),
         ("arguments", "the step itself raises this"),

@@ -205,7 +205,7 @@ def test_without_a_measured_machine_memory_alone_is_told(around, monkeypatch, ca
     model = net if around is nn.Identity else nn.DataParallel(net)
     told = after(model, torch.ones(512, 64), monkeypatch, capsys)
     assert told.startswith("\noutcore: a training step of Sequential needs ")
-    verdict = "It does not fit 1.50 MiB as it is. With outcore it does."
+    verdict = "It does not fit in 1.50 MiB as it is. With outcore it does."
     assert f"and this process can have 1.50 MiB (all predicted)\n{verdict}\n" in told
     assert "planned          " in told
     assert " times " not in told

@@ -20,7 +20,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outcore.errors import SpillError, VerifyError
+from outcore.errors import SpillError, StepError, VerifyError
 from outcore.execute.arena import Arena
 from outcore.execute.cpu import COPY_IN_OVERHEAD_BYTES, CpuDriver
 from outcore.execute.disk import MEMORY_ALIGNMENT_BYTES, region_nbytes
@@ -496,7 +496,7 @@ def test_a_forked_process_is_told(driver):
     if child == 0:
         try:
             driver.open_lane(regions)
-        except SpillError as error:
+        except StepError as error:
             os.write(write, str(error).encode())
         os._exit(0)
     os.waitpid(child, 0)

@@ -42,7 +42,9 @@ def compare(  # noqa: PLR0913 - a command has as many arguments as options
         list[str],
         typer.Option(help="Device memory (16GiB, 80%); several times; else all of it."),
     ] = ["100%"],  # noqa: B006 - as above
-    policies: Annotated[str, typer.Option(help="Specs between commas, or all.")] = ALL,
+    policies: Annotated[
+        str, typer.Option(help="Specs, between commas or semicolons, or all.")
+    ] = ALL,
     allocator: Annotated[
         str | None,
         typer.Option(help="Also simulate this allocator and show reserved memory: best-fit, ..."),
