@@ -29,6 +29,7 @@ from outcore.runtime.shares import _states_bytes
 from outcore.torch_backend import backend_for
 from tests.cpu.training import (
     PROFILED_STEPS,
+    Broken,
     Small,
     batch,
     mean_square,
@@ -255,24 +256,6 @@ class TestRetained:
         self.trained(backend, [False] * STEPS + [True])
         (note,) = backend.report().notes
         assert note.startswith("backward was called with retain_graph after the plan was made")
-
-
-class Broken(nn.Module):
-    """Two graphs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.start = nn.Conv2d(3, 8, 3, padding=1)
-        self.parts = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(10))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.start(x)
-        for part in self.parts[:5]:
-            x = torch.dropout(torch.relu(part(x)), 0.2, train=True)
-        torch._dynamo.graph_break()
-        for part in self.parts[5:]:
-            x = torch.dropout(torch.relu(part(x)), 0.2, train=True)
-        return x
 
 
 class TestUses:

@@ -40,6 +40,7 @@ from outcore.simulate import simulate
 from tests.cpu.queues import LateDevice, LateEvent
 from tests.cpu.training import (
     PROFILED_STEPS,
+    Broken,
     Small,
     batch,
     mean_square,
@@ -296,24 +297,6 @@ def test_copies_of_a_trial_are_recorded_and_no_others() -> None:
     assert all(isinstance(c, CopySpan) and c.stop_seconds > c.start_seconds for c in copies)
     training.run(1)
     assert training.engine.driver.recorder is None
-
-
-class Broken(nn.Module):
-    """Two graphs that wait for each other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.start = nn.Conv2d(3, 8, 3, padding=1)
-        self.parts = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(10))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.start(x)
-        for part in self.parts[:5]:
-            x = torch.dropout(torch.relu(part(x)), 0.2, train=True)
-        torch._dynamo.graph_break()
-        for part in self.parts[5:]:
-            x = torch.dropout(torch.relu(part(x)), 0.2, train=True)
-        return x
 
 
 def test_each_graph_of_a_step_by_itself() -> None:

@@ -36,6 +36,24 @@ class Small(nn.Module):
         return scores
 
 
+class Broken(nn.Module):
+    """Two graphs: the first waits in backward until the second is done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.Conv2d(3, 8, 3, padding=1)
+        self.parts = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.start(x)
+        for part in self.parts[:5]:
+            x = torch.dropout(torch.relu(part(x)), 0.2, train=True)
+        torch._dynamo.graph_break()
+        for part in self.parts[5:]:
+            x = torch.dropout(torch.relu(part(x)), 0.2, train=True)
+        return x
+
+
 def batch(seed: int, n: int = 4, size: int = 32) -> Tensor:
     """Images from a seed."""
     return torch.randn(n, 3, size, size, generator=torch.Generator().manual_seed(seed))
