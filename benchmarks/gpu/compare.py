@@ -135,14 +135,21 @@ class Comparison:
                 assert started is not None
                 current, started = started, start(number + 1)
                 try:
-                    with current.result() as process:
-                        if self.patience.over():
-                            break
-                        yield self._row(contender, process)
+                    process = current.result()
                 except (WorkerError, OutcoreError) as error:
+                    if self.patience.over():
+                        break
                     yield replace(self._blank(contender), note=reason(error))
+                    continue
+                with process:
+                    if self.patience.over():
+                        break
+                    try:
+                        yield self._row(contender, process)
+                    except (WorkerError, OutcoreError) as error:
+                        yield replace(self._blank(contender), note=reason(error))
             if started is not None:
-                with suppress(WorkerError):
+                with suppress(WorkerError, OutcoreError):
                     started.result().close()
 
     def end(self) -> None:

@@ -44,8 +44,8 @@ class OutcoreError(Exception):
         raise NotImplementedError
 
     def __str__(self) -> str:
-        """The message of the fields as they are now."""
-        return self.message
+        """The message of the fields as they are now; they may be set after it was raised."""
+        return super().__str__() if type(self) is OutcoreError else self.message
 
     def __reduce__(self) -> tuple[Callable[..., "OutcoreError"], tuple[object, ...]]:
         """Pickle by fields and notes; the default would call the class with the message alone."""
@@ -135,7 +135,7 @@ class InfeasibleError(OutcoreError):
     def message(self) -> str:
         """Give the budget, the floor and the op that sets it, and advise a budget that works."""
         under = f" under policy {self.policy}" if self.policy else ""
-        lean = self.policy.startswith("search")  # no other policy would do with less
+        lean = self.policy == "search"  # no other policy would do with less
         another = ", another policy" if self.policy and not lean else ""
         least = "at least " if self.at_least else ""
         return (
@@ -314,7 +314,7 @@ class CaptureError(OutcoreError):
 
 @dataclass(kw_only=True, eq=False)
 class StepError(OutcoreError, RuntimeError):
-    """A step that cannot go on, where plain PyTorch raises a RuntimeError too, or nearly so."""
+    """A step that cannot go on, where plain PyTorch, as a rule, raises a RuntimeError too."""
 
     reason: str
     """What is wrong, and what to do instead."""

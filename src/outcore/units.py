@@ -182,9 +182,9 @@ def _with_a_unit(number: str, per: str) -> str:
     """What a number without a unit may stand for."""
     value = float(number)
     if value < 1:
-        part = f'"{100 * value:g}%" for a part of the whole, or ' * bool(value and not per)
+        part = f'"{100 * value:g}%" for a part of the whole, or ' if value and not per else ""
         return f'Write {part}a size such as "1GiB{per}"'
-    size = f"{number}GiB{per}, or " * (value < _BYTES_PER_UNIT["KiB"])
+    size = f"{number}GiB{per}, or " if value < _BYTES_PER_UNIT["KiB"] else ""
     return f"Write {size}{number}B{per} for bytes"
 
 

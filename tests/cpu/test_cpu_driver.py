@@ -19,6 +19,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from outcore.errors import SpillError, StepError, VerifyError
 from outcore.execute.arena import Arena
@@ -485,6 +486,20 @@ def test_a_program_ends_with_copies_under_way(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("end", ["drain", "see_off", "close"])
+def test_a_dropped_step_gives_its_memory_back(driver, end):
+    tensors = [torch.ones(1 << 20) for _ in range(4)]
+    regions = regions_of(*tensors)
+    lane = driver.open_lane(regions)
+    for tensor, region in zip(tensors, regions, strict=True):
+        lane.copy_out(tensor, region)
+    storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
+    del tensor, tensors
+    lane.close()
+    getattr(driver, end)()
+    assert all(storage.expired() for storage in storages)
+
+
 def test_a_forked_process_is_told(driver):
     driver.reserve({Tier.DISK: 1})
     regions = regions_of(torch.ones(10))
@@ -501,7 +516,7 @@ def test_a_forked_process_is_told(driver):
         os._exit(0)
     os.waitpid(child, 0)
     os.close(write)
-    assert b"belong to the process" in os.read(read, 1000)
+    assert b"was forked from" in os.read(read, 1000)
     os.close(read)
 
 

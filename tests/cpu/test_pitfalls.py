@@ -804,6 +804,21 @@ class TestCheckpointAround:
         assert report.measured_peak_bytes <= report.predicted_peak_bytes <= budget
         assert same([gradients], [self.trained(1 << 30, reentrant=False, steps=1)[1]])
 
+    def test_a_block_that_is_called_many_times_is_planned(self) -> None:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module = nn.Linear(WIDTH, WIDTH)
+        backend = Backend(budget=1 << 30, strict=True)
+        call = torch.compile(module, backend=backend)
+        for _ in range(STEPS + 4):
+            module.zero_grad()
+            y = torch.ones(8, WIDTH, requires_grad=True)
+            for _ in range(12):
+                y = checkpoint(call, y, use_reentrant=False)
+            mean_square(y).backward()
+        assert backend.report().state == "in-core"
+        assert backend.report().predicted_peak_bytes is not None
+
     def test_a_reentrant_one_runs_in_core(self) -> None:
         with pytest.warns(UserWarning, match="inside a backward call"):
             backend, _ = self.trained(1 << 30, reentrant=True, steps=MOST_INSIDE + 2)

@@ -49,13 +49,3 @@ def test_it_is_said_what_a_policy_did_instead(do: Callable[[], Any], said: str) 
 def test_a_plan_that_does_not_fit_is_no_plan() -> None:
     with pytest.raises(InfeasibleError, match="under policy wrong"):
         ask(Wrong(lambda: make_plan({}, "wrong")), dense_problem(budget_bytes=4096))
-
-
-def test_what_a_policy_prints_is_not_what_a_command_prints(capsys: Any) -> None:
-    def talk() -> Any:
-        sys.stdout.write("planning\n")
-        return make_plan({}, "wrong")
-
-    ask(Wrong(talk), dense_problem(budget_bytes=1 << 20))
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("", "planning\n")

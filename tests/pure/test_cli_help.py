@@ -9,6 +9,7 @@ from rich.console import Console
 
 from outcore.cli.comparison import Comparison, table, to_dict
 from outcore.cli.progress import progress
+from outcore.cli.screen import WIDE, screen
 from outcore.cli.training import METERING, STEADY, Run, Step
 from outcore.report import Counts, Report
 
@@ -160,3 +161,9 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(terminal, capsys):
     assert "2/2" in shown
     assert ("\x1b" in shown) is terminal
     assert terminal or shown.count("\n") == 2
+
+
+@pytest.mark.parametrize(("told", "width"), [("0", WIDE), ("200", 200), ("many", WIDE)])
+def test_columns_are_believed_where_they_can_be(told, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", told)
+    assert screen().width == width

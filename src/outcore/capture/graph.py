@@ -139,11 +139,18 @@ class _Capture:
             outputs=tuple(self._arg(r) for r in results[: self.forward_outputs]),
             tangents=tuple(self.results[n] for n in tangents),
             gradients=tuple(self._arg(r) for r in results[self.forward_outputs :]),
-            donations=tuple(self.donations),
+            donations=tuple(d for d in self.donations if self._near(d)),
         )
         source = Joint(self.joint, self.forward_outputs, self.static, tuple(self.nodes))
         (device,) = self.devices
         return Captured(trace, tuple(self.constants), overwritten, device, source)
+
+    def _near(self, donation: Donation) -> bool:
+        """Whether what it gives away is the device's memory: a scalar's on the host is not."""
+        if self.devices == {torch.device("cpu")}:
+            return True
+        ends = (self.values[v].buffer for v in (donation.source, donation.target))
+        return self.scalars.isdisjoint(ends)
 
     # ---- inputs ---------------------------------------------------------------------------------
 
@@ -298,8 +305,7 @@ class _Capture:
         read = [r.value for a in args for r in refs(a) if self._of(r) == source.buffer]
         alone = read == [source.id]
         whole = self.buffers[source.buffer].nbytes == self.buffers[made.buffer].nbytes
-        near = self.scalars.isdisjoint((source.buffer, made.buffer))
-        if same and alone and whole and near:
+        if same and alone and whole:
             self.donations.append(Donation(index, source.id, made.id))
 
     # ---- buffers, values, arguments -------------------------------------------------------------
@@ -341,7 +347,9 @@ class _Capture:
         if isinstance(arg, Node):
             result = self.results[arg]
             if isinstance(arg.meta.get("val"), _NUMBERS):
-                reason = f"an op reads {arg.name}, a number that another returns to the host"
+                reason = (
+                    f"an op or a result reads {arg.name}, a number that another returns to the host"
+                )
                 raise CaptureError(reason=reason, site=site(arg))
             if isinstance(result, list):
                 return tuple(None if v is None else Ref(v) for v in result)

@@ -89,8 +89,10 @@ def traced_step(target: str, *, real: bool) -> Traced:
                 stack.enter_context(FewNumbers(mode))
             returned = function()
     except (Exception, SystemExit) as error:
-        ends = f"the function ends the process (exit code {error})"
-        reason = ends if isinstance(error, SystemExit) else f"the function raises {why(error)}"
+        if isinstance(error, SystemExit):
+            reason = f"the function ends the process (exit code {error.code})"
+        else:
+            reason = f"the function raises {why(error)}"
         advice = "" if real else "--real makes the model and its inputs with real tensors"
         advice = ON_CPU if advice_for(error) == ON_CPU else advice
         where = line_of(error)

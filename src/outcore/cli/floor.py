@@ -91,7 +91,7 @@ def _lines(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
     share = f"{figures['of_in_core_peak']:.1%} of the in-core peak"
     yield "floor", f"{_exact(lowest)}: {share}{missing}"
     training = spell_size(figures["training_budget_bytes"])
-    yield "in training", f"{training}, with the margin that is left there"
+    yield "in training", f"{training}, with the margin that plans leave free"
     yield "proved", f"no plan fits less than {_exact(figures['proved_floor_bytes'])}"
     yield "set by", figures["set_by"]
 

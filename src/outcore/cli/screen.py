@@ -18,6 +18,6 @@ NARROW = 40
 def screen() -> Console:
     """Standard output: as wide as the terminal, or as COLUMNS says; else wide enough for tables."""
     told = os.environ.get("COLUMNS", "")
-    if told.isdigit() and int(told) >= NARROW:
+    if told.isdecimal() and int(told) >= NARROW:
         return Console(width=int(told))
     return Console(width=None if sys.stdout.isatty() and not told else WIDE)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 
 from rich.status import Status
 
 
 @contextmanager
 def told(status: Status, title: str) -> Iterator[None]:
-    """Show on `status`, behind `title`, how far a search is."""
+    """Show on `status`, behind `title`, how far a search is; what policies print goes to stderr."""
     log = logging.getLogger("outcore.search")
     handler, before = _Shower(status, title), log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     finally:
         log.setLevel(before)
         log.removeHandler(handler)

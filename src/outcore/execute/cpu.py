@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from typing import Final, Protocol
@@ -84,7 +85,8 @@ class CpuLane:
         self.driver, self.file, self.regions = driver, spill.file, regions
         self._base, self._spill = base, spill
         self._out, self._into = spill.out.put, spill.into.put
-        self._copies: list[Copy] = []
+        self._copies: deque[Copy] = deque()
+        """In order; those at its head may be done."""
         self._residues: dict[int, int] = {}
         """Region -> how far from an aligned address the storage lay that was copied to it."""
         self._open = [nbytes]
@@ -129,10 +131,12 @@ class CpuLane:
         except IndexError:
             return
         base, file = self._base, self.file
-        held = [copy.kept for copy in self._copies]  # of those under way: else a worker frees it
+        # What is under way keeps its memory; a worker would free it where no meter sees that.
+        held = [copy.kept for copy in self._copies if copy.kept is not None]
         gone = Barrier(lambda: file.give(base, nbytes), held=held)
-        self._spill.leaving.append(gone)
         self._out(gone)
+        if held:
+            self._spill.leaving.append(gone)
 
     @property
     def recorder(self) -> Recorder | None:
@@ -151,6 +155,8 @@ class CpuLane:
     def _issue(self, copy: Copy, put: Callable[[Copy], None]) -> None:
         if self._spill.closed:
             raise self.file.error("the driver is closed")
+        while self._copies and self._copies[0].kept is None:
+            self._copies.popleft()
         self._copies.append(copy)
         put(copy)
 
@@ -244,7 +250,6 @@ class CpuDriver:
         if not regions:
             return EmptyLane()
         spill = self._ready()
-        spill.see_off()
         nbytes = max(FILE_BLOCK_BYTES, lane_nbytes(regions, region_nbytes))
         return CpuLane(self, spill, regions, spill.take(nbytes), nbytes)
 
@@ -300,6 +305,11 @@ class CpuDriver:
     def disk_bytes_written(self) -> int:
         """What was written to the file so far, to measure the disk included."""
         return 0 if self._spill is None else self._spill.file.written_bytes
+
+    def see_off(self) -> None:
+        """Return once what dropped steps had under way is over, and its memory free."""
+        if self._spill is not None and self._spill.pid == os.getpid():
+            self._spill.see_off()
 
     def drain(self) -> None:
         """Return once every copy issued so far is done."""

@@ -25,9 +25,7 @@ import torch
 from outcore.gauges import Clock, Ledger
 from outcore.ir.hardware import Hardware, Link, Tier
 
-FORKED: Final = (
-    "copies belong to the process that this one was forked from: wrap the model anew in this one"
-)
+FORKED: Final = "this process was forked from the one that wrapped the model: wrap it again here"
 
 Direction: TypeAlias = Literal["out", "in"]
 """Away from the device, or back."""
@@ -171,6 +169,10 @@ class Driver(Protocol):
 
     def disk_bytes_written(self) -> int:
         """What was written to a disk so far, to measure it included."""
+        ...
+
+    def see_off(self) -> None:
+        """Return once what dropped steps had under way is over, and its memory free."""
         ...
 
     def drain(self) -> None:

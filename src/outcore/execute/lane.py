@@ -97,6 +97,7 @@ class QueuedLane:
         if not self.device.holds(tensor):
             self._strays[region] = tensor
             return self._nothing(tensor)
+        self._strays.pop(region, None)
         return self._issue("out", region, source[:nbytes], after)
 
     def copy_in(self, region: int, /, *after: QueuedCopy) -> tuple[torch.Tensor, QueuedCopy]:
@@ -130,6 +131,7 @@ class QueuedLane:
             slab = self._open.pop()
         except IndexError:
             return
+        self._strays.clear()
         if self._disk is not None:
             self._disk.close()  # first: a worker that issues a copy from now on waits for it
         for handle in list(self._pending):

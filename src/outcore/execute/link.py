@@ -246,12 +246,15 @@ class Spill:
             self.out.put(barrier)
             with barrier.done:
                 pass
+            self.see_off()
 
     def close(self) -> None:
         """Drop what waits, give up what runs, end the workers, close the file."""
         if self.closed:
             return
         self.closed = True
+        while self.leaving:
+            self.leaving.popleft().held = ()
         if os.getpid() != self.pid:
             self.file.close()  # in a forked process, which has no such threads
             return

@@ -44,7 +44,7 @@ DISK_TRIAL_BYTES: Final = 64 << 20
 """The largest copy with which a disk is tried."""
 
 TRIAL_DIVISOR: Final = 64
-"""Links are tried with three copies of the budget over this: the rest of it may be taken."""
+"""A trial copy is the budget over this; three are live at once, and the rest may be taken."""
 
 LEAST_TRIAL_BYTES: Final = 1 << 20
 """Smaller ones tell little."""
@@ -236,6 +236,9 @@ class QueuedDriver:
     def disk_bytes_written(self) -> int:
         """What was written beyond the host so far, to measure the disk included."""
         return 0 if self._disk is None else self._disk.spill.file.written_bytes
+
+    def see_off(self) -> None:
+        """Nothing to do: memory is given back in the order of the compute queue."""
 
     def drain(self) -> None:
         """Let the host wait for all copies, and report those that are recorded."""

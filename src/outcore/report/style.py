@@ -24,7 +24,7 @@ def check_plot(file: Path) -> None:
     """
     if file.suffix not in SUFFIXES:
         reason = f"a plot is written as {', '.join(SUFFIXES)}, by the end of the file's name"
-        raise OptionValueError(option="--plot", value=str(file), reason=reason)
+        raise OptionValueError(option="plot", value=str(file), reason=reason)
     check_file("plot", file)
     if find_spec("matplotlib") is None:
         purpose = "a plot is drawn by matplotlib"

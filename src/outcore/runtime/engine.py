@@ -208,7 +208,8 @@ class Engine:
             return
         leader = session.leader()
         if leader is caller and not self.waiting(caller):
-            self.end_session()
+            if session.visits or caller.in_vain():
+                self.end_session()
         elif leader not in self.active() or self.calls - session.calls > LONGEST_SESSION:
             self.end_session(whole=False)
 

@@ -46,8 +46,9 @@ from outcore.runtime.planned import Planned
 
 log = logging.getLogger("outcore")
 
-MOST_FRUITLESS = 4
-"""Forward calls in a row that are metered in vain; then the meter waits for a backward call."""
+MOST_FRUITLESS = 32
+"""Forward calls in a row that are metered in vain; then the meter waits for a backward call. A step
+may call a graph several times before it goes back: a block used again, under checkpoints."""
 
 MOST_UNREAD = 4
 """Metered steps in a row of which nothing can be read: each runs on a thread of its own."""
@@ -87,7 +88,7 @@ class PlannedGraph:
         self.tightened = False
         """Whether its plan was made again for want of device memory."""
         self.fruitless = 0
-        """Sessions begun in a row that no backward call followed."""
+        """Forward calls in a row that were metered, and that no backward call followed."""
         self.unread_steps = 0
         """Sessions in a row that were begun on a thread that cannot be asked when they end."""
         self.blocked_steps = 0
@@ -134,6 +135,7 @@ class PlannedGraph:
     def _forward(self, args: list[Any]) -> list[Any]:
         inputs, clock = list(args), self.engine.driver.clock
         args.clear()
+        self.engine.driver.see_off()
         while True:  # until it is right
             self.engine.next_step(self)
             with self._telling_of_memory():
@@ -378,6 +380,11 @@ class PlannedGraph:
         recording.backward = visit.work[1][0]
         self.engine.recorder.finish(self, recording)
 
+    def in_vain(self) -> bool:
+        """Take that one more forward call is metered; whether that is one too many."""
+        self.fruitless += 1
+        return self.fruitless > MOST_FRUITLESS
+
     def unread(self) -> None:
         """Take that nothing is known of a metered step: the next one is on another thread."""
         self.unread_steps += 1
@@ -391,7 +398,7 @@ class PlannedGraph:
         if self.profiling is not None and self.inside_steps >= MOST_INSIDE:
             reason = (
                 "its forward call runs inside a backward call, where no meter can begin: with "
-                "torch.utils.checkpoint, use_reentrant=False does otherwise"
+                "torch.utils.checkpoint, use_reentrant=False avoids this"
             )
             self._give_up(CaptureError(reason=reason))
 

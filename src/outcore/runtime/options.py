@@ -86,7 +86,7 @@ class Options:
 
 
 class Keywords(TypedDict, total=False):
-    """The same but `budget`, for editors and type checkers: what may be given by name."""
+    """The options except `budget`, for editors and type checkers: what may be given by name."""
 
     policy: str | Policy | None
     host_budget: str | int | float | None

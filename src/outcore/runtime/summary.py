@@ -151,7 +151,7 @@ def _peak_notes(engine: Engine, planned: list[Planned]) -> Iterator[str]:
         yield (
             f"the last metered step held {format_bytes(measured)}, more than the budget of "
             f"{format_bytes(budget)}: this process holds more beside the graphs than when they "
-            "were planned; plan anew, with a backend made when all else is there"
+            "were planned; make a new backend once everything else is in memory"
         )
 
 
