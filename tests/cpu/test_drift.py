@@ -361,7 +361,7 @@ def test_the_plan_stays_where_no_other_is_faster() -> None:
     graph, engine = training.graph, training.engine
     drift = Drift(1.0, 2.0, WATCHED_STEPS)
     problem = graph.planned.problem
-    plans = engine.planner.plan_again(graph, engine.active(), graph.planned, problem, drift)
+    plans = engine.planner.plan_again(engine._shares(graph), graph.planned, problem, drift)
     (stays,) = plans
     assert stays.program is graph.planned.program
     assert stays.predicted == graph.planned.predicted

@@ -93,7 +93,7 @@ def test_diff(outcore, path, tmp_path):
 
 def test_explain(narrow, monkeypatch):
     step = SimpleNamespace(title="a dense step", problem=lambda status: PROBLEM)
-    policy = SimpleNamespace(plan=lambda problem: PLAN)
+    policy = SimpleNamespace(name="stub", plan=lambda problem: PLAN)
     monkeypatch.setattr("outcore.cli.explain.modelled", lambda *given: step)
     monkeypatch.setattr("outcore.policies.resolve", lambda spec: policy)
     run = narrow("explain")

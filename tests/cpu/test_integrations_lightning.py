@@ -231,9 +231,9 @@ class TestRefused:
             fit(tmp_path, module, callback)
 
     def test_a_step_that_goes_past_one_of_them(self, tmp_path: Path) -> None:
-        with pytest.warns(UserWarning, match="nothing to plan from head:"):
+        with pytest.warns(UserWarning, match="nothing to plan in head:"):
             fit(tmp_path, PartlyAround(), LightningCallback(budget="64MiB"), max_steps=2)
-        with pytest.raises(NotEngagedError, match="nothing to plan from head:"):
+        with pytest.raises(NotEngagedError, match="nothing to plan in head:"):
             fit(tmp_path, PartlyAround(), LightningCallback(budget="64MiB", strict=True))
 
     def test_what_is_compiled_inside_leaves_nothing_wrapped(self, tmp_path: Path) -> None:

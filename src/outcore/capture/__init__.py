@@ -11,6 +11,7 @@ from outcore.capture.compat import (
     is_batched,
     keeps_graph,
     stand_in_survives,
+    under_checkpoint,
 )
 from outcore.capture.graph import Captured, capture
 from outcore.capture.layouts import kernel_layouts
@@ -36,4 +37,5 @@ __all__ = [
     "trace",
     "trace_as_run",
     "trace_network",
+    "under_checkpoint",
 ]

@@ -82,8 +82,17 @@ def stand_in_survives() -> bool:
     Saved-tensor hooks may keep a copy in its place. Those of torch.utils.checkpoint do not: they
     drop what the first forward saved, and keep what the second one saves.
     """
-    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return hooks is None or hooks[0].__module__ == "torch.utils.checkpoint"
+    return _saved_tensor_hooks() is None or under_checkpoint()
+
+
+def under_checkpoint() -> bool:
+    """Whether this is the first forward call of what torch.utils.checkpoint runs again."""
+    hooks = _saved_tensor_hooks()
+    return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
+
+
+def _saved_tensor_hooks() -> Any:
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
 def runs_in_backward(node: torch.fx.Node) -> bool:

@@ -62,11 +62,13 @@ def peak(problem: Problem, program: Program, tier: Tier) -> Peak:
 
 def crossing_bytes(program: Program) -> int:
     """Device bytes, the caller's arguments left out, that are held between the two calls."""
-    live = sum(
-        _change(program, instruction.action, Tier.DEVICE)
-        for instruction in program.body[: program.boundary]
+    passed_in = frozenset(program.arguments)  # some are freed on the way
+    actions = (instruction.action for instruction in program.body[: program.boundary])
+    return sum(
+        _change(program, action, Tier.DEVICE)
+        for action in actions
+        if not (isinstance(action, Free) and action.slot in passed_in)
     )
-    return max(0, live)
 
 
 def retained_bytes(problem: Problem, program: Program) -> int:

@@ -13,6 +13,7 @@ from weakref import ref
 
 import torch
 
+from outcore.capture import under_checkpoint
 from outcore.errors import HostMemoryError, SpillError
 from outcore.execute import Driver, open_driver
 from outcore.ir.hardware import Tier
@@ -208,7 +209,7 @@ class Engine:
             return
         leader = session.leader()
         if leader is caller and not self.waiting(caller):
-            if session.visits or caller.in_vain():
+            if session.visits or not under_checkpoint():  # where backward calls each block again
                 self.end_session()
         elif leader not in self.active() or self.calls - session.calls > LONGEST_SESSION:
             self.end_session(whole=False)

@@ -46,9 +46,8 @@ from outcore.runtime.planned import Planned
 
 log = logging.getLogger("outcore")
 
-MOST_FRUITLESS = 32
-"""Forward calls in a row that are metered in vain; then the meter waits for a backward call. A step
-may call a graph several times before it goes back: a block used again, under checkpoints."""
+MOST_FRUITLESS = 4
+"""Forward calls in a row that are metered in vain; then the meter waits for a backward call."""
 
 MOST_UNREAD = 4
 """Metered steps in a row of which nothing can be read: each runs on a thread of its own."""
@@ -88,7 +87,7 @@ class PlannedGraph:
         self.tightened = False
         """Whether its plan was made again for want of device memory."""
         self.fruitless = 0
-        """Forward calls in a row that were metered, and that no backward call followed."""
+        """Sessions begun in a row that no backward call followed."""
         self.unread_steps = 0
         """Sessions in a row that were begun on a thread that cannot be asked when they end."""
         self.blocked_steps = 0
@@ -379,11 +378,6 @@ class PlannedGraph:
         self.recording, self.recorded = None, self.engine.recorder.asked
         recording.backward = visit.work[1][0]
         self.engine.recorder.finish(self, recording)
-
-    def in_vain(self) -> bool:
-        """Take that one more forward call is metered; whether that is one too many."""
-        self.fruitless += 1
-        return self.fruitless > MOST_FRUITLESS
 
     def unread(self) -> None:
         """Take that nothing is known of a metered step: the next one is on another thread."""
