@@ -38,6 +38,7 @@ from outcore.ir.program import Run
 from outcore.ir.trace import Role
 from outcore.measure import resident_bytes
 from outcore.runtime.graph import MOST_BLOCKED, MOST_INSIDE, MOST_UNREAD
+from outcore.runtime.session import _running
 from tests.cpu.training import (
     PROFILED_STEPS,
     Small,
@@ -444,6 +445,12 @@ class TestCompiledAutograd:
 
 
 class TestThreads:
+    @pytest.fixture(autouse=True)
+    def nothing_else_is_metered(self) -> None:
+        """A test before may have left a step under its meter, and there is one in a process."""
+        for session in list(_running.values()):
+            session.stop()
+
     def test_backward_on_another_thread_runs_in_core(self) -> None:
         """The meter sees one thread: a plan from half of a step would break its promise."""
         (expected,) = small_reference(1)

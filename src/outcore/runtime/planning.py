@@ -103,11 +103,11 @@ class Planner:
         """The same with room for all that crosses until backward ends: `retain_graph` asks for it.
 
         And for the gradients of one backward call beside those of the next, twice: autograd may
-        copy what it adds to them. Raises InfeasibleError where no plan has that.
+        copy what it adds to them; and for the paddings of what is fetched beside it. Raises InfeasibleError where no plan has that.
         """
         room, problem = 0, planned.problem
-        gradients = 2 * gradient_bytes(problem.trace)
-        while (more := retained_bytes(planned.problem, planned.program) + gradients) > room:
+        besides = 2 * (gradient_bytes(problem.trace) + problem.hardware.fetch_padding_bytes)
+        while (more := retained_bytes(planned.problem, planned.program) + besides) > room:
             room = more
             wider = replace(problem, outside_bytes=problem.outside_bytes + room)
             planned = self._planned(shares, wider, planned.resident_bytes)

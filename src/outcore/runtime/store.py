@@ -51,9 +51,9 @@ class Store:
 
     def release(self) -> None:
         """Drop everything held. Called once, from anywhere, also from a finaliser."""
+        self.lane.close()  # first: it keeps what is under way, which a worker would free else
         self.crossing.clear()
         self.versions = ()
-        self.lane.close()
 
 
 def versions_of(crossing: Sequence[Any], may_change: Sequence[Any]) -> list[int | None]:
