@@ -103,7 +103,8 @@ class Planner:
         """The same with room for all that crosses until backward ends: `retain_graph` asks for it.
 
         And for the gradients of one backward call beside those of the next, twice: autograd may
-        copy what it adds to them; and for the paddings of what is fetched beside it. Raises InfeasibleError where no plan has that.
+        copy what it adds to them; and for the paddings of what is fetched beside it. Raises
+        InfeasibleError where no plan has that.
         """
         room, problem = 0, planned.problem
         besides = 2 * (gradient_bytes(problem.trace) + problem.hardware.fetch_padding_bytes)
