@@ -119,7 +119,7 @@ def _parser(kit: Kit[S]) -> argparse.ArgumentParser:
         "--minutes",
         type=float,
         default=kit.minutes,
-        help="be done after this time, shared among benchmarks"
+        help="begin nothing more after this time, shared among benchmarks"
         + (f"; {kit.minutes:g} if not given" if kit.minutes else ""),
     )
     parser.add_argument(

@@ -236,11 +236,8 @@ class DigestError(OutcoreError, ValueError):
                 f"restore the file or make a new {self.noun}"
             )
         which = f"the {self.noun} in {self.file}" if self.file else f"this {self.noun}"
-        why = "the model, its input shapes or the settings differ"
-        if self.of in {"hardware", "profile"}:
-            why = {"hardware": "it is of another machine", "profile": "times or workspaces differ"}[
-                self.of
-            ]
+        reasons = {"hardware": "it is of another machine", "profile": "times or memory differ"}
+        why = reasons.get(self.of, "the model, its input shapes or the settings differ")
         return (
             f"{which} was made for {self.of} {named}, not for {self.expected}: "
             f"{why}; make a new {self.noun}"

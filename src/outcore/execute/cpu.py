@@ -135,7 +135,7 @@ class CpuLane:
         held = [copy.kept for copy in self._copies if copy.kept is not None]
         gone = Barrier(lambda: file.give(base, nbytes), held=held)
         self._out(gone)
-        if held:
+        if held and not self._spill.closed:
             self._spill.leaving.append(gone)
 
     @property
