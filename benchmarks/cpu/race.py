@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from benchmarks.cpu.scale import Scale
 from benchmarks.cpu.trainer import Trainer, Turn, alone
@@ -49,29 +49,56 @@ class Runner(Row):
     recompute_seconds: float | None = None
 
 
+R = TypeVar("R", bound=Runner)
+
+
+class Raced(NamedTuple):
+    """What one way to train took, in one process or in several after each other."""
+
+    turns: Turns[Turn]
+    peak_bytes: int
+    report: dict[str, Any]
+
+
 def race(
     scale: Scale, modes: Sequence[Mode], link: str | None, patience: Patience
 ) -> Iterator[Runner]:
     """A row for each mode; `link` says how fast theirs is. Eager must be among them."""
-    named = {mode.name: mode for mode in modes}
-    rows = {name: Runner(workload=scale.workload, mode=name, link=link or "disk") for name in named}
+    raced = run(scale.workload, modes, scale.rounds, patience)
+    for mode in modes:
+        runner = Runner(workload=scale.workload, mode=mode.name, link=link or "disk")
+        yield scored(runner, raced[mode.name], raced)
+
+
+def run(
+    workload: str, modes: Sequence[Mode], rounds: int, patience: Patience
+) -> dict[str, Raced | str]:
+    """All modes, in turns, by name; for one that failed, the reason."""
+    found: dict[str, Raced | str] = {}
     with ExitStack() as stack:
         workers: dict[str, Worker[Trainer]] = {}
-        for name, mode in named.items():
+        for mode in modes:
             try:
-                workers[name] = _ready(stack, scale.workload, mode)
+                workers[mode.name] = _ready(stack, workload, mode)
             except (InfeasibleError, WorkerError) as error:
-                rows[name] = replace(rows[name], note=_reason(error))
-        turns = take_turns(workers, Trainer.turn, scale.rounds, 1, patience)
-        peaks = {name: workers[name].ask(Trainer.peak_bytes) for name in turns}
-        reports = {name: workers[name].ask(Trainer.report) for name in turns}
-    eager = Eager().name
-    for name, row in rows.items():
-        if name in turns:
-            timed = _timed(row, turns[name], turns[eager])
-            yield _judged(_weighed(timed, reports[name], peaks[name], peaks[eager]))
-        else:
-            yield row if row.note else replace(row, note="failed in a turn")
+                found[mode.name] = reason(error)
+        turns = take_turns(workers, Trainer.turn, rounds, 1, patience)
+        for name, worker in workers.items():
+            if name not in turns:
+                found[name] = "failed in a turn"
+                continue
+            peak, report = worker.ask(Trainer.peak_bytes), worker.ask(Trainer.report)
+            found[name] = Raced(turns[name], peak, report)
+    return found
+
+
+def scored(row: R, result: Raced | str, results: Mapping[str, Raced | str]) -> R:
+    """The row with the figures of its `result`, beside those of eager in `results`."""
+    eager = results[Eager().name]
+    if isinstance(result, str) or isinstance(eager, str):
+        return replace(row, note=result if isinstance(result, str) else f"eager {eager}")
+    timed = _timed(row, result.turns, eager.turns)
+    return _judged(_weighed(timed, result.report, result.peak_bytes, eager.peak_bytes))
 
 
 def _ready(stack: ExitStack, workload: str, mode: Mode) -> Worker[Trainer]:
@@ -84,14 +111,15 @@ def _ready(stack: ExitStack, workload: str, mode: Mode) -> Worker[Trainer]:
     return stack.enter_context(worker)
 
 
-def _reason(error: InfeasibleError | WorkerError) -> str:
+def reason(error: InfeasibleError | WorkerError) -> str:
+    """For the note of a row. What a worker printed goes to the terminal."""
     if isinstance(error, InfeasibleError):
         return f"infeasible: needs {format_bytes(error.floor_bytes)}"
     print(error, file=sys.stderr)
     return f"failed: {error.kind}"
 
 
-def _timed(row: Runner, turns: Turns[Turn], eager: Turns[Turn]) -> Runner:
+def _timed(row: R, turns: Turns[Turn], eager: Turns[Turn]) -> R:
     taken = [turn for turn in turns if turn is not None]
     return replace(
         row,
@@ -103,7 +131,7 @@ def _timed(row: Runner, turns: Turns[Turn], eager: Turns[Turn]) -> Runner:
     )
 
 
-def _weighed(row: Runner, report: dict[str, Any], peak: int, eager_peak: int) -> Runner:
+def _weighed(row: R, report: dict[str, Any], peak: int, eager_peak: int) -> R:
     row = replace(
         row,
         peak_bytes=peak,
@@ -123,7 +151,7 @@ def _weighed(row: Runner, report: dict[str, Any], peak: int, eager_peak: int) ->
     )
 
 
-def _judged(row: Runner) -> Runner:
+def _judged(row: R) -> R:
     """The row with the checks of outcore's."""
     if row.budget_bytes is None or row.peak_bytes is None:
         return row

@@ -17,6 +17,7 @@ from benchmarks.cpu.workloads import make_step
 from benchmarks.kit.digests import digests
 from benchmarks.kit.modes import Checkpoint, Eager, Mode, Outcore
 from outcore.execute.malloc import own_malloc
+from outcore.ir.problem import Problem
 from outcore.measure import metered, resident_bytes
 
 FEWEST_WARM_UPS, MOST_WARM_UPS = 3, 12
@@ -103,6 +104,14 @@ class Trainer:
     def report(self) -> dict[str, Any]:
         """The report of outcore as plain values; empty for other modes."""
         return {} if self.backend is None else self.backend.report().to_dict()
+
+    def problem(self) -> Problem:
+        """What outcore's plan was made for: the one graph, as it was profiled here."""
+        assert self.backend is not None
+        assert self.backend.engine is not None
+        (graph,) = self.backend.engine.standings()
+        assert graph.planned is not None
+        return graph.planned.problem
 
     def _steady(self) -> bool:
         return self.backend is None or self.backend.report().measured_peak_bytes is not None

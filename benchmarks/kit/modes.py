@@ -114,6 +114,8 @@ class Outcore:
     budget: int | str = "100%"
     link_limit: str | None = None
     host_budget: int | None = None
+    plan: str | None = None
+    """A file of plans that the policy made before."""
 
     @property
     def name(self) -> str:
@@ -127,6 +129,7 @@ class Outcore:
             policy=self.policy,
             link_limit=self.link_limit,
             host_budget=self.host_budget,
+            plan=self.plan,
             spill_dir=spill_folder(),
             drift="off",  # the plan is judged that was made, with its prediction
         )

@@ -233,7 +233,10 @@ class TestRetained:
                 (loss + second).backward()
             del loss, second
 
-    def test_what_stays_is_inside_the_promise(self) -> None:
+    @pytest.mark.parametrize(
+        "policy", ["pooch", "swap-all", "recompute-all", "chen-sqrt", "search"]
+    )
+    def test_what_stays_is_inside_the_promise(self, policy: str) -> None:
         roomy = Backend(budget="1GiB", policy="pooch")
         self.trained(roomy, [True] * STEPS)
         standings = roomy.engine.standings() if roomy.engine else []
@@ -242,7 +245,7 @@ class TestRetained:
         assert planned.retains
         least, most = floor(planned.problem).nbytes, planned.in_core.peak(Tier.DEVICE)
         budget = (least + most) // 2 - (1 << 30) // MARGIN_DIVISOR
-        backend = Backend(budget=budget, policy="pooch")
+        backend = Backend(budget=budget, policy=policy)
         del roomy, planned, standings
         self.trained(backend, [True] * (STEPS + 2))
         report = backend.report()

@@ -7,6 +7,7 @@ import mmap
 import operator
 import os
 from dataclasses import dataclass
+from math import inf
 
 import pytest
 import torch
@@ -71,6 +72,11 @@ class TestRows:
         patience = Patience(-1.0)
         assert [row for b in BENCHMARKS.values() for row in b.run(SMALL, patience)] == []
         assert patience.cut
+
+    def test_what_has_begun_goes_on_to_the_very_last(self):
+        assert Patience(-1.0).left_seconds() == inf
+        assert Patience(-1.0, 0.0).left_seconds() == 0.0
+        assert 0 < Patience(-1.0, 60.0).left_seconds() <= 60.0
 
 
 class TestTable:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outcore.cli.doctor import host_links
+from outcore.cli.commands.doctor import host_links
 from outcore.cli.training import InCore, Step, Task, digest, train
 from outcore.execute.queued import QueuedDriver
 from outcore.networks import NETWORKS
@@ -79,6 +79,26 @@ def test_debug_lets_the_error_through(outcore):
     ended = outcore("--debug", "demo", "--budget", "10G")
     assert ended.exit_code == 1
     assert type(ended.exception).__name__ == "BudgetError"
+
+
+def test_what_nobody_foresaw_is_two_lines_and_a_code_of_its_own(outcore, monkeypatch):
+    def fail():
+        raise ZeroDivisionError("first line\nsecond")
+
+    monkeypatch.setattr("outcore.presets.presets", fail)
+    ended = outcore("hardware")
+    assert ended.exit_code == 70
+    said, advice = ended.stderr.splitlines()
+    assert said == "error: ZeroDivisionError: first line"
+    assert advice == (
+        "a defect of outcore: please report it with the output of `outcore --debug ...`"
+    )
+    assert type(outcore("--debug", "hardware").exception) is ZeroDivisionError
+
+
+def test_closed_streams_are_no_error():
+    command = f'{sys.executable} -c "from outcore.cli import main; main()" hardware >&- 2>&-'
+    assert subprocess.run(command, shell=True, check=False).returncode == 0
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device")

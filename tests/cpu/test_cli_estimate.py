@@ -15,6 +15,9 @@ from outcore.report import Counts
 from outcore.units import parse_size
 
 SCRIPT = """
+import sys
+from argparse import ArgumentParser
+
 import torch
 from torch import nn
 
@@ -148,6 +151,15 @@ def arguments():
     return Net(), (torch.empty(1), torch.empty(1)), square
 
 
+def leaving():
+    sys.exit(4)
+
+
+def parsed():
+    ArgumentParser().parse_args()
+    return triple()
+
+
 def failing():
     return Net(width=undefined)
 """
@@ -238,6 +250,12 @@ def test_a_model_larger_than_any_memory_costs_none(estimated):
     code, found = estimated("huge", "--hardware", "h200")
     assert code == 1
     assert found["in_core_peak_bytes"] > 500 << 30
+
+
+def test_a_script_does_not_see_the_arguments_of_this_command(estimated, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["outcore", "estimate", "--json"])
+    code, found = estimated("parsed")
+    assert (code, found | {"target": ""}) == (0, estimated("triple")[1] | {"target": ""})
 
 
 def test_real_tensors_made_elsewhere_are_taken_along(estimated):
@@ -369,6 +387,7 @@ def test_on_this_machine(outcore, script):
         ("text", "the first of what it returns is not a function or a model but a str"),
         ("failing", "the function raises NameError: name 'undefined' is not defined, at my_script"),
         ("frozen", "nothing in it needs a gradient"),
+        ("leaving", f"the function ends the process (exit code 4), at {at('sys.exit(4)')}"),
     ],
 )
 def test_a_function_that_will_not_do(outcore, script, function, said):

@@ -20,6 +20,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from outcore.cli import app
+from outcore.runtime.obstacle import Obstacle
 from tests import pages
 from tests.pages import ROOT, blocks, name_of
 
@@ -166,3 +167,8 @@ def test_python_that_something_smaller_stands_for_is_only_parsed(tmp_path, monke
     page.write_text("<!-- runs as: steps = 2 -->\n```python\nsteps = (\n```\n")
     with pytest.raises(SyntaxError):
         reader.read(page)
+
+
+def test_what_keeps_steps_from_being_metered_is_explained():
+    told = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    assert all(f"`{each.reason.partition(': ')[0]}`" in told for each in Obstacle)

@@ -10,7 +10,7 @@ import pytest
 
 from outcore.before.forecast import forecast
 from outcore.before.words import rows
-from outcore.cli.plan.words import headline
+from outcore.cli.words import headline
 from outcore.ir.plan import Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.lower import lower
@@ -94,7 +94,7 @@ def test_diff(outcore, path, tmp_path):
 def test_explain(narrow, monkeypatch):
     step = SimpleNamespace(title="a dense step", problem=lambda status: PROBLEM)
     policy = SimpleNamespace(name="stub", plan=lambda problem: PLAN)
-    monkeypatch.setattr("outcore.cli.explain.modelled", lambda *given: step)
+    monkeypatch.setattr("outcore.cli.commands.explain.modelled", lambda *given: step)
     monkeypatch.setattr("outcore.policies.resolve", lambda spec: policy)
     run = narrow("explain")
     assert run.exit_code == 0, run.output

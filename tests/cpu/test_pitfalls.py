@@ -37,7 +37,7 @@ from outcore.errors import (
 from outcore.ir.program import Run
 from outcore.ir.trace import Role
 from outcore.measure import resident_bytes
-from outcore.runtime.graph import MOST_BLOCKED, MOST_INSIDE, MOST_UNREAD
+from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.session import _running
 from tests.cpu.training import (
     PROFILED_STEPS,
@@ -476,7 +476,7 @@ class TestThreads:
     @pytest.mark.filterwarnings("ignore:Leaked callback handle")
     def test_each_step_on_another_thread_runs_in_core(self) -> None:
         """What a meter saw cannot be asked for from a thread that did not begin it."""
-        steps = MOST_UNREAD + 3
+        steps = Obstacle.OTHER_THREADS.most + 3
         expected = small_reference(steps)
         torch.manual_seed(0)
         module = Small()
@@ -514,7 +514,7 @@ class TestThreads:
             ended.wait()
 
         def train_on() -> None:
-            for _ in range(MOST_BLOCKED + 1):
+            for _ in range(Obstacle.METERED_ELSEWHERE.most + 1):
                 mean_square(call(x)).backward()
 
         thread = threading.Thread(target=work)
@@ -828,7 +828,9 @@ class TestCheckpointAround:
 
     def test_a_reentrant_one_runs_in_core(self) -> None:
         with pytest.warns(UserWarning, match="inside a backward call"):
-            backend, _ = self.trained(1 << 30, reentrant=True, steps=MOST_INSIDE + 2)
+            backend, _ = self.trained(
+                1 << 30, reentrant=True, steps=Obstacle.INSIDE_BACKWARD.most + 2
+            )
         assert backend.report().state == "in-core"
 
 

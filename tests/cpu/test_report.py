@@ -85,6 +85,26 @@ def test_a_recorded_step_keeps_the_order_that_the_program_demands() -> None:
     assert step.measured.peak(Tier.DISK) == step.predicted.peak(Tier.DISK)
 
 
+def test_memory_taken_once_all_was_planned_is_told() -> None:
+    held: list[torch.Tensor] = []
+    budget = tight()
+    backend = Backend(budget=budget, policy="swap-all{min_bytes=1KiB}")
+
+    def loss(result: torch.Tensor) -> torch.Tensor:
+        if backend.report().state == "planned":
+            held.append(torch.ones(budget))
+        return mean_square(result)
+
+    module = Small()
+    train(module, torch.compile(module, backend=backend), [batch(0)], loss, STEPS)
+    report = backend.report()
+    assert report.measured_peak_bytes is not None
+    assert report.measured_peak_bytes > report.budget_bytes
+    (note,) = report.notes
+    assert note.startswith("the last metered step held 7.")
+    assert "more beside the graphs than when they were planned" in note
+
+
 def test_asking_changes_nothing_but_that_one_step_is_timed() -> None:
     outcomes, backends = [], []
     for asked in (True, False):

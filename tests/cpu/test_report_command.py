@@ -129,7 +129,7 @@ def test_mistakes_are_one_error_before_any_work(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for work in ("modelled", "targeted"):
-        monkeypatch.setattr(f"outcore.cli.report.{work}", None)
+        monkeypatch.setattr(f"outcore.cli.commands.report.{work}", None)
     run = outcore("report", *options)
     assert run.exit_code == 2
     assert said in run.stderr

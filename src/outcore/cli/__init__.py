@@ -1,4 +1,4 @@
-"""The command line: `outcore COMMAND`. One file per command, and what several share."""
+"""The command line: `outcore COMMAND`. A file per command in `commands`, and what they share."""
 
 from __future__ import annotations
 

@@ -12,19 +12,19 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from outcore import __version__
-from outcore.cli.compare import compare
-from outcore.cli.demo import demo
-from outcore.cli.doctor import doctor
-from outcore.cli.estimate import estimate
-from outcore.cli.explain import explain
-from outcore.cli.floor import floor
-from outcore.cli.hardware import hardware
-from outcore.cli.networks import networks
-from outcore.cli.plan import plan_app
-from outcore.cli.policies import policies
-from outcore.cli.report import report
-from outcore.cli.run import AS_GIVEN, HandedOver, run
-from outcore.cli.sweep import sweep
+from outcore.cli.commands.compare import compare
+from outcore.cli.commands.demo import demo
+from outcore.cli.commands.doctor import doctor
+from outcore.cli.commands.estimate import estimate
+from outcore.cli.commands.explain import explain
+from outcore.cli.commands.floor import floor
+from outcore.cli.commands.hardware import hardware
+from outcore.cli.commands.networks import networks
+from outcore.cli.commands.plan import plan_app
+from outcore.cli.commands.policies import policies
+from outcore.cli.commands.report import report
+from outcore.cli.commands.run import AS_GIVEN, HandedOver, run
+from outcore.cli.commands.sweep import sweep
 from outcore.errors import OutcoreError
 
 EXIT_ERROR = 2

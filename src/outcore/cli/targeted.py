@@ -1,18 +1,18 @@
-"""A step of somebody's script, modelled: what `outcore estimate` takes, for other commands."""
+"""A step of somebody's script, traced and modelled, for the commands that take one."""
 
 from __future__ import annotations
 
 import sys
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rich.status import Status
 
-from outcore.cli.estimate import traced_step
 from outcore.cli.predicted import machine_of
 
 if TYPE_CHECKING:
+    from outcore.before.step import Traced
     from outcore.compare import Comparison
     from outcore.errors import InfeasibleError
     from outcore.ir.problem import Problem
@@ -72,3 +72,40 @@ def targeted(target: str, hardware: str, budget: str, states: int, *, real: bool
     machine = machine_of(hardware)
     nbytes = read_budget("--budget", budget, machine.hardware.capacity(Tier.DEVICE))
     return Targeted(target, machine, nbytes, states, real)
+
+
+def traced_step(target: str, *, real: bool) -> Traced:
+    """The step that the target's function makes, traced. Raises TargetError."""
+    from outcore.before.advice import ON_CPU, advice_for  # noqa: PLC0415 - loads torch
+    from outcore.before.lines import line_of  # noqa: PLC0415 - with the others
+    from outcore.before.step import FewNumbers, no_memory, traced, why  # noqa: PLC0415 - loads torch
+    from outcore.before.target import find, make_step, own_arguments  # noqa: PLC0415 - loads torch
+    from outcore.errors import TargetError  # noqa: PLC0415 - with the others
+
+    mode = no_memory()
+    with own_arguments(target):
+        function = find(target)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(own_arguments(target))
+            if not real:
+                stack.enter_context(mode)
+                stack.enter_context(FewNumbers(mode))
+            returned = function()
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit):
+            reason = f"the function ends the process (exit code {error.code})"
+        else:
+            reason = f"the function raises {why(error)}"
+        advice = "" if real else "--real makes the model and its inputs with real tensors"
+        advice = ON_CPU if advice_for(error) == ON_CPU else advice
+        where = line_of(error)
+        raise TargetError(target=target, reason=reason, where=where, advice=advice) from error
+    step = make_step(target, returned)
+    try:
+        return traced(step, mode)
+    except Exception as error:
+        where, reason = line_of(error), f"the step cannot be traced: {why(error)}"
+        raise TargetError(
+            target=target, reason=reason, where=where, advice=advice_for(error)
+        ) from error

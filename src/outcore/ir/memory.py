@@ -78,13 +78,19 @@ def retained_bytes(problem: Problem, program: Program) -> int:
     """
     held = held_bytes(problem, program, Tier.DEVICE)
     actions = [instruction.action for instruction in program.body]
-    made = {a.slot for a in actions[: program.boundary] if isinstance(a, Alloc)}
+    backward = actions[program.boundary :]
+    own = set(program.tangents)
+    for action in backward:
+        if isinstance(action, Alloc):
+            own.add(action.slot)
+        elif isinstance(action, Run):
+            own.update(target for _, target in action.donate)
     stays, most = 0, 0
-    for position, (nbytes, action) in enumerate(zip(held, actions, strict=True)):
+    for nbytes, action in zip(held[program.boundary :], backward, strict=True):
         most = max(most, nbytes + stays)
-        if position >= program.boundary and isinstance(action, Free) and action.slot in made:
+        if isinstance(action, Free) and action.slot not in own:
             stays -= _change(program, action, Tier.DEVICE)
-    return most - max(held, default=0)
+    return max(0, most - max(held, default=0))
 
 
 def extent_bytes(program: Program, tier: Tier) -> int:

@@ -6,7 +6,7 @@ is one line, with its reason. Overrides are a file of their own, and hold for an
 
 from __future__ import annotations
 
-from outcore.planfile.check import check_fits, check_plan, find, find_all
+from outcore.planfile.check import check_plan, check_saved_fits, find, find_all
 from outcore.planfile.diff import Change, PlanDiff, diff_files
 from outcore.planfile.make import make_file, saved_plan
 from outcore.planfile.nouns import Action, PlanFile, Rule, SavedPlan, Storage, Versions
@@ -24,9 +24,9 @@ __all__ = [
     "SavedPlan",
     "Storage",
     "Versions",
-    "check_fits",
     "check_plan",
     "check_rules",
+    "check_saved_fits",
     "diff_files",
     "file_text",
     "find",

@@ -48,11 +48,11 @@ def check_plan(saved: SavedPlan, problem: Problem, *, strict: bool = False, name
             raise DigestError(noun="plan", made_for=made_for, expected=expected, of=of, file=name)
     plan = replace(saved.plan(), problem_digest=digest(problem))
     lower(problem, plan)  # verified, pass by pass
-    check_fits(problem, plan, name)
+    check_saved_fits(problem, plan, name)
     return plan
 
 
-def check_fits(problem: Problem, plan: Plan, name: str = "") -> None:
+def check_saved_fits(problem: Problem, plan: Plan, name: str = "") -> None:
     """Raise InfeasibleError where `plan` needs more of a tier than the problem has.
 
     What goes to a disk beyond the host takes host memory on its way, as `overflow` has it.

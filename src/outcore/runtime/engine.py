@@ -23,6 +23,7 @@ from outcore.runtime.announce import announcement
 from outcore.runtime.drift import WATCHED_STEPS, Drift
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.margin import margin_bytes
+from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.options import Settings
 from outcore.runtime.planned import Planned
 from outcore.runtime.planning import Planner
@@ -178,9 +179,9 @@ class Engine:
         session = Session(ref(leader), self.resident_bytes(), self.calls, meter)
         begun = session.start()
         if not begun and in_backward():
-            leader.inside_backward()
+            leader.unmetered(Obstacle.INSIDE_BACKWARD)
         elif not begun and metered_elsewhere():
-            leader.blocked()
+            leader.unmetered(Obstacle.METERED_ELSEWHERE)
         self.session = session if begun else None
         self._peak_tries += begun and leader.planned is not None
         return begun
@@ -193,7 +194,7 @@ class Engine:
         self.session = None
         leader = session.leader()
         if leader is not None and not session.here():
-            leader.unread()
+            leader.unmetered(Obstacle.OTHER_THREADS)
         session.stop()
         if whole and self._settled():
             self.measured_peak_bytes = session.peak_bytes

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from outcore.ir.store import digest
 from outcore.ir.verify import verify_trace
 from outcore.measure import Reading
 from outcore.runtime.drift import Watch
+from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.profiling import Profiling, begin_profiling
 from outcore.runtime.recording import Recording
 from outcore.runtime.session import Replay, Visit
@@ -48,15 +50,6 @@ log = logging.getLogger("outcore")
 
 MOST_FRUITLESS = 4
 """Forward calls in a row that are metered in vain; then the meter waits for a backward call."""
-
-MOST_UNREAD = 4
-"""Metered steps in a row of which nothing can be read: each runs on a thread of its own."""
-
-MOST_INSIDE = 8
-"""Steps in a row that could not be metered, as their forward call runs inside a backward call."""
-
-MOST_BLOCKED = 64
-"""Steps in a row that could not be metered, as one on another thread was, which may never end."""
 
 
 class PlannedGraph:
@@ -88,12 +81,8 @@ class PlannedGraph:
         """Whether its plan was made again for want of device memory."""
         self.fruitless = 0
         """Sessions begun in a row that no backward call followed."""
-        self.unread_steps = 0
-        """Sessions in a row that were begun on a thread that cannot be asked when they end."""
-        self.blocked_steps = 0
-        """Steps in a row that could not be metered because of another thread."""
-        self.inside_steps = 0
-        """Steps in a row that could not be metered, as their forward call ran inside backward."""
+        self.obstacles: Counter[Obstacle] = Counter()
+        """Steps in a row that could not be metered."""
         self.corrections = 0
         """How often a kernel did otherwise than was captured."""
         self.watch = Watch()
@@ -379,33 +368,15 @@ class PlannedGraph:
         recording.backward = visit.work[1][0]
         self.engine.recorder.finish(self, recording)
 
-    def unread(self) -> None:
-        """Take that nothing is known of a metered step: the next one is on another thread."""
-        self.unread_steps += 1
-        if self.profiling is not None and self.unread_steps >= MOST_UNREAD:
-            reason = "each of its steps runs on another thread, unseen by the meter"
-            self._give_up(CaptureError(reason=reason))
-
-    def inside_backward(self) -> None:
-        """Take that a step could not be metered: its forward call runs inside a backward call."""
-        self.inside_steps += 1
-        if self.profiling is not None and self.inside_steps >= MOST_INSIDE:
-            reason = (
-                "its forward call runs inside a backward call, where no meter can begin: with "
-                "torch.utils.checkpoint, use_reentrant=False avoids this"
-            )
-            self._give_up(CaptureError(reason=reason))
-
-    def blocked(self) -> None:
-        """Take that a step could not be metered: one of another thread is."""
-        self.blocked_steps += 1
-        if self.profiling is not None and self.blocked_steps >= MOST_BLOCKED:
-            reason = "a step on another thread is metered, and does not end"
-            self._give_up(CaptureError(reason=reason))
+    def unmetered(self, obstacle: Obstacle) -> None:
+        """Take that a step could not be metered. Too many in a row, and it runs in-core."""
+        self.obstacles[obstacle] += 1
+        if self.profiling is not None and self.obstacles[obstacle] >= obstacle.most:
+            self._give_up(CaptureError(reason=obstacle.reason))
 
     def metered(self, reading: Reading, visit: Visit) -> None:
         """Take what the meter saw of a step."""
-        self.unread_steps = self.blocked_steps = self.inside_steps = 0
+        self.obstacles.clear()
         if self.profiling is not None:
             self.profiling.metered(reading, visit)
 

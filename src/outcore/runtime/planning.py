@@ -106,9 +106,7 @@ class Planner:
         copy what it adds to them. Raises InfeasibleError where no plan has that.
         """
         room, problem = 0, planned.problem
-        # Once in three runs of all tests a step held 4 KiB more than the sum, about one padding.
-        # Why is not known; there is room for two.
-        besides = 2 * (gradient_bytes(problem.trace) + problem.hardware.fetch_padding_bytes)
+        besides = 2 * gradient_bytes(problem.trace)
         while (more := retained_bytes(planned.problem, planned.program) + besides) > room:
             room = more
             wider = replace(problem, outside_bytes=problem.outside_bytes + room)

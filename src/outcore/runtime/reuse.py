@@ -26,7 +26,7 @@ from outcore.planfile import (
     Rule,
     SavedPlan,
     Versions,
-    check_fits,
+    check_saved_fits,
     find,
     load_overrides,
     load_plans,
@@ -136,7 +136,7 @@ def reused(problem: Problem, saved: SavedPlan, fixed: Mapping[Gap, Choice], path
     digests = digest(problem), digest(problem.trace)
     plan = make_plan(with_fixed(made, fixed), made.policy, *digests, made.by_op)
     lower(problem, plan)  # verified, pass by pass
-    check_fits(problem, plan, path)
+    check_saved_fits(problem, plan, path)
     return plan
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from outcore.cli.plan.words import FOR_RERUNS, action_words, headline, made_words, storage_words
+from outcore.cli.saved import File
 from outcore.cli.screen import screen
+from outcore.cli.words import FOR_RERUNS, action_words, headline, made_words, storage_words
 from outcore.units import format_bytes
 
-File = Annotated[Path, typer.Argument(help="A plan file.", show_default=False)]
 WIDTH = 14
 
 

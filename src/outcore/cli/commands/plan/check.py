@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from outcore.cli.modelled import Batch, Machine, modelled
-from outcore.cli.plan.show import File
+from outcore.cli.saved import File, budget_of, plans_of
 from outcore.errors import DigestError, InfeasibleError, OptionValueError, OutcoreError, VerifyError
 from outcore.units import format_bytes, format_seconds
 
@@ -55,7 +55,7 @@ def check(
         )
         told = f"{file}: {several} saved"
         if network is not None:
-            nbytes = budget or _budget(found)
+            nbytes = budget or budget_of(found)
             with Console(stderr=True).status(f"{network}, batch {batch}") as status:
                 problem = modelled(network, batch, hardware, nbytes).problem(status)
                 told = f"{file}: {_checked(found, problem, str(file), strict=strict)}"
@@ -65,28 +65,19 @@ def check(
     Console().print(told, highlight=False, markup=False, soft_wrap=True)
 
 
-def _budget(file: PlanFile) -> str:
-    """The budget that the file's plans were made for, as an option has it."""
-    return f"{file.plans[0].budgets.device}B" if file.plans else "100%"
-
-
 def _checked(file: PlanFile, problem: Problem, name: str, *, strict: bool) -> str:
     """What the plan for `problem` comes to. Raises where it is none, or does not fit.
 
     Of several for its trace, the first that is wrong is told; else the most that one takes.
     """
     from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
-    from outcore.ir.store import digest  # noqa: PLC0415 - with the others
     from outcore.lower import lower  # noqa: PLC0415 - loads more
-    from outcore.planfile import check_plan, find_all  # noqa: PLC0415 - loads numpy
+    from outcore.planfile import check_plan  # noqa: PLC0415 - loads numpy
     from outcore.simulate import simulate  # noqa: PLC0415 - with the others
 
-    trace = digest(problem.trace)
-    found = find_all(file, trace)
-    if not found:
-        made_for = ", ".join(plan.digests.trace for plan in file.plans)
-        raise DigestError(noun="plan", made_for=made_for, expected=trace)
-    plans = [check_plan(saved, problem, strict=strict, name=name) for saved in found]
+    plans = [
+        check_plan(saved, problem, strict=strict, name=name) for saved in plans_of(file, problem)
+    ]
     timelines = [simulate(problem, lower(problem, plan, fast=True)) for plan in plans]
     peak, budget = max(t.peak(Tier.DEVICE) for t in timelines), problem.budget_bytes
     seconds = max(timeline.seconds for timeline in timelines)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import ExitStack, redirect_stdout
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from outcore.cli.predicted import THIS_MACHINE, machine_of
+from outcore.cli.targeted import traced_step
 from outcore.units import format_bytes
 
 if TYPE_CHECKING:
@@ -68,43 +69,6 @@ def estimate(
         _print(target, found, step, states)
     if not found.fits:
         raise typer.Exit(EXIT_TOO_LARGE)
-
-
-def traced_step(target: str, *, real: bool) -> Traced:
-    """The step that the target's function makes, traced. Raises TargetError."""
-    from outcore.before.advice import ON_CPU, advice_for  # noqa: PLC0415 - loads torch
-    from outcore.before.lines import line_of  # noqa: PLC0415 - with the others
-    from outcore.before.step import FewNumbers, no_memory, traced, why  # noqa: PLC0415 - loads torch
-    from outcore.before.target import find, make_step, own_arguments  # noqa: PLC0415 - loads torch
-    from outcore.errors import TargetError  # noqa: PLC0415 - with the others
-
-    mode = no_memory()
-    with own_arguments(target):
-        function = find(target)
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(own_arguments(target))
-            if not real:
-                stack.enter_context(mode)
-                stack.enter_context(FewNumbers(mode))
-            returned = function()
-    except (Exception, SystemExit) as error:
-        if isinstance(error, SystemExit):
-            reason = f"the function ends the process (exit code {error.code})"
-        else:
-            reason = f"the function raises {why(error)}"
-        advice = "" if real else "--real makes the model and its inputs with real tensors"
-        advice = ON_CPU if advice_for(error) == ON_CPU else advice
-        where = line_of(error)
-        raise TargetError(target=target, reason=reason, where=where, advice=advice) from error
-    step = make_step(target, returned)
-    try:
-        return traced(step, mode)
-    except Exception as error:
-        where, reason = line_of(error), f"the step cannot be traced: {why(error)}"
-        raise TargetError(
-            target=target, reason=reason, where=where, advice=advice_for(error)
-        ) from error
 
 
 def _print(target: str, found: Forecast, step: Traced, states: int) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from outcore.cli.plan.check import check
-from outcore.cli.plan.diff import diff
-from outcore.cli.plan.explain import explain
-from outcore.cli.plan.make import make
-from outcore.cli.plan.schema import schema
-from outcore.cli.plan.show import show
+from outcore.cli.commands.plan.check import check
+from outcore.cli.commands.plan.diff import diff
+from outcore.cli.commands.plan.explain import explain
+from outcore.cli.commands.plan.make import make
+from outcore.cli.commands.plan.schema import schema
+from outcore.cli.commands.plan.show import show
 
 plan_app = typer.Typer(
     no_args_is_help=True,

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from outcore.cli.plan.words import NONE, action_words, made_words, storage_words
 from outcore.cli.screen import screen
+from outcore.cli.words import NONE, action_words, made_words, storage_words
 from outcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from outcore.cli.plan.show import File
-from outcore.cli.plan.words import action_words, made_words, storage_words
+from outcore.cli.saved import File
 from outcore.cli.screen import screen
+from outcore.cli.words import action_words, made_words, storage_words
 from outcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""The commands, a file each; what several share lies beside this folder."""
