@@ -105,7 +105,7 @@ class Comparison:
         self._turns: Turns[Turn] = ()
         self._results: dict[int, str] = {}
         self._traced: dict[int, str] | None = None
-        """Those of `aot_eager`, once somebody asked."""
+        """Those of the traced graph, once somebody asked."""
 
     def begin(self) -> Training:
         """Start the reference, and measure it by itself."""
@@ -191,7 +191,7 @@ class Comparison:
         return take_turns(processes, Trainer.turn, rounds, self.scale.steps, self.patience)
 
     def _compared(self, row: Training, mine: Results) -> Training:
-        """The row with the results that differ from eager's; if any do, from `aot_eager`'s.
+        """The row with the results that differ from eager's; if any do, from the traced graph's.
 
         torch's own tracing changes some (which kernels run under autocast, say).
         """
@@ -205,14 +205,14 @@ class Comparison:
         return replace(compared(row, self._traced, mine), note=note)
 
     def _trace(self) -> None:
-        """Let the reference's process say what `aot_eager` gives, while there is one."""
+        """Let the reference's process say what the graph gives as traced, while there is one."""
         if self._traced is not None or self._process is None:
             return
         try:
             self._traced = _repeatable(self._process, Trainer.traced_results)
             self._process.ask(Trainer.settle)
         except WorkerError as error:
-            print(f"aot_eager failed: {error}", file=sys.stderr)
+            print(f"the traced graph failed: {error}", file=sys.stderr)
             self.end()
 
     def _make_room(self, contender: Contender) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.gpu.instruments import Instruments, Memory, Peaks, instruments
 from benchmarks.gpu.workloads import Step, Workload
 from benchmarks.kit.digests import digests
-from benchmarks.kit.modes import AotEager, Call, Mode
+from benchmarks.kit.modes import Call, Mode, SameGraph
 from outcore import Backend
 from outcore.measure import metered, resident_bytes
 
@@ -107,9 +107,9 @@ class Trainer:
         return self._results(self.call)
 
     def traced_results(self) -> Results:
-        """The same through `aot_eager`: the graph, and so the kernels, that outcore runs."""
+        """The same by the graph, and so the kernels, that outcore runs."""
         if self._traced is None:
-            self._traced, _ = AotEager().apply(self.work.module)
+            self._traced, _ = SameGraph().apply(self.work.module)
         return self._results(self._traced)
 
     def settle(self) -> None:

@@ -24,7 +24,7 @@ class Training(Row):
     give all free memory back first. `predicted_of_measured_ratio` is of outcore's graphs alone, by
     its own clock: a step has the loss and the optimizer besides. `unlike`: results (loss and
     gradients) that are not bitwise those of the reference, of `compared` that come out the same
-    each time there; where eager's differ, `aot_eager`'s.
+    each time there; where eager's differ, the traced graph's.
     """
 
     workload: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,9 +12,11 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import nn
+from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
 from outcore import Backend
+from outcore.capture import aot_autograd, as_kernels, boxed, by_cudnn, default_partition
 from outcore.networks.resnet import Bottleneck
 from outcore.networks.resnext3d import Bottleneck3d
 from outcore.networks.transformer import PreNormBlock
@@ -61,13 +63,40 @@ class Eager:
 
 @dataclass(frozen=True, slots=True)
 class AotEager:
-    """The graph that outcore gets, run by torch without a plan: the same kernels."""
+    """The graph that AOTAutograd makes, run by torch op by op."""
 
     name: str = "aot_eager"
 
     def apply(self, module: nn.Module) -> tuple[Call, None]:
         """The module, compiled by torch's `aot_eager`."""
         return torch.compile(module, backend="aot_eager"), None
+
+
+@dataclass(frozen=True, slots=True)
+class SameGraph:
+    """The graph that outcore gets, run by torch without a plan: the same kernels."""
+
+    name: str = "the same graph"
+
+    def apply(self, module: nn.Module) -> tuple[Call, None]:
+        """The module, compiled as by `aot_eager`, with the ops that outcore puts in."""
+        return torch.compile(module, backend=same_graph), None
+
+
+def same_graph(module: GraphModule, inputs: Sequence[Any]) -> Call:
+    """A backend of `torch.compile`: that of `SameGraph`."""
+
+    def partition(joint: GraphModule, *args: Any, **kwargs: Any) -> Any:
+        by_cudnn(joint)
+        return default_partition(joint, *args, **kwargs)
+
+    def run(graph: GraphModule, _: Any) -> Call:
+        return boxed(graph)
+
+    compiler = aot_autograd(fw_compiler=run, bw_compiler=run, partition_fn=partition)
+    with as_kernels():
+        compiled: Call = compiler(module, inputs)
+    return compiled
 
 
 @dataclass(frozen=True, slots=True)

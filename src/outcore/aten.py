@@ -25,6 +25,12 @@ ACCUMULATING = frozenset(
         "aten.histc.default",
         "aten.grid_sampler_2d_backward.default",
         "aten.grid_sampler_3d_backward.default",
+        "aten.upsample_linear1d_backward.default",
+        "aten.upsample_bilinear2d_backward.default",
+        "aten.upsample_bicubic2d_backward.default",
+        "aten.upsample_trilinear3d_backward.default",
+        "aten._upsample_bilinear2d_aa_backward.default",
+        "aten._upsample_bicubic2d_aa_backward.default",
     }
 )
 """Ops that add in an order that may differ from run to run (atomics)."""

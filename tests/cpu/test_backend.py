@@ -105,7 +105,7 @@ class TestResults:
 def test_room_for_the_states_of_generators() -> None:
     """One for each random op that may run again, and the present one while it does."""
     t = TraceBuilder()
-    x = t.new(64, Role.INPUT, pinned=True)
+    x = t.new(64, Role.INPUT, borrowed=True)
     made = [t.new(64, Role.ACTIVATION) for _ in range(3)]
     for buffer, effects in zip(made, ([Effect.RANDOM], [Effect.RANDOM], []), strict=True):
         t.op("f", (Ref(x),), (buffer,), effects=effects)

@@ -151,7 +151,7 @@ class TestGradients:
         assert moved(backend) > 0
         assert backend.engine is not None
         trace = backend.engine.graphs[0].captured.trace
-        weights = [b for b in trace.buffers if b.pinned and b.nbytes == 4 * WIDTH * WIDTH]
+        weights = [b for b in trace.buffers if b.borrowed and b.nbytes == 4 * WIDTH * WIDTH]
         assert len(weights) == 1
         assert sum(v.buffer == weights[0].id for v in trace.values) == 2
         assert weights[0].role is Role.PARAM

@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 from outcore import Backend
-from outcore.capture.layouts import kernel_layouts
+from outcore.capture.tracing import as_kernels
 from outcore.report import Report
 from tests.cpu.training import PROFILED_STEPS, mean_square, same, tight_budget, train
 
@@ -171,7 +171,7 @@ def test_what_torch_remembers_of_other_traces_is_not_taken() -> None:
             return tuple(gradient.stride())
 
     assert described() == strides
-    with kernel_layouts():
+    with as_kernels():
         assert described() == (2048, 32, 1)
     assert described() == strides
 
@@ -179,7 +179,7 @@ def test_what_torch_remembers_of_other_traces_is_not_taken() -> None:
 def test_the_last_that_wants_other_layouts_undoes_them() -> None:
     """One thread may compile while another captures again."""
     before = decomposition_table[NORM_BACKWARD]
-    first, second = kernel_layouts(), kernel_layouts()
+    first, second = as_kernels(), as_kernels()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.kit.modes import same_graph
 from outcore import Backend
 from outcore.errors import OptionValueError
 from outcore.execute import open_driver
@@ -19,7 +20,16 @@ from outcore.execute.driver import Region
 from outcore.execute.queued import QueuedDriver
 from outcore.ir.hardware import Tier
 from tests.cpu.training import mean_square, same
-from tests.gpu.training import POLICIES, PROFILED_STEPS, images, planned, reference, small, tight
+from tests.gpu.training import (
+    PLAIN,
+    POLICIES,
+    PROFILED_STEPS,
+    images,
+    planned,
+    reference,
+    small,
+    tight,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 
@@ -55,6 +65,18 @@ def test_gradients_are_bitwise_equal_inside_the_budget(policy: str) -> None:
     assert report.measured_peak_bytes is not None
     assert report.predicted_peak_bytes is not None
     assert report.measured_peak_bytes <= report.predicted_peak_bytes <= budget
+
+
+def test_gradients_are_those_of_plain_pytorch() -> None:
+    """Batches are normalised by cuDNN, as there (docs/decisions/0015)."""
+    steps = PROFILED_STEPS + 4
+    expected = PLAIN.plain(steps)
+    seen, backend, *_ = planned(steps, budget=tight(), policy="pooch")
+    assert backend.report().state == "planned"
+    assert backend.engine is not None
+    targets = {op.target for op in backend.engine.graphs[0].captured.trace.ops}
+    assert "aten._batch_norm_with_update_functional.default" in targets
+    assert same(seen, expected)
 
 
 def test_the_allocator_agrees_with_the_meter() -> None:
@@ -154,7 +176,7 @@ def test_mixed_precision_with_a_scaler() -> None:
             scaler.update()
         return [p.detach().clone() for p in module.parameters()]
 
-    expected = run("aot_eager")
+    expected = run(same_graph)
     roomy = Backend(budget="4GiB")
     run(roomy)
     peak = roomy.report().in_core_peak_bytes

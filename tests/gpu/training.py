@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.kit.modes import same_graph
 from outcore import Backend
 from outcore.ir.hardware import Tier
 from outcore.policies import floor
@@ -56,7 +57,11 @@ class Way:
 
     def reference(self, steps: int) -> list[list[Tensor]]:
         """What torch gives with the same graph."""
-        return self.train("aot_eager", steps)[0]
+        return self.train(same_graph, steps)[0]
+
+    def plain(self, steps: int) -> list[list[Tensor]]:
+        """What plain PyTorch gives."""
+        return self.train("eager", steps)[0]
 
     def tight(self, share: float = 0.3) -> int:
         """A budget between the floor and what keeping everything takes."""

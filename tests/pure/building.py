@@ -41,11 +41,11 @@ class TraceBuilder:
         role: Role,
         *,
         dtype: str = "float32",
-        pinned: bool = False,
+        borrowed: bool = False,
         name: str = "",
     ) -> int:
         """A fresh buffer of `items` elements; returns the id of the Value that spans it."""
-        buffer = Buffer(len(self.buffers), items * ITEM_BYTES[dtype], role, pinned, name)
+        buffer = Buffer(len(self.buffers), items * ITEM_BYTES[dtype], role, borrowed, name)
         self.buffers.append(buffer)
         return self._value(buffer.id, dtype, (items,), (1,), 0)
 
@@ -111,9 +111,9 @@ def small_trace() -> Trace:
     write its result over its first argument.
     """
     t, backward = TraceBuilder(), Phase.BACKWARD
-    x = t.new(256, Role.INPUT, pinned=True, name="x")
-    w1 = t.new(64, Role.PARAM, pinned=True, name="conv.weight")
-    w2 = t.new(64, Role.PARAM, pinned=True, name="linear.weight")
+    x = t.new(256, Role.INPUT, borrowed=True, name="x")
+    w1 = t.new(64, Role.PARAM, borrowed=True, name="conv.weight")
+    w2 = t.new(64, Role.PARAM, borrowed=True, name="linear.weight")
     conv, dropped, curved, mixed = (
         t.new(256, Role.ACTIVATION, name=name) for name in ("conv", "dropped", "curved", "mixed")
     )
@@ -179,7 +179,7 @@ def dense_problem(layers: int = 4, budget_bytes: int = 1 << 14) -> Problem:
     as a concatenation.
     """
     t, backward = TraceBuilder(), Phase.BACKWARD
-    x = t.new(256, Role.INPUT, pinned=True, name="x")
+    x = t.new(256, Role.INPUT, borrowed=True, name="x")
     outputs = [t.new(256, Role.ACTIVATION, name="y0")]
     t.op("aten.convolution.default", (Ref(x),), (outputs[0],))
     cats = []

@@ -38,7 +38,7 @@ class Layers:
     calls: list[tuple[str, tuple[Map, ...], Map]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        value = self.builder.new(1, Role.INPUT, pinned=True, name="data")
+        value = self.builder.new(1, Role.INPUT, borrowed=True, name="data")
         self.data = Map(value, 3, 227)
 
     def call(self, target: str, inputs: tuple[Map, ...], channels: int, side: int) -> Map:

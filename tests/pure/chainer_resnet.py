@@ -116,7 +116,7 @@ class ChainerTape:
 
     def _parameter(self, items: int) -> int:
         self.parameter_items += items
-        self.parameters.append(self.builder.new(items, Role.PARAM, pinned=True, name="weight"))
+        self.parameters.append(self.builder.new(items, Role.PARAM, borrowed=True, name="weight"))
         return self.parameters[-1]
 
     def _call(
@@ -227,7 +227,7 @@ class ChainerResNet50:
 def chainer_resnet50(batch: int) -> ChainerResNet50:
     """One training step of ResNet-50 on `batch` images of 224 x 224."""
     tape = ChainerTape(batch)
-    tape.builder.new(3 * 224 * 224 * batch, Role.INPUT, pinned=True, name="images")
+    tape.builder.new(3 * 224 * 224 * batch, Role.INPUT, borrowed=True, name="images")
     x = tape.max_pool(tape.relu(tape.bn(tape.conv(tape.images, 64, 7, 2))), 2)
     for stage, (blocks, width) in enumerate(STAGES):
         for block in range(blocks):

@@ -58,7 +58,7 @@ def two_graphs() -> Report:
 def long_problem(ops: int, budget_part: float = 0.6) -> Problem:
     """A chain of `ops` forward ops and as many backward ones, each keeping 1 KiB for its own."""
     t = TraceBuilder()
-    x = t.new(256, Role.INPUT, pinned=True, name="x")
+    x = t.new(256, Role.INPUT, borrowed=True, name="x")
     made = [x]
     for op in range(ops):
         made.append(t.new(256, Role.ACTIVATION, name=f'activation {op} <&> "quoted"'))

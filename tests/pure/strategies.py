@@ -100,7 +100,7 @@ _EFFECTS: tuple[tuple[Effect, ...], ...] = (
 def traces(draw: st.DrawFn, max_forward_ops: int = 12, *, mutates: bool = False) -> Trace:
     """Valid traces of at most twice `max_forward_ops` ops; one in ten has no backward pass.
 
-    With `mutates`, the forward pass may end with an op that writes a pinned buffer.
+    With `mutates`, the forward pass may end with an op that writes a borrowed buffer.
     """
     forward_ops = draw(st.integers(1, max_forward_ops))
     dice, t = Dice(draw), TraceBuilder()
@@ -123,16 +123,16 @@ def traces(draw: st.DrawFn, max_forward_ops: int = 12, *, mutates: bool = False)
 
 
 def _add_inputs(dice: Dice, t: TraceBuilder) -> list[int]:
-    """Inputs that the caller may or may not hold; pinned parameters and state."""
+    """Inputs that the caller may or may not hold; borrowed parameters and state."""
     inputs = [
-        t.new(dice.pick(_ITEMS), Role.INPUT, pinned=dice.one_in(2), name=f"input{i}")
+        t.new(dice.pick(_ITEMS), Role.INPUT, borrowed=dice.one_in(2), name=f"input{i}")
         for i in range(1 + dice.below(2))
     ]
     params = [
-        t.new(dice.pick(_ITEMS), Role.PARAM, pinned=True, name=f"layers.{i}.weight")
+        t.new(dice.pick(_ITEMS), Role.PARAM, borrowed=True, name=f"layers.{i}.weight")
         for i in range(1 + dice.below(3))
     ]
-    return [*inputs, *params, t.new(16, Role.STATE, pinned=True, name="running_mean")]
+    return [*inputs, *params, t.new(16, Role.STATE, borrowed=True, name="running_mean")]
 
 
 def _add_forward(dice: Dice, t: TraceBuilder, inputs: list[int], count: int) -> list[int]:

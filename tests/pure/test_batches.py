@@ -15,7 +15,7 @@ from tests.pure.chainer_resnet import chainer_resnet50
 
 def step(samples: int, *, odd: int = 0, target: str = "test.f") -> Trace:
     t = TraceBuilder()
-    x = t.new(3 * samples + odd, Role.INPUT, pinned=True)
+    x = t.new(3 * samples + odd, Role.INPUT, borrowed=True)
     y = t.new(5, Role.ACTIVATION)
     args = (Ref(x), (samples, -1), 1 / samples, True, 7, None)
     t.op(target, args, (y,))

@@ -213,7 +213,7 @@ def chain(count=4, *, effects=(), keep=()) -> Problem:
     `keep`: numbers of activations that the backward call does not read.
     """
     t = TraceBuilder()
-    x = t.new(256, Role.INPUT, pinned=True, name="x")
+    x = t.new(256, Role.INPUT, borrowed=True, name="x")
     made = [x]
     for i in range(count):
         out = t.new(64 * 256, Role.ACTIVATION, name=f"a{i}")
@@ -295,7 +295,7 @@ def test_the_cheaper_of_copies_and_reruns_is_taken():
 def test_a_copy_made_once_serves_two_gaps():
     """b is read in the forward call and in the backward call, and away before both."""
     t = TraceBuilder()
-    x = t.new(256, Role.INPUT, pinned=True)
+    x = t.new(256, Role.INPUT, borrowed=True)
     b, big, out, big2, out2 = (t.new(n * 256, Role.ACTIVATION) for n in (64, 102, 1, 100, 1))
     t.op("test.f", (Ref(x),), (b,), effects=[Effect.UNREPEATABLE])
     t.op("test.g", (Ref(x),), (big,))
@@ -322,7 +322,7 @@ def test_a_copy_made_once_serves_two_gaps():
 
 def test_a_result_over_its_argument_saves_its_bytes():
     t = TraceBuilder()
-    x = t.new(256, Role.INPUT, pinned=True)
+    x = t.new(256, Role.INPUT, borrowed=True)
     a, b, out = (t.new(n * 256, Role.ACTIVATION) for n in (64, 64, 1))
     t.op("test.f", (Ref(x),), (a,))
     t.donations.append(Donation(t.op("test.relu", (Ref(a),), (b,)), a, b))
@@ -418,7 +418,7 @@ def test_a_copy_serves_an_absence_after_one_that_a_rerun_ended():
     """x leaves by a copy, comes back as the other result of a rerun for y, and is away again."""
     once, big = [Effect.UNREPEATABLE], 64 * KIB
     t = TraceBuilder()
-    w = t.new(16, Role.INPUT, pinned=True)
+    w = t.new(16, Role.INPUT, borrowed=True)
     z, x, y = (t.new(big // 4, Role.ACTIVATION, name=name) for name in "zxy")
     s1, s2, s3, s4 = (t.new(16, Role.ACTIVATION) for _ in range(4))
     tangent, g, h = (t.new(16, Role.GRAD) for _ in range(3))

@@ -27,7 +27,7 @@ def network(*, skips: bool, read_back: int = 1) -> Problem:
     Backward reads every `read_back`th map.
     """
     t = TraceBuilder()
-    x = t.new(1, Role.INPUT, pinned=True)
+    x = t.new(1, Role.INPUT, borrowed=True)
     made = [x]
     for layer in range(LAYERS):
         out = t.new(MAP_BYTES // 4, Role.ACTIVATION, name=f"a{layer}")

@@ -181,7 +181,7 @@ def unit_problem(trace: Trace, rate: float) -> Problem:
 def test_room_given_up_after_an_op_serves_what_leaves_after_it(rate):
     """`a` was offloaded for nothing; its room goes to `e`, which leaves after the op at its end."""
     t = TraceBuilder()
-    x = t.new(64, Role.INPUT, pinned=True)
+    x = t.new(64, Role.INPUT, borrowed=True)
     a, c, d, e, b, f, g, h = (t.new(64, Role.ACTIVATION) for _ in range(8))
     y = t.new(128, Role.ACTIVATION)
     for reads, made in (
@@ -206,7 +206,7 @@ def test_room_given_up_after_an_op_serves_what_leaves_after_it(rate):
 def test_what_a_chain_makes_on_its_way_is_not_fetched():
     """The op that makes `w` makes the dead `b` too, and `v` is made of both."""
     t = TraceBuilder()
-    x = t.new(64, Role.INPUT, pinned=True)
+    x = t.new(64, Role.INPUT, borrowed=True)
     b = t.new(16, Role.ACTIVATION)
     w, v, out, more, last = (t.new(64, Role.ACTIVATION) for _ in range(5))
     t.op("f", (Ref(x),), (b, w))

@@ -120,7 +120,7 @@ class TestFigures:
         With room for all, the copy back begins when that out is done, a second before its use.
         """
         t = TraceBuilder()
-        x = t.new(250, Role.INPUT, pinned=True)
+        x = t.new(250, Role.INPUT, borrowed=True)
         a, b, c, d = (t.new(250, Role.ACTIVATION) for _ in range(4))
         t.op("f", (Ref(x),), (a,))
         t.op("f", (Ref(x),), (b,))
@@ -156,7 +156,7 @@ class TestFigures:
 def deep_problem(layers: int) -> Problem:
     """A chain of `layers` ops, each read once more on the way back."""
     t = TraceBuilder()
-    values = [t.new(64, Role.INPUT, pinned=True)]
+    values = [t.new(64, Role.INPUT, borrowed=True)]
     for _ in range(layers):
         values.append(t.new(64, Role.ACTIVATION))
         t.op("test.layer", (Ref(values[-2]),), (values[-1],))
@@ -184,7 +184,7 @@ class TestLongPlans:
     def test_what_a_chain_makes_again_is_not_fetched_for_it(self) -> None:
         """Op 1 runs again on the `b` that op 0 made for `w` once more."""
         t = TraceBuilder()
-        x = t.new(64, Role.INPUT, pinned=True)
+        x = t.new(64, Role.INPUT, borrowed=True)
         b, w, v = (t.new(4096, Role.ACTIVATION) for _ in range(3))
         out = [t.new(64, Role.ACTIVATION) for _ in range(5)]
         t.op("f", (Ref(x),), (b, w))
@@ -206,7 +206,7 @@ class TestLongPlans:
     def test_rooms_in_the_outer_tier_are_used_again(self) -> None:
         """Two of three leave and come back inside the forward pass: their bytes go to the third."""
         t = TraceBuilder()
-        x = t.new(64, Role.INPUT, pinned=True)
+        x = t.new(64, Role.INPUT, borrowed=True)
         a, b, c = (t.new(n, Role.ACTIVATION) for n in (64, 32, 96))
         out = [t.new(16, Role.ACTIVATION) for _ in range(8)]
         t.op("f", (Ref(x),), (a,))
@@ -245,12 +245,12 @@ class TestWhatCannotBe:
         It can be once `x` is held for that.
         """
         t = TraceBuilder()
-        x, pinned = t.new(64, Role.INPUT), t.new(64, Role.INPUT, pinned=True)
+        x, borrowed = t.new(64, Role.INPUT), t.new(64, Role.INPUT, borrowed=True)
         y, z, made = (t.new(64, Role.ACTIVATION) for _ in range(3))
         t.op("f", (Ref(x),), (y,))
-        t.op("f", (Ref(pinned),), (z,))
+        t.op("f", (Ref(borrowed),), (z,))
         t.op("f", (Ref(y), Ref(z)), (made,))
-        problem = _unit(t.trace([x, pinned], (Ref(made),)))
+        problem = _unit(t.trace([x, borrowed], (Ref(made),)))
         evaluator = Evaluator(problem)
         assert [(gap.buffer, gap.dead) for gap in evaluator.gaps] == [(x, True), (y, False)]
         dropped, held = [RECOMPUTE, RECOMPUTE], [KEEP, RECOMPUTE]

@@ -43,10 +43,10 @@ def by_hand(
 ) -> Problem:
     """A forward pass in which op i takes a second and makes buffer i + 1 of 1000 B from `reads[i]`.
 
-    Buffer 0 is pinned. 1000 B leave in a second, and come back in two.
+    Buffer 0 is borrowed. 1000 B leave in a second, and come back in two.
     """
     t = TraceBuilder()
-    t.new(250, Role.INPUT, pinned=True, name="x")
+    t.new(250, Role.INPUT, borrowed=True, name="x")
     for op, read in enumerate(reads):
         made = t.new((sizes or {}).get(op + 1, 1000) // 4, Role.ACTIVATION, name=f"b{op + 1}")
         effects = [Effect.UNREPEATABLE] if op in unrepeatable else []
@@ -135,7 +135,7 @@ class TestMovesByHand:
     def test_what_rests_on_what_is_gone(self) -> None:
         """The caller's buffer can be offloaded; made again it cannot be."""
         t = TraceBuilder()
-        x, given = t.new(250, Role.INPUT, pinned=True), t.new(250, Role.INPUT)
+        x, given = t.new(250, Role.INPUT, borrowed=True), t.new(250, Role.INPUT)
         a, b, c = (t.new(250, Role.ACTIVATION) for _ in range(3))
         t.op("f", (Ref(given),), (a,))
         t.op("f", (Ref(x),), (b,))
@@ -267,7 +267,7 @@ class TestWaitsByHand:
     def test_for_what_is_written_over_in_the_backward_call(self) -> None:
         """b2 takes the memory of b1, so that is fetched in the backward call, at 2."""
         t = TraceBuilder()
-        x = t.new(250, Role.INPUT, pinned=True)
+        x = t.new(250, Role.INPUT, borrowed=True)
         a, b, out = (t.new(250, Role.ACTIVATION) for _ in range(3))
         t.op("f", (Ref(x),), (a,))
         t.op("f", (Ref(x),), (out,))
@@ -299,7 +299,7 @@ class TestWaitsByHand:
     def test_at_the_end(self) -> None:
         """What was to come back is made again beside another, before its copy out is done."""
         t = TraceBuilder()
-        x = t.new(250, Role.INPUT, pinned=True)
+        x = t.new(250, Role.INPUT, borrowed=True)
         a, b = t.new(10000, Role.ACTIVATION), t.new(250, Role.ACTIVATION)
         t.op("f", (Ref(x),), (a, b))
         t.op("f", (Ref(x),), (t.new(250, Role.ACTIVATION),))

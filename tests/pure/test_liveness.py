@@ -53,7 +53,7 @@ def test_what_an_op_mutates_is_held() -> None:
 
 
 def test_what_the_caller_passes_and_does_not_hold_has_gaps() -> None:
-    trace = edited('pinned "x"', '"x"')
+    trace = edited('borrowed "x"', '"x"')
     assert Gap(0, 0, 8) in gaps(trace, liveness(trace))
 
 
@@ -97,9 +97,9 @@ def test_held_buffers_are_those_the_caller_has_or_an_op_mutates(trace: Trace) ->
     mutated = {
         buffer for op in trace.ops if Effect.MUTATES in op.effects for buffer in trace.reads[op.id]
     }
-    pinned = {b.id for b in trace.buffers if b.pinned}
+    borrowed = {b.id for b in trace.buffers if b.borrowed}
     held = {i for i, held in enumerate(liveness(trace).held) if held}
-    assert held == returned | mutated | pinned
+    assert held == returned | mutated | borrowed
 
 
 @given(traces(mutates=True))

@@ -28,14 +28,14 @@ from tests.pure.strategies import problems
 drawn = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
-def step(text: str, donations=(), *, pinned=True) -> Problem:
+def step(text: str, donations=(), *, borrowed=True) -> Problem:
     """A step of one op per word, as `c:100<a,b`: it makes c, of 100 bytes, from a and b.
 
     `|` parts forward from backward ops. `x` is the caller's input, `t` the tangent, 4 bytes each;
     what the last op on either side makes is returned. `donations`: (source, target) by name.
     """
     t = TraceBuilder()
-    value = {"x": t.new(1, Role.INPUT, pinned=pinned), "t": t.new(1, Role.GRAD)}
+    value = {"x": t.new(1, Role.INPUT, borrowed=borrowed), "t": t.new(1, Role.GRAD)}
     forward, backward = (part.split() for part in text.split("|"))
     last = {}
     words = [(Phase.FORWARD, w) for w in forward] + [(Phase.BACKWARD, w) for w in backward]
@@ -84,7 +84,7 @@ def test_all_backward_ops_are_above_all_forward_ops():
 
 def test_a_step_without_a_backward_pass_ends_with_the_pause():
     t = TraceBuilder()
-    x, a = t.new(1, Role.INPUT, pinned=True), t.new(1, Role.ACTIVATION)
+    x, a = t.new(1, Role.INPUT, borrowed=True), t.new(1, Role.ACTIVATION)
     t.op("test.f", (Ref(x),), (a,))
     assert levels(t.trace([x], (Ref(a),))).level.tolist() == [0, 1]
 
@@ -183,7 +183,7 @@ def test_a_near_use_that_comes_late_in_the_trace_is_waited_for():
 
 
 def test_what_the_caller_passes_in_stays():
-    problem = step("a:100<x l:4<a | e:4<t f:4<e,x", pinned=False)
+    problem = step("a:100<x l:4<a | e:4<t f:4<e,x", borrowed=False)
     assert swapped(problem, Setting(0, 1, 0, 0)) == {}
 
 

@@ -241,7 +241,7 @@ class TestHints:
     def test_a_copy_departs_before_a_rerun_gives_it_up(self) -> None:
         """Op 0 makes both; run again for the second, it makes the first too: its copy is freed."""
         t = TraceBuilder()
-        x = t.new(16, Role.INPUT, pinned=True)
+        x = t.new(16, Role.INPUT, borrowed=True)
         first, second, out, tangent, grad = (t.new(16, Role.ACTIVATION) for _ in range(5))
         t.op("test.f", (Ref(x),), (first, second))
         t.op("test.g", (Ref(first), Ref(second)), (out,))
@@ -333,7 +333,7 @@ class TestText:
     def test_what_the_backward_call_writes_over_is_fetched_in_it(self) -> None:
         """However much room there is before: what crosses is never overwritten."""
         t = TraceBuilder()
-        x = t.new(64, Role.INPUT, pinned=True)
+        x = t.new(64, Role.INPUT, borrowed=True)
         maps = [t.new(64, Role.ACTIVATION) for _ in range(4)]
         for source, made in pairwise([x, *maps]):
             t.op("test.f", (Ref(source),), (made,))

@@ -28,7 +28,7 @@ from tests.pure.strategies import problems, small_hardware
 
 TRACE = """
 trace boundary 1
-buffer 0 input 10 B pinned
+buffer 0 input 10 B borrowed
 buffer 1 activation 100 B
 buffer 2 grad 1000 B
 buffer 3 grad 2 B

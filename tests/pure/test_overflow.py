@@ -32,7 +32,7 @@ def chained(
 ) -> Problem:
     """Maps of `sizes` made one from the other, and needed again in reverse; on three tiers."""
     t = TraceBuilder()
-    x = t.new(1, Role.INPUT, pinned=True)
+    x = t.new(1, Role.INPUT, borrowed=True)
     made = [x]
     for size in sizes:
         made.append(t.new(size // 4, Role.ACTIVATION))

@@ -420,7 +420,7 @@ class TestRules:
     def test_recomputing_what_is_passed_in_says_why(self):
         problem = small_problem()
         first, *others = problem.trace.buffers
-        trace = replace(problem.trace, buffers=(replace(first, pinned=False), *others))
+        trace = replace(problem.trace, buffers=(replace(first, borrowed=False), *others))
         problem = replace(problem, trace=trace)
         with pytest.raises(OptionValueError, match="it is passed in, and no op makes it"):
             forced(problem, [recompute("x")])

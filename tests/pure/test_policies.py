@@ -365,7 +365,7 @@ def chain(sizes=(64, 64, 64, 64), effects=None, *, in_place=False) -> Problem:
     `sizes` are KiB per activation, `effects` by position; `in_place`: the last forward op writes x.
     """
     t = TraceBuilder()
-    x = t.new(64 * 256, Role.INPUT, pinned=True, name="x")
+    x = t.new(64 * 256, Role.INPUT, borrowed=True, name="x")
     made = [x]
     for i, size in enumerate(sizes):
         out = t.new(size * 256, Role.ACTIVATION, name=f"a{i}")
@@ -408,7 +408,7 @@ def test_candidates_cross_the_boundary_and_are_large_enough():
 
 def test_candidates_come_in_order_of_their_last_forward_use():
     t = TraceBuilder()
-    x = t.new(64, Role.INPUT, pinned=True)
+    x = t.new(64, Role.INPUT, borrowed=True)
     early, late, out = (t.new(64, Role.ACTIVATION) for _ in range(3))
     t.op("test.f", (Ref(x),), (late,))
     t.op("test.f", (Ref(late),), (early,))

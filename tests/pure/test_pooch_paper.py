@@ -58,7 +58,7 @@ def chain(megabytes, room_mb=PLENTY / MB):
     limit: there is memory for everything at any other time.
     """
     t = TraceBuilder()
-    x = t.new(1, Role.INPUT, pinned=True, name="x")
+    x = t.new(1, Role.INPUT, borrowed=True, name="x")
     made = [x]
     for i, size in enumerate(megabytes):
         made.append(t.new(int(size * MB) // 4, Role.ACTIVATION, name=f"a{i}"))
@@ -121,7 +121,7 @@ def test_an_op_that_needs_the_memory_of_a_copy_exposes_it():
 def test_of_one_break_point_only_the_copies_that_are_late_count():
     """Both maps are needed at 1 s by one op: copies back end at 0.75 and 2.25 s."""
     t = TraceBuilder()
-    x = t.new(1, Role.INPUT, pinned=True)
+    x = t.new(1, Role.INPUT, borrowed=True)
     sizes = (187_500, 375_000, 0)
     maps = [t.new(max(1, items), Role.ACTIVATION) for items in sizes]
     for value in maps:

@@ -20,7 +20,7 @@ from outcore.simulate import simulate
 # Four ops of one second; every buffer has 1000 B. Away a buffer takes 2 s, back 4 s.
 TRACE = """
 trace boundary 4
-buffer 0 input 1000 B pinned "x"
+buffer 0 input 1000 B borrowed "x"
 buffer 1 activation 1000 B "a"
 buffer 2 activation 1000 B "b"
 buffer 3 activation 1000 B "c"

@@ -17,7 +17,7 @@ from outcore.ir.nouns import Noun
 from outcore.ir.plan import KEEP, Gap, Offload, Plan, Recompute, make_plan
 from outcore.ir.profile import Cost, Profile, Source
 from outcore.ir.program import Alloc, Copy, Free, Instruction, Program, Run, Slot, Stream
-from outcore.ir.store import check_plan_for, digest, load, save
+from outcore.ir.store import VERSION, check_plan_for, digest, load, save
 from outcore.ir.text import parse, to_text
 from outcore.ir.timeline import Cause, Span, Stall, Timeline
 from outcore.ir.trace import Ref, Symbol, Trace
@@ -178,7 +178,7 @@ def test_a_number_of_seconds_may_be_an_int() -> None:
         (small_trace(), "boundary 5", "boundary 6"),
         (small_trace(), '1024 B "mixed"', '2048 B "mixed"'),
         (small_trace(), 'activation 1024 B "mixed"', 'grad 1024 B "mixed"'),
-        (small_trace(), "pinned ", ""),
+        (small_trace(), "borrowed ", ""),
         (small_trace(), "float32 (16, 16)", "int32 (16, 16)"),
         (small_trace(), "(16, 16) stride (16, 1)", "(16, 16) stride (1, 16)"),
         (small_trace(), "(16, 16) stride (16, 1)", "(15, 16) stride (16, 1) offset 16"),
@@ -277,7 +277,7 @@ def test_a_file_of_another_kind(trace_file: Path) -> None:
 
 def test_a_file_of_another_version(trace_file: Path) -> None:
     rewritten(trace_file, lambda whole: whole["format"].update(version=7))
-    with pytest.raises(FormatError, match="has version 7, this release reads 2"):
+    with pytest.raises(FormatError, match=f"has version 7, this release reads {VERSION}"):
         load(trace_file, Trace)
 
 
@@ -296,8 +296,12 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
             "odd",
             r"at trace.buffers\[3\].role: expected one of input, param",
         ),
-        (["buffers", 3, "pinned"], 1, r"at trace.buffers\[3\].pinned: expected true or false"),
-        (["buffers", 3], {}, r"at trace.buffers\[3\]: expected an object with id, name, nbytes"),
+        (["buffers", 3, "borrowed"], 1, r"at trace.buffers\[3\].borrowed: expected true or false"),
+        (
+            ["buffers", 3],
+            {},
+            r"at trace.buffers\[3\]: expected an object with borrowed, id, name, nbytes",
+        ),
         (["ops", 0, "args", 3], [{}], r"at trace.ops\[0\].args\[3\]\[0\]: expected an object"),
         (["ops", 0, "args", 0], {"value": "3"}, r"args\[0\].value: expected an integer"),
         (["ops", 0, "args", 0], {"float": "x"}, r"args\[0\]: expected a number, found 'x'"),

@@ -178,7 +178,7 @@ def problem_of(t: TraceBuilder, inputs: list[int], tangent: int, grad: int) -> P
 
 def chain(*targets: str, saved: tuple[int, ...]) -> list[bool]:
     t = TraceBuilder()
-    made = [t.new(8, Role.INPUT, pinned=True)]
+    made = [t.new(8, Role.INPUT, borrowed=True)]
     for target in targets:
         out = t.new(8, Role.ACTIVATION)
         t.op(target, (Ref(made[-1]),), (out,))
@@ -207,7 +207,7 @@ def test_what_reads_a_checkpoint_that_backward_does_not_read_stands_for_it():
 
 def test_joins_concatenations_and_forks_are_checkpoints():
     t = TraceBuilder()
-    x, bias = t.new(8, Role.INPUT, pinned=True), t.new(8, Role.PARAM, pinned=True)
+    x, bias = t.new(8, Role.INPUT, borrowed=True), t.new(8, Role.PARAM, borrowed=True)
     a, b, c, d, e, f = (t.new(8, Role.ACTIVATION) for _ in range(6))
     t.op("aten.add.Tensor", (Ref(x), Ref(bias)), (a,))  # a bias: no join
     t.op("aten.tanh.default", (Ref(a),), (b,))  # read twice: a fork
@@ -220,7 +220,7 @@ def test_joins_concatenations_and_forks_are_checkpoints():
 
 def test_what_may_not_run_again_is_a_checkpoint():
     t = TraceBuilder()
-    x = t.new(8, Role.INPUT, pinned=True)
+    x = t.new(8, Role.INPUT, borrowed=True)
     a, b = (t.new(8, Role.ACTIVATION) for _ in range(2))
     t.op("test.f", (Ref(x),), (a,), effects=[Effect.UNREPEATABLE])
     t.op("test.f", (Ref(a),), (b,), effects=[Effect.RANDOM])
@@ -241,7 +241,7 @@ def offloads(problem: Problem, plan: Plan) -> dict[str, Offload]:
 def towers(count: int = 6) -> Problem:
     """Convolutions of 1 KiB in a row; the backward of each reads what it read."""
     t = TraceBuilder()
-    x = t.new(1, Role.INPUT, pinned=True)
+    x = t.new(1, Role.INPUT, borrowed=True)
     made = [x]
     for number in range(count):
         out = t.new(256, Role.ACTIVATION, name=f"a{number}")

@@ -31,8 +31,8 @@ def network(budget_bytes: int = ROOMY) -> Problem:
     last layer; relus read r1, r2 and r3 after those, and one of them reads r4 alone.
     """
     t, back = TraceBuilder(), Phase.BACKWARD
-    x = t.new(1, Role.INPUT, pinned=True)
-    w = t.new(1, Role.PARAM, pinned=True)
+    x = t.new(1, Role.INPUT, borrowed=True)
+    w = t.new(1, Role.PARAM, borrowed=True)
     c1, r1, p1, c2, r2, c3, r3 = (
         t.new(250 * KB // 4, Role.ACTIVATION, name=name)
         for name in ("c1", "r1", "p1", "c2", "r2", "c3", "r3")
@@ -105,7 +105,7 @@ def test_a_layer_is_a_backward_op_that_reads_what_was_retained():
 def test_what_only_an_activation_retains_is_of_no_layer():
     """A relu before a sum: only the relu itself reads its result again."""
     t = TraceBuilder()
-    x = t.new(4, Role.INPUT, pinned=True)
+    x = t.new(4, Role.INPUT, borrowed=True)
     a, b, out, tangent, g1, g2 = (t.new(4, Role.ACTIVATION) for _ in range(6))
     t.op("aten.exp.default", (Ref(x),), (a,))
     t.op("aten.relu.default", (Ref(a),), (b,))
@@ -122,7 +122,7 @@ def test_what_only_an_activation_retains_is_of_no_layer():
 def test_a_convolution_beside_another_layer_shares_its_input():
     """Backward, the pool reads `fork` first and the convolution second: the convolution's input."""
     t, back = TraceBuilder(), Phase.BACKWARD
-    x = t.new(4, Role.INPUT, pinned=True)
+    x = t.new(4, Role.INPUT, borrowed=True)
     fork, c, p, out, tangent, g1, g2, g3 = (t.new(4, Role.ACTIVATION) for _ in range(8))
     t.op("aten.exp.default", (Ref(x),), (fork,))
     t.op("aten.convolution.default", (Ref(fork), Ref(x)), (c,))

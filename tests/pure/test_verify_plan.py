@@ -105,7 +105,7 @@ def test_what_is_recomputed_was_made_by_an_op_that_may_run_again(effects: str, d
 
 def test_what_is_recomputed_was_made_by_an_op() -> None:
     plan = plan_of("0 after 0 before 8 recompute")
-    refused(with_trace("pinned ", ""), plan, "was made by an op", "the caller passes it in")
+    refused(with_trace("borrowed ", ""), plan, "was made by an op", "the caller passes it in")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_messages_show_the_gap_and_the_name_of_the_buffer() -> None:
         ("", "", "3 after 3 before 8 offload host release 8 prefetch 4"),
         ("", "", "3 after 3 before 8 offload host depart 3 release 4 prefetch 4 arrive 4"),
         ("", "", "3 after 3 before 8 offload host depart 8 release 8 prefetch 8 arrive 8"),
-        ("pinned ", "", "0 after 0 before 8 offload disk"),
+        ("borrowed ", "", "0 after 0 before 8 offload disk"),
         ("!random", "!unrepeatable", "4 after 2 before 7 offload disk release 4 prefetch 6"),
     ],
 )
@@ -190,8 +190,8 @@ def test_what_a_plan_may_do(old: str, new: str, gap: str) -> None:
 
 MUTATING = """
 trace boundary 3
-buffer 0 input 4 B pinned "x"
-buffer 1 state 4 B pinned "state"
+buffer 0 input 4 B borrowed "x"
+buffer 1 state 4 B borrowed "state"
 buffer 2 activation 4 B "f"
 buffer 3 activation 4 B "g"
 buffer 4 grad 4 B

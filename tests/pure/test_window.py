@@ -397,7 +397,7 @@ def test_what_fits_is_kept(problem):
 def skipping(budget_bytes: int) -> Problem:
     """`a0` is read by the next op and, four ops later, by an addition in the forward pass too."""
     t = TraceBuilder()
-    x = t.new(1, Role.INPUT, pinned=True)
+    x = t.new(1, Role.INPUT, borrowed=True)
     skip, *inner, out = (t.new(256, Role.ACTIVATION, name=f"a{i}") for i in range(6))
     t.op("test.f", (Ref(x),), (skip,))
     read = skip

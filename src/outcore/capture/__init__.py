@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outcore.capture.again import capture_again
+from outcore.capture.batch_norm import by_cudnn
 from outcore.capture.compat import (
     aot_autograd,
     boxed,
@@ -14,23 +15,24 @@ from outcore.capture.compat import (
     under_checkpoint,
 )
 from outcore.capture.graph import Captured, capture
-from outcore.capture.layouts import kernel_layouts
 from outcore.capture.offline import trace, trace_as_run, trace_network
 from outcore.capture.passing import passing
 from outcore.capture.shells import Shells, shells
+from outcore.capture.tracing import as_kernels
 
 __all__ = [
     "Captured",
     "Shells",
     "aot_autograd",
+    "as_kernels",
     "boxed",
+    "by_cudnn",
     "capture",
     "capture_again",
     "compiles_autograd",
     "default_partition",
     "is_batched",
     "keeps_graph",
-    "kernel_layouts",
     "passing",
     "shells",
     "stand_in_survives",

@@ -12,7 +12,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from outcore.capture.graph import Captured, Joint, capture
-from outcore.capture.layouts import kernel_layouts
+from outcore.capture.tracing import as_kernels
 from outcore.errors import CaptureError
 from outcore.ir.trace import Value
 
@@ -69,7 +69,7 @@ def _results(node: Node) -> Sequence[Any]:
 def _describe(joint: Joint, changed: set[Node]) -> None:
     """Let the metadata of `changed`, and of all that comes from it, say what is real."""
     mode = _mode_of(next(iter(changed)))
-    with kernel_layouts(), mode:
+    with as_kernels(), mode:
         dirty = set(changed)
         for node in joint.module.graph.nodes:
             if node.op == "call_function" and not dirty.isdisjoint(node.all_input_nodes):

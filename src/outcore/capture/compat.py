@@ -12,6 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import ShortenTraceback
 from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import default_partition
+from torch._prims_common import suggest_memory_format
 from torch.fx import GraphModule
 from torch.fx.graph import _BoxedCodeGen
 from torch.nn.utils.stateless import _reparametrize_module as with_states
@@ -23,11 +24,14 @@ __all__ = [
     "as_if_compiled",
     "boxed",
     "compiles_autograd",
+    "cudnn_reserve_bytes",
     "default_partition",
     "keeps_graph",
     "mutated_inputs",
+    "normalised_by_cudnn",
     "runs_in_backward",
     "stand_in_survives",
+    "suggest_memory_format",
     "with_states",
 ]
 
@@ -113,3 +117,19 @@ def mutated_inputs(output: torch.fx.Node) -> tuple[int, ...]:
         if source is not None:
             found.append(int(source.idx))
     return tuple(found)
+
+
+def normalised_by_cudnn(of: torch.Tensor, *rest: torch.Tensor, eps: float) -> bool:
+    """Whether plain PyTorch normalises batches of `of` by cuDNN when it trains.
+
+    `rest`: weight, bias, running mean and variance.
+    """
+    backend: Any = torch._C._select_batch_norm_backend(of, *rest, True, eps)
+    cudnn: Any = torch._C._BatchNormBackend.Cudnn  # type: ignore[attr-defined]  # the stubs lack it
+    return bool(backend == cudnn)
+
+
+def cudnn_reserve_bytes(of: torch.Tensor) -> int:
+    """Bytes that cuDNN hands from the forward to the backward call of a normalisation of `of`."""
+    ask: Any = torch._C._get_cudnn_batch_norm_reserve_space_size  # type: ignore[attr-defined]  # the stubs lack it
+    return int(ask(of, True))

@@ -161,7 +161,7 @@ class _Capture:
 
     def _input(self, node: Node, role: Role, name: str) -> None:
         tensor = _fake(node)
-        buffer = self._new_buffer(tensor, role, name, pinned=True)
+        buffer = self._new_buffer(tensor, role, name, borrowed=True)
         self.results[node] = self._value(buffer, tensor)
 
     def _constant(self, node: Node) -> None:
@@ -169,7 +169,7 @@ class _Capture:
         if not isinstance(tensor, torch.Tensor):
             raise CaptureError(reason=f"attribute {node.target} is not a tensor", site=site(node))
         self.constants.append(tensor)
-        buffer = self._new_buffer(tensor, Role.STATE, node.name, pinned=True)
+        buffer = self._new_buffer(tensor, Role.STATE, node.name, borrowed=True)
         self.results[node] = self._value(buffer, tensor)
 
     def _of(self, ref: Ref) -> int:
@@ -230,7 +230,7 @@ class _Capture:
         """
         source = node.args[0]
         assert isinstance(source, Node)  # noqa: S101 - it takes one tensor
-        if self.buffers[self._buffer(source)].pinned:
+        if self.buffers[self._buffer(source)].borrowed:
             reason = "it waits for a collective that was begun outside of it"
             raise CaptureError(reason=reason, site=site(node))
         self.results[node] = self.results[source]
@@ -311,7 +311,7 @@ class _Capture:
     # ---- buffers, values, arguments -------------------------------------------------------------
 
     def _new_buffer(
-        self, tensor: torch.Tensor, role: Role, name: str, *, pinned: bool = False
+        self, tensor: torch.Tensor, role: Role, name: str, *, borrowed: bool = False
     ) -> int:
         self._check_tensor(tensor, name)
         nbytes = tensor.untyped_storage().nbytes()
@@ -321,7 +321,7 @@ class _Capture:
             self.devices.add(tensor.device)
         else:
             self.scalars.add(len(self.buffers))
-        self.buffers.append(Buffer(len(self.buffers), nbytes, role, pinned, name))
+        self.buffers.append(Buffer(len(self.buffers), nbytes, role, borrowed, name))
         return len(self.buffers) - 1
 
     def _check_tensor(self, tensor: torch.Tensor, name: str) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
@@ -24,33 +23,13 @@ WRITES = (
 """Ops that stand for writing into a part of a tensor."""
 
 
-_patching, _patches = threading.Lock(), ExitStack()
-_within: list[threading.Thread] = []
-"""Threads that want them patched: the first one in does it, the last one out undoes it."""
-
-
 @contextmanager
-def kernel_layouts() -> Iterator[None]:
+def layouts() -> Iterator[None]:
     """Let fake tensors be laid out as the kernels, on CPUs and GPUs, will lay out the real ones.
 
     For ops of transformers on volumes, of which one step has many. (Others are described anew when
     they turn up: `again.py`.)
     """
-    with _patching:
-        if not _within:
-            _patches.enter_context(_patched())
-        _within.append(threading.current_thread())
-    try:
-        yield
-    finally:
-        with _patching:
-            _within.remove(threading.current_thread())
-            if not _within:
-                _patches.close()
-
-
-@contextmanager
-def _patched() -> Iterator[None]:
     described = decomposition_table[LAYER_NORM]
     impls = {op: op_implementations_dict.get(op) for op in WRITES}
     cache_key = FakeTensorMode._cache_key

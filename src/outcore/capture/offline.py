@@ -11,6 +11,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from outcore.capture.batch_norm import by_cudnn
 from outcore.capture.compat import (
     ShortenTraceback,
     aot_autograd,
@@ -19,8 +20,8 @@ from outcore.capture.compat import (
     with_states,
 )
 from outcore.capture.graph import Captured, capture
-from outcore.capture.layouts import kernel_layouts
 from outcore.capture.passing import passing
+from outcore.capture.tracing import as_kernels
 from outcore.errors import CaptureError
 from outcore.ir.trace import Trace
 from outcore.ir.verify import verify_trace
@@ -81,13 +82,14 @@ def trace_as_run(step: Callable[..., Any], owner: nn.Module, *inputs: Any) -> Tr
             return step(*tree_unflatten(again, structure))
 
     def partition(joint: GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
+        by_cudnn(joint)
         captured = capture(joint, num_fwd_outputs, range(len(states)))
         verify_trace(captured.trace)
         raise _Seen(captured)
 
     call = aot_function(flat, fw_compiler=_refuse, partition_fn=partition)  # type: ignore[arg-type]  # it names its arguments otherwise
     try:
-        with kernel_layouts(), as_if_compiled():
+        with as_kernels(), as_if_compiled():
             call(states, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
     except _Seen as seen:
         return seen.captured.trace
@@ -108,7 +110,7 @@ def _backend(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         inference_compiler=_refuse,
         partition_fn=_partition,
     )
-    with passing(), kernel_layouts():
+    with passing(), as_kernels():
         compiled: Callable[..., Any] = compiler(module, inputs)
     return compiled
 
@@ -121,6 +123,7 @@ def _partition(
     static_lifetime_input_indices: Sequence[int] | None = None,
     **_: Any,
 ) -> tuple[GraphModule, GraphModule]:
+    by_cudnn(joint)
     captured = capture(joint, num_fwd_outputs, list(static_lifetime_input_indices or ()))
     verify_trace(captured.trace)
     raise _Seen(captured)

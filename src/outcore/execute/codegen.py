@@ -260,7 +260,7 @@ class _Writer:
         if value.dtype == root.dtype:
             delta = value.offset - root.offset
             start = f"{slot}.storage_offset() + {delta}" if delta else f"{slot}.storage_offset()"
-            if root.offset == 0 and not self.trace.buffers[value.buffer].pinned:
+            if root.offset == 0 and not self.trace.buffers[value.buffer].borrowed:
                 start = str(value.offset)
             self.names["view"] = torch.as_strided
             return f"view({slot}, {value.shape}, {value.stride}, {start})"

@@ -37,7 +37,7 @@ def liveness(trace: Trace) -> Liveness:
     results = set(trace.value_buffers((trace.outputs, trace.gradients)))
     for mutating in (op for op in trace.ops if Effect.MUTATES in op.effects):
         results |= set(trace.reads[mutating.id])
-    held = tuple(b.pinned or b.id in results for b in trace.buffers)
+    held = tuple(b.borrowed or b.id in results for b in trace.buffers)
     return Liveness(tuple(producer), tuple(map(tuple, uses)), held)
 
 

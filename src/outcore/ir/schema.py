@@ -98,7 +98,7 @@ SYMBOL = record(Symbol, kind=TEXT, name=TEXT)
 ARG = Codec(_encode_arg, _decode_arg)
 ARGS = tuple_of(ARG)
 
-BUFFER = record(Buffer, id=INT, nbytes=INT, role=member(Role), pinned=BOOL, name=TEXT)
+BUFFER = record(Buffer, id=INT, nbytes=INT, role=member(Role), borrowed=BOOL, name=TEXT)
 VALUE = record(Value, id=INT, buffer=INT, dtype=TEXT, shape=INTS, stride=INTS, offset=INT)
 OP = record(
     Op,

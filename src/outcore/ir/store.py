@@ -25,7 +25,7 @@ from outcore.ir.schema import NOUNS, PROBLEM
 from outcore.ir.trace import Trace
 
 NAME = "outcore"
-VERSION = 2
+VERSION = 3
 DIGEST_DIGITS = 16
 """Hex digits of a digest: 64 bits of SHA-256, enough to tell the files of one user apart."""
 

@@ -48,12 +48,12 @@ class Effect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """One storage of `nbytes`. `pinned`: the caller holds it, so it stays on the device."""
+    """One storage of `nbytes`. `borrowed`: it is the caller's, so it stays on the device."""
 
     id: int
     nbytes: int
     role: Role
-    pinned: bool = False
+    borrowed: bool = False
     name: str = ""
 
 

@@ -74,7 +74,7 @@ def articulation_points(problem: Problem) -> tuple[int, ...]:
     trace = problem.trace
     forward = range(trace.boundary)
     last_read = {b: op for op in forward for b in trace.reads[op]}
-    held = {b.id for b in trace.buffers if b.pinned}
+    held = {b.id for b in trace.buffers if b.borrowed}
     across: set[int] = set()
     points: list[int] = []
     for op in forward:

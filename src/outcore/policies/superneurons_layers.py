@@ -68,7 +68,7 @@ def _backward(trace: Trace) -> range:
 
 
 def _moving_bytes(trace: Trace, buffers: tuple[int, ...]) -> int:
-    return sum(trace.buffers[b].nbytes for b in buffers if not trace.buffers[b].pinned)
+    return sum(trace.buffers[b].nbytes for b in buffers if not trace.buffers[b].borrowed)
 
 
 def _makers(trace: Trace, live: Liveness, op: int) -> tuple[int, ...]:

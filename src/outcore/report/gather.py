@@ -92,7 +92,7 @@ def _offloaded_bytes(step: PlannedStep) -> int:
 
 def _resident_bytes(step: PlannedStep) -> int:
     problem = step.problem
-    return problem.outside_bytes + sum(b.nbytes for b in problem.trace.buffers if b.pinned)
+    return problem.outside_bytes + sum(b.nbytes for b in problem.trace.buffers if b.borrowed)
 
 
 def _total(steps: Sequence[PlannedStep], figure: Callable[[PlannedStep], float]) -> float:

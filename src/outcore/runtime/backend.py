@@ -15,11 +15,12 @@ from torch.fx import GraphModule
 from outcore.capture import (
     Captured,
     aot_autograd,
+    as_kernels,
     boxed,
+    by_cudnn,
     capture,
     compiles_autograd,
     default_partition,
-    kernel_layouts,
     passing,
     shells,
 )
@@ -70,7 +71,7 @@ class Backend:
             inference_compiler=_plain,
             partition_fn=self._apart if compiles_autograd() else self._partition,
         )
-        with passing(), kernel_layouts():
+        with passing(), as_kernels():
             compiled: Call = compiler(module, example_inputs)
         return compiled
 
@@ -157,6 +158,7 @@ class Backend:
     ) -> tuple[GraphModule, GraphModule]:
         start = time.perf_counter()
         static = list(static_lifetime_input_indices or ())
+        by_cudnn(joint)
         captured = self._capture(joint, num_fwd_outputs, static)
         forward, backward = default_partition(
             joint,
@@ -224,5 +226,6 @@ def _as_boxed(method: Callable[[list[Any]], Any]) -> Call:
 
 
 def _plain(module: GraphModule, _: Any) -> Call:
-    """The module itself, run as captured."""
+    """The module itself, run as captured: there is nothing to differentiate."""
+    by_cudnn(module)
     return boxed(module)

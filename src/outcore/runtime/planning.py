@@ -35,6 +35,10 @@ if TYPE_CHECKING:  # graphs are planned through here
 TIGHTER_DIVISOR = 10
 """A plan that ran out of device memory is made again with the budget over this left free."""
 
+ROOM_DIVISOR = 32
+"""The room for what stays is found to within the budget over this: plans with less room keep more,
+of which more stays."""
+
 
 class Planner:
     """What plans the graphs of one budget: the machine, the policy, what is given."""
@@ -105,13 +109,24 @@ class Planner:
         And for the gradients of one backward call beside those of the next, twice: autograd may
         copy what it adds to them. Raises InfeasibleError where no plan has that.
         """
-        room, problem = 0, planned.problem
-        besides = 2 * gradient_bytes(problem.trace)
-        while (more := retained_bytes(planned.problem, planned.program) + besides) > room:
-            room = more
+        problem, found = planned.problem, None
+        least, room, most = 0, _retained_bytes(planned), None
+        while most is None or most - least > problem.budget_bytes // ROOM_DIVISOR:
             wider = replace(problem, outside_bytes=problem.outside_bytes + room)
-            planned = self._planned(shares, wider, planned.resident_bytes)
-        return replace(planned, retains=True)
+            try:
+                tried = self._planned(shares, wider, planned.resident_bytes)
+            except InfeasibleError as error:
+                refusal, most = error, room
+            else:
+                needed = _retained_bytes(tried)
+                if needed <= room:
+                    found, most = tried, room
+                else:
+                    least = room
+            room = needed if most is None else (least + most) // 2
+        if found is None:
+            raise refusal
+        return replace(found, retains=True)
 
     def plan_tighter(self, shares: Shares, planned: Planned) -> Planned:
         """The same with less of the budget. Raises InfeasibleError where no plan fits."""
@@ -289,3 +304,13 @@ class Planner:
             self._hardware = known = wider
         links = {(a, b): link for a, b, link in (*known.links, *hardware.links)}
         return replace(known, links=tuple((a, b, link) for (a, b), link in links.items()))
+
+
+def _retained_bytes(planned: Planned) -> int:
+    """What a backward call that leaves all as it was takes beyond the plan's peak.
+
+    With the gradients that it made beside those of the next, twice: autograd may copy what it adds
+    to them.
+    """
+    problem = planned.problem
+    return retained_bytes(problem, planned.program) + 2 * gradient_bytes(problem.trace)

@@ -120,7 +120,7 @@ def gradient_bytes(trace: Trace) -> int:
 
 def _argument_bytes(trace: Trace) -> int:
     """Bytes of the caller's tensors that stay where they are: parameters, as a rule."""
-    return sum(b.nbytes for b in trace.buffers if b.pinned)
+    return sum(b.nbytes for b in trace.buffers if b.borrowed)
 
 
 def _states_bytes(trace: Trace, state_bytes: int) -> int:

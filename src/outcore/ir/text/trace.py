@@ -32,7 +32,7 @@ def print_trace(trace: Trace) -> Iterator[str]:
 def _buffer_text(buffer: Buffer) -> str:
     return row(
         f"buffer {buffer.id} {buffer.role.value} {buffer.nbytes} B",
-        "pinned" if buffer.pinned else "",
+        "borrowed" if buffer.borrowed else "",
         quoted(buffer.name) if buffer.name else "",
     )
 
@@ -80,7 +80,7 @@ def read_trace(lines: Lines) -> Trace:
 
 def _buffer(line: Line) -> Buffer:
     number, role, nbytes = line.integer(), line.member(Role), line.nbytes()
-    return Buffer(number, nbytes, role, line.accept("pinned"), line.string() or "")
+    return Buffer(number, nbytes, role, line.accept("borrowed"), line.string() or "")
 
 
 def _value(line: Line) -> Value:

@@ -1,0 +1,31 @@
+"""What torch's tracing is told otherwise while a step is traced for us."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from outcore.capture.layouts import layouts
+from outcore.capture.whole import whole_ops
+
+_patching, _patches = threading.Lock(), ExitStack()
+_within: list[threading.Thread] = []
+"""Threads that want torch patched: the first one in does it, the last one out undoes it."""
+
+
+@contextmanager
+def as_kernels() -> Iterator[None]:
+    """Let torch trace what kernels will run, and how they will lay out what they make."""
+    with _patching:
+        if not _within:
+            _patches.enter_context(layouts())
+            _patches.enter_context(whole_ops())
+        _within.append(threading.current_thread())
+    try:
+        yield
+    finally:
+        with _patching:
+            _within.remove(threading.current_thread())
+            if not _within:
+                _patches.close()
