@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import stdev
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 from benchmarks.cpu.in_core import in_core_peak_bytes
@@ -23,7 +23,7 @@ from benchmarks.cpu.trainer import Trainer, alone
 from benchmarks.cpu.worth import SLOW_LINK
 from benchmarks.kit.benchmark import Patience
 from benchmarks.kit.modes import Checkpoint, Eager, Mode, Outcore
-from benchmarks.kit.rounds import seconds
+from benchmarks.kit.rounds import ratio_of_medians, seconds
 from benchmarks.kit.rows import Check, Row
 from benchmarks.kit.worker import Worker, WorkerError
 from outcore.apart import plan_apart
@@ -107,6 +107,7 @@ def _race(
         if mode is not None:
             row = replace(row, same_as=mode.name if mode.name != name else "")
             row = scored(row, raced[mode.name], raced)
+            row = replace(row, of_eager_ratio=_of_eager(mode.name, runs))
         rows.append(row)
     margin = DEVIATIONS * _deviation(runs)
     return (_judged(row, rows, margin) for row in rows)
@@ -149,6 +150,17 @@ def _joined(parts: Sequence[Raced | str]) -> Raced | str:
         fine.append(part)
     turns = tuple(turn for part in fine for turn in part.turns)
     return Raced(turns, max(part.peak_bytes for part in fine), fine[0].report)
+
+
+def _of_eager(name: str, runs: Sequence[Mapping[str, Raced | str]]) -> float | None:
+    """Mean of the ratios within a run: from one to the next the machine may have changed."""
+    logs = []
+    for each in runs:
+        mine, eager = each[name], each[Eager().name]
+        if isinstance(mine, str) or isinstance(eager, str):
+            return None
+        logs.append(math.log(ratio_of_medians(mine.turns, eager.turns)))
+    return math.exp(fmean(logs))
 
 
 def _deviation(runs: Sequence[Mapping[str, Raced | str]]) -> float:
