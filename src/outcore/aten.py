@@ -12,6 +12,15 @@ from outcore.ir.trace import Effect
 UNSAFE_VIEWS = frozenset({"aten._unsafe_view.default"})
 """Ops whose result shares its argument's storage although the schema does not say so."""
 
+WRITES = (
+    "aten.copy.default",
+    "aten.diagonal_scatter.default",
+    "aten.select_scatter.default",
+    "aten.slice_scatter.default",
+)
+"""Ops that stand for writing into a part of a tensor: the result is a view of a copy of all of the
+storage that is written into."""
+
 ACCUMULATING = frozenset(
     {
         "aten.scatter_add.default",

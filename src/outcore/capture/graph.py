@@ -33,6 +33,7 @@ from outcore.ir.trace import (
     Value,
     refs,
 )
+from outcore.ir.verify import ITEM_BYTES
 
 _NUMBERS = (bool, int, float)
 """What an op may return beside tensors: on CUDA, attention returns lengths. None is kept."""
@@ -328,6 +329,8 @@ class _Capture:
         plain = tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
         if not plain or tensor.is_quantized:
             raise CaptureError(reason=f"{name} is not a plain strided tensor")
+        if str(tensor.dtype).removeprefix("torch.") not in ITEM_BYTES:
+            raise CaptureError(reason=f"{name} has a dtype that no plan knows: {tensor.dtype}")
         sizes = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
         if not all(isinstance(n, int) for n in sizes):
             raise CaptureError(reason=f"{name} has a symbolic shape; compile with dynamic=False")

@@ -12,15 +12,10 @@ from torch._decomp import decomposition_table
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode, _BypassDispatchCache
 
-_aten = torch.ops.aten
-LAYER_NORM = _aten.native_layer_norm_backward.default
-WRITES = (
-    _aten.copy.default,
-    _aten.diagonal_scatter.default,
-    _aten.select_scatter.default,
-    _aten.slice_scatter.default,
-)
-"""Ops that stand for writing into a part of a tensor."""
+from outcore import aten
+
+LAYER_NORM = torch.ops.aten.native_layer_norm_backward.default
+WRITES = tuple(map(aten.resolve, aten.WRITES))
 
 
 @contextmanager

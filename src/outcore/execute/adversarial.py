@@ -37,7 +37,8 @@ class AdversarialLane:
 
     def __init__(self, driver: AdversarialDriver, regions: Mapping[int, Region]) -> None:
         self.driver, self.regions = driver, regions
-        self.memory = torch.full((lane_nbytes(regions, int),), POISON, dtype=torch.uint8)
+        nbytes = lane_nbytes(regions, int)
+        self.memory = torch.full((nbytes,), POISON, dtype=torch.uint8, device="cpu")
         self.issued: list[LateCopy] = []
         """Copies not done yet, in order of issue."""
 
@@ -48,9 +49,9 @@ class AdversarialLane:
     def copy_in(self, region: int, *after: LateCopy) -> tuple[torch.Tensor, LateCopy]:
         """The root tensor of `region`, poisoned, and a promise to fill it."""
         place = self.regions[region]
-        storage = torch.full((place.nbytes,), POISON, dtype=torch.uint8)
-        tensor = torch.empty(0, dtype=place.dtype)
-        tensor.set_(storage.untyped_storage(), 0, place.shape, place.stride)
+        storage = torch.full((place.nbytes,), POISON, dtype=torch.uint8, device="cpu")
+        tensor = torch.empty(0, dtype=place.dtype, device="cpu")
+        tensor.set_(storage.untyped_storage(), place.start, place.shape, place.stride)
         return tensor, self._issue(LateCopy("in", region, storage, after))
 
     def wait(self, handle: LateCopy) -> None:
@@ -172,5 +173,5 @@ class AdversarialDriver:
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The storage of `tensor` as bytes."""
-    view = torch.empty(0, dtype=torch.uint8)
+    view = torch.empty(0, dtype=torch.uint8, device="cpu")
     return view.set_(tensor.untyped_storage())

@@ -213,11 +213,28 @@ class _Writer:
             return f"s{target} = {self._name(overload)}({', '.join(args)}, {out[1]}={given})"
         call = f"{self._name(overload)}({', '.join(args)})"
         if aten.returns_one(overload):
+            if self._follows_caller(op):
+                call = self._laid(call, op)
             return f"{self._made(op.outputs[0])} = {call}"
         if not op.outputs:
             return call
         made = ", ".join("_" if v is None else self._made(v) for v in op.outputs)
         return f"{made}, = {call}"
+
+    def _follows_caller(self, op: Op) -> bool:
+        """Whether the result lies in its storage as a tensor of the caller's does: anywhere."""
+        into = op.args[0] if op.target in aten.WRITES else None
+        if not isinstance(into, Ref):
+            return False
+        return self.trace.buffers[self.trace.values[into.value].buffer].borrowed
+
+    def _laid(self, call: str, op: Op) -> str:
+        made = op.outputs[0]
+        assert made is not None  # noqa: S101 - the op has no other result
+        value = self.trace.values[made]
+        nbytes = self.trace.buffers[value.buffer].nbytes
+        self.names["laid"] = laid
+        return f"laid({call}, {nbytes}, {value.shape}, {value.stride}, {value.offset})"
 
     def _name(self, overload: torch._ops.OpOverload) -> str:
         key = str(overload)
@@ -268,6 +285,16 @@ class _Writer:
         dtype = self._symbol(Symbol("dtype", value.dtype))
         after = value.offset * ITEM_BYTES[value.dtype] - root.offset * ITEM_BYTES[root.dtype]
         return f"reinterpret({slot}, {dtype}, {value.shape}, {value.stride}, {after})"
+
+
+def laid(
+    tensor: torch.Tensor, nbytes: int, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
+) -> torch.Tensor:
+    """`tensor` at `offset` in a storage of `nbytes`: itself where it is there, else a copy."""
+    if tensor.storage_offset() == offset and tensor.untyped_storage().nbytes() == nbytes:
+        return tensor
+    whole = tensor.new_empty(nbytes // tensor.itemsize)
+    return whole.as_strided(shape, stride, offset).copy_(tensor)
 
 
 def reinterpret(

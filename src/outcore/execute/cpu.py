@@ -110,7 +110,7 @@ class CpuLane:
             raise VerifyError(noun="program", rule="written before read", where=f"region {region}")
         self.driver.check_resident()
         tensor = _empty(self.regions[region], self._residues[region])
-        copy = Copy(self, "in", region, tensor.data_ptr(), tensor, after)
+        copy = Copy(self, "in", region, tensor.untyped_storage().data_ptr(), tensor, after)
         self._issue(copy, self._into)
         return tensor, copy
 
@@ -177,14 +177,15 @@ def _empty(region: Region, residue: int) -> torch.Tensor:
     In the arena it does so by itself, and then fits the hole that the original left.
     """
     # At least a byte: a view of nothing has no stride.
-    memory = torch.empty(region.nbytes or 1, dtype=torch.uint8)
+    memory = torch.empty(region.nbytes or 1, dtype=torch.uint8, device="cpu")
     if memory.data_ptr() % MEMORY_ALIGNMENT_BYTES != residue:
         del memory  # first: the plan has room for one
-        memory = torch.empty(region.nbytes + COPY_IN_OVERHEAD_BYTES, dtype=torch.uint8)
+        nbytes = region.nbytes + COPY_IN_OVERHEAD_BYTES
+        memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
     start = (residue - memory.data_ptr()) % MEMORY_ALIGNMENT_BYTES
     # By way of numpy: a torch view would share the whole storage and have an offset in it.
     storage = torch.from_numpy(memory.numpy()[start : start + region.nbytes])
-    return storage.view(region.dtype).as_strided(region.shape, region.stride)
+    return storage.view(region.dtype).as_strided(region.shape, region.stride, region.start)
 
 
 class CpuDriver:

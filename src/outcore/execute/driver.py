@@ -47,8 +47,7 @@ class Region:
     """A place in the outer tier for one storage, and the root tensor that lies in the storage.
 
     `offset` is in bytes from the start of the lane's part of its tier; `nbytes` is the whole
-    storage, of which the root tensor (`dtype`, `shape`, `stride`, storage offset 0) may leave gaps
-    unused.
+    storage, of which the root tensor (`dtype`, `shape`, `stride`, `start`) may leave gaps unused.
     """
 
     offset: int
@@ -58,6 +57,8 @@ class Region:
     stride: tuple[int, ...]
     tier: Tier = Tier.HOST
     """Which outer tier it lies in, for drivers that have two."""
+    start: int = 0
+    """Where the root tensor begins in its storage, in elements."""
 
 
 class CopySpan(NamedTuple):
@@ -276,7 +277,7 @@ class _Probe:
 
     def __init__(self, lane: Lane, nbytes: int) -> None:
         self.lane, self.region = lane, nbytes
-        self.source = torch.ones(nbytes, dtype=torch.uint8)
+        self.source = torch.ones(nbytes, dtype=torch.uint8, device="cpu")
 
     def copy_out(self) -> None:
         self.lane.wait(self.lane.copy_out(self.source, self.region))

@@ -98,4 +98,4 @@ def _regions(trace: Trace, program: Program) -> dict[int, Region]:
 
 def _region(slot: Slot, nbytes: int, root: Value) -> Region:
     dtype = getattr(torch, root.dtype)
-    return Region(slot.offset, nbytes, dtype, root.shape, root.stride, slot.tier)
+    return Region(slot.offset, nbytes, dtype, root.shape, root.stride, slot.tier, root.offset)

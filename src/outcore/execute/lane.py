@@ -106,7 +106,7 @@ class QueuedLane:
         place, stray = self.regions[region], self._strays.get(region)
         memory = self.device.empty(place.nbytes) if stray is None else stray
         root = torch.empty(0, dtype=place.dtype, device=memory.device)
-        root.set_(memory.untyped_storage(), 0, place.shape, place.stride)
+        root.set_(memory.untyped_storage(), place.start, place.shape, place.stride)
         if stray is not None:
             return root, self._nothing(stray)
         return root, self._issue("in", region, memory, after)

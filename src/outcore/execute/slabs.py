@@ -45,7 +45,7 @@ class Slabs:
         Raises HostMemoryError where the budget or the system does not allow it.
         """
         if not nbytes:
-            return Slab(torch.empty(0, dtype=torch.uint8))
+            return Slab(torch.empty(0, dtype=torch.uint8, device="cpu"))
         with self._lock:
             self._collect()
             fitting = [slab for slab in self._free if len(slab.memory) >= nbytes]

@@ -169,7 +169,7 @@ class PlannedGraph:
             gradients = store.executable.backward(crossing, tangents, store.lane)
         except CaptureError as error:
             state = self.engine.driver.generator.get_state()
-            inputs = self._learn(error, visit, store.executable)
+            inputs = self._learn_late(error, visit, store.executable)
         except torch.OutOfMemoryError as error:
             self.engine.stores.drop(store.number)  # its memory counts
             self._plan_tighter(error)
@@ -296,7 +296,13 @@ class PlannedGraph:
     def _replay_of(self, executable: Executable, inputs: list[Any]) -> Replay | None:
         if self.profiling is None or executable is not self.profiling.checked:
             return None
-        return Replay(tuple(inputs), self.engine.driver.generator.get_state())
+        overwritten = self.captured.overwritten
+        return Replay(
+            tuple(inputs),
+            self.engine.driver.generator.get_state(),
+            {index: inputs[index].clone() for index in overwritten},
+            versions_of(inputs, [inputs[index] for index in overwritten]),
+        )
 
     def _learn(self, error: CaptureError, visit: Visit, executable: Executable) -> list[Any]:
         """Correct the trace by what a kernel really returned, or run in-core from now on.
@@ -313,6 +319,12 @@ class PlannedGraph:
             self.profiling = None
         self.engine.driver.generator.set_state(visit.replay.generator_state)
         return list(visit.replay.inputs)
+
+    def _learn_late(self, error: CaptureError, visit: Visit, executable: Executable) -> list[Any]:
+        """The same once the forward call is over: inputs may have been overwritten since."""
+        self._learn(error, visit, executable)
+        assert visit.replay is not None  # noqa: S101 - else the error was raised again
+        return visit.replay.inputs_before()
 
     def _corrected(self, error: CaptureError) -> Captured:
         """The graph as it turned out to be. Raises CaptureError where that cannot be told."""
@@ -339,7 +351,7 @@ class PlannedGraph:
                     finally:
                         store.release()
             except CaptureError as error:
-                inputs = self._learn(error, visit, executable)
+                inputs = self._learn_late(error, visit, executable)
 
     # ---- after a step ---------------------------------------------------------------------------
 
