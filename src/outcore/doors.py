@@ -183,6 +183,8 @@ class _Door:
         assert model is not None  # noqa: S101 - it is being called
         if not torch.is_grad_enabled():
             # Nothing to plan: each of its shapes would be one of those that torch compiles.
+            if self.backend.engine is not None:
+                self.backend.engine.close_step()  # else the meter would go on
             return _run(model, *args, **kwargs)
         if self.trained:
             return self._run(model, *args, **kwargs)

@@ -242,7 +242,7 @@ class TestRetained:
         standings = roomy.engine.standings() if roomy.engine else []
         (planned,) = (each.planned for each in standings)
         assert planned is not None
-        assert planned.retains
+        assert planned.retaining_bytes is not None
         least, most = floor(planned.problem).nbytes, planned.in_core.peak(Tier.DEVICE)
         budget = (least + most) // 2 - (1 << 30) // MARGIN_DIVISOR
         backend = Backend(budget=budget, policy=policy)

@@ -18,6 +18,7 @@ from outcore.errors import HostMemoryError, SpillError
 from outcore.execute import Driver, open_driver
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Program
+from outcore.ir.trace import Trace
 from outcore.measure import Meter, resident_bytes
 from outcore.runtime.announce import announcement
 from outcore.runtime.drift import WATCHED_STEPS, Drift
@@ -148,9 +149,13 @@ class Engine:
         return sum(owner is graph for owner in self.stores.owners())
 
     def resident_besides(self, graph: PlannedGraph, inputs: Sequence[Any]) -> int:
-        """Bytes that live tensors hold now, the graph's inputs and constants left out."""
+        """Bytes that live tensors hold now, the graph's inputs and constants left out.
+
+        But for what storages of inputs hold beyond them, of which the graph's trace knows nothing.
+        """
         given = (*inputs, *graph.captured.constants)
-        return self.resident_bytes([t for t in given if isinstance(t, torch.Tensor)])
+        tensors = [t for t in given if isinstance(t, torch.Tensor)]
+        return self.resident_bytes(tensors) + _beyond(graph.captured.trace, given)
 
     def close(self, reason: str) -> None:
         """Let the graphs run in-core from now on, and bound the process's memory no more.
@@ -381,3 +386,14 @@ class Engine:
             known = [p.predicted.peak(Tier.DEVICE) for p in plans if p is not None]
             bound = max(known) if len(known) == len(plans) else self.settings.budget_bytes
         self.driver.bound_memory(self.resident_bytes(), bound)
+
+
+def _beyond(trace: Trace, given: Sequence[Any]) -> int:
+    """Bytes of the storages of `given`, inputs of `trace`, beyond what it has of them."""
+    storages: dict[int, int] = {}
+    for value, each in zip(trace.inputs, given, strict=True):
+        if isinstance(each, torch.Tensor):
+            storage = each.untyped_storage()
+            whole = storages.setdefault(storage.data_ptr(), storage.nbytes())
+            storages[storage.data_ptr()] = whole - trace.buffers[trace.values[value].buffer].nbytes
+    return sum(nbytes for nbytes in storages.values() if nbytes > 0)

@@ -121,7 +121,7 @@ class PlannedGraph:
             return self._backward(args)
 
     def _forward(self, args: list[Any]) -> list[Any]:
-        inputs, clock = list(args), self.engine.driver.clock
+        inputs, clock = list(map(_plain, args)), self.engine.driver.clock
         args.clear()
         self.engine.driver.see_off()
         while True:  # until it is right
@@ -147,7 +147,7 @@ class PlannedGraph:
 
     def _backward(self, args: list[Any]) -> tuple[Any, ...]:
         saved = len(self.saved_inputs)
-        stand_in, tangents = args[saved], args[saved + 1 :]
+        stand_in, tangents = args[saved], list(map(_plain, args[saved + 1 :]))
         args.clear()
         store = self.engine.stores.find(stand_in)
         store.check_versions()
@@ -439,3 +439,10 @@ class PlannedGraph:
         if self.engine.strict:
             raise error
         warnings.warn(f"outcore runs a graph in-core: {error}", stacklevel=2)
+
+
+def _plain(given: Any) -> Any:
+    """A tensor of a subclass, such as MONAI's, as the tensor it is: it was traced as one."""
+    if isinstance(given, torch.Tensor) and type(given) not in (torch.Tensor, torch.nn.Parameter):
+        return given.as_subclass(torch.Tensor)
+    return given

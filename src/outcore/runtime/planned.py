@@ -33,8 +33,9 @@ class Planned:
     """The file of plans that it comes from; such a plan is not improved on."""
     note: str = ""
     """For the report."""
-    retains: bool = False
-    """Whether there is room for backward calls that leave all as it was for the next one."""
+    retaining_bytes: int | None = None
+    """The room, a part of what is outside, for backward calls that leave all as it was for the next
+    one. None: there is none for such."""
 
     @property
     def everything_kept(self) -> bool:

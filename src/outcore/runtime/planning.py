@@ -120,19 +120,29 @@ class Planner:
             else:
                 needed = _retained_bytes(tried)
                 if needed <= room:
-                    found, most = tried, room
+                    found, most = replace(tried, retaining_bytes=room), room
                 else:
                     least = room
             room = needed if most is None else (least + most) // 2
         if found is None:
             raise refusal
-        return replace(found, retains=True)
+        return found
+
+    def _as_before(self, shares: Shares, planned: Planned, problem: Problem) -> Planned:
+        """A plan for `problem`, which is that of `planned` but for times or less memory.
+
+        With room for what `retain_graph` keeps, where `planned` has some. Raises as `_planned`.
+        """
+        room = planned.retaining_bytes
+        bare = replace(problem, outside_bytes=problem.outside_bytes - (room or 0))
+        again = self._planned(shares, bare, planned.resident_bytes)
+        return again if room is None else self._retaining(shares, again)
 
     def plan_tighter(self, shares: Shares, planned: Planned) -> Planned:
         """The same with less of the budget. Raises InfeasibleError where no plan fits."""
         problem, tighter = planned.problem, planned.problem.budget_bytes // TIGHTER_DIVISOR
         problem = replace(problem, outside_bytes=problem.outside_bytes + tighter)
-        again = self._planned(shares, problem, planned.resident_bytes)
+        again = self._as_before(shares, planned, problem)
         return replace(again, replanned=planned.replanned)
 
     def plan_again(
@@ -156,7 +166,7 @@ class Planner:
             in_core=simulate(problem, kept),
             replanned=Replanned(drift, changed=False),
         )
-        other = self._other(shares, problem, planned.resident_bytes)
+        other = self._other(shares, planned, problem)
         seconds = planned.planning_seconds + time.perf_counter() - start
         stays = replace(stays, planning_seconds=seconds)
         if other is None or other.predicted.seconds >= stays.predicted.seconds:
@@ -167,15 +177,18 @@ class Planner:
     def _other(
         self,
         shares: Shares,
+        planned: Planned,
         problem: Problem,
-        resident_bytes: int,
     ) -> Planned | None:
-        """What the policy makes of `problem`; None where it has no plan within what is left."""
+        """What the policy makes of `problem`, that of `planned` with other times.
+
+        None where it has no plan within what is left.
+        """
         capacity = problem.hardware.capacity
         host, disk = (shares.outer(tier, capacity(tier)) for tier in (Tier.HOST, Tier.DISK))
         problem = replace(problem, host_budget_bytes=host, disk_budget_bytes=disk)
         try:
-            return self._planned(shares, problem, resident_bytes)
+            return self._as_before(shares, planned, problem)
         except InfeasibleError:
             return None
 

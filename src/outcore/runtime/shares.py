@@ -11,9 +11,9 @@ from outcore.ir.memory import crossing_bytes, peak
 from outcore.ir.plan import make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
-from outcore.ir.trace import Effect, Trace
+from outcore.ir.trace import Arg, Effect, Ref, Trace
 from outcore.lower import lower
-from outcore.policies import staging_needed
+from outcore.policies import floor, staging_needed
 from outcore.runtime.margin import budget_for, margin_bytes
 
 if TYPE_CHECKING:  # graphs are planned with these
@@ -45,6 +45,8 @@ class Shares:
         gradients = sum(gradient_bytes(g.captured.trace) for g in later)
         states = _states_bytes(trace, self.state_bytes)
         outside = resident_bytes + gradients + states + margin_bytes(budget)
+        if trace.boundary == len(trace.ops):  # a backward call without ops has no position
+            outside += between_bytes + _nbytes(trace, tuple(map(Ref, trace.tangents)))
         arguments = _argument_bytes(trace)
         free = max(0, budget - outside - arguments)
         outside += free - free // graph.most_outstanding
@@ -63,23 +65,27 @@ class Shares:
         mine, theirs = kept_bytes(graph), sum(kept_bytes(g) for g in later)
         free = max(0, budget - outside - arguments)
         for_them = free * theirs // max(1, mine + theirs)
-        used = [self._most_bytes(g, hardware) for g in later]
-        if None not in used:
-            for_them = min(for_them, between_bytes + sum(filter(None, used)))
+        added = [self._added_bytes(g, hardware) for g in later]
+        known = [each for each in added if each is not None]
+        if len(known) == len(added):
+            for_them = min(for_them, between_bytes + sum(most for _, most in known))
+        for_them = max(for_them, sum(least for least, _ in known) + margin_bytes(budget))
         return replace(problem, between_bytes=max(between_bytes, for_them))
 
-    def _most_bytes(self, graph: PlannedGraph, hardware: Hardware) -> int | None:
-        """What `graph` adds at most to what is held already; None before it is profiled."""
+    def _added_bytes(self, graph: PlannedGraph, hardware: Hardware) -> tuple[int, int] | None:
+        """What `graph` adds to what is held already: least, most; None before it is profiled."""
         if (planned := graph.planned) is not None:
-            problem, nbytes = planned.problem, planned.in_core.peak(Tier.DEVICE)
+            problem = planned.problem
         elif graph.profiling is not None and graph.profiling.done:
             trace, profile = graph.captured.trace, graph.profiling.profile()
             problem = Problem(trace, profile, hardware, self.budget_bytes)
-            nbytes = peak(problem, lower(problem, make_plan({}, "keep-all")), Tier.DEVICE).nbytes
         else:
             return None
+        kept = lower(problem, make_plan({}, "keep-all"))
+        most = peak(problem, kept, Tier.DEVICE).nbytes
         held = problem.outside_bytes + _argument_bytes(problem.trace)
-        return graph.most_outstanding * (nbytes - held)
+        calls = graph.most_outstanding
+        return calls * (floor(problem).nbytes - held), calls * (most - held)
 
     def outer(self, tier: Tier, room: int) -> int:
         """Bytes of the `room` in a tier that other graphs' plans leave, for one call."""
@@ -115,7 +121,12 @@ def kept_bytes(graph: PlannedGraph) -> int:
 
 def gradient_bytes(trace: Trace) -> int:
     """Bytes of what a backward call returns."""
-    return sum(trace.buffers[b].nbytes for b in trace.value_buffers(trace.gradients))
+    return _nbytes(trace, trace.gradients)
+
+
+def _nbytes(trace: Trace, arg: Arg) -> int:
+    """Bytes of the buffers in `arg`, each once."""
+    return sum(trace.buffers[b].nbytes for b in trace.value_buffers(arg))
 
 
 def _argument_bytes(trace: Trace) -> int:

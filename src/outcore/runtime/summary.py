@@ -138,7 +138,7 @@ def _plan_notes(graphs: list[Standing]) -> Iterator[str]:
         planned = standing.planned
         if planned is None:
             continue
-        unforeseen = standing.retained and not planned.retains
+        unforeseen = standing.retained and planned.retaining_bytes is None
         for note in filter(None, (planned.note, RETAINED * unforeseen)):
             yield f"graph {number}: {note}" if len(graphs) > 1 else note
 

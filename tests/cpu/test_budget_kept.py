@@ -1,0 +1,139 @@
+"""Budgets hold where memory is where no op is: around graphs, and beyond tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from outcore import Backend
+from outcore.errors import InfeasibleError
+from tests.cpu.training import mean_square, same, snapshot
+
+STEPS = 8
+
+
+class Tower(nn.Module):
+    """Layers of one width."""
+
+    def __init__(self, width: int = 64, layers: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+class Shift(nn.Module):
+    """Its backward has no op: gradients are what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(1024, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.shift
+
+
+def long_loss(result: Tensor) -> Tensor:
+    return result.exp().sin().cos().tanh().mean()
+
+
+def train(
+    make: Callable[[], nn.Module], backend: Any, x: Tensor, loss: Callable[[Tensor], Tensor]
+) -> list[list[Tensor]]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = make()
+    call = torch.compile(module, backend=backend)
+    found = []
+    for _ in range(STEPS):
+        module.zero_grad()
+        result = loss(call(x))
+        result.backward()
+        found.append(snapshot(module, result.detach()))
+        del result
+    return found
+
+
+def inside(backend: Backend) -> None:
+    report = backend.report()
+    assert report.measured_peak_bytes is not None
+    assert report.predicted_peak_bytes is not None
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes <= report.budget_bytes
+
+
+def test_a_backward_without_ops_is_counted() -> None:
+    x = torch.ones(1024, 64)
+    with pytest.raises(InfeasibleError):
+        train(Shift, Backend(budget="1MiB"), x, long_loss)
+    backend = Backend(budget="4MiB")
+    train(Shift, backend, x, long_loss)
+    inside(backend)
+
+
+def test_storages_larger_than_inputs_are_counted() -> None:
+    whole = torch.ones(1024 * 64 * 8)
+    x = torch.empty(0).set_(whole.untyped_storage(), 0, (1024, 64), (64, 1))
+    del whole
+    with pytest.raises(InfeasibleError):
+        train(Tower, Backend(budget="2.5MiB"), x, mean_square)
+    backend = Backend(budget="4.5MiB")
+    train(Tower, backend, x, mean_square)
+    inside(backend)
+
+
+class Tagged(Tensor):
+    """A subclass that wants to see every call, as that of MONAI does."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, torch._ops.OpOverload):
+            raise TypeError("aten ops are not for me")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_inputs_of_a_subclass_are_the_tensors_they_are() -> None:
+    x = torch.randn(1024, 64, generator=torch.Generator().manual_seed(0))
+    backend = Backend(budget="2.5MiB")
+    found = train(Tower, backend, x.as_subclass(Tagged), mean_square)
+    assert same(found, train(Tower, "eager", x, mean_square))
+    assert backend.report().state == "planned"
+
+
+class Words(nn.Module):
+    """A body, and a loss over many words in a graph of its own, which peaks in its backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = Tower(layers=16), nn.Linear(64, 1024)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.head(self.body(x))
+        torch._dynamo.graph_break()
+        return cross_entropy(x * 2, torch.zeros(len(x), dtype=torch.long))
+
+
+def test_a_larger_budget_is_never_refused_where_a_smaller_one_will_do() -> None:
+    """The graph of the loss is left what it needs, whatever the one before it could keep."""
+    x = torch.randn(512, 64, generator=torch.Generator().manual_seed(0))
+    roomy = Backend(budget="1GiB", policy="pooch")
+    train(Words, roomy, x, torch.Tensor.sum)
+    fits = []
+    for mebibytes in (10, 11, 12, 13, 14, 16):
+        backend = Backend(budget=f"{mebibytes}MiB", policy="pooch")
+        try:
+            train(Words, backend, x, torch.Tensor.sum)
+        except InfeasibleError:
+            fits.append(False)
+        else:
+            fits.append(True)
+            inside(backend)
+    assert fits == sorted(fits)
+    assert any(fits)
