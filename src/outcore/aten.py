@@ -60,15 +60,15 @@ While training, those arguments reach only the outputs that are the new statisti
 after their update still gives the first run's normalised output.
 """
 
-DONATIONS = {
-    "aten.relu.default": (0, "out"),
+DONATIONS: dict[str, tuple[int, str]] = {
+    "aten.relu.default": (0, ""),
     "aten.threshold_backward.default": (0, "grad_input"),
     "aten.add.Tensor": (0, "out"),
     "aten.sub.Tensor": (0, "out"),
     "aten.mul.Tensor": (0, "out"),
-    "aten.mul.Scalar": (0, "out"),
+    "aten.mul.Scalar": (0, ""),
     "aten.div.Tensor": (0, "out"),
-    "aten.div.Scalar": (0, "out"),
+    "aten.div.Scalar": (0, ""),
     "aten.neg.default": (0, "out"),
     "aten.sigmoid.default": (0, "out"),
     "aten.tanh.default": (0, "out"),
@@ -82,7 +82,8 @@ DONATIONS = {
 """target -> (argument whose memory the result may take, name of the out argument).
 
 All are elementwise over one iterator, so that reading and writing one element at the same place is
-safe and gives the same bits.
+safe and gives the same bits. Where there is no name, the overload with an out argument makes a
+tensor of its own first, and the op of the same name with an underscore writes in place.
 """
 
 
@@ -165,8 +166,10 @@ def _waiting(op: torch._ops.OpOverload) -> Callable[..., Any]:
 
 def in_place(target: str) -> torch._ops.OpOverload:
     """The overload of `target` that writes into a tensor it is given (`DONATIONS`)."""
-    namespace, packet, _ = target.split(".")
+    namespace, packet, overload = target.split(".")
     wanted = DONATIONS[target][1]
+    if not wanted:
+        return resolve(f"{namespace}.{packet}_.{overload}")
     overloads = getattr(getattr(torch.ops, namespace), packet)
     functional = resolve(target)._schema.arguments
     for name in overloads.overloads():

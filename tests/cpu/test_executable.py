@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from outcore import aten
 from outcore.errors import VerifyError
 from outcore.execute import build
 from outcore.ir.plan import make_plan
 from outcore.ir.profile import Cost
 from outcore.lower import lower
+from outcore.measure import metered
 from tests.pure.building import small_problem
 
 
@@ -23,3 +25,18 @@ def test_a_program_with_variants_of_ops_is_refused_before_it_runs() -> None:
     error = caught.value
     assert (error.noun, error.where) == ("program", "instruction 7")
     assert error.detail == "variant 1 of op 3 aten.add.Tensor"
+
+
+@pytest.mark.parametrize("target", aten.DONATIONS)
+def test_a_donated_result_takes_no_memory_and_has_the_same_bits(target: str) -> None:
+    given, out = aten.DONATIONS[target]
+    op, written = aten.resolve(target), aten.in_place(target)
+    kinds = [str(a.type) for a in op._schema.arguments if a.default_value is None]
+    x = torch.randn(1 << 16)
+    args = [x.clone() if kind == "Tensor" else 0.25 for kind in kinds]
+    expected = op(*args)
+    kwargs = {out: args[given]} if out else {}
+    found, reading = metered(lambda: written(*args, **kwargs))
+    assert torch.equal(found, expected)
+    assert found is args[given]
+    assert reading.peak_bytes() < x.nbytes // 2

@@ -208,9 +208,9 @@ class _Writer:
         args = [self._arg(a) for a in op.args]
         args += [f"{name}={self._arg(a)}" for name, a in op.kwargs]
         if run.donate:
-            (_, target), out = run.donate[0], aten.DONATIONS[op.target]
-            given, overload = args[out[0]], aten.in_place(op.target)
-            return f"s{target} = {self._name(overload)}({', '.join(args)}, {out[1]}={given})"
+            (_, target), (given, out) = run.donate[0], aten.DONATIONS[op.target]
+            args += [f"{out}={args[given]}"] if out else []
+            return f"s{target} = {self._name(aten.in_place(op.target))}({', '.join(args)})"
         call = f"{self._name(overload)}({', '.join(args)})"
         if aten.returns_one(overload):
             if self._follows_caller(op):

@@ -69,7 +69,7 @@ class Shares:
         known = [each for each in added if each is not None]
         if len(known) == len(added):
             for_them = min(for_them, between_bytes + sum(most for _, most in known))
-        for_them = max(for_them, sum(least for least, _ in known) + margin_bytes(budget))
+        for_them = max(for_them, sum(least for least, _ in known))
         return replace(problem, between_bytes=max(between_bytes, for_them))
 
     def _added_bytes(self, graph: PlannedGraph, hardware: Hardware) -> tuple[int, int] | None:
