@@ -18,6 +18,9 @@ from benchmarks.kit.worker import Worker, WorkerError
 from outcore.errors import InfeasibleError
 from outcore.units import format_bytes
 
+INFEASIBLE = "infeasible"
+"""What the note of a way to train begins with that has no plan."""
+
 RESIDENT_LIMIT = 1.10
 """The most that the process may grow, of the peak of its tensors."""
 
@@ -114,7 +117,7 @@ def _ready(stack: ExitStack, workload: str, mode: Mode) -> Worker[Trainer]:
 def reason(error: InfeasibleError | WorkerError) -> str:
     """For the note of a row. What a worker printed goes to the terminal."""
     if isinstance(error, InfeasibleError):
-        return f"infeasible: needs {format_bytes(error.floor_bytes)}"
+        return f"{INFEASIBLE}: needs {format_bytes(error.floor_bytes)}"
     print(error, file=sys.stderr)
     return f"failed: {error.kind}"
 

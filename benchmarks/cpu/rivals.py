@@ -17,7 +17,7 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from benchmarks.cpu.in_core import in_core_peak_bytes
-from benchmarks.cpu.race import Raced, Runner, reason, run, scored
+from benchmarks.cpu.race import INFEASIBLE, Raced, Runner, reason, run, scored
 from benchmarks.cpu.scale import FULL, Scale
 from benchmarks.cpu.trainer import Trainer, alone
 from benchmarks.cpu.worth import SLOW_LINK
@@ -180,7 +180,7 @@ def _deviation(runs: Sequence[Mapping[str, Raced | str]]) -> float:
 
 def _judged(row: Racer, rows: Sequence[Racer], margin: float) -> Racer:
     """The row; that of `search` with checks against each other one."""
-    if row.mode != Outcore(OURS).name or row.of_eager_ratio is None:
+    if row.mode != Outcore(OURS).name:
         return row
     others = [r for r in rows if r.mode not in (row.mode, Eager().name) and not _larger(row, r)]
     return replace(row, checks=(*row.checks, *(_faster(row, r, margin) for r in others)))
@@ -196,6 +196,7 @@ def _faster(ours: Racer, other: Racer, margin: float) -> Check:
     if other.same_as == ours.mode:
         return Check(f"{other.mode} has the same plan", True)
     if ratio is None or theirs is None:
-        return Check(f"{other.mode} has no plan", ratio is not None)
+        ran = ratio is not None and other.note.startswith(INFEASIBLE)
+        return Check(f"{other.mode}: {other.note or ours.note}", ran)
     said = f"{ratio:.3f} of eager's time, {other.mode} {theirs:.3f}, give or take {margin:.3f}"
     return Check(said, ratio <= theirs * (1 + margin))

@@ -40,6 +40,7 @@ ACCUMULATING = frozenset(
         "aten.upsample_trilinear3d_backward.default",
         "aten._upsample_bilinear2d_aa_backward.default",
         "aten._upsample_bicubic2d_aa_backward.default",
+        "aten._upsample_lanczos2d_aa_backward.default",
     }
 )
 """Ops that add in an order that may differ from run to run (atomics)."""

@@ -42,6 +42,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def reserve(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     name = "_get_cudnn_batch_norm_reserve_space_size"
     monkeypatch.setattr(torch._C, name, lambda *_: nbytes)
+    if nbytes:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
 
 def with_statistics(x: Tensor, w: Tensor, b: Tensor, m: Tensor, v: Tensor, t: Tensor) -> Any:

@@ -130,6 +130,11 @@ def normalised_by_cudnn(of: torch.Tensor, *rest: torch.Tensor, eps: float) -> bo
 
 
 def cudnn_reserve_bytes(of: torch.Tensor) -> int:
-    """Bytes that cuDNN hands from the forward to the backward call of a normalisation of `of`."""
+    """Bytes that cuDNN hands from the forward to the backward call of a normalisation of `of`.
+
+    Without a GPU nobody can be asked; as a rule it is none.
+    """
+    if not torch.cuda.is_available():
+        return 0
     ask: Any = torch._C._get_cudnn_batch_norm_reserve_space_size  # type: ignore[attr-defined]  # the stubs lack it
     return int(ask(of, True))

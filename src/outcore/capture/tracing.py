@@ -19,8 +19,10 @@ def as_kernels() -> Iterator[None]:
     """Let torch trace what kernels will run, and how they will lay out what they make."""
     with _patching:
         if not _within:
-            _patches.enter_context(layouts())
-            _patches.enter_context(whole_ops())
+            with ExitStack() as entered:  # both, or none
+                entered.enter_context(layouts())
+                entered.enter_context(whole_ops())
+                _patches.push(entered.pop_all())
         _within.append(threading.current_thread())
     try:
         yield

@@ -155,7 +155,7 @@ class Engine:
         """
         given = (*inputs, *graph.captured.constants)
         tensors = [t for t in given if isinstance(t, torch.Tensor)]
-        return self.resident_bytes(tensors) + _beyond(graph.captured.trace, given)
+        return self.resident_bytes(tensors) + _beyond(graph.captured.trace, given, self.device)
 
     def close(self, reason: str) -> None:
         """Let the graphs run in-core from now on, and bound the process's memory no more.
@@ -236,7 +236,7 @@ class Engine:
         the session, and what is counted is over.
         """
         session = self.session
-        if session is None or len(self.stores):
+        if session is None or not session.here() or len(self.stores):
             return
         seen = {visit.owner() for visit in session.visits}
         if all(graph in seen for graph in self.active()):
@@ -388,11 +388,11 @@ class Engine:
         self.driver.bound_memory(self.resident_bytes(), bound)
 
 
-def _beyond(trace: Trace, given: Sequence[Any]) -> int:
+def _beyond(trace: Trace, given: Sequence[Any], device: torch.device) -> int:
     """Bytes of the storages of `given`, inputs of `trace`, beyond what it has of them."""
     storages: dict[int, int] = {}
     for value, each in zip(trace.inputs, given, strict=True):
-        if isinstance(each, torch.Tensor):
+        if isinstance(each, torch.Tensor) and each.device == device:
             storage = each.untyped_storage()
             whole = storages.setdefault(storage.data_ptr(), storage.nbytes())
             storages[storage.data_ptr()] = whole - trace.buffers[trace.values[value].buffer].nbytes

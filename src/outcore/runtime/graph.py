@@ -300,7 +300,7 @@ class PlannedGraph:
         return Replay(
             tuple(inputs),
             self.engine.driver.generator.get_state(),
-            {index: inputs[index].clone() for index in overwritten},
+            {index: _copy(inputs[index]) for index in overwritten},
             versions_of(inputs, [inputs[index] for index in overwritten]),
         )
 
@@ -322,9 +322,9 @@ class PlannedGraph:
 
     def _learn_late(self, error: CaptureError, visit: Visit, executable: Executable) -> list[Any]:
         """The same once the forward call is over: inputs may have been overwritten since."""
+        inputs = [] if visit.replay is None else visit.replay.inputs_before()
         self._learn(error, visit, executable)
-        assert visit.replay is not None  # noqa: S101 - else the error was raised again
-        return visit.replay.inputs_before()
+        return inputs
 
     def _corrected(self, error: CaptureError) -> Captured:
         """The graph as it turned out to be. Raises CaptureError where that cannot be told."""
@@ -439,6 +439,13 @@ class PlannedGraph:
         if self.engine.strict:
             raise error
         warnings.warn(f"outcore runs a graph in-core: {error}", stacklevel=2)
+
+
+def _copy(given: torch.Tensor) -> torch.Tensor:
+    """A copy that lies in a storage of its own as `given` does in its: views are made of it."""
+    storage: Any = given.untyped_storage()
+    whole = storage.clone()
+    return given.new_empty(0).set_(whole, given.storage_offset(), given.shape, given.stride())
 
 
 def _plain(given: Any) -> Any:

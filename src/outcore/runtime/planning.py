@@ -123,7 +123,8 @@ class Planner:
                     found, most = replace(tried, retaining_bytes=room), room
                 else:
                     least = room
-            room = needed if most is None else (least + most) // 2
+            step = problem.budget_bytes // ROOM_DIVISOR
+            room = max(needed, room + step) if most is None else (least + most) // 2
         if found is None:
             raise refusal
         return found

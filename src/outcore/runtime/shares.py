@@ -69,13 +69,13 @@ class Shares:
         known = [each for each in added if each is not None]
         if len(known) == len(added):
             for_them = min(for_them, between_bytes + sum(most for _, most in known))
-        for_them = max(for_them, sum(least for least, _ in known))
+        for_them = max(for_them, max((least for least, _ in known), default=0))
         return replace(problem, between_bytes=max(between_bytes, for_them))
 
     def _added_bytes(self, graph: PlannedGraph, hardware: Hardware) -> tuple[int, int] | None:
         """What `graph` adds to what is held already: least, most; None before it is profiled."""
         if (planned := graph.planned) is not None:
-            problem = planned.problem
+            problem = replace(planned.problem, between_bytes=0)
         elif graph.profiling is not None and graph.profiling.done:
             trace, profile = graph.captured.trace, graph.profiling.profile()
             problem = Problem(trace, profile, hardware, self.budget_bytes)
