@@ -106,8 +106,7 @@ class Planner:
     def _retaining(self, shares: Shares, planned: Planned) -> Planned:
         """The same with room for all that crosses until backward ends: `retain_graph` asks for it.
 
-        And for the gradients of one backward call beside those of the next, twice: autograd may
-        copy what it adds to them. Raises InfeasibleError where no plan has that.
+        Raises InfeasibleError where no plan found has that.
         """
         problem, found = planned.problem, None
         least, room, most = 0, _retained_bytes(planned), None

@@ -25,8 +25,9 @@ class Shares:
     """The part of `graph`, one of those `active`, of a device's budget and of the outer tiers.
 
     Graphs of one step nest: forwards in order, backwards in reverse. What the earlier ones hold is
-    resident; the later ones are left a share in proportion to what they would keep, and no more
-    than they can use. Calls of one graph that wait for their backward at once get equal shares.
+    resident; the later ones are left a share in proportion to what they would keep, no more than
+    they can use, and no less than the largest of them needs. Calls of one graph that wait
+    for their backward at once get equal shares.
     """
 
     graph: PlannedGraph
