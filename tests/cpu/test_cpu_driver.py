@@ -323,15 +323,13 @@ def test_a_finaliser_may_close_a_lane_on_the_worker_itself(driver):
 
 
 def test_copies_of_a_closed_lane_are_dropped(tmp_path):
-    driver = CpuDriver(tmp_path, link_bytes_per_second=float(1 << 20))
+    driver = CpuDriver(tmp_path, link_bytes_per_second=float(1 << 14))
     tensors = [torch.randn(1 << 20) for _ in range(3)]
     lane = driver.open_lane(regions_of(*tensors))
     handles = [lane.copy_out(t, k) for k, t in enumerate(tensors)]
     time.sleep(0.1)  # the first has begun
     lane.close()
-    start = time.perf_counter()
-    driver.drain()
-    assert time.perf_counter() - start < 2  # of the twelve seconds that the copies would take
+    driver.drain()  # the copies would take longer than a test may
     with pytest.raises(SpillError, match="dropped when its lane was closed"):
         lane.wait(handles[-1])
     driver.close()
@@ -468,21 +466,19 @@ def test_a_program_ends_with_copies_under_way(tmp_path):
         import torch
         from outcore.execute.cpu import CpuDriver
         from outcore.execute.driver import Region
-        driver = CpuDriver({str(tmp_path)!r}, 1e6)
-        n = 40_000_000
+        driver = CpuDriver({str(tmp_path)!r}, 1e5)
+        n = 40_000_000  # which would take longer than the program is given
         lane = driver.open_lane({{0: Region(0, n, torch.uint8, (n,), (1,))}})
         handle = lane.copy_out(torch.ones(n, dtype=torch.uint8), 0)
     """
-    start = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-W", "error", "-X", "dev", "-c", textwrap.dedent(program)],
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=250,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert time.perf_counter() - start < 30  # of the forty seconds that the copy would take
     assert list(tmp_path.iterdir()) == []
 
 

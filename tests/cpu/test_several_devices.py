@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,12 +72,10 @@ def test_two_ranks(scenario: str, finished: subprocess.CompletedProcess[str]) ->
 
 
 def test_a_rank_without_a_plan_ends_the_job() -> None:
-    start = time.monotonic()
     failed = torchrun("no_plan")
     assert failed.returncode != 0
     assert "no plan fits a device budget of 64.0 KiB" in failed.stderr
     assert "outcore: this is rank 1 of 2." in failed.stderr
-    assert time.monotonic() - start < 100  # not the 120 s that the others would wait
 
 
 @pytest.fixture
