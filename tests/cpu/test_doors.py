@@ -225,6 +225,18 @@ class TestWrap:
         assert engine is not None
         assert len(engine.graphs) == engine.calls == 2
 
+    def test_steps_of_which_none_is_like_another_are_told_of_once(self) -> None:
+        """A number in the model is a constant of the graph."""
+        module = outcore.wrap(Counting(), "1GiB")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(20):
+                module(torch.ones(2, 4)).sum().backward()
+        (said,) = [str(w.message) for w in caught if "captured anew" in str(w.message)]
+        assert "a counter in the model" in said
+        (note,) = outcore.handle(module).report().notes
+        assert said == f"outcore: {note}"
+
     def test_evaluation_uses_up_none_of_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(doors, "MOST_SHAPES", 2)
         module = outcore.wrap(nn.Linear(4, 4), "1GiB", strict=True)
@@ -251,6 +263,19 @@ class TestWrap:
         engine = outcore.handle(module).engine
         assert engine is not None
         assert len(engine.graphs) == engine.calls == most
+
+
+class Counting(nn.Module):
+    """It counts its calls by a Python number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, 4), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        result: Tensor = self.layer(x) * self.calls
+        return result
 
 
 def workers() -> list[threading.Thread]:

@@ -2,7 +2,7 @@
 
 from outcore.policies.ask import ask
 from outcore.policies.candidates import away, candidates, recomputable
-from outcore.policies.floor import Floor, floor, floor_plan
+from outcore.policies.floor import Floor, floor, floor_plan, infeasible, lean_plans, plan_floor
 from outcore.policies.overflow import overflow, staging_needed, with_roomy_host
 from outcore.policies.plugins import KnownPolicies, Plugin, plugins
 from outcore.policies.policy import Improver, Policy
@@ -22,8 +22,11 @@ __all__ = [
     "candidates",
     "floor",
     "floor_plan",
+    "infeasible",
+    "lean_plans",
     "overflow",
     "parse_policy",
+    "plan_floor",
     "plugins",
     "recomputable",
     "resolve",

@@ -52,7 +52,7 @@ def floor(problem: Problem) -> Floor:
 
 def leanest(problem: Problem) -> tuple[Floor, Plan]:
     """The floor, and the plan that meets it."""
-    found = ((plan_floor(problem, plan), plan) for plan in _lean_plans(problem))
+    found = ((plan_floor(problem, plan), plan) for plan in lean_plans(problem))
     return min(found, key=lambda pair: pair[0].nbytes)
 
 
@@ -62,7 +62,7 @@ def floor_plan(problem: Problem) -> Plan:
     Offloads the gaps across the boundary if that fits, else every gap, else whatever fits.
     Raises InfeasibleError below the floor.
     """
-    for plan in _lean_plans(problem):
+    for plan in lean_plans(problem):
         if fits(problem, lower(problem, plan, fast=True)):
             digests = digest(problem), digest(problem.trace)
             return replace(plan, problem_digest=digests[0], trace_digest=digests[1])
@@ -88,7 +88,7 @@ def plan_floor(problem: Problem, plan: Plan) -> Floor:
     return Floor(most.nbytes, where, max(0, most.nbytes - problem.outside_bytes))
 
 
-def _lean_plans(problem: Problem) -> Iterator[Plan]:
+def lean_plans(problem: Problem) -> Iterator[Plan]:
     """Plans of little memory inside the outer tiers' limits; the last keeps everything."""
     variants = _smallest_workspaces(problem.profile)
 

@@ -41,6 +41,9 @@ log = logging.getLogger("outcore")
 KEY = "outcore_graph"
 """Where a shell module carries its graph, which then lives as long as what torch compiled of it."""
 
+RESTLESS_STEPS = 16
+"""So many steps in a row that are captured anew are no accident."""
+
 Call = Callable[..., Any]
 
 
@@ -62,6 +65,8 @@ class Backend:
         self.notes: list[str] = []
         self.closed = False
         self.recordings_asked = False
+        self._captured_at, self._restless = -1, 0
+        """The last step that brought a new graph, and how many in a row did by then."""
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Call:
         """Compile one graph for torch.compile. Errors arrive there as what they are."""
@@ -175,9 +180,25 @@ class Backend:
         )
         graph = PlannedGraph(engine, captured, outside.saved_inputs, fallback)
         engine.add(graph)
+        self._note_capture(engine.steps)
         outside.forward.meta[KEY] = outside.backward.meta[KEY] = graph
         self.capture_seconds += time.perf_counter() - start
         return outside.forward, outside.backward
+
+    def _note_capture(self, step: int) -> None:
+        """Say so, once, where step after step brings a new graph: none of them is ever planned."""
+        if step == self._captured_at:
+            return
+        self._restless = 1 + self._restless * (step == self._captured_at + 1)
+        self._captured_at = step
+        if self._restless == RESTLESS_STEPS:
+            text = (
+                "step after step is captured anew, and what does not repeat is not planned: "
+                "something differs each time, such as a counter in the model or the sizes of "
+                "inputs. TORCH_LOGS=recompiles says what"
+            )
+            self.notes.append(text)
+            warnings.warn(f"outcore: {text}", stacklevel=2)
 
     def _capture(self, joint: GraphModule, outputs: int, static: list[int]) -> Captured | None:
         """The graph's trace, and an engine for its device; None where it cannot be planned."""

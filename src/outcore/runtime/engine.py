@@ -151,10 +151,12 @@ class Engine:
     def resident_besides(self, graph: PlannedGraph, inputs: Sequence[Any]) -> int:
         """Bytes that live tensors hold now, the graph's inputs and constants left out.
 
-        But for what storages of inputs hold beyond them, of which the graph's trace knows nothing.
+        And what earlier calls of it made and hold, while it is profiled. What the storages of
+        inputs hold beyond them counts: the graph's trace knows nothing of that.
         """
         given = (*inputs, *graph.captured.constants)
         tensors = [t for t in given if isinstance(t, torch.Tensor)]
+        tensors += [t for store in self.stores.of(graph) for t in store.own()]
         return self.resident_bytes(tensors) + _beyond(graph.captured.trace, given, self.device)
 
     def close(self, reason: str) -> None:
@@ -293,6 +295,13 @@ class Engine:
         Raises InfeasibleError where no plan of the policy fits.
         """
         return self._take(graph, self.planner.plan_tighter(self._shares(graph), planned))
+
+    def plan_for_calls(self, graph: PlannedGraph, planned: Planned) -> Planned:
+        """The same for as many calls as waited for their backward at once.
+
+        Raises InfeasibleError where no plan of the policy fits.
+        """
+        return self._take(graph, self.planner.plan_for_calls(self._shares(graph), planned))
 
     def begin_trial(self, graph: PlannedGraph) -> Trial | None:
         """Time the plan of `graph` for some steps, if those before took another time than planned.

@@ -26,7 +26,7 @@ from outcore.capture import (
     keeps_graph,
     stand_in_survives,
 )
-from outcore.errors import CaptureError, OutcoreError, StepError
+from outcore.errors import CaptureError, InfeasibleError, OutcoreError, StepError
 from outcore.execute import Executable, MismatchError, build
 from outcore.ir.hardware import Tier
 from outcore.ir.store import digest
@@ -38,7 +38,7 @@ from outcore.runtime.profiling import Profiling, begin_profiling
 from outcore.runtime.recording import Recording
 from outcore.runtime.session import Replay, Visit
 from outcore.runtime.standing import Standing, State
-from outcore.runtime.store import Store, versions_of
+from outcore.runtime.store import Store, addresses, made_since, versions_of
 from outcore.runtime.trial import Trial
 from outcore.units import format_bytes
 
@@ -73,10 +73,10 @@ class PlannedGraph:
         self.executable: Executable | None = None
         self.adopted = False
         """Whether its plan was made for another graph, and has not been held against this one."""
-        self.most_outstanding = 1
-        """The most calls of this graph that waited for their backward at once."""
         self.before: WeakSet[PlannedGraph] = WeakSet()
         """Graphs whose backward is outstanding when this one's forward begins."""
+        self.planned_calls = 1
+        """Calls waiting at once that a plan was made for, or sought in vain."""
         self.tightened = False
         """Whether its plan was made again for want of device memory."""
         self.fruitless = 0
@@ -107,6 +107,7 @@ class PlannedGraph:
         self.captured = replace(self.captured, trace=planned.problem.trace)
         self._settle(planned)
         self.adopted = True
+        self.standing.most_outstanding = self.planned_calls = planned.calls
 
     # ---- the two calls --------------------------------------------------------------------------
 
@@ -196,10 +197,12 @@ class PlannedGraph:
         """The executable for this step; plans first where enough is known."""
         self.before = WeakSet(self.engine.outstanding(self))
         waiting = 1 + self.engine.waiting(self)
-        self.most_outstanding = max(self.most_outstanding, waiting)
+        self.standing.most_outstanding = max(self.standing.most_outstanding, waiting)
         if self.adopted:
             self._hold_against(inputs)
         if self.executable is not None:
+            if waiting == 1 and self.planned_calls < self.standing.most_outstanding:
+                self._plan_for_calls()
             return self._followed(self.executable)
         if self.profiling is None:
             self.profiling = self._begin(inputs)
@@ -207,7 +210,15 @@ class PlannedGraph:
         self.profiling.resident_bytes = max(self.profiling.resident_bytes, resident)
         if not self.profiling.done:
             return self.profiling.executable
+        self.planned_calls = self.standing.most_outstanding
         return self._settle(self.engine.plan(self, self.profiling))
+
+    def _plan_for_calls(self) -> None:
+        """Plan again: more calls waited at once than was known. Where no plan fits, it stays."""
+        self.planned_calls, planned = self.standing.most_outstanding, self.planned
+        if planned is not None:
+            with contextlib.suppress(InfeasibleError):  # the report tells
+                self._settle(self.engine.plan_for_calls(self, planned))
 
     def _hold_against(self, inputs: list[Any]) -> None:
         """Forget an adopted plan that was made when less was held besides the graph."""
@@ -281,6 +292,7 @@ class PlannedGraph:
         overwritten = [inputs[i] for i in self.captured.overwritten]
         arguments = [*inputs, *self.captured.constants]
         inputs.clear()
+        given = set(addresses(arguments)) if self.profiling is not None else None
         try:
             results, crossing = executable.forward(arguments, lane)
         except BaseException:
@@ -289,7 +301,8 @@ class PlannedGraph:
         if self.recording is not None and executable is self.recording.executable:
             self.recording.lane = id(lane)
         versions = versions_of(crossing, overwritten)
-        return [*results, *saved], Store(visit, executable, lane, crossing, versions)
+        made = () if given is None else made_since(crossing, given)
+        return [*results, *saved], Store(visit, executable, lane, crossing, versions, made)
 
     # ---- a graph that is not as captured --------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outcore.ir.hardware import Tier
 from outcore.ir.plan import Plan
@@ -36,6 +36,16 @@ class Planned:
     retaining_bytes: int | None = None
     """The room, a part of what is outside, for backward calls that leave all as it was for the next
     one. None: there is none for such."""
+    calls: int = 1
+    """The calls of the graph that may wait for their backward at once."""
+    others_bytes: int = 0
+    """What all but one of them hold, a part of what is outside."""
+
+    @property
+    def alone(self) -> Problem:
+        """The problem of one call, were there no others, and nothing to be retained."""
+        besides = self.others_bytes + (self.retaining_bytes or 0)
+        return replace(self.problem, outside_bytes=self.problem.outside_bytes - besides)
 
     @property
     def everything_kept(self) -> bool:

@@ -18,15 +18,18 @@ from outcore.ir.plan import Choice, Gap, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Program
+from outcore.ir.timeline import Timeline
 from outcore.lower import lower
 from outcore.planfile import Overridden, Rule, check_rules, forced, has_effect
 from outcore.policies import Policy, floor_plan, overflow, with_roomy_host
+from outcore.runtime.calls import Calls, gradient_bytes
 from outcore.runtime.drift import Drift, Replanned
+from outcore.runtime.margin import for_any_budget
 from outcore.runtime.options import Settings
 from outcore.runtime.planned import FORCED, Planned
 from outcore.runtime.profiling import Profiling
 from outcore.runtime.reuse import reused
-from outcore.runtime.shares import Shares, gradient_bytes
+from outcore.runtime.shares import Shares
 from outcore.simulate import simulate
 
 if TYPE_CHECKING:  # graphs are planned through here
@@ -103,12 +106,16 @@ class Planner:
         planned = self._planned(shares, problem, profiled.resident_bytes)
         return self._retaining(shares, planned) if shares.graph.standing.retained else planned
 
+    def plan_for_calls(self, shares: Shares, planned: Planned) -> Planned:
+        """The same for as many calls as waited at once. Raises InfeasibleError as `plan` does."""
+        return self._as_before(shares, planned, planned.problem)
+
     def _retaining(self, shares: Shares, planned: Planned) -> Planned:
         """The same with room for all that crosses until backward ends: `retain_graph` asks for it.
 
         Raises InfeasibleError where no plan found has that.
         """
-        problem, found = planned.problem, None
+        problem, found = planned.alone, None
         least, room, most = 0, _retained_bytes(planned), None
         while most is None or most - least > problem.budget_bytes // ROOM_DIVISOR:
             wider = replace(problem, outside_bytes=problem.outside_bytes + room)
@@ -133,10 +140,10 @@ class Planner:
 
         With room for what `retain_graph` keeps, where `planned` has some. Raises as `_planned`.
         """
-        room = planned.retaining_bytes
-        bare = replace(problem, outside_bytes=problem.outside_bytes - (room or 0))
-        again = self._planned(shares, bare, planned.resident_bytes)
-        return again if room is None else self._retaining(shares, again)
+        besides = planned.problem.outside_bytes - planned.alone.outside_bytes
+        alone = replace(problem, outside_bytes=problem.outside_bytes - besides)
+        again = self._planned(shares, alone, planned.resident_bytes)
+        return again if planned.retaining_bytes is None else self._retaining(shares, again)
 
     def plan_tighter(self, shares: Shares, planned: Planned) -> Planned:
         """The same with less of the budget. Raises InfeasibleError where no plan fits."""
@@ -158,12 +165,13 @@ class Planner:
         where it is predicted to be faster. What other graphs hold by now is left to them.
         """
         start = time.perf_counter()
-        kept = lower(problem, make_plan({}, "keep-all"))
+        calls = Calls(planned.alone, planned.calls, retained=shares.graph.standing.retained)
+        outside = problem.outside_bytes - planned.others_bytes
         stays = replace(
             planned,
             problem=problem,
             predicted=simulate(problem, planned.program),
-            in_core=simulate(problem, kept),
+            in_core=_in_core(replace(problem, outside_bytes=outside), calls),
             replanned=Replanned(drift, changed=False),
         )
         other = self._other(shares, planned, problem)
@@ -192,12 +200,34 @@ class Planner:
         except InfeasibleError:
             return None
 
-    def _planned(
-        self,
-        shares: Shares,
-        problem: Problem,
-        resident_bytes: int,
-    ) -> Planned:
+    def _planned(self, shares: Shares, problem: Problem, resident_bytes: int) -> Planned:
+        """The plan for `problem`, that of one call; beside as many as wait at once.
+
+        Raises InfeasibleError where the policy has none.
+        """
+        graph = shares.graph
+        calls = Calls(problem, graph.standing.most_outstanding, retained=graph.standing.retained)
+        if calls.number == 1:
+            return self._planned_alone(shares, problem, resident_bytes)
+        found, refusal = [], None
+        start = time.perf_counter()
+        for beside in calls.problems():
+            try:
+                planned = self._planned_alone(shares, beside, resident_bytes)
+            except InfeasibleError as error:
+                error.at_least, refusal = True, error
+                continue
+            planned = _beside_others(planned, calls)
+            if fits(planned.problem, planned.program):
+                found.append(planned)
+            if planned.everything_kept:
+                break
+        if not found:
+            raise calls.refusal() if refusal is None else refusal
+        fastest = min(found, key=lambda planned: planned.predicted.seconds)
+        return replace(fastest, planning_seconds=time.perf_counter() - start)
+
+    def _planned_alone(self, shares: Shares, problem: Problem, resident_bytes: int) -> Planned:
         start = time.perf_counter()
         in_core = lower(problem, make_plan({}, "keep-all"))
         in_core_timeline = simulate(problem, in_core)
@@ -267,13 +297,13 @@ class Planner:
     ) -> tuple[Problem, Plan]:
         """The plan of `make`; if need be, with a disk beyond the host.
 
-        Raises InfeasibleError as `make` does, with the budget of which enough is left.
+        Raises InfeasibleError as `make` does, with the budget that has a margin besides.
         """
         try:
             return self._solve_somewhere(shares, problem, make)
         except InfeasibleError as error:
             if error.tier == Tier.DEVICE.value:
-                error.floor_bytes = shares.budget_with(problem, error.floor_bytes)
+                for_any_budget(error, problem.budget_bytes)
             raise
 
     def _solve_somewhere(
@@ -317,6 +347,28 @@ class Planner:
             self._hardware = known = wider
         links = {(a, b): link for a, b, link in (*known.links, *hardware.links)}
         return replace(known, links=tuple((a, b, link) for (a, b), link in links.items()))
+
+
+def _beside_others(planned: Planned, calls: Calls) -> Planned:
+    """`planned`, with what the other calls really hold instead of the room they were given."""
+    outside, between = calls.problem.outside_bytes, calls.problem.between_bytes
+    others = calls.others_bytes(planned.program)
+    problem = replace(planned.problem, outside_bytes=outside + others, between_bytes=between)
+    return replace(
+        planned,
+        problem=problem,
+        predicted=simulate(problem, planned.program),
+        in_core=_in_core(replace(problem, outside_bytes=outside), calls),
+        calls=calls.number,
+        others_bytes=others,
+    )
+
+
+def _in_core(problem: Problem, calls: Calls) -> Timeline:
+    """What a call would do with everything kept by all of them; `problem` is without the others."""
+    kept = lower(problem, make_plan({}, "keep-all"))
+    beside = replace(problem, outside_bytes=problem.outside_bytes + calls.others_bytes(kept))
+    return simulate(beside, kept)
 
 
 def _retained_bytes(planned: Planned) -> int:

@@ -50,6 +50,8 @@ class Standing:
     """Why it runs in-core, where it was not planned."""
     retained: bool = False
     """Whether a backward call was asked to leave all as it was, for another one."""
+    most_outstanding: int = 1
+    """The most calls that waited for their backward at once."""
 
     @property
     def settled(self) -> bool:

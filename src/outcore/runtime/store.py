@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -27,7 +27,8 @@ class Store:
     """The crossing of one forward call, the lane its copies went through, and the way back.
 
     `visit`: the step it belongs to. `versions`: per entry of the crossing how often that tensor had
-    been written when the forward call ended; None for what is no tensor, or may change.
+    been written when the forward call ended; None for what is no tensor, or may change. `made`: the
+    entries that lie in storages which the forward call made; none unless somebody wants to know.
     """
 
     visit: Visit
@@ -35,6 +36,7 @@ class Store:
     lane: Lane
     crossing: list[Any]
     versions: Sequence[int | None] = ()
+    made: tuple[int, ...] = ()
     number: int = field(default_factory=lambda: next(_numbers))
 
     def check_versions(self) -> None:
@@ -49,6 +51,10 @@ class Store:
                     'from this tensor: use a policy that does not, such as policy="swap-all"'
                 )
 
+    def own(self) -> list[torch.Tensor]:
+        """What the forward call made, in as far as backward has not taken it."""
+        return [self.crossing[i] for i in self.made] if self.crossing else []
+
     def release(self) -> None:
         """Drop everything held. Called once, from anywhere, also from a finaliser."""
         self.lane.close()  # first: it keeps what is under way, which a worker would free else
@@ -60,6 +66,18 @@ def versions_of(crossing: Sequence[Any], may_change: Sequence[Any]) -> list[int 
     """Per entry how often that tensor was written so far; None for those of `may_change`."""
     exempt = {id(t) for t in may_change}
     return [None if id(t) in exempt else _version(t) for t in crossing]
+
+
+def addresses(things: Sequence[Any]) -> list[int | None]:
+    """Where the storage of each tensor lies; None for what is no tensor."""
+    tensors = (thing if isinstance(thing, torch.Tensor) else None for thing in things)
+    return [None if t is None else t.untyped_storage().data_ptr() for t in tensors]
+
+
+def made_since(crossing: Sequence[Any], given: Collection[int | None]) -> tuple[int, ...]:
+    """Which tensors of the crossing lie in none of the storages at the addresses `given`."""
+    where = enumerate(addresses(crossing))
+    return tuple(i for i, address in where if address is not None and address not in given)
 
 
 def _version(thing: Any) -> int | None:
@@ -93,6 +111,10 @@ class Stores:
         """The graphs of the outstanding forward calls, oldest first."""
         owners = (store.visit.owner() for store in list(self._live.values()))
         return tuple(o for o in owners if o is not None)
+
+    def of(self, owner: object) -> list[Store]:
+        """Those of the outstanding forward calls of one graph."""
+        return [store for store in list(self._live.values()) if store.visit.owner() is owner]
 
     def add(self, store: Store, *, follow: bool) -> torch.Tensor:
         """Keep `store`; returns the stand-in that names it.

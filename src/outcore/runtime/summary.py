@@ -132,6 +132,12 @@ RETAINED = (
 )
 
 
+OUTSTANDING = (
+    "up to {now} calls waited for their backward at once, and no plan is known that has room for "
+    "more than {planned} within the budget: the step may hold more than is predicted"
+)
+
+
 def _plan_notes(graphs: list[Standing]) -> Iterator[str]:
     """Where plans come from, if the user gave a file of them; and what they do not know of."""
     for number, standing in enumerate(graphs, 1):
@@ -139,7 +145,9 @@ def _plan_notes(graphs: list[Standing]) -> Iterator[str]:
         if planned is None:
             continue
         unforeseen = standing.retained and planned.retaining_bytes is None
-        for note in filter(None, (planned.note, RETAINED * unforeseen)):
+        more = standing.most_outstanding > planned.calls
+        waited = OUTSTANDING.format(now=standing.most_outstanding, planned=planned.calls)
+        for note in filter(None, (planned.note, RETAINED * unforeseen, waited * more)):
             yield f"graph {number}: {note}" if len(graphs) > 1 else note
 
 

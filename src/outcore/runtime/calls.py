@@ -1,0 +1,137 @@
+"""calls: what several calls of one graph take that wait for their backward at once.
+
+One runs while the others wait: it has its peak, they have what crosses to backward. A call whose
+backward is over has left its gradients instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from outcore.errors import InfeasibleError
+from outcore.ir.hardware import Tier
+from outcore.ir.memory import crossing_bytes, peak
+from outcore.ir.plan import make_plan
+from outcore.ir.problem import Problem
+from outcore.ir.program import Free, Program
+from outcore.ir.trace import Arg, Ref, Trace
+from outcore.lower import lower
+from outcore.policies import Floor, infeasible, lean_plans, plan_floor
+from outcore.runtime.margin import budget_for, margin_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Bytes that a call takes beyond what is held besides it: at its peak, and while it waits."""
+
+    peak_bytes: int
+    waiting_bytes: int
+
+    def by(self, calls: int) -> int:
+        """Bytes that so many calls take at once."""
+        return self.peak_bytes + (calls - 1) * self.waiting_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """`number` calls of the graph of `problem`, which is that of one of them, alone.
+
+    `retained`: backward calls leave what crosses, so that gradients come on top.
+    """
+
+    problem: Problem
+    number: int
+    retained: bool = False
+
+    @property
+    def most(self) -> Taken:
+        """What a call takes with everything kept."""
+        return self._taken(lower(self.problem, make_plan({}, "keep-all")))
+
+    @property
+    def least(self) -> Taken:
+        """What a call takes of which they take the least at once."""
+        return self._least[1]
+
+    @property
+    def _least(self) -> tuple[Floor, Taken]:
+        nothing_overlaps = replace(self.problem, budget_bytes=1)
+        plans = list(lean_plans(self.problem))
+        lean = (self._taken(lower(nothing_overlaps, plan)) for plan in plans)
+        found = zip((plan_floor(self.problem, plan) for plan in plans), lean, strict=True)
+        return min(found, key=lambda pair: pair[1].by(self.number))
+
+    def problems(self) -> Iterator[Problem]:
+        """The problem of one call beside the others, with more and more room for what waits.
+
+        The first leaves a call all that it can use at its peak, or all that can be had; the last
+        the least that does. Raises InfeasibleError where not even that can be had.
+        """
+        free = self.problem.budget_bytes - held_bytes(self.problem)
+        most, least, others = self.most, self.least, self.number - 1
+        if free < least.by(self.number):
+            raise self.refusal()
+        low = least.peak_bytes
+        high = max(low, min(most.peak_bytes, free - others * least.waiting_bytes))
+        peaks = (high, (high + low) // 2, low)
+        rooms = [min(most.waiting_bytes, (free - each) // others) for each in peaks]
+        return map(self._beside, dict.fromkeys(rooms))
+
+    def _beside(self, room: int) -> Problem:
+        """The problem of one call while the others hold `room` each, as it must when it waits."""
+        problem, others = self.problem, (self.number - 1) * room
+        free = problem.budget_bytes - held_bytes(problem) - others
+        tangents = nbytes_of(problem.trace, tuple(map(Ref, problem.trace.tangents)))
+        between = max(problem.between_bytes, free - room - tangents)
+        return replace(problem, outside_bytes=problem.outside_bytes + others, between_bytes=between)
+
+    def others_bytes(self, program: Program) -> int:
+        """What the other calls hold if each is run by `program`."""
+        return (self.number - 1) * self._taken(program).waiting_bytes
+
+    def _taken(self, program: Program) -> Taken:
+        problem, gradients = self.problem, gradient_bytes(self.problem.trace)
+        crossing = crossing_bytes(program) + _staying_bytes(problem.trace, program)
+        waiting = crossing + gradients if self.retained else max(crossing, gradients)
+        most = peak(problem, program, Tier.DEVICE).nbytes
+        return Taken(most - held_bytes(problem), waiting)
+
+    def refusal(self) -> InfeasibleError:
+        """The error for a budget without room for them all, with the least that has it."""
+        problem, (lowest, least) = self.problem, self._least
+        held, needed = held_bytes(problem), least.by(self.number)
+        error = infeasible(
+            problem,
+            replace(
+                lowest,
+                nbytes=budget_for(held - margin_bytes(problem.budget_bytes) + needed),
+                needed_bytes=lowest.needed_bytes + needed - least.peak_bytes,
+            ),
+        )
+        waiting = f"up to {self.number} calls of this graph wait for their backward at once"
+        error.add_note(f"outcore: {waiting}, and what they hold is counted")
+        return error
+
+
+def held_bytes(problem: Problem) -> int:
+    """Bytes that are held besides a call's own: those outside, parameters and the like."""
+    return problem.outside_bytes + sum(b.nbytes for b in problem.trace.buffers if b.borrowed)
+
+
+def gradient_bytes(trace: Trace) -> int:
+    """Bytes of what a backward call returns."""
+    return nbytes_of(trace, trace.gradients)
+
+
+def nbytes_of(trace: Trace, arg: Arg) -> int:
+    """Bytes of the buffers in `arg`, each once."""
+    return sum(trace.buffers[b].nbytes for b in trace.value_buffers(arg))
+
+
+def _staying_bytes(trace: Trace, program: Program) -> int:
+    """Bytes of inputs, but for what stays the caller's, that are there when forward ends."""
+    actions = [instruction.action for instruction in program.body[: program.boundary]]
+    freed = {action.slot for action in actions if isinstance(action, Free)}
+    slots = [program.slots[s] for s in program.arguments if s not in freed]
+    return sum(slot.nbytes for slot in slots if not trace.buffers[slot.buffer].borrowed)

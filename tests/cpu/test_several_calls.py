@@ -1,0 +1,145 @@
+"""Several calls of one graph that wait for their backward at once, within one budget."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from outcore import Backend
+from outcore.errors import InfeasibleError
+from tests.cpu.test_budget_kept import inside
+from tests.cpu.training import same, snapshot
+
+BLOCKS = 6
+STEPS = 7
+
+
+class Block(nn.Module):
+    """Much is made inside, little crosses to the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inside: Tensor = torch.tanh(self.wide(x).square())
+        result: Tensor = x + self.narrow(inside)
+        return result
+
+
+class Blocks(nn.Module):
+    """Blocks that are compiled one by one: one graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def rows(step: int, count: int = 2048) -> Tensor:
+    return torch.randn(count, 64, generator=torch.Generator().manual_seed(step))
+
+
+def train_blocks(backend: Any, *, alike: bool = False) -> list[list[Tensor]]:
+    """`alike`: the first block is of the same graph, as its input has a gradient too."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = Blocks()
+    for block in module.blocks:
+        block.compile(backend=backend)
+    found = []
+    for step in range(STEPS):
+        module.zero_grad()
+        loss = module(rows(step).requires_grad_(alike)).square().mean()
+        loss.backward()
+        found.append(snapshot(module, loss.detach()))
+        del loss
+    return found
+
+
+def in_core_peak() -> int:
+    backend = Backend(budget="1GiB")
+    train_blocks(backend)
+    report = backend.report()
+    assert report.state == "in-core"
+    inside(backend)
+    assert report.predicted_peak_bytes is not None
+    return report.predicted_peak_bytes
+
+
+def test_one_call_has_its_peak_and_the_others_what_crosses() -> None:
+    """A sixth of what is free to each of them would be too little for any of these."""
+    peak = in_core_peak()
+    plain = train_blocks("eager")
+    for share in (0.5, 0.65, 0.8):
+        backend = Backend(budget=int(peak * share))
+        assert same(train_blocks(backend), plain)
+        assert backend.report().state == "planned"
+        inside(backend)
+
+
+def test_the_least_budget_of_several_calls_is_enough() -> None:
+    with pytest.raises(InfeasibleError, match="up to 6 calls of this graph wait") as refused:
+        train_blocks(Backend(budget="10MiB"), alike=True)
+    budget = refused.value.floor_bytes
+    del refused  # which holds the tensors of that step
+    gc.collect()
+    backend = Backend(budget=budget)
+    assert same(train_blocks(backend, alike=True), train_blocks("eager", alike=True))
+    inside(backend)
+
+
+class Judge(nn.Module):
+    """The discriminator of a GAN: it sees what is real and what is not before it goes back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layers(x).mean()
+        return result
+
+
+def judge(backend: Any, calls: list[int]) -> list[list[Tensor]]:
+    """Steps with so many calls each."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = Judge()
+    call = torch.compile(module, backend=backend)
+    found = []
+    for step, number in enumerate(calls):
+        module.zero_grad()
+        losses = [call(rows(step + i, 1024)) for i in range(number)]
+        torch.stack(losses).sum().backward()
+        found.append(snapshot(module, torch.stack(losses).detach()))
+        del losses
+    return found
+
+
+def test_calls_that_come_later_are_planned_for() -> None:
+    calls = [1] * 7 + [3] * 4
+    backend = Backend(budget="6MiB")
+    assert same(judge(backend, calls), judge("eager", calls))
+    report = backend.report()
+    assert report.state == "planned"
+    assert report.predicted_peak_bytes is not None
+    assert report.predicted_peak_bytes <= report.budget_bytes
+    assert not [note for note in report.notes if "waited for their backward" in note]
+
+
+def test_calls_that_no_plan_has_room_for_are_told_of() -> None:
+    calls = [1] * 7 + [12] * 3
+    backend = Backend(budget="6MiB")
+    assert same(judge(backend, calls), judge("eager", calls))
+    (note,) = [note for note in backend.report().notes if "waited for their backward" in note]
+    assert "up to 12 calls" in note
+    assert "more than 1 within" in note
