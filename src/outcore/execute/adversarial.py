@@ -156,9 +156,6 @@ class AdversarialDriver:
         """Report every copy done from now on; without times."""
         self.recorder = recorder
 
-    def see_off(self) -> None:
-        """Nothing to do: what a closed lane was promised is dropped."""
-
     def drain(self) -> None:
         """Do what was promised in every lane, the latest lane first."""
         for lane in reversed(self.lanes):

@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import CancelledError
 from typing import Final, Protocol
 
 import torch
@@ -31,7 +30,7 @@ from outcore.execute.driver import (
     lane_nbytes,
     measure_link,
 )
-from outcore.execute.link import Barrier, Copy, Spill
+from outcore.execute.link import Barrier, Copy, Spill, dropped
 from outcore.execute.malloc import ResidentLimit, own_malloc, resident_bytes, trim
 from outcore.gauges import Ledger, WallClock
 from outcore.ir.hardware import Hardware, Tier
@@ -125,18 +124,25 @@ class CpuLane:
         """Nothing to do: memory is given back by the last reference."""
 
     def close(self) -> None:
-        """Give the room back once what runs has ended; what has not begun is dropped."""
+        """Drop what has not begun, wait for what has, which ends soon; give the room back.
+
+        Memory is then free at once: whoever dropped a step may count on all of it.
+        """
         try:
             nbytes = self._open.pop()
         except IndexError:
             return
         base, file = self._base, self.file
-        # What is under way keeps its memory; a worker would free it where no meter sees that.
-        held = [copy.kept for copy in self._copies if copy.kept is not None]
-        gone = Barrier(lambda: file.give(base, nbytes), held=held)
-        self._out(gone)
-        if held and not self._spill.closed:
-            self._spill.leaving.append(gone)
+        # A worker would free what it holds last, where no meter sees that: kept until it is over.
+        kept = [copy.kept for copy in self._copies]
+        for copy in self._copies:
+            copy.call_off()
+        if self._spill.can_wait():
+            for copy in self._copies:
+                with copy.done:
+                    pass
+        del kept
+        self._out(Barrier(lambda: file.give(base, nbytes)))
 
     @property
     def recorder(self) -> Recorder | None:
@@ -150,7 +156,7 @@ class CpuLane:
     def check_open(self) -> None:
         """Raise CancelledError where nobody can be interested in the copies of this lane."""
         if not self._open or self._spill.closed:
-            raise CancelledError("it was dropped when its lane was closed")
+            raise dropped()
 
     def _issue(self, copy: Copy, put: Callable[[Copy], None]) -> None:
         if self._spill.closed:
@@ -306,11 +312,6 @@ class CpuDriver:
     def disk_bytes_written(self) -> int:
         """What was written to the file so far, to measure the disk included."""
         return 0 if self._spill is None else self._spill.file.written_bytes
-
-    def see_off(self) -> None:
-        """Return once what dropped steps had under way is over, and its memory free."""
-        if self._spill is not None and self._spill.pid == os.getpid():
-            self._spill.see_off()
 
     def drain(self) -> None:
         """Return once every copy issued so far is done."""

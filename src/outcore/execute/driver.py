@@ -172,10 +172,6 @@ class Driver(Protocol):
         """What was written to a disk so far, to measure it included."""
         ...
 
-    def see_off(self) -> None:
-        """Return once what dropped steps had under way is over, and its memory free."""
-        ...
-
     def drain(self) -> None:
         """Return once every copy issued so far is done. Does not raise for copies that failed."""
         ...

@@ -2,7 +2,7 @@
 
 Each direction has one queue. What must happen after all copies issued so far (a lane's room is
 free, the file may be closed) is a barrier that passes through both queues in turn. Whoever issues
-one need not wait for it, so a finaliser can close a lane on any thread.
+one need not wait for it. Copies can be called off until a worker begins with them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
 from queue import SimpleQueue
 from typing import Final, Protocol, TypeAlias
 
@@ -94,6 +94,7 @@ class Copy:
     """A copy issued: the job of a worker, and the handle that a lane gives out."""
 
     __slots__ = (
+        "_unclaimed",
         "address",
         "after",
         "direction",
@@ -125,13 +126,32 @@ class Copy:
         self.done = threading.Lock()
         """Held until the copy is done."""
         self.done.acquire()
+        self._unclaimed = [True]
+        """Emptied by who runs it, or calls it off: one `pop` succeeds."""
 
     def run(self, bounce: memoryview, throttle: Throttle) -> None:
         """Copy, on a worker thread; what goes wrong is kept for whoever waits."""
+        if not self._claimed():
+            return
         try:
             self._move(bounce, throttle)
         except Exception as error:  # noqa: BLE001 - the lane's `wait` raises it
             self.error = error.with_traceback(None)  # its frames lead back here
+        self._end()
+
+    def call_off(self) -> None:
+        """Do not copy, unless a worker has begun. Its memory is then free on this thread."""
+        if self._claimed():
+            self.error = dropped()
+            self._end()
+
+    def _claimed(self) -> bool:
+        try:
+            return self._unclaimed.pop()
+        except IndexError:
+            return False
+
+    def _end(self) -> None:
         # Before `done`: from then on the compute thread counts on its `del` to free the memory.
         self.lane = self.kept = None
         self.after = ()
@@ -161,22 +181,18 @@ class Copy:
             lane.recorder(span)
 
 
+def dropped() -> CancelledError:
+    """The error of a copy that nobody can be interested in any more."""
+    return CancelledError("it was dropped when its lane was closed")
+
+
 class Barrier:
-    """Runs `action` once all that was issued before it is done. `last`: the workers end with it.
+    """Runs `action` once all that was issued before it is done. `last`: the workers end with it."""
 
-    `held` is kept until whoever waits for it lets go: the meter sees what a thread frees itself.
-    """
+    __slots__ = ("action", "done", "last")
 
-    __slots__ = ("action", "done", "held", "last")
-
-    def __init__(
-        self,
-        action: Callable[[], None] | None = None,
-        *,
-        held: Sequence[object] = (),
-        last: bool = False,
-    ) -> None:
-        self.action, self.held, self.last = action, held, last
+    def __init__(self, action: Callable[[], None] | None = None, *, last: bool = False) -> None:
+        self.action, self.last = action, last
         self.done = threading.Lock()
         self.done.acquire()
 
@@ -211,8 +227,6 @@ class Spill:
         self.file = SpillFile(spill_dir)
         self.closed = False
         self.pid = os.getpid()
-        self.leaving: deque[Barrier] = deque()
-        """Of lanes that were closed, in order; some are gone."""
         self.out: _Queue = SimpleQueue()
         self.into: _Queue = SimpleQueue()
         self.threads = (
@@ -228,16 +242,9 @@ class Spill:
         self.drain()  # lanes closed a moment ago may still be on their way back
         return self.file.take(nbytes)
 
-    def see_off(self) -> None:
-        """Return once the copies of closed lanes are over: until then they hold their memory.
-
-        A step may be dropped right after its forward call, and the next plan counts on all of it.
-        """
-        while self.leaving and not self.closed:
-            gone = self.leaving.popleft()
-            with gone.done:
-                pass
-            gone.held = ()
+    def can_wait(self) -> bool:
+        """Whether this thread can wait for a worker: none can for itself, nor in a fork."""
+        return threading.current_thread() not in self.threads and os.getpid() == self.pid
 
     def drain(self) -> None:
         """Return once everything issued so far is done."""
@@ -246,21 +253,17 @@ class Spill:
             self.out.put(barrier)
             with barrier.done:
                 pass
-            self.see_off()
 
     def close(self) -> None:
         """Drop what waits, give up what runs, end the workers, close the file."""
         if self.closed:
             return
         self.closed = True
-        while self.leaving:
-            self.leaving.popleft().held = ()
         if os.getpid() != self.pid:
             self.file.close()  # in a forked process, which has no such threads
             return
         self.out.put(Barrier(self.file.close, last=True))
-        # A finaliser can run on any thread; a worker cannot wait for itself.
-        if threading.current_thread() not in self.threads:
+        if self.can_wait():  # a finaliser can run on any thread
             for thread in self.threads:
                 thread.join()
 

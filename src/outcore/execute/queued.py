@@ -237,9 +237,6 @@ class QueuedDriver:
         """What was written beyond the host so far, to measure the disk included."""
         return 0 if self._disk is None else self._disk.spill.file.written_bytes
 
-    def see_off(self) -> None:
-        """Nothing to do: memory is given back in the order of the compute queue."""
-
     def drain(self) -> None:
         """Let the host wait for all copies, and report those that are recorded."""
         if self._disk is not None:

@@ -75,8 +75,8 @@ class PlannedGraph:
         """Whether its plan was made for another graph, and has not been held against this one."""
         self.before: WeakSet[PlannedGraph] = WeakSet()
         """Graphs whose backward is outstanding when this one's forward begins."""
-        self.planned_calls = 1
-        """Calls waiting at once that a plan was made for, or sought in vain."""
+        self.refused_calls = 0
+        """As many as were seen to wait at once, and had no plan."""
         self.tightened = False
         """Whether its plan was made again for want of device memory."""
         self.fruitless = 0
@@ -107,7 +107,7 @@ class PlannedGraph:
         self.captured = replace(self.captured, trace=planned.problem.trace)
         self._settle(planned)
         self.adopted = True
-        self.standing.most_outstanding = self.planned_calls = planned.calls
+        self.standing.most_outstanding = planned.calls
 
     # ---- the two calls --------------------------------------------------------------------------
 
@@ -124,7 +124,6 @@ class PlannedGraph:
     def _forward(self, args: list[Any]) -> list[Any]:
         inputs, clock = list(map(_plain, args)), self.engine.driver.clock
         args.clear()
-        self.engine.driver.see_off()
         while True:  # until it is right
             self.engine.next_step(self)
             with self._telling_of_memory():
@@ -201,7 +200,7 @@ class PlannedGraph:
         if self.adopted:
             self._hold_against(inputs)
         if self.executable is not None:
-            if waiting == 1 and self.planned_calls < self.standing.most_outstanding:
+            if waiting == 1 and self.trial is None:
                 self._plan_for_calls()
             return self._followed(self.executable)
         if self.profiling is None:
@@ -210,15 +209,17 @@ class PlannedGraph:
         self.profiling.resident_bytes = max(self.profiling.resident_bytes, resident)
         if not self.profiling.done:
             return self.profiling.executable
-        self.planned_calls = self.standing.most_outstanding
         return self._settle(self.engine.plan(self, self.profiling))
 
     def _plan_for_calls(self) -> None:
-        """Plan again: more calls waited at once than was known. Where no plan fits, it stays."""
-        self.planned_calls, planned = self.standing.most_outstanding, self.planned
-        if planned is not None:
-            with contextlib.suppress(InfeasibleError):  # the report tells
-                self._settle(self.engine.plan_for_calls(self, planned))
+        """Plan again if more calls waited at once than was known. Where no plan fits, it stays."""
+        planned, calls = self.planned, self.standing.most_outstanding
+        if planned is None or calls <= max(planned.calls, self.refused_calls):
+            return
+        try:
+            self._settle(self.engine.plan_for_calls(self, planned))
+        except InfeasibleError:  # the report tells
+            self.refused_calls = calls
 
     def _hold_against(self, inputs: list[Any]) -> None:
         """Forget an adopted plan that was made when less was held besides the graph."""
