@@ -15,7 +15,11 @@ _backends: dict[str, Backend] = {}
 
 
 def outcore(
-    module: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+    module: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    **asked: Any,
 ) -> Callable[..., Any]:
     """Compile one graph. Graphs compiled with the same options share one budget.
 
@@ -23,7 +27,7 @@ def outcore(
     """
     with passing():
         backend = backend_for(options or {})
-    return backend(module, example_inputs)
+    return backend(module, example_inputs, **asked)
 
 
 def backend_for(options: Mapping[str, Any]) -> Backend:

@@ -8,6 +8,7 @@ import linecache
 import warnings
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,9 +17,12 @@ from torch import Tensor, nn
 from torch._C._autograd import _profiler_enabled
 
 from outcore import Backend
-from outcore.errors import CaptureError
+from outcore.errors import CaptureError, OptionValueError
 from outcore.ir.hardware import Tier
+from outcore.ir.memory import peak
+from outcore.ir.plan import make_plan
 from outcore.ir.trace import Effect, Ref, Role
+from outcore.lower import lower
 from outcore.measure import metered
 from outcore.policies import floor
 from outcore.runtime import engine as engines
@@ -100,6 +104,23 @@ class TestResults:
         assert backend_for(options) is backend
         backend.close()
         assert not backend_for(options).closed
+
+
+@pytest.mark.parametrize("asked", [{"mode": "max-autotune"}, {"options": {"budget": "2MiB"}}])
+def test_what_torch_compile_is_given_beside_a_backend(asked: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    call = torch.compile(Small(), backend=Backend(budget=TIGHT), **asked)
+    with pytest.raises(OptionValueError, match=r"option mode=|option options="):
+        call(batch(0))
+
+
+def test_a_mode_by_name() -> None:
+    torch._dynamo.reset()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OUTCORE_BUDGET", "2MiB")
+        call = torch.compile(Small(), backend="outcore", mode="max-autotune")
+        with pytest.raises(OptionValueError, match="modes are those of Inductor"):
+            call(batch(0))
 
 
 def test_room_for_the_states_of_generators() -> None:
@@ -355,8 +376,9 @@ class TestUses:
         assert report.measured_peak_bytes is not None
         assert report.in_core_peak_bytes is not None
         assert report.measured_peak_bytes <= report.budget_bytes < report.in_core_peak_bytes
-        alone = [s.in_core.peak(Tier.DEVICE) - s.problem.between_bytes for s in report.steps]
-        assert alone[0] <= report.budget_bytes, "the first would be kept, but for the second"
+        problem = replace(report.steps[0].problem, between_bytes=0)
+        alone = peak(problem, lower(problem, make_plan({}, "keep-all")), Tier.DEVICE)
+        assert alone.nbytes <= report.budget_bytes, "the first would be kept, but for the second"
 
     def test_room_for_later_graphs_is_no_more_than_they_can_use(self) -> None:
         budget = 1 << 30
@@ -717,6 +739,30 @@ class TestSeveralGraphs:
         assert len(backend.engine.graphs) == 4
         assert backend.report().graphs == 2
 
+    def test_one_that_gave_way_to_symbolic_sizes_is_left_out(self) -> None:
+        """Once a size changed, torch runs the symbolic graph for the first shape too."""
+        call, backend = compiled(Wide(), budget="1GiB")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the symbolic graph runs in-core, and says so
+            for rows in (*[256] * (PROFILED_STEPS + 1), 128, *[256] * (IDLE_STEPS + 1)):
+                call(torch.ones(rows, 64)).sum().backward()
+        report = backend.report()
+        assert (report.graphs, report.predicted_peak_bytes) == (0, None)
+        assert "dynamic=False" in report.notes[0]
+
+    def test_shapes_that_take_turns_share_one_disk_budget(self) -> None:
+        torch._dynamo.reset()
+        backend = Backend(budget="3MiB", policy="swap-all", disk_budget="5MiB")
+        call = torch.compile(Wide(), backend=backend, dynamic=False)
+        for _ in range(PROFILED_STEPS + 1):
+            for rows in (1024, 992, 960):
+                call(torch.ones(rows, 64)).sum().backward()
+        assert backend.engine is not None
+        rooms = [
+            s.planned.problem.disk_budget_bytes for s in backend.engine.standings() if s.planned
+        ]
+        assert rooms == [5 * 2**20] * 3
+
     def test_a_call_that_never_goes_back_is_no_step_for_ever(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -778,6 +824,19 @@ class TestMeter:
             other(torch.ones(2, 8)).sum().backward()
         assert backend.report().measured_peak_bytes is not None
         assert not self.metering()
+
+    def test_a_graph_that_comes_late_does_not_keep_others_from_being_timed(self) -> None:
+        """Neither while it is metered, nor do metered steps whose peak is not final."""
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module = Small()
+        backend = Backend(budget="1GiB")
+        call = torch.compile(module, backend=backend, dynamic=False)
+        sizes = [4, 4, 4, 2, *[4] * PROFILED_STEPS]
+        for size in sizes:
+            mean_square(call(batch(0, size))).backward()
+        assert backend.engine is not None
+        assert [g.standing.state.value for g in backend.engine.graphs] == ["in-core", "profiling"]
 
     def test_forwards_alone(self) -> None:
         call, _ = compiled(Wide(), budget="1GiB")

@@ -107,6 +107,32 @@ def test_inputs_of_a_subclass_are_the_tensors_they_are() -> None:
     assert backend.report().state == "planned"
 
 
+class Frozen(nn.Module):
+    """A body that is not trained, in a graph of its own, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = Tower().requires_grad_(requires_grad=False), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x)
+        torch._dynamo.graph_break()
+        result: Tensor = self.head(x)
+        return result
+
+
+def test_inputs_of_a_subclass_reach_graphs_that_are_not_planned() -> None:
+    """Those without gradients, and those that cannot be planned."""
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    found = train(Frozen, Backend(budget="1GiB"), x.as_subclass(Tagged), mean_square)
+    assert same(found, train(Frozen, "eager", x, mean_square))
+    backend = Backend(budget="1GiB")
+    backend.close()
+    with pytest.warns(UserWarning, match="closed"):
+        found = train(Tower, backend, x.as_subclass(Tagged), mean_square)
+    assert same(found, train(Tower, "eager", x, mean_square))
+
+
 class Words(nn.Module):
     """A body, and a loss over many words in a graph of its own, which peaks in its backward."""
 
@@ -118,6 +144,43 @@ class Words(nn.Module):
         x = self.head(self.body(x))
         torch._dynamo.graph_break()
         return cross_entropy(x * 2, torch.zeros(len(x), dtype=torch.long))
+
+
+class Doubled(nn.Module):
+    """A part that keeps nothing for backward, a graph that each step calls twice; then a tower.
+
+    After three steps that part is planned, and the tower is not profiled yet.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.tower = nn.ModuleList(nn.Linear(64, 64) for _ in range(2)), Tower()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            torch._dynamo.graph_break()
+            x = doubled(x)
+        torch._dynamo.graph_break()
+        result: Tensor = self.tower(x)
+        return result
+
+
+@torch._dynamo.disable(recursive=False)
+def doubled(x: Tensor) -> Tensor:
+    return twice(x)
+
+
+def twice(x: Tensor) -> Tensor:
+    return x * 2 - 1
+
+
+@pytest.mark.parametrize("budget", ["10MiB", "1GiB"])
+def test_later_graphs_leave_what_a_graph_needs_that_keeps_nothing(budget: str) -> None:
+    x = torch.randn(1024, 64, generator=torch.Generator().manual_seed(0))
+    backend = Backend(budget=budget)
+    found = train(Doubled, backend, x, mean_square)
+    assert same(found, train(Doubled, "eager", x, mean_square))
 
 
 def test_a_larger_budget_is_never_refused_where_a_smaller_one_will_do() -> None:
@@ -137,3 +200,46 @@ def test_a_larger_budget_is_never_refused_where_a_smaller_one_will_do() -> None:
             inside(backend)
     assert fits == sorted(fits)
     assert any(fits)
+
+
+class Joined(nn.Module):
+    """A graph that keeps nothing of its own, then another; a third joins them some steps later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start, self.body, self.late = nn.Linear(64, 64), Tower(), Tower()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.start(x)
+        torch._dynamo.graph_break()
+        result: Tensor = self.body(x)
+        return result
+
+
+def test_a_graph_that_keeps_nothing_is_left_what_it_needs() -> None:
+    torch._dynamo.reset()
+    module, backend = Joined(), Backend(budget="1GiB", policy="swap-all")
+    call = torch.compile(module, backend=backend)
+    late = torch.compile(module.late, backend=backend)
+    for step in range(STEPS):
+        result = call(torch.ones(64, 64))
+        (late(result) if step > 1 else result).sum().backward()
+        del result
+    assert backend.engine is not None
+    assert sum(s.planned is not None for s in backend.engine.standings()) >= 2
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_what_an_optimizer_makes_for_itself_is_told(fused: bool) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = nn.Linear(1024, 1024)
+    adam = torch.optim.AdamW(module.parameters(), foreach=not fused, fused=fused)
+    backend = Backend(budget="18MiB")
+    call = torch.compile(module, backend=backend)
+    for _ in range(STEPS):
+        adam.zero_grad()
+        call(torch.ones(16, 1024)).square().mean().backward()
+        adam.step()
+    told = [note for note in backend.report().notes if "an optimizer's step" in note]
+    assert bool(told) is not fused

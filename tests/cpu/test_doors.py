@@ -536,3 +536,15 @@ class TestLog:
             env=environment,
         )
         assert "graph 1 does not fit" in found.stderr
+
+
+def test_what_is_compiled_around_a_wrapped_model_is_told() -> None:
+    """Dynamo inlines the model and never comes here: without a note it would look planned."""
+    torch._dynamo.reset()
+    model = outcore.wrap(nn.Sequential(nn.Linear(8, 8)), budget="1GiB")
+    torch.compile(model, backend="aot_eager")(torch.randn(4, 8)).sum().backward()
+    report = outcore.handle(model).report()
+    assert not outcore.handle(model).engaged
+    assert "another torch.compile" in report.notes[0]
+    model(torch.randn(4, 8)).sum().backward()
+    assert not outcore.handle(model).report().notes

@@ -610,6 +610,22 @@ def run_in_threads(*jobs: Callable[[], None]) -> None:
         thread.join()
 
 
+class SmallThenLarge(nn.Module):
+    """Two graphs: what the first one keeps is little beside what the second one would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+        self.rest = nn.ModuleList(nn.Linear(64, 64) for _ in range(12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        torch._dynamo.graph_break()
+        for layer in self.rest:
+            x = torch.tanh(layer(x))
+        return x
+
+
 class Stacked(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(*(m for _ in range(4) for m in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
@@ -720,6 +736,26 @@ class TestBadInput:
             del call
             gc.collect()
         assert 0 < refused <= 2
+
+    def test_with_later_graphs_it_is_reached_in_two_steps_too(self) -> None:
+        """What they are left grows with the budget, up to what they can use."""
+        refused, budget = 0, 1_500_000
+        while True:
+            torch.manual_seed(0)
+            module = SmallThenLarge()
+            call, _ = compiled(module, budget=budget, policy="pooch")
+            try:
+                for _ in range(STEPS):
+                    module.zero_grad()
+                    mean_square(call(torch.randn(512, 64))).backward()
+            except InfeasibleError as error:
+                refused, budget = refused + 1, error.floor_bytes
+            else:
+                break
+            assert refused <= 2
+            del call
+            gc.collect()
+        assert refused > 0
 
     def test_an_infeasible_policy_has_its_name(self) -> None:
         sizes: dict[str, Any] = {"budget_bytes": 1024, "floor_bytes": 4096, "needed_bytes": 2048}

@@ -11,6 +11,7 @@ from outcore.capture.compat import (
     default_partition,
     is_batched,
     keeps_graph,
+    plain,
     stand_in_survives,
     under_checkpoint,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "is_batched",
     "keeps_graph",
     "passing",
+    "plain",
     "shells",
     "stand_in_survives",
     "trace",

@@ -29,6 +29,7 @@ __all__ = [
     "keeps_graph",
     "mutated_inputs",
     "normalised_by_cudnn",
+    "plain",
     "runs_in_backward",
     "stand_in_survives",
     "suggest_memory_format",
@@ -40,17 +41,26 @@ def boxed(module: GraphModule) -> Callable[[list[Any]], Any]:
     """`module` as a call that empties the list of its arguments, so that each dies at its last use.
 
     An ordinary call's caller holds them until it returns: for a backward call, all that was saved.
-    Changes how `module` itself is called.
+    Tensors of subclasses are taken as the tensors they are (`plain`). Changes how `module` itself
+    is called.
     """
     module.graph.set_codegen(_BoxedCodeGen())
     module.recompile()
     forward: Callable[[list[Any]], Any] = module.forward
 
     def call(args: list[Any]) -> Any:
+        args[:] = map(plain, args)
         return forward(args)
 
     call._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's mark for stolen arguments
     return call
+
+
+def plain(given: Any) -> Any:
+    """A tensor of a subclass, such as MONAI's, as the tensor it is: it was traced as one."""
+    if isinstance(given, torch.Tensor) and type(given) not in (torch.Tensor, torch.nn.Parameter):
+        return given.as_subclass(torch.Tensor)
+    return given
 
 
 @contextmanager

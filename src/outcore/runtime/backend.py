@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -24,7 +24,7 @@ from outcore.capture import (
     passing,
     shells,
 )
-from outcore.errors import CaptureError
+from outcore.errors import CaptureError, OptionValueError
 from outcore.execute import Executable, in_core
 from outcore.explain import Explanation, explain
 from outcore.ir.verify import verify_trace
@@ -68,8 +68,14 @@ class Backend:
         self._captured_at, self._restless = -1, 0
         """The last step that brought a new graph, and how many in a row did by then."""
 
-    def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Call:
-        """Compile one graph for torch.compile. Errors arrive there as what they are."""
+    def __call__(self, module: GraphModule, example_inputs: Sequence[Any], **asked: Any) -> Call:
+        """Compile one graph for torch.compile. Errors arrive there as what they are.
+
+        `asked`: the `mode` and `options` of torch.compile, of which there must be none. Raises
+        OptionValueError where there are some.
+        """
+        with passing():
+            _refuse_asked(asked)
         compiler = aot_autograd(
             fw_compiler=self._forward_compiler,
             bw_compiler=self._backward_compiler,
@@ -213,7 +219,18 @@ class Backend:
 
     def _forward_compiler(self, module: GraphModule, _: Any) -> Call:
         graph: PlannedGraph | None = module.meta.get(KEY)
-        return boxed(module) if graph is None else _as_boxed(graph.forward)
+        return self._in_core(module) if graph is None else _as_boxed(graph.forward)
+
+    def _in_core(self, module: GraphModule) -> Call:
+        """`module` as captured; its calls count as steps, in which planned graphs may rest."""
+        call: Call = boxed(module)
+
+        def counted(args: list[Any]) -> Any:
+            if self.engine is not None:
+                self.engine.pass_by()
+            return call(args)
+
+        return _as_boxed(counted)
 
     def _backward_compiler(self, module: GraphModule, _: Any) -> Call:
         graph: PlannedGraph | None = module.meta.get(KEY)
@@ -236,6 +253,17 @@ class Backend:
             raise error
         self.notes.append(str(error))
         warnings.warn(f"outcore runs a graph in-core: {error}", stacklevel=2)
+
+
+def _refuse_asked(asked: Mapping[str, Any]) -> None:
+    """Raise OptionValueError where torch.compile was given what is Inductor's, or the Backend's."""
+    reasons = {
+        "mode": "modes are those of Inductor; leave it out",
+        "options": "a Backend has its options: give them to outcore.Backend, or compile by name, "
+        'with backend="outcore"',
+    }
+    for name, value in asked.items():
+        raise OptionValueError(option=name, value=value, reason=reasons.get(name, "leave it out"))
 
 
 def _as_boxed(method: Callable[[list[Any]], Any]) -> Call:

@@ -6,8 +6,9 @@ backward is over has left its gradients instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Tier
@@ -32,29 +33,50 @@ class Taken:
         """Bytes that so many calls take at once."""
         return self.peak_bytes + (calls - 1) * self.waiting_bytes
 
+    def by_calls(self, calls: int) -> Taken:
+        """What so many calls take: at their peak, and while all of them wait."""
+        return Taken(self.by(calls), calls * self.waiting_bytes)
 
-@dataclass(frozen=True, slots=True)
+
+def together(graphs: Sequence[Taken]) -> int:
+    """The most that graphs take of which each runs while those before it wait."""
+    waiting = sum(each.waiting_bytes for each in graphs)
+    return waiting + max((each.peak_bytes - each.waiting_bytes for each in graphs), default=0)
+
+
+@dataclass(frozen=True)
 class Calls:
     """`number` calls of the graph of `problem`, which is that of one of them, alone.
 
-    `retained`: backward calls leave what crosses, so that gradients come on top.
+    `program`: the one that runs them, where that is fixed. `retained`: backward calls leave what
+    crosses, so that gradients come on top. `counted`: their gradients are counted elsewhere.
     """
 
     problem: Problem
     number: int
     retained: bool = False
+    counted: bool = False
+    program: Program | None = None
 
-    @property
+    @cached_property
     def most(self) -> Taken:
         """What a call takes with everything kept."""
         return self._taken(lower(self.problem, make_plan({}, "keep-all")))
 
     @property
     def least(self) -> Taken:
-        """What a call takes of which they take the least at once."""
-        return self._least[1]
+        """What a call takes where they take the least at once, or as they run."""
+        return self._least[1] if self.program is None else self._taken(self.program)
 
-    @property
+    def waiting_bytes(self, program: Program | None = None) -> int:
+        """What is held while all wait that are run by `program`, the tangents of one included.
+
+        None: by that which takes least.
+        """
+        each = self.least if program is None else self._taken(program)
+        return self.number * each.waiting_bytes + _tangent_bytes(self.problem.trace)
+
+    @cached_property
     def _least(self) -> tuple[Floor, Taken]:
         nothing_overlaps = replace(self.problem, budget_bytes=1)
         plans = list(lean_plans(self.problem))
@@ -82,8 +104,7 @@ class Calls:
         """The problem of one call while the others hold `room` each, as it must when it waits."""
         problem, others = self.problem, (self.number - 1) * room
         free = problem.budget_bytes - held_bytes(problem) - others
-        tangents = nbytes_of(problem.trace, tuple(map(Ref, problem.trace.tangents)))
-        between = max(problem.between_bytes, free - room - tangents)
+        between = max(problem.between_bytes, free - room - _tangent_bytes(problem.trace))
         return replace(problem, outside_bytes=problem.outside_bytes + others, between_bytes=between)
 
     def others_bytes(self, program: Program) -> int:
@@ -91,7 +112,8 @@ class Calls:
         return (self.number - 1) * self._taken(program).waiting_bytes
 
     def _taken(self, program: Program) -> Taken:
-        problem, gradients = self.problem, gradient_bytes(self.problem.trace)
+        problem = self.problem
+        gradients = 0 if self.counted else gradient_bytes(problem.trace)
         crossing = crossing_bytes(program) + _staying_bytes(problem.trace, program)
         waiting = crossing + gradients if self.retained else max(crossing, gradients)
         most = peak(problem, program, Tier.DEVICE).nbytes
@@ -127,6 +149,12 @@ def gradient_bytes(trace: Trace) -> int:
 def nbytes_of(trace: Trace, arg: Arg) -> int:
     """Bytes of the buffers in `arg`, each once."""
     return sum(trace.buffers[b].nbytes for b in trace.value_buffers(arg))
+
+
+def _tangent_bytes(trace: Trace) -> int:
+    """Bytes of the tangents that do not stay the caller's: those that do are counted throughout."""
+    buffers = trace.value_buffers(tuple(map(Ref, trace.tangents)))
+    return sum(trace.buffers[b].nbytes for b in buffers if not trace.buffers[b].borrowed)
 
 
 def _staying_bytes(trace: Trace, program: Program) -> int:

@@ -89,6 +89,8 @@ class Engine:
         self.session: Session | None = None
         self.measured_peak_bytes: int | None = None
         """The peak of the last metered step after all graphs were planned."""
+        self.measured_after_bytes: int | None = None
+        """That of what came between its last backward call and the next step."""
         self._peak_tries = 0
         self._trial: ref[Trial] | None = None
         """The one that hears of the driver's copies; its graph holds it."""
@@ -175,8 +177,14 @@ class Engine:
     # ---- the meter ------------------------------------------------------------------------------
 
     def wants_peak(self) -> bool:
-        """Whether a planned step should be metered for its peak: it is not known, nor in vain."""
-        return self.measured_peak_bytes is None and self._peak_tries < MOST_PEAK_TRIES
+        """Whether a planned step should be metered for its peak: it is not known, nor in vain.
+
+        It would be in vain beside a graph that is profiled, and would keep that from being timed.
+        """
+        if self.measured_peak_bytes is not None or self._peak_tries >= MOST_PEAK_TRIES:
+            return False
+        profiled = (g.profiling for g in self.active())
+        return all(p is None or p.done for p in profiled)
 
     def begin_session(self, leader: PlannedGraph) -> bool:
         """Meter the step that begins with `leader`; False where impossible, or under way."""
@@ -205,6 +213,7 @@ class Engine:
         session.stop()
         if whole and self._settled():
             self.measured_peak_bytes = session.peak_bytes
+            self.measured_after_bytes = session.after_bytes
             self._bound_memory()  # once more, for planning and metering leave holes behind
 
     def next_step(self, caller: PlannedGraph) -> None:
@@ -221,6 +230,13 @@ class Engine:
                 self.end_session()
         elif leader not in self.active() or self.calls - session.calls > LONGEST_SESSION:
             self.end_session(whole=False)
+
+    def pass_by(self) -> None:
+        """Count the forward call of a graph that cannot be planned: others may run no more."""
+        with self.lock:
+            if not len(self.stores):
+                self.steps += 1
+                self._step_calls = self.calls
 
     def _count(self, caller: PlannedGraph) -> None:
         """A step begins where no call waits for its backward, however many calls it has."""
@@ -381,7 +397,7 @@ class Engine:
         return planned
 
     def _remember(self, digest: str, planned: Planned) -> None:
-        self.measured_peak_bytes, self._peak_tries = None, 0
+        self.measured_peak_bytes, self.measured_after_bytes, self._peak_tries = None, None, 0
         self._plans[digest] = planned
         self._plans.move_to_end(digest)
         while len(self._plans) > max(REMEMBERED_PLANS, len(self._graphs)):

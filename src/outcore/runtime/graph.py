@@ -24,6 +24,7 @@ from outcore.capture import (
     capture_again,
     is_batched,
     keeps_graph,
+    plain,
     stand_in_survives,
 )
 from outcore.errors import CaptureError, InfeasibleError, OutcoreError, StepError
@@ -37,6 +38,7 @@ from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.profiling import Profiling, begin_profiling
 from outcore.runtime.recording import Recording
 from outcore.runtime.session import Replay, Visit
+from outcore.runtime.shares import later_gradient_bytes
 from outcore.runtime.standing import Standing, State
 from outcore.runtime.store import Store, addresses, made_since, versions_of
 from outcore.runtime.trial import Trial
@@ -47,6 +49,9 @@ if TYPE_CHECKING:  # the engine holds graphs, and a graph calls its engine
 from outcore.runtime.planned import Planned
 
 log = logging.getLogger("outcore")
+
+PATIENCE = 16
+"""Timed calls after which a graph is planned though one before it is not: it may never be."""
 
 MOST_FRUITLESS = 4
 """Forward calls in a row that are metered in vain; then the meter waits for a backward call."""
@@ -122,7 +127,7 @@ class PlannedGraph:
             return self._backward(args)
 
     def _forward(self, args: list[Any]) -> list[Any]:
-        inputs, clock = list(map(_plain, args)), self.engine.driver.clock
+        inputs, clock = list(map(plain, args)), self.engine.driver.clock
         args.clear()
         while True:  # until it is right
             self.engine.next_step(self)
@@ -147,7 +152,7 @@ class PlannedGraph:
 
     def _backward(self, args: list[Any]) -> tuple[Any, ...]:
         saved = len(self.saved_inputs)
-        stand_in, tangents = args[saved], list(map(_plain, args[saved + 1 :]))
+        stand_in, tangents = args[saved], list(map(plain, args[saved + 1 :]))
         args.clear()
         store = self.engine.stores.find(stand_in)
         store.check_versions()
@@ -207,9 +212,15 @@ class PlannedGraph:
             self.profiling = self._begin(inputs)
         resident = self.engine.resident_besides(self, inputs)
         self.profiling.resident_bytes = max(self.profiling.resident_bytes, resident)
-        if not self.profiling.done:
+        if not self.profiling.done or self._follows_the_unplanned():
             return self.profiling.executable
         return self._settle(self.engine.plan(self, self.profiling))
+
+    def _follows_the_unplanned(self) -> bool:
+        """Whether a graph that waits for its backward is to be planned first, and may yet be."""
+        assert self.profiling is not None  # noqa: S101 - as asked while that is so
+        first = any(graph.profiling is not None for graph in self.before)
+        return first and self.profiling.timed_steps < PATIENCE * self.standing.most_outstanding
 
     def _plan_for_calls(self) -> None:
         """Plan again if more calls waited at once than was known. Where no plan fits, it stays."""
@@ -382,6 +393,8 @@ class PlannedGraph:
                 self._give_up(CaptureError(reason=reason))
         elif session is not None and session.sees(visit):
             session.visits.append(visit)
+            if self.profiling is not None and executable is self.profiling.timed:
+                self.profiling.timed_steps += 1  # another's may be metered for many steps
         elif executable is self.executable and visit.once:
             self.standing.note(tuple(visit.work))
         elif self.trial is not None and executable is self.trial.executable:
@@ -404,7 +417,8 @@ class PlannedGraph:
         """Take what the meter saw of a step."""
         self.obstacles.clear()
         if self.profiling is not None:
-            self.profiling.metered(reading, visit)
+            gradients = later_gradient_bytes(self, self.engine.active())
+            self.profiling.metered(reading, visit, gradients)
 
     @contextlib.contextmanager
     def _telling_of_memory(self) -> Iterator[None]:
@@ -460,10 +474,3 @@ def _copy(given: torch.Tensor) -> torch.Tensor:
     storage: Any = given.untyped_storage()
     whole = storage.clone()
     return given.new_empty(0).set_(whole, given.storage_offset(), given.shape, given.stride())
-
-
-def _plain(given: Any) -> Any:
-    """A tensor of a subclass, such as MONAI's, as the tensor it is: it was traced as one."""
-    if isinstance(given, torch.Tensor) and type(given) not in (torch.Tensor, torch.nn.Parameter):
-        return given.as_subclass(torch.Tensor)
-    return given

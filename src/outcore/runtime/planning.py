@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,14 +23,14 @@ from outcore.ir.timeline import Timeline
 from outcore.lower import lower
 from outcore.planfile import Overridden, Rule, check_rules, forced, has_effect
 from outcore.policies import Policy, floor_plan, overflow, with_roomy_host
-from outcore.runtime.calls import Calls, gradient_bytes
+from outcore.runtime.calls import Calls, gradient_bytes, held_bytes
 from outcore.runtime.drift import Drift, Replanned
 from outcore.runtime.margin import for_any_budget
 from outcore.runtime.options import Settings
 from outcore.runtime.planned import FORCED, Planned
 from outcore.runtime.profiling import Profiling
 from outcore.runtime.reuse import reused
-from outcore.runtime.shares import Shares
+from outcore.runtime.shares import Shares, later_gradient_bytes
 from outcore.simulate import simulate
 
 if TYPE_CHECKING:  # graphs are planned through here
@@ -51,6 +52,7 @@ class Planner:
         self._hardware: Hardware | None = None
         self._rules: WeakKeyDictionary[PlannedGraph, frozenset[Rule]] = WeakKeyDictionary()
         """The overrides that have an effect on each graph."""
+        self._known: WeakKeyDictionary[PlannedGraph, Calls] = WeakKeyDictionary()
         self._effective: set[Rule] = set()
         """Those that ever had one: their graph may be idle by now, or gone."""
 
@@ -69,7 +71,7 @@ class Planner:
     def shares(self, graph: PlannedGraph, active: Sequence[PlannedGraph]) -> Shares:
         """What `graph` may have, one of those `active`."""
         state_bytes = self.driver.generator.get_state().nbytes
-        return Shares(graph, active, self.settings.budget_bytes, state_bytes)
+        return Shares(graph, active, self.settings.budget_bytes, state_bytes, self._known)
 
     @property
     def _budgets(self) -> dict[Tier, int]:
@@ -101,6 +103,7 @@ class Planner:
         Raises InfeasibleError where no plan of the policy fits the budget.
         """
         resident = profiled.resident_bytes + profiled.lingering_bytes
+        resident += later_gradient_bytes(shares.graph, shares.active)
         profile, between = profiled.profile(), profiled.between_bytes
         problem = shares.problem(self.hardware(), profile, resident, between)
         planned = self._planned(shares, problem, profiled.resident_bytes)
@@ -138,11 +141,12 @@ class Planner:
     def _as_before(self, shares: Shares, planned: Planned, problem: Problem) -> Planned:
         """A plan for `problem`, which is that of `planned` but for times or less memory.
 
-        With room for what `retain_graph` keeps, where `planned` has some. Raises as `_planned`.
+        With room for what `retain_graph` keeps, where `planned` has some, and no more held than
+        later graphs were planned beside. Raises as `_planned`.
         """
         besides = planned.problem.outside_bytes - planned.alone.outside_bytes
         alone = replace(problem, outside_bytes=problem.outside_bytes - besides)
-        again = self._planned(shares, alone, planned.resident_bytes)
+        again = self._planned(shares, alone, planned.resident_bytes, planned)
         return again if planned.retaining_bytes is None else self._retaining(shares, again)
 
     def plan_tighter(self, shares: Shares, planned: Planned) -> Planned:
@@ -171,7 +175,7 @@ class Planner:
             planned,
             problem=problem,
             predicted=simulate(problem, planned.program),
-            in_core=_in_core(replace(problem, outside_bytes=outside), calls),
+            in_core=self._in_core(shares, replace(problem, outside_bytes=outside), calls, planned),
             replanned=Replanned(drift, changed=False),
         )
         other = self._other(shares, planned, problem)
@@ -200,15 +204,38 @@ class Planner:
         except InfeasibleError:
             return None
 
-    def _planned(self, shares: Shares, problem: Problem, resident_bytes: int) -> Planned:
-        """The plan for `problem`, that of one call; beside as many as wait at once.
+    def _planned(
+        self,
+        shares: Shares,
+        problem: Problem,
+        resident_bytes: int,
+        before: Planned | None = None,
+    ) -> Planned:
+        """The plan for `problem`, that of one call, with room for later graphs, and other calls.
 
-        Raises InfeasibleError where the policy has none.
+        Later graphs are left no less than by the plan of `before`. Raises InfeasibleError where the
+        policy has none.
         """
-        graph = shares.graph
-        calls = Calls(problem, graph.standing.most_outstanding, retained=graph.standing.retained)
+        *more, least = shares.left_bytes(problem)
+        if before is not None and shares.later:
+            calls = Calls(before.alone, before.calls)
+            held = held_bytes(problem) + calls.waiting_bytes(before.program)
+            *more, least = (max(left, problem.budget_bytes - held) for left in (*more, least))
+        for left in more:
+            with contextlib.suppress(InfeasibleError):
+                return self._leaving(shares, problem, resident_bytes, left)
+        return self._leaving(shares, problem, resident_bytes, least)
+
+    def _leaving(
+        self, shares: Shares, problem: Problem, resident_bytes: int, left_bytes: int
+    ) -> Planned:
+        """The same with so much left for later graphs while this one waits."""
+        leaving = replace(problem, between_bytes=max(problem.between_bytes, left_bytes))
+        standing = shares.graph.standing
+        calls = Calls(leaving, standing.most_outstanding, retained=standing.retained)
         if calls.number == 1:
-            return self._planned_alone(shares, problem, resident_bytes)
+            planned = self._planned_alone(shares, leaving, resident_bytes)
+            return self._as_it_is(shares, planned, replace(calls, problem=problem))
         found, refusal = [], None
         start = time.perf_counter()
         for beside in calls.problems():
@@ -217,7 +244,7 @@ class Planner:
             except InfeasibleError as error:
                 error.at_least, refusal = True, error
                 continue
-            planned = _beside_others(planned, calls)
+            planned = self._as_it_is(shares, planned, replace(calls, problem=problem))
             if fits(planned.problem, planned.program):
                 found.append(planned)
             if planned.everything_kept:
@@ -226,6 +253,33 @@ class Planner:
             raise calls.refusal() if refusal is None else refusal
         fastest = min(found, key=lambda planned: planned.predicted.seconds)
         return replace(fastest, planning_seconds=time.perf_counter() - start)
+
+    def _as_it_is(self, shares: Shares, planned: Planned, calls: Calls) -> Planned:
+        """`planned`, with what other calls hold and what was seen to be between, not their room."""
+        outside, between = calls.problem.outside_bytes, calls.problem.between_bytes
+        others = calls.others_bytes(planned.program)
+        problem = replace(planned.problem, outside_bytes=outside + others, between_bytes=between)
+        return replace(
+            planned,
+            problem=problem,
+            predicted=simulate(problem, planned.program),
+            in_core=self._in_core(shares, replace(problem, outside_bytes=outside), calls, planned),
+            calls=calls.number,
+            others_bytes=others,
+        )
+
+    def _in_core(
+        self, shares: Shares, problem: Problem, calls: Calls, planned: Planned
+    ) -> Timeline:
+        """What a call would do were everything kept, by all calls and by later graphs.
+
+        Where that is so, later graphs count what they find.
+        """
+        kept = lower(problem, make_plan({}, "keep-all"))
+        outside, between = problem.outside_bytes + calls.others_bytes(kept), problem.between_bytes
+        if not planned.everything_kept:
+            between = max(between, shares.most_bytes(problem.hardware))
+        return simulate(replace(problem, outside_bytes=outside, between_bytes=between), kept)
 
     def _planned_alone(self, shares: Shares, problem: Problem, resident_bytes: int) -> Planned:
         start = time.perf_counter()
@@ -347,28 +401,6 @@ class Planner:
             self._hardware = known = wider
         links = {(a, b): link for a, b, link in (*known.links, *hardware.links)}
         return replace(known, links=tuple((a, b, link) for (a, b), link in links.items()))
-
-
-def _beside_others(planned: Planned, calls: Calls) -> Planned:
-    """`planned`, with what the other calls really hold instead of the room they were given."""
-    outside, between = calls.problem.outside_bytes, calls.problem.between_bytes
-    others = calls.others_bytes(planned.program)
-    problem = replace(planned.problem, outside_bytes=outside + others, between_bytes=between)
-    return replace(
-        planned,
-        problem=problem,
-        predicted=simulate(problem, planned.program),
-        in_core=_in_core(replace(problem, outside_bytes=outside), calls),
-        calls=calls.number,
-        others_bytes=others,
-    )
-
-
-def _in_core(problem: Problem, calls: Calls) -> Timeline:
-    """What a call would do with everything kept by all of them; `problem` is without the others."""
-    kept = lower(problem, make_plan({}, "keep-all"))
-    beside = replace(problem, outside_bytes=problem.outside_bytes + calls.others_bytes(kept))
-    return simulate(beside, kept)
 
 
 def _retained_bytes(planned: Planned) -> int:

@@ -133,6 +133,8 @@ class Session:
     visits: list[Visit] = field(default_factory=list)
     peak_bytes: int | None = None
     """The step's peak, everything counted; known once the session has ended."""
+    after_bytes: int | None = None
+    """The peak of what came after the last backward call: the optimizer's step, as a rule."""
 
     def start(self) -> bool:
         """Begin; False where another profiler runs. One of ours left over is ended first."""
@@ -181,6 +183,7 @@ class Session:
         if done:
             last = max(v.backward_stop for v in done)
             self.peak_bytes = self.resident_bytes + reading.peak_bytes(self.started, last)
+            self.after_bytes = self.resident_bytes + reading.peak_bytes(last, time.time_ns())
         for visit in done:
             owner = visit.owner()
             if owner is not None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outcore.ir.hardware import Hardware, Tier
 from outcore.ir.memory import crossing_bytes
 from outcore.ir.problem import Problem
-from outcore.ir.profile import Profile
+from outcore.ir.profile import Profile, Source
 from outcore.ir.trace import Effect, Ref, Trace
 from outcore.policies import staging_needed
-from outcore.runtime.calls import Calls, gradient_bytes, held_bytes, nbytes_of
+from outcore.runtime.calls import Calls, gradient_bytes, held_bytes, nbytes_of, together
 from outcore.runtime.margin import margin_bytes
 
 if TYPE_CHECKING:  # graphs are planned with these
@@ -33,20 +33,23 @@ class Shares:
     budget_bytes: int
     state_bytes: int
     """Of one state of the generator that random ops draw from."""
+    known: MutableMapping[PlannedGraph, Calls]
+    """What other graphs were found to take."""
 
     def problem(
         self, hardware: Hardware, profile: Profile, resident_bytes: int, between_bytes: int = 0
     ) -> Problem:
-        """The problem of one call, with `resident_bytes` held besides the graph's own buffers."""
-        graph, budget = self.graph, self.budget_bytes
-        trace = graph.captured.trace
-        later = [g for g in self.active if graph in g.before]
-        gradients = sum(gradient_bytes(g.captured.trace) for g in later)
-        states = graph.standing.most_outstanding * _states_bytes(trace, self.state_bytes)
-        outside = resident_bytes + gradients + states + margin_bytes(budget)
+        """The problem of one call, with `resident_bytes` held besides the graph's own buffers.
+
+        Gradients of later graphs are among them. `between_bytes`: what the rest of the step was
+        seen to take while the graph waits.
+        """
+        trace, budget = self.graph.captured.trace, self.budget_bytes
+        states = self.graph.standing.most_outstanding * _states_bytes(trace, self.state_bytes)
+        outside = resident_bytes + states + margin_bytes(budget)
         if trace.boundary == len(trace.ops):  # a backward call without ops has no position
             outside += between_bytes + nbytes_of(trace, tuple(map(Ref, trace.tangents)))
-        problem = Problem(
+        return Problem(
             trace,
             profile,
             hardware,
@@ -56,40 +59,87 @@ class Shares:
             outside_bytes=outside,
             between_bytes=between_bytes,
         )
-        if not later:
-            return problem
-        mine, theirs = kept_bytes(graph), sum(map(kept_bytes, later))
-        free = max(0, budget - held_bytes(problem))
-        for_them = free * theirs // max(1, mine + theirs)
-        added = [self._added_bytes(g, hardware) for g in later]
-        known = [each for each in added if each is not None]
-        if len(known) == len(added):
-            for_them = min(for_them, between_bytes + sum(most for _, most in known))
-        for_them = max(for_them, max((least for least, _ in known), default=0))
-        return replace(problem, between_bytes=max(between_bytes, for_them))
 
-    def _added_bytes(self, graph: PlannedGraph, hardware: Hardware) -> tuple[int, int] | None:
-        """What `graph` adds to what is held already: least, most; None before it is profiled."""
-        if (planned := graph.planned) is not None:
-            problem = replace(planned.alone, between_bytes=0)
-        elif graph.profiling is not None and graph.profiling.done:
-            trace, profile = graph.captured.trace, graph.profiling.profile()
-            problem = Problem(trace, profile, hardware, self.budget_bytes)
-        else:
-            return None
-        calls = Calls(problem, graph.standing.most_outstanding)
-        return calls.least.by(calls.number), calls.most.by(calls.number)
+    @property
+    def later(self) -> list[PlannedGraph]:
+        """The graphs that run while this one waits."""
+        return [g for g in self.active if self.graph in g.before]
+
+    def left_bytes(self, problem: Problem) -> tuple[int, ...]:
+        """What later graphs may be left while this one waits: their part, or the least they need.
+
+        Which is what they take where they are planned. Nothing where there are none. `problem` is
+        that of one call of this graph.
+        """
+        later = [(g, self._calls(g, problem.hardware)) for g in self.later]
+        if not later:
+            return (0,)
+        least = together([calls.least.by_calls(calls.number) for _, calls in later])
+        calls = Calls(problem, self.graph.standing.most_outstanding)
+        mine, theirs = kept_bytes(self.graph), sum(kept_bytes(g) for g, _ in later)
+        free = problem.budget_bytes - held_bytes(problem) - calls.waiting_bytes()
+        part = max(0, free) * theirs // max(1, mine + theirs)
+        if all(_measured(g) for g, _ in later):
+            usable = [c.most if c.program is None else c.least for _, c in later]
+            each = [t.by_calls(c.number) for t, (_, c) in zip(usable, later, strict=True)]
+            part = min(part, problem.between_bytes + together(each))
+        return tuple(dict.fromkeys((max(part, least), least)))
+
+    def most_bytes(self, hardware: Hardware) -> int:
+        """What later graphs take if all is kept, but for workspaces that are not known yet."""
+        later = [self._calls(g, hardware) for g in self.later]
+        return together([calls.most.by_calls(calls.number) for calls in later])
+
+    def _calls(self, graph: PlannedGraph, hardware: Hardware) -> Calls:
+        """The calls of `graph`, as measured if they were; with nothing between them."""
+        number, profile = graph.standing.most_outstanding, _profile(graph)
+        program = None if graph.planned is None else graph.planned.program
+        calls = self.known.get(graph)
+        if calls is None or (profile, number, program) != (
+            calls.problem.profile,
+            calls.number,
+            calls.program,
+        ):
+            problem = Problem(graph.captured.trace, profile, hardware, self.budget_bytes)
+            calls = Calls(problem, number, counted=True, program=program)
+            self.known[graph] = calls
+        return calls
 
     def outer(self, tier: Tier, room: int) -> int:
-        """Bytes of the `room` in a tier that other graphs' plans leave, for one call."""
-        others = [
-            (g.planned, g.standing.most_outstanding) for g in self.active if g is not self.graph
-        ]
-        plans = [(planned, calls) for planned, calls in others if planned is not None]
-        taken = sum(p.predicted.peak(tier) * calls for p, calls in plans)
+        """Bytes of the `room` in a tier that other graphs' plans leave, for one call.
+
+        Of those that are under way together: shapes that take turns use the same room.
+        """
+        others = [g for g in self.active if g is not self.graph]
+        plans = [(g.planned, g.standing.most_outstanding * self._nested(g)) for g in others]
+        taken = sum(p.predicted.peak(tier) * calls for p, calls in plans if p is not None)
         if tier is Tier.HOST:
-            taken += max((staging_needed(p.problem.trace, p.plan) for p, _ in plans), default=0)
+            staging = (staging_needed(p.problem.trace, p.plan) for p, _ in plans if p is not None)
+            taken += max(staging, default=0)
         return max(0, room - taken) // self.graph.standing.most_outstanding
+
+    def _nested(self, graph: PlannedGraph) -> bool:
+        return graph in self.graph.before or self.graph in graph.before
+
+
+def later_gradient_bytes(graph: PlannedGraph, active: Iterable[PlannedGraph]) -> int:
+    """Bytes of gradients of the graphs whose backward comes before that of `graph`."""
+    later = [g for g in active if graph in g.before]
+    return sum(g.standing.most_outstanding * gradient_bytes(g.captured.trace) for g in later)
+
+
+def _profile(graph: PlannedGraph) -> Profile:
+    """As measured; zeros before that."""
+    if graph.planned is not None:
+        return graph.planned.problem.profile
+    if graph.profiling is not None and graph.profiling.done:
+        return graph.profiling.profile()
+    zeros = (0,) * len(graph.captured.trace.ops)
+    return Profile(tuple(map(float, zeros)), zeros, Source.ESTIMATED)
+
+
+def _measured(graph: PlannedGraph) -> bool:
+    return graph.planned is not None or (graph.profiling is not None and graph.profiling.done)
 
 
 def kept_bytes(graph: PlannedGraph) -> int:

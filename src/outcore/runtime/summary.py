@@ -28,6 +28,12 @@ ROUNDING = 1e-9
 """Relative error of sums of floats, well above what they have."""
 
 
+NOTHING = (
+    "nothing came here to be planned: no training call so far, or what is called is compiled by "
+    "another torch.compile, around what was wrapped: leave that out"
+)
+
+
 def report_of(backend: Backend, *, bound: bool = False) -> Report:
     """Everything known now; figures of graphs that are not planned yet are left out.
 
@@ -38,7 +44,7 @@ def report_of(backend: Backend, *, bound: bool = False) -> Report:
         given = backend.options
         policy = spec_text(resolve(given.policy or DEFAULT_POLICY))
         budget = _bytes_known_anywhere(given.budget)
-        return Report(policy, State.IN_CORE.value, budget, notes=tuple(backend.notes))
+        return Report(policy, State.IN_CORE.value, budget, notes=tuple(backend.notes) or (NOTHING,))
     engine.close_step()
     graphs = engine.standings()
     planned = [g.planned for g in graphs if g.planned is not None]
@@ -89,6 +95,7 @@ def _with_plans(
             *common.notes,
             *_plan_notes(graphs),
             *_peak_notes(engine, planned),
+            *_after_notes(engine),
             *_drift_notes(graphs, clock, engine.settings.drift),
         ),
     )
@@ -160,6 +167,17 @@ def _peak_notes(engine: Engine, planned: list[Planned]) -> Iterator[str]:
             f"the last metered step held {format_bytes(measured)}, more than the budget of "
             f"{format_bytes(budget)}: this process holds more beside the graphs than when they "
             "were planned; make a new backend once everything else is in memory"
+        )
+
+
+def _after_notes(engine: Engine) -> Iterator[str]:
+    """Whether more was held after backward than the budget: plans know nothing of that."""
+    after, budget = engine.measured_after_bytes, engine.settings.budget_bytes
+    if after is not None and after > max(budget, engine.measured_peak_bytes or 0):
+        yield (
+            f"after backward, {format_bytes(after)} were held in the last metered step, more "
+            f"than the budget of {format_bytes(budget)}: no plan covers what an optimizer's step "
+            "makes for itself; fused=True makes least, foreach=True most"
         )
 
 
