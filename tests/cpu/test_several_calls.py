@@ -97,6 +97,47 @@ def test_the_least_budget_of_several_calls_is_enough() -> None:
     inside(backend)
 
 
+class Other(nn.Module):
+    """A block of another kind: it keeps more, and makes less."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+@pytest.mark.parametrize("share", [0.6, 0.8])
+def test_graphs_that_take_turns_within_a_step(share: float) -> None:
+    def turns(backend: Any) -> list[list[Tensor]]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module = nn.Sequential(*(kind() for _ in range(4) for kind in (Block, Other)))
+        for block in module:
+            block.compile(backend=backend)
+        found = []
+        for step in range(STEPS):
+            module.zero_grad()
+            loss = module(rows(step).requires_grad_()).square().mean()
+            loss.backward()
+            found.append([loss.detach()])
+            del loss
+        return [*found, snapshot(module, torch.zeros(()))]
+
+    roomy = Backend(budget="1GiB")
+    plain = turns(roomy)
+    inside(roomy)
+    peak = roomy.report().measured_peak_bytes
+    assert peak is not None
+    backend = Backend(budget=int(peak * share))
+    assert same(turns(backend), plain)
+    assert backend.report().state == "planned"
+    inside(backend)
+
+
 class Judge(nn.Module):
     """The discriminator of a GAN: it sees what is real and what is not before it goes back."""
 

@@ -135,14 +135,16 @@ class CpuLane:
         base, file = self._base, self.file
         # A worker would free what it holds last, where no meter sees that: kept until it is over.
         kept = [copy.kept for copy in self._copies]
-        for copy in self._copies:
-            copy.call_off()
-        if self._spill.can_wait():
+        try:
             for copy in self._copies:
-                with copy.done:
-                    pass
-        del kept
-        self._out(Barrier(lambda: file.give(base, nbytes)))
+                copy.call_off()
+            if self._spill.can_wait():
+                for copy in self._copies:
+                    with copy.done:
+                        pass
+        finally:  # an interrupt too
+            kept.clear()
+            self._out(Barrier(lambda: file.give(base, nbytes)))
 
     @property
     def recorder(self) -> Recorder | None:

@@ -37,7 +37,7 @@ from outcore.execute.driver import (
     measure_link,
 )
 from outcore.execute.handles import NOTHING, Known, QueuedCopy
-from outcore.execute.link import Barrier, Copy, Spill, Throttle
+from outcore.execute.link import Barrier, Copy, Spill, Throttle, dropped
 from outcore.execute.slabs import Slabs
 from outcore.ir.hardware import STAGING_BUFFERS, staging_bytes
 from outcore.units import format_bytes
@@ -225,7 +225,7 @@ class StagedLane:
     def check_open(self) -> None:
         """Raise CancelledError where nobody can be interested in the copies of this lane."""
         if not self._open or self._spill.closed:
-            raise CancelledError("it was dropped when its lane was closed")
+            raise dropped()
 
     def _wait(self, job: Copy) -> None:
         with job.done:

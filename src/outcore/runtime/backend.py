@@ -227,7 +227,7 @@ class Backend:
 
         def counted(args: list[Any]) -> Any:
             if self.engine is not None:
-                self.engine.pass_by()
+                self.engine.pass_by(id(module))
             return call(args)
 
         return _as_boxed(counted)

@@ -68,13 +68,9 @@ class Calls:
         """What a call takes where they take the least at once, or as they run."""
         return self._least[1] if self.program is None else self._taken(self.program)
 
-    def waiting_bytes(self, program: Program | None = None) -> int:
-        """What is held while all wait that are run by `program`, the tangents of one included.
-
-        None: by that which takes least.
-        """
-        each = self.least if program is None else self._taken(program)
-        return self.number * each.waiting_bytes + _tangent_bytes(self.problem.trace)
+    def waiting_bytes(self) -> int:
+        """The least that is held while all wait, the tangents of one included."""
+        return self.number * self.least.waiting_bytes + _tangent_bytes(self.problem.trace)
 
     @cached_property
     def _least(self) -> tuple[Floor, Taken]:

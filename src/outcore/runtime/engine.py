@@ -6,7 +6,7 @@ import contextlib
 import gc
 import logging
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Any
 from weakref import ref
@@ -84,6 +84,8 @@ class Engine:
         """Forward calls so far, of all graphs."""
         self.steps = 0
         """Steps so far, the one under way included (`_count`)."""
+        self._passed: set[int] = set()
+        """Graphs that cannot be planned and were called in the step under way."""
         self._step_calls = 0
         """Forward calls before the step under way."""
         self.session: Session | None = None
@@ -141,20 +143,21 @@ class Engine:
         if self.strict:
             self.settings.given.check_known(graph.captured.trace, checked=checked)
 
-    def outstanding(self, graph: PlannedGraph) -> tuple[PlannedGraph, ...]:
-        """Other graphs whose backward is still to come, oldest first, each once."""
+    def outstanding(self, graph: PlannedGraph) -> Counter[PlannedGraph]:
+        """Other graphs whose backward is still to come, and how many calls of each."""
         owners = (o for o in self.stores.owners() if isinstance(o, PlannedGraph))
-        return tuple(dict.fromkeys(o for o in owners if o is not graph))
+        return Counter(o for o in owners if o is not graph)
 
     def waiting(self, graph: PlannedGraph) -> int:
         """Calls of `graph` whose backward is still to come."""
         return sum(owner is graph for owner in self.stores.owners())
 
     def resident_besides(self, graph: PlannedGraph, inputs: Sequence[Any]) -> int:
-        """Bytes that live tensors hold now, the graph's inputs and constants left out.
+        """Bytes that live tensors hold now, but for those of the graph.
 
-        And what earlier calls of it made and hold, while it is profiled. What the storages of
-        inputs hold beyond them counts: the graph's trace knows nothing of that.
+        Left out are its inputs and constants and, while it is profiled, what earlier calls of it
+        made and hold. What the storages of inputs hold beyond them counts: the graph's trace knows
+        nothing of that.
         """
         given = (*inputs, *graph.captured.constants)
         tensors = [t for t in given if isinstance(t, torch.Tensor)]
@@ -231,18 +234,24 @@ class Engine:
         elif leader not in self.active() or self.calls - session.calls > LONGEST_SESSION:
             self.end_session(whole=False)
 
-    def pass_by(self) -> None:
-        """Count the forward call of a graph that cannot be planned: others may run no more."""
+    def pass_by(self, caller: int) -> None:
+        """Note the forward call of a graph that cannot be planned: others may run no more.
+
+        When it comes round, and no step of planned graphs began in between, that is a step.
+        """
         with self.lock:
-            if not len(self.stores):
+            if caller in self._passed and not len(self.stores):
                 self.steps += 1
                 self._step_calls = self.calls
+                self._passed.clear()
+            self._passed.add(caller)
 
     def _count(self, caller: PlannedGraph) -> None:
         """A step begins where no call waits for its backward, however many calls it has."""
         if not len(self.stores) or self.calls - self._step_calls >= LONGEST_STEP:
             self.steps += 1
             self._step_calls = self.calls
+            self._passed.clear()
         self.calls += 1
         caller.standing.called(self.steps)
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet, ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 
@@ -27,7 +27,7 @@ from outcore.capture import (
     plain,
     stand_in_survives,
 )
-from outcore.errors import CaptureError, InfeasibleError, OutcoreError, StepError
+from outcore.errors import CaptureError, OutcoreError, StepError
 from outcore.execute import Executable, MismatchError, build
 from outcore.ir.hardware import Tier
 from outcore.ir.store import digest
@@ -38,7 +38,6 @@ from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.profiling import Profiling, begin_profiling
 from outcore.runtime.recording import Recording
 from outcore.runtime.session import Replay, Visit
-from outcore.runtime.shares import later_gradient_bytes
 from outcore.runtime.standing import Standing, State
 from outcore.runtime.store import Store, addresses, made_since, versions_of
 from outcore.runtime.trial import Trial
@@ -78,8 +77,8 @@ class PlannedGraph:
         self.executable: Executable | None = None
         self.adopted = False
         """Whether its plan was made for another graph, and has not been held against this one."""
-        self.before: WeakSet[PlannedGraph] = WeakSet()
-        """Graphs whose backward is outstanding when this one's forward begins."""
+        self.before: WeakKeyDictionary[PlannedGraph, int] = WeakKeyDictionary()
+        """Graphs of which calls waited when a forward call of this one began; the most calls."""
         self.refused_calls = 0
         """As many as were seen to wait at once, and had no plan."""
         self.tightened = False
@@ -113,6 +112,7 @@ class PlannedGraph:
         self._settle(planned)
         self.adopted = True
         self.standing.most_outstanding = planned.calls
+        self.standing.retained = planned.retaining_bytes is not None
 
     # ---- the two calls --------------------------------------------------------------------------
 
@@ -199,7 +199,9 @@ class PlannedGraph:
 
     def _ready(self, inputs: list[Any]) -> Executable:
         """The executable for this step; plans first where enough is known."""
-        self.before = WeakSet(self.engine.outstanding(self))
+        waiting_now = self.engine.outstanding(self)
+        for graph, calls in waiting_now.items():
+            self.before[graph] = max(calls, self.before.get(graph, 0))
         waiting = 1 + self.engine.waiting(self)
         self.standing.most_outstanding = max(self.standing.most_outstanding, waiting)
         if self.adopted:
@@ -219,7 +221,7 @@ class PlannedGraph:
     def _follows_the_unplanned(self) -> bool:
         """Whether a graph that waits for its backward is to be planned first, and may yet be."""
         assert self.profiling is not None  # noqa: S101 - as asked while that is so
-        first = any(graph.profiling is not None for graph in self.before)
+        first = any(graph.profiling is not None for graph in self.engine.outstanding(self))
         return first and self.profiling.timed_steps < PATIENCE * self.standing.most_outstanding
 
     def _plan_for_calls(self) -> None:
@@ -229,7 +231,7 @@ class PlannedGraph:
             return
         try:
             self._settle(self.engine.plan_for_calls(self, planned))
-        except InfeasibleError:  # the report tells
+        except OutcoreError:  # the report tells
             self.refused_calls = calls
 
     def _hold_against(self, inputs: list[Any]) -> None:
@@ -417,8 +419,7 @@ class PlannedGraph:
         """Take what the meter saw of a step."""
         self.obstacles.clear()
         if self.profiling is not None:
-            gradients = later_gradient_bytes(self, self.engine.active())
-            self.profiling.metered(reading, visit, gradients)
+            self.profiling.metered(reading, visit)
 
     @contextlib.contextmanager
     def _telling_of_memory(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ from outcore.ir.timeline import Timeline
 from outcore.lower import lower
 from outcore.planfile import Overridden, Rule, check_rules, forced, has_effect
 from outcore.policies import Policy, floor_plan, overflow, with_roomy_host
-from outcore.runtime.calls import Calls, gradient_bytes, held_bytes
+from outcore.runtime.calls import Calls, gradient_bytes
 from outcore.runtime.drift import Drift, Replanned
 from outcore.runtime.margin import for_any_budget
 from outcore.runtime.options import Settings
@@ -102,10 +102,11 @@ class Planner:
 
         Raises InfeasibleError where no plan of the policy fits the budget.
         """
-        resident = profiled.resident_bytes + profiled.lingering_bytes
-        resident += later_gradient_bytes(shares.graph, shares.active)
-        profile, between = profiled.profile(), profiled.between_bytes
-        problem = shares.problem(self.hardware(), profile, resident, between)
+        gradients = later_gradient_bytes(shares.graph, shares.active)  # which linger, if seen
+        resident = profiled.resident_bytes + max(profiled.lingering_bytes, gradients)
+        resident += shares.to_come_bytes(self.hardware())
+        between = max(profiled.between_bytes, shares.in_turn_bytes(self.hardware()))
+        problem = shares.problem(self.hardware(), profiled.profile(), resident, between)
         planned = self._planned(shares, problem, profiled.resident_bytes)
         return self._retaining(shares, planned) if shares.graph.standing.retained else planned
 
@@ -141,12 +142,14 @@ class Planner:
     def _as_before(self, shares: Shares, planned: Planned, problem: Problem) -> Planned:
         """A plan for `problem`, which is that of `planned` but for times or less memory.
 
-        With room for what `retain_graph` keeps, where `planned` has some, and no more held than
-        later graphs were planned beside. Raises as `_planned`.
+        With room for what `retain_graph` keeps, where `planned` has some. Raises as `_planned`.
         """
         besides = planned.problem.outside_bytes - planned.alone.outside_bytes
         alone = replace(problem, outside_bytes=problem.outside_bytes - besides)
-        again = self._planned(shares, alone, planned.resident_bytes, planned)
+        if shares.later:  # whose plans are made: this one may hold more than they found
+            *_, taken = shares.left_bytes(alone)
+            alone = replace(alone, between_bytes=max(alone.between_bytes, taken))
+        again = self._planned(shares, alone, planned.resident_bytes)
         return again if planned.retaining_bytes is None else self._retaining(shares, again)
 
     def plan_tighter(self, shares: Shares, planned: Planned) -> Planned:
@@ -204,23 +207,13 @@ class Planner:
         except InfeasibleError:
             return None
 
-    def _planned(
-        self,
-        shares: Shares,
-        problem: Problem,
-        resident_bytes: int,
-        before: Planned | None = None,
-    ) -> Planned:
+    def _planned(self, shares: Shares, problem: Problem, resident_bytes: int) -> Planned:
         """The plan for `problem`, that of one call, with room for later graphs, and other calls.
 
-        Later graphs are left no less than by the plan of `before`. Raises InfeasibleError where the
-        policy has none.
+        Raises InfeasibleError where the policy has none.
         """
-        *more, least = shares.left_bytes(problem)
-        if before is not None and shares.later:
-            calls = Calls(before.alone, before.calls)
-            held = held_bytes(problem) + calls.waiting_bytes(before.program)
-            *more, least = (max(left, problem.budget_bytes - held) for left in (*more, least))
+        between = (max(problem.between_bytes, left) for left in shares.left_bytes(problem))
+        *more, least = dict.fromkeys(between)
         for left in more:
             with contextlib.suppress(InfeasibleError):
                 return self._leaving(shares, problem, resident_bytes, left)
@@ -229,8 +222,8 @@ class Planner:
     def _leaving(
         self, shares: Shares, problem: Problem, resident_bytes: int, left_bytes: int
     ) -> Planned:
-        """The same with so much left for later graphs while this one waits."""
-        leaving = replace(problem, between_bytes=max(problem.between_bytes, left_bytes))
+        """The same with so much left for what runs while this one waits."""
+        leaving = replace(problem, between_bytes=left_bytes)
         standing = shares.graph.standing
         calls = Calls(leaving, standing.most_outstanding, retained=standing.retained)
         if calls.number == 1:

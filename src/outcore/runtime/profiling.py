@@ -36,8 +36,7 @@ class Profiling:
     between_bytes: int = 0
     """What the rest of the step takes at most while the graph waits, beyond `lingering_bytes`."""
     lingering_bytes: int = 0
-    """What the rest of the step still holds when backward begins, the tangents left out, and
-    gradients of later graphs."""
+    """What the rest of the step still holds when backward begins, the tangents left out."""
     resident_bytes: int = 0
     """The most that was held besides the graph's own buffers when a forward call began."""
     timed_steps: int = 0
@@ -52,11 +51,8 @@ class Profiling:
         """What the next step runs."""
         return self.checked if self.workspace_bytes is None else self.timed
 
-    def metered(self, reading: Reading, visit: Visit, gradient_bytes: int) -> None:
-        """Take the workspaces, and what the rest of the step needs between the two calls.
-
-        `gradient_bytes`: of graphs whose backward came before.
-        """
+    def metered(self, reading: Reading, visit: Visit) -> None:
+        """Take the workspaces, and what the rest of the step needs between the two calls."""
         if self.workspace_bytes is not None:
             return
         if reading is not self.latest:
@@ -71,8 +67,8 @@ class Profiling:
         waiting = reading.level_bytes(visit.forward_stop)
         lingering = reading.level_bytes(visit.backward_start) - waiting - tangents
         peak = reading.peak_bytes(visit.forward_stop, visit.backward_start)
-        self.lingering_bytes = max(0, lingering - gradient_bytes)
-        self.between_bytes = max(0, peak - waiting - max(0, lingering))
+        self.lingering_bytes = max(0, lingering)
+        self.between_bytes = max(0, peak - waiting - self.lingering_bytes)
 
     def profile(self) -> Profile:
         """What was measured, once it is done."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from outcore.ir.hardware import Hardware, Tier
@@ -12,7 +12,7 @@ from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile, Source
 from outcore.ir.trace import Effect, Ref, Trace
 from outcore.policies import staging_needed
-from outcore.runtime.calls import Calls, gradient_bytes, held_bytes, nbytes_of, together
+from outcore.runtime.calls import Calls, Taken, gradient_bytes, held_bytes, nbytes_of, together
 from outcore.runtime.margin import margin_bytes
 
 if TYPE_CHECKING:  # graphs are planned with these
@@ -25,7 +25,7 @@ class Shares:
 
     Graphs of one step nest: forwards in order, backwards in reverse. What the earlier ones hold is
     resident; the later ones are left a share in proportion to what they would keep, no more than
-    they can use, and no less than the largest of them needs.
+    they can use, and no less than they need. Graphs that take turns within a step are both.
     """
 
     graph: PlannedGraph
@@ -74,21 +74,41 @@ class Shares:
         later = [(g, self._calls(g, problem.hardware)) for g in self.later]
         if not later:
             return (0,)
-        least = together([calls.least.by_calls(calls.number) for _, calls in later])
+        least = together([self._seen(g, calls.least) for g, calls in later])
         calls = Calls(problem, self.graph.standing.most_outstanding)
         mine, theirs = kept_bytes(self.graph), sum(kept_bytes(g) for g, _ in later)
         free = problem.budget_bytes - held_bytes(problem) - calls.waiting_bytes()
         part = max(0, free) * theirs // max(1, mine + theirs)
         if all(_measured(g) for g, _ in later):
-            usable = [c.most if c.program is None else c.least for _, c in later]
-            each = [t.by_calls(c.number) for t, (_, c) in zip(usable, later, strict=True)]
+            usable = [(g, c.most if c.program is None else c.least) for g, c in later]
+            each = [self._seen(g, taken) for g, taken in usable]
             part = min(part, problem.between_bytes + together(each))
         return tuple(dict.fromkeys((max(part, least), least)))
 
     def most_bytes(self, hardware: Hardware) -> int:
         """What later graphs take if all is kept, but for workspaces that are not known yet."""
-        later = [self._calls(g, hardware) for g in self.later]
-        return together([calls.most.by_calls(calls.number) for calls in later])
+        return together([self._seen(g, self._calls(g, hardware).most) for g in self.later])
+
+    def to_come_bytes(self, hardware: Hardware) -> int:
+        """What calls of other graphs hold when this one is called last, and do not hold yet."""
+        now, known = self.graph.engine.outstanding(self.graph), set(self.active)
+        missing = {g: most - now[g] for g, most in self.graph.before.items() if g in known}
+        return sum(
+            calls * self._calls(g, hardware).least.waiting_bytes
+            for g, calls in missing.items()
+            if calls > 0
+        )
+
+    def in_turn_bytes(self, hardware: Hardware) -> int:
+        """What graphs that take turns with this one take at their peak, beyond what waits."""
+        takers = [g for g in self.later if g in self.graph.before]
+        return together([self._seen(g, self._calls(g, hardware).least) for g in takers])
+
+    def _seen(self, graph: PlannedGraph, taken: Taken) -> Taken:
+        """What calls of `graph` take while this one waits, beyond what it is counted with."""
+        if graph in self.graph.before:
+            return Taken(taken.peak_bytes - taken.waiting_bytes, 0)
+        return taken.by_calls(graph.standing.most_outstanding)
 
     def _calls(self, graph: PlannedGraph, hardware: Hardware) -> Calls:
         """The calls of `graph`, as measured if they were; with nothing between them."""
@@ -100,7 +120,15 @@ class Shares:
             calls.number,
             calls.program,
         ):
-            problem = Problem(graph.captured.trace, profile, hardware, self.budget_bytes)
+            theirs = replace(self, graph=graph)
+            problem = Problem(
+                graph.captured.trace,
+                profile,
+                hardware,
+                self.budget_bytes,
+                host_budget_bytes=theirs.outer(Tier.HOST, hardware.capacity(Tier.HOST)),
+                disk_budget_bytes=theirs.outer(Tier.DISK, hardware.capacity(Tier.DISK)),
+            )
             calls = Calls(problem, number, counted=True, program=program)
             self.known[graph] = calls
         return calls
