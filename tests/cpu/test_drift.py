@@ -312,7 +312,8 @@ def test_each_graph_of_a_step_by_itself() -> None:
     report = reported(training.backend, bound=True)
     assert report.graphs == 2
     assert report.replans == 2
-    assert [note.split(":")[0] for note in report.notes] == ["graph 1", "graph 2"]
+    notes = [note.split(":")[0] for note in report.notes if "after backward" not in note]
+    assert notes == ["graph 1", "graph 2"]
     assert report.measured_peak_bytes <= report.budget_bytes
     assert 0 < report.lower_bound_seconds <= report.predicted_seconds
 

@@ -176,8 +176,8 @@ def _after_notes(engine: Engine) -> Iterator[str]:
     if after is not None and after > max(budget, engine.measured_peak_bytes or 0):
         yield (
             f"after backward, {format_bytes(after)} were held in the last metered step, more "
-            f"than the budget of {format_bytes(budget)}: no plan covers what an optimizer's step "
-            "makes for itself; fused=True makes least, foreach=True most"
+            f"than the budget of {format_bytes(budget)}: no plan covers what is made there, as by "
+            "an optimizer's step, where fused=True makes least and foreach=True most"
         )
 
 
