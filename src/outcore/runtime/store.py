@@ -57,7 +57,7 @@ class Store:
 
     def release(self) -> None:
         """Drop everything held. Called once, from anywhere, also from a finaliser."""
-        self.lane.close()  # first: it keeps what is under way, which a worker would free else
+        self.lane.close()  # first: what is freed below is then held by no copy any more
         self.crossing.clear()
         self.versions = ()
 

@@ -177,7 +177,7 @@ def _after_notes(engine: Engine) -> Iterator[str]:
         yield (
             f"after backward, {format_bytes(after)} were held in the last metered step, more "
             f"than the budget of {format_bytes(budget)}: no plan covers what is made there, as by "
-            "an optimizer's step, where fused=True makes least and foreach=True most"
+            "an optimizer's step, which makes least with fused=True"
         )
 
 
