@@ -45,6 +45,50 @@ ACCUMULATING = frozenset(
 )
 """Ops that add in an order that may differ from run to run (atomics)."""
 
+VARYING_ON_CUDA = frozenset(
+    {
+        "aten.cumsum.default",
+        "aten.index_copy.default",
+        "aten.kthvalue.default",
+        "aten.max_unpool2d.default",
+        "aten.max_unpool3d.default",
+        "aten.median.dim",
+        "aten.nanmedian.dim",
+        "aten.nll_loss2d_forward.default",
+        "aten.scatter.src",
+        "aten._adaptive_avg_pool2d_backward.default",
+        "aten._adaptive_avg_pool3d_backward.default",
+        "aten._ctc_loss_backward.default",
+        "aten._ctc_loss_backward.Tensor",
+        "aten._efficient_attention_backward.default",
+        "aten._embedding_bag_backward.default",
+        "aten._embedding_bag_dense_backward.default",
+        "aten._flash_attention_backward.default",
+        "aten._scaled_dot_product_efficient_attention_backward.default",
+        "aten._scaled_dot_product_flash_attention_backward.default",
+        "aten.adaptive_max_pool2d_backward.default",
+        "aten.adaptive_max_pool3d_backward.default",
+        "aten.avg_pool3d_backward.default",
+        "aten.fractional_max_pool2d_backward.default",
+        "aten.fractional_max_pool3d_backward.default",
+        "aten.max_pool3d_with_indices_backward.default",
+        "aten.reflection_pad1d_backward.default",
+        "aten.reflection_pad2d_backward.default",
+        "aten.reflection_pad3d_backward.default",
+        "aten.replication_pad1d_backward.default",
+        "aten.replication_pad2d_backward.default",
+        "aten.replication_pad3d_backward.default",
+    }
+)
+"""Ops whose kernels on CUDA add by atomics, or choose among equals by who comes first.
+
+Those of `torch.use_deterministic_algorithms` that are not in `ACCUMULATING`, with the backward of
+fused attention, which sums over blocks.
+"""
+
+EXACT_ON_INTEGERS = frozenset({"aten.cumsum.default"})
+"""Those of `VARYING_ON_CUDA` that only vary with how floating point rounds."""
+
 COLLECTIVES = frozenset({"c10d_functional", "_c10d_functional", "c10d"})
 """The namespaces of ops that talk to other processes."""
 
@@ -127,14 +171,21 @@ def effects(op: torch._ops.OpOverload) -> frozenset[Effect]:
     return frozenset(found)
 
 
-def tried_out(op: torch._ops.OpOverload, made: Any) -> frozenset[Effect]:
-    """UNREPEATABLE for a convolution whose algorithm cuDNN picks by trying all of them.
+def effects_on_cuda(op: torch._ops.OpOverload, made: Any) -> frozenset[Effect]:
+    """UNREPEATABLE where a second run on CUDA may give other bits; `made` are the results.
 
-    `made` is its result. cuDNN remembers its picks by thread, and backward has its own: the same
-    convolution may run by another algorithm there, with other bits, after trials of their own.
+    Convolutions are so while cuDNN picks their algorithm by trying all of them. It remembers its
+    picks by thread, and backward has its own: the same convolution may run by another algorithm
+    there, with other bits, after trials of their own.
     """
-    tries = torch.backends.cudnn.benchmark and str(op) == "aten.convolution.default"
-    if tries and isinstance(made, torch.Tensor) and made.is_cuda:
+    several = made if isinstance(made, list | tuple) else (made,)
+    tensors = [tensor for tensor in several if isinstance(tensor, torch.Tensor)]
+    if not any(tensor.is_cuda for tensor in tensors):
+        return frozenset()
+    name = str(op)
+    tried = torch.backends.cudnn.benchmark and name == "aten.convolution.default"
+    exact = name in EXACT_ON_INTEGERS and not any(t.is_floating_point() for t in tensors)
+    if tried or (name in VARYING_ON_CUDA and not exact):
         return frozenset({Effect.UNREPEATABLE})
     return frozenset()
 

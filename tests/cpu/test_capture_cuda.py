@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from outcore import aten
 from outcore.capture import capture
 from outcore.errors import CaptureError
 from outcore.ir.trace import Effect
@@ -116,3 +117,30 @@ def test_convolutions_that_cudnn_tries_out_run_once(tries: bool) -> None:
         captured = capture(joint, 1)
     effects = captured.trace.ops[0].effects
     assert effects == (frozenset({Effect.UNREPEATABLE}) if tries else frozenset())
+
+
+def test_what_varies_on_a_gpu_runs_once_there() -> None:
+    """Sums of integers are exact; on a CPU all of it is done in one order."""
+
+    def step(x: Tensor, whole: Tensor, at: Tensor, tangents: Tensor) -> tuple[Tensor, ...]:
+        y = ATEN.scatter.src(ATEN.cumsum(x, 0), 0, at, x)
+        return y, ATEN.cumsum(whole, 0), ATEN.reflection_pad1d_backward(tangents, y, [1, 1])
+
+    def once(device: str) -> list[bool]:
+        with FakeTensorMode():
+            whole = torch.empty(4, 8, dtype=torch.int64, device=device)
+            joint = make_fx(step)(
+                torch.empty(4, 8, device=device), whole, whole, torch.empty(4, 10, device=device)
+            )
+        trace = capture(joint, 2).trace
+        return [Effect.UNREPEATABLE in op.effects for op in trace.ops]
+
+    assert once("cuda") == [True, True, False, True]
+    assert once("cpu") == [False, False, False, False]
+
+
+def test_names_of_ops_that_vary_are_names_of_ops() -> None:
+    for name in aten.ACCUMULATING | aten.VARYING_ON_CUDA:
+        aten.resolve(name)
+    assert aten.EXACT_ON_INTEGERS <= aten.VARYING_ON_CUDA
+    assert not aten.ACCUMULATING & aten.VARYING_ON_CUDA

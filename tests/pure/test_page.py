@@ -169,6 +169,15 @@ def test_causes_of_waits_come_with_something_to_try():
     assert "It never does" in check(small_report(16384, "keep-all")).said
 
 
+def test_links_stand_below_the_waits_and_their_contention_after_a_recorded_step():
+    planned, measured = page(small_report()), page(measured_report())
+    assert "out to host" in planned.partition('id="links"')[2]
+    assert "rate planned" in planned
+    assert "lost to other work on the link" not in planned
+    assert "(50%)" in measured.partition('id="links"')[2]
+    assert 'id="links"' not in page(small_report(16384, "keep-all"))
+
+
 def test_what_is_moved_comes_with_where_it_was_made_and_why():
     said = check(small_report()).said
     assert "layers.0 (net.py:10)" in said

@@ -22,7 +22,8 @@ from outcore.ir.plan import make_plan
 from outcore.ir.profile import Source
 from outcore.ir.program import Copy, Run
 from outcore.lower import lower
-from outcore.report import Report, count_choices, count_held, report, style
+from outcore.policies import resolve
+from outcore.report import Report, count_choices, count_held, report, style, with_steps
 from outcore.report.chrome import _us, chrome_events
 from outcore.report.levels import Level, levels, thinned
 from outcore.report.page import page
@@ -30,9 +31,17 @@ from outcore.report.snapshot import memory_snapshot, memory_snapshot_file
 from outcore.report.tracks import Track, pauses, short, slices
 from outcore.simulate import simulate
 from tests.pure.building import dense_plan, dense_problem, small_problem
-from tests.pure.reports import long_report, measured_report, small_report, two_graphs
+from tests.pure.reports import (
+    SWAP,
+    long_report,
+    measured_report,
+    slower,
+    small_report,
+    two_graphs,
+)
 from tests.pure.strategies import plans, problems
 
+OUT = Tier.DEVICE, Tier.HOST
 drawn = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -106,6 +115,45 @@ def test_several_graphs_are_summed_up():
     assert both.predicted_seconds == pytest.approx(sum(s.predicted.seconds for s in pair))
     assert both.predicted_peak_bytes == max(s.peak_bytes for s in pair)
     assert both.counts == one.counts + other.counts
+
+
+def test_copies_have_the_rates_that_the_plan_counts_on_and_those_that_were_measured():
+    planned, measured = small_report().links, measured_report().links
+    hardware = small_problem(8192).hardware
+    assert [link.name for link in planned] == ["out to host", "in from host"]
+    for link, after, ways in zip(planned, measured, (OUT, OUT[::-1]), strict=True):
+        each = link.nbytes // link.copies
+        assert link.busy_seconds == pytest.approx(link.copies * hardware.link(*ways).seconds(each))
+        assert link.rate == pytest.approx(link.nbytes / link.busy_seconds)
+        assert link.measured_rate is None
+        assert after.measured_rate == pytest.approx(link.rate / 2), "each copy took twice as long"
+        assert str(link).endswith("planned")
+        assert str(after).endswith("measured (50%)")
+    assert small_report().offloaded_bytes == planned[0].nbytes
+    assert not small_report(16384, "keep-all").links
+    assert "copies out to host" in str(small_report())
+
+
+def test_links_of_several_graphs_are_summed_up():
+    one, both = measured_report(), two_graphs()
+    assert [link.nbytes for link in both.links] == [link.nbytes for link in one.links]
+    twice = with_steps(one, [*one.steps, *one.steps])
+    assert [link.nbytes for link in twice.links] == [2 * link.nbytes for link in one.links]
+    assert [link.rate for link in twice.links] == pytest.approx([link.rate for link in one.links])
+
+
+def test_a_disk_behind_the_host_is_measured_by_half_and_so_not_at_all():
+    problem = small_problem(8192)
+    whole = problem.hardware
+    alone = replace(whole, capacity_bytes=((Tier.DEVICE, 16384), (Tier.DISK, 1 << 20)))
+    found = report(p := replace(problem, hardware=alone), resolve(SWAP).plan(p))
+    (step,) = found.steps
+    step = replace(step, measured=slower(step.predicted, 2.0))
+    assert all(link.measured_rate for link in with_steps(found, [step]).links)
+    behind = replace(step, problem=replace(p, hardware=whole))
+    links = with_steps(found, [behind]).links
+    assert [link.name for link in links] == ["out to disk", "in from disk"]
+    assert all(link.measured_rate is None for link in links)
 
 
 # ---- memory over time ---------------------------------------------------------------------------

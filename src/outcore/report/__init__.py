@@ -5,6 +5,16 @@ from __future__ import annotations
 from outcore.report.counts import Counts, count_choices, count_held
 from outcore.report.figures import Report
 from outcore.report.gather import report, with_steps
+from outcore.report.links import LinkUse
 from outcore.report.planned import PlannedStep
 
-__all__ = ["Counts", "PlannedStep", "Report", "count_choices", "count_held", "report", "with_steps"]
+__all__ = [
+    "Counts",
+    "LinkUse",
+    "PlannedStep",
+    "Report",
+    "count_choices",
+    "count_held",
+    "report",
+    "with_steps",
+]

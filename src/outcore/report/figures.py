@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from outcore.report.counts import Counts
+from outcore.report.links import LinkUse
 from outcore.report.planned import PlannedStep, Swept
 from outcore.units import format_bytes, format_seconds
 
@@ -27,6 +28,7 @@ class Report:
     `held`: buffers that no op needs any more, held for recomputations.
     `offloaded_bytes` are planned, for each step. `disk_bytes_written` are measured, from the start:
     profiled steps count too, and what was written to measure the disk.
+    `links`: each direction that copies go over, with its rates.
 
     `steps` are what the figures were drawn from, a graph each; the pages are made of them. `sweep`:
     what other budgets would take, where that was asked for (one graph only). Neither is compared,
@@ -53,6 +55,7 @@ class Report:
     disk_bytes_written: int = 0
     recompute_seconds: float = 0.0
     stall_seconds: float = 0.0
+    links: tuple[LinkUse, ...] = ()
     replans: int = 0
     notes: tuple[str, ...] = ()
     title: str = ""
@@ -65,9 +68,10 @@ class Report:
         return max(self.graphs, len(self.steps)) > 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values by field name; `counts` as a dict, `notes` as a list."""
+        """Plain values by field name; `counts` as a dict, `links` and `notes` as lists."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
-        return values | {"counts": asdict(self.counts), "notes": list(self.notes)}
+        links = [asdict(link) for link in self.links]
+        return values | {"counts": asdict(self.counts), "links": links, "notes": list(self.notes)}
 
     def to_html(self, path: File) -> None:
         """Write a page to look at, complete in one file (docs/report.md).
@@ -127,6 +131,7 @@ class Report:
         )
         if self.held:
             yield "held for reruns", str(self.held)
+        yield from ((f"copies {link.name}", str(link)) for link in self.links)
         yield from (("note", note) for note in self.notes)
 
 

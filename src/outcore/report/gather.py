@@ -12,6 +12,7 @@ from outcore.ir.program import Copy, Run, Stream
 from outcore.lower import lower
 from outcore.report.counts import Counts, count_choices, count_held
 from outcore.report.figures import Report
+from outcore.report.links import link_uses
 from outcore.report.planned import PlannedStep, Swept
 from outcore.simulate import simulate
 
@@ -70,6 +71,7 @@ def with_steps(report: Report, steps: Sequence[PlannedStep]) -> Report:
         offloaded_bytes=sum(map(_offloaded_bytes, steps)),
         recompute_seconds=_total(steps, recompute_seconds),
         stall_seconds=_total(steps, lambda s: s.predicted.stall_seconds()),
+        links=link_uses(steps),
         steps=tuple(steps),
     )
 

@@ -11,6 +11,7 @@ from outcore.report.page import words
 from outcore.report.page.figures import Share, Tile, facts, figures, shares, tiles
 from outcore.report.page.graph import GraphView
 from outcore.report.page.graphs import graph_views
+from outcore.report.page.links import LinkRow, link_rows
 from outcore.report.page.marks import LOOKS
 from outcore.report.page.moved import Moved, explain_most, moved
 from outcore.report.page.reruns import Again, reruns
@@ -46,6 +47,8 @@ class View:
     wait_count: int
     reruns: tuple[Again, ...]
     rerun_count: int
+    links: tuple[LinkRow, ...]
+    contended: bool
     moves: tuple[Moved, ...]
     moved: int
     held: int
@@ -80,6 +83,8 @@ def view_of(report: Report) -> View:
         wait_count=sum(len(each.waits) for each in explained),
         reruns=tuple(reruns(explained)),
         rerun_count=sum(len(each.reruns) for each in explained),
+        links=tuple(link_rows(report)),
+        contended=any(link.measured_rate is not None for link in report.links),
         moves=tuple(moved(explained)),
         moved=sum(each.moved for each in explained),
         held=sum(each.held for each in explained),
