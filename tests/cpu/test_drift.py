@@ -442,7 +442,7 @@ def test_on_a_device_with_queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert same(training.run(), expected)
     report, hardware = training.report(), training.graph.planned.problem.hardware
     assert report.replans == 1
-    probed = training.engine.planner.hardware()
+    probed = training.engine.planner.solver.hardware()
     for way in ((Tier.DEVICE, Tier.HOST), (Tier.HOST, Tier.DEVICE)):
         assert hardware.link(*way).seconds(1 << 17) > 1e3 * probed.link(*way).seconds(1 << 17)
     assert training.graph.planned.predicted.peak(Tier.DISK) > 0

@@ -116,7 +116,7 @@ class TestUsing:
     def test_a_plan_is_taken_from_the_file_and_nothing_is_planned(
         self, saved: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("outcore.runtime.planning.plan_apart", refuse)
+        monkeypatch.setattr("outcore.runtime.solving.plan_apart", refuse)
         seen, backend = small_planned(STEPS, budget=TIGHT, plan=str(saved), strict=True)
         planned = the_plan(backend)
         assert planned.plan.choices == load_plans(saved).plans[0].plan().choices
@@ -278,7 +278,7 @@ class TestOverrides:
             asked.append(policy)
             return plan_apart(policy, problem)
 
-        monkeypatch.setattr("outcore.runtime.planning.plan_apart", noted)
+        monkeypatch.setattr("outcore.runtime.solving.plan_apart", noted)
         rules = self.rules(tmp_path, relu_3="recompute")
         policy = "search{effort=0.01,min_bytes=1KiB}"
         _, backend = small_planned(STEPS, budget=TIGHT, policy=policy, overrides=rules)

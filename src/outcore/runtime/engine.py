@@ -131,7 +131,7 @@ class Engine:
             self._plans.move_to_end(graph.digest)
             graph.adopt(planned)
         graph.standing.last_step = self.steps
-        self.planner.captured(graph)
+        self.planner.solver.captured(graph)
         self._graphs = [(ref(g), g.standing) for g in (*self.graphs, graph)]
         self._peak_tries = 0
 

@@ -1,0 +1,189 @@
+"""solving: from the problem of one call to its program: a plan of the policy, or one given."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from outcore.apart import plan_apart
+from outcore.errors import InfeasibleError, SpillError
+from outcore.execute import Driver
+from outcore.ir.hardware import Hardware, Tier
+from outcore.ir.memory import fits
+from outcore.ir.plan import Choice, Gap, Offload, Plan, make_plan
+from outcore.ir.problem import Problem
+from outcore.ir.program import Program
+from outcore.lower import lower
+from outcore.planfile import Overridden, Rule, check_rules, forced, has_effect
+from outcore.policies import Policy, overflow, with_roomy_host
+from outcore.runtime.margin import for_any_budget
+from outcore.runtime.options import Settings
+from outcore.runtime.planned import FORCED, Planned
+from outcore.runtime.reuse import reused
+from outcore.runtime.shares import Shares
+from outcore.simulate import simulate
+
+if TYPE_CHECKING:  # graphs are planned through here
+    from outcore.runtime.graph import PlannedGraph
+
+
+class Solver:
+    """What solves the problems of one budget: the machine, the policy, what is given."""
+
+    def __init__(self, settings: Settings, driver: Driver) -> None:
+        self.settings, self.driver = settings, driver
+        self._hardware: Hardware | None = None
+        self._rules: WeakKeyDictionary[PlannedGraph, frozenset[Rule]] = WeakKeyDictionary()
+        """The overrides that have an effect on each graph."""
+        self._effective: set[Rule] = set()
+        """Those that ever had one: their graph may be idle by now, or gone."""
+
+    def captured(self, graph: PlannedGraph) -> None:
+        """Remember which overrides have an effect on `graph`: on others they need have none."""
+        rules, trace = self.settings.given.rules, graph.captured.trace
+        self._rules[graph] = frozenset(rule for rule in rules if has_effect(rule, [trace]))
+        self._effective |= self._rules[graph]
+
+    def hardware(self) -> Hardware:
+        """This machine, with its links as measured (once)."""
+        if self._hardware is None:
+            self._hardware = self.driver.hardware(self._budgets)
+        return self._hardware
+
+    @property
+    def _budgets(self) -> dict[Tier, int]:
+        settings = self.settings
+        return {
+            Tier.DEVICE: settings.budget_bytes,
+            Tier.HOST: settings.host_budget_bytes,
+            Tier.DISK: settings.disk_budget_bytes,
+        }
+
+    def planned(self, shares: Shares, problem: Problem, resident_bytes: int) -> Planned:
+        """The plan for `problem`: that of the file of plans, else the policy's.
+
+        Raises InfeasibleError where the policy has none, or that of the file does not fit;
+        DigestError or VerifyError where that is for another graph or machine.
+        """
+        start = time.perf_counter()
+        in_core = lower(problem, make_plan({}, "keep-all"))
+        in_core_timeline = simulate(problem, in_core)
+        given = self.settings.given
+        unseen = [rule for rule in given.rules if rule not in self._effective]
+        check_rules(unseen, [g.captured.trace for g in shares.active])
+        fixed = forced(problem, given.rules)
+        earlier = [g.captured.trace for g in shares.active[: shares.active.index(shares.graph)]]
+        saved = given.find(problem, strict=self.settings.strict, earlier=earlier)
+        if saved is not None:
+            problem = self._with_tiers(shares, problem, saved.plan())
+            plan = reused(problem, saved, fixed, given.path)
+        else:
+            problem, plan = self._made(shares, problem, in_core, fixed)
+        program = lower(problem, plan)
+        return Planned(
+            problem,
+            plan,
+            program,
+            simulate(problem, program),
+            in_core_timeline,
+            time.perf_counter() - start,
+            resident_bytes,
+            from_file="" if saved is None else given.path,
+            note="; ".join(filter(None, (given.note(saved), self._idle_rules(shares.active)))),
+        )
+
+    def _idle_rules(self, active: Sequence[PlannedGraph]) -> str:
+        """Which overrides are for none of the graphs that run now; empty where all are."""
+        found = frozenset().union(*(self._rules[g] for g in active))
+        idle = [rule for rule in self.settings.given.rules if rule not in found]
+        listed = ", ".join(f'"{rule.match}: {rule.action}"' for rule in idle)
+        return f"overrides for no graph that ran when it was planned: {listed}" * bool(idle)
+
+    def _made(
+        self,
+        shares: Shares,
+        problem: Problem,
+        in_core: Program,
+        fixed: Mapping[Gap, Choice],
+    ) -> tuple[Problem, Plan]:
+        """The policy's plan, but for what is `fixed`; everything else is kept where that fits."""
+        if fits(problem, in_core):
+            kept = make_plan(dict(fixed), FORCED)
+            kept = kept if kept.moves else replace(kept, policy="keep-all")
+            if not fixed or fits(problem, lower(problem, kept)):
+                return problem, kept
+        policy: Policy = self.settings.policy
+        if fixed:
+            policy = Overridden(policy, self.settings.given.rules)
+        return self.solve(shares, problem, partial(plan_apart, policy))
+
+    def _with_tiers(self, shares: Shares, problem: Problem, plan: Plan) -> Problem:
+        """The problem with a disk beyond the host, where `plan` uses one and there is one."""
+        used = {c.tier for _, c in plan.choices if isinstance(c, Offload)}
+        if Tier.DISK not in used or problem.hardware.capacity(Tier.DISK):
+            return problem
+        room = shares.outer(Tier.DISK, self.settings.disk_budget_bytes)
+        hardware = self._with_disk(problem.hardware) or problem.hardware
+        return replace(problem, hardware=hardware, disk_budget_bytes=room)
+
+    def solve(
+        self,
+        shares: Shares,
+        problem: Problem,
+        make: Callable[[Problem], Plan],
+    ) -> tuple[Problem, Plan]:
+        """The plan of `make`; if need be, with a disk beyond the host.
+
+        Raises InfeasibleError as `make` does, with the budget that has a margin besides.
+        """
+        try:
+            return self._solve_somewhere(shares, problem, make)
+        except InfeasibleError as error:
+            for_any_budget(error, problem.budget_bytes)
+            raise
+
+    def _solve_somewhere(
+        self,
+        shares: Shares,
+        problem: Problem,
+        make: Callable[[Problem], Plan],
+    ) -> tuple[Problem, Plan]:
+        try:
+            return problem, make(problem)
+        except InfeasibleError as error:
+            if not problem.hardware.capacity(Tier.HOST):
+                raise
+            room = shares.outer(Tier.DISK, self.settings.disk_budget_bytes)
+            wider = replace(problem, disk_budget_bytes=room)
+            try:
+                plan = make(with_roomy_host(wider))
+                hardware = self._with_disk(problem.hardware)
+            except InfeasibleError:
+                if not self.settings.disk_budget_bytes:
+                    folder = self.settings.spill_dir
+                    error.add_note(f"outcore: the disk cannot help: {folder} is missing or full")
+                raise error from None
+            except SpillError as unusable:
+                error.add_note(f"outcore: the disk cannot help: {unusable}")
+                raise error from None
+            if hardware is None:
+                raise
+        wider = replace(wider, hardware=hardware)
+        return wider, overflow(wider, plan)
+
+    def _with_disk(self, hardware: Hardware) -> Hardware | None:
+        """`hardware` with a disk beyond the host (measured once); None where there is none."""
+        if hardware.capacity(Tier.DISK):
+            return hardware
+        known = self.hardware()
+        if not known.capacity(Tier.DISK):
+            wider = self.driver.wider_hardware(self._budgets)
+            if wider is None:
+                return None
+            self._hardware = known = wider
+        links = {(a, b): link for a, b, link in (*known.links, *hardware.links)}
+        return replace(known, links=tuple((a, b, link) for (a, b), link in links.items()))
