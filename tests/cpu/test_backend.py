@@ -762,6 +762,28 @@ class TestSeveralGraphs:
             s.planned.problem.disk_budget_bytes for s in backend.engine.standings() if s.planned
         ]
         assert rooms == [5 * 2**20] * 3
+        report = backend.report()
+        assert report.graphs == 3, "each is as usual as the others"
+        assert not any("few of the latest steps" in note for note in report.notes)
+
+    def test_a_last_batch_of_another_size_is_no_part_of_a_step(self) -> None:
+        torch._dynamo.reset()
+        backend = Backend(budget="1GiB")
+        call = torch.compile(Wide(), backend=backend, dynamic=False)
+        full, last = torch.ones(256, 64), torch.ones(320, 64)  # a larger one, for the peaks
+        for _ in range(PROFILED_STEPS + 1):
+            for rows in (*[full] * 31, last):
+                call(rows).sum().backward()
+        assert backend.engine is not None
+        usual, other = (s.planned for s in backend.engine.standings())
+        assert usual is not None
+        assert other is not None
+        report = backend.report()
+        assert (report.graphs, len(report.steps)) == (1, 1)
+        assert report.predicted_seconds == usual.predicted.seconds
+        assert report.predicted_peak_bytes == other.predicted.peak(Tier.DEVICE)
+        assert report.predicted_peak_bytes > usual.predicted.peak(Tier.DEVICE)
+        assert "1 graph runs in few of the latest steps" in report.notes[0]
 
     def test_a_call_that_never_goes_back_is_no_step_for_ever(
         self, monkeypatch: pytest.MonkeyPatch

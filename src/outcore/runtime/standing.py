@@ -18,6 +18,10 @@ if TYPE_CHECKING:  # the engine makes plans
     from outcore.runtime.planned import Planned
 
 
+LATEST_STEPS = 64
+"""How often graphs run is counted over so many of the engine's steps."""
+
+
 class State(Enum):
     """What a graph is doing."""
 
@@ -44,6 +48,8 @@ class Standing:
     """Number of the engine's step in which its forward was called last."""
     longest_pause: int = 0
     """The most steps from one call of its forward to the next."""
+    latest_steps: deque[int] = field(default_factory=lambda: deque(maxlen=LATEST_STEPS))
+    """Numbers of the engine's steps in which its forward was called."""
     measured: Timeline | None = None
     """Of a step that was recorded under its plan."""
     reason: str = ""
@@ -73,6 +79,12 @@ class Standing:
         """Note a forward call in the engine's step of that number."""
         self.longest_pause = max(self.longest_pause, step - self.last_step)
         self.last_step = step
+        if not self.latest_steps or self.latest_steps[-1] != step:
+            self.latest_steps.append(step)
+
+    def often(self, step: int) -> int:
+        """In how many of the `LATEST_STEPS` steps up to that number it was called."""
+        return sum(each > step - LATEST_STEPS for each in self.latest_steps)
 
     def note(self, work: tuple[tuple[Moment, Moment], ...]) -> None:
         """Take when the two calls of a planned step ran."""

@@ -28,6 +28,10 @@ ROUNDING = 1e-9
 """Relative error of sums of floats, well above what they have."""
 
 
+RARE_DIVISOR = 16
+"""Graphs that run in fewer steps than the most usual one over this are no part of a usual step."""
+
+
 NOTHING = (
     "nothing came here to be planned: no training call so far, or what is called is compiled by "
     "another torch.compile, around what was wrapped: leave that out"
@@ -46,9 +50,9 @@ def report_of(backend: Backend, *, bound: bool = False) -> Report:
         budget = _bytes_known_anywhere(given.budget)
         return Report(policy, State.IN_CORE.value, budget, notes=tuple(backend.notes) or (NOTHING,))
     engine.close_step()
-    graphs = engine.standings()
-    planned = [g.planned for g in graphs if g.planned is not None]
-    reasons = tuple(g.reason for g in graphs if g.reason)
+    everything = engine.standings()
+    graphs = _usual(everything, engine.steps)
+    reasons = tuple(g.reason for g in everything if g.reason)
     common = Report(
         policy=spec_text(engine.settings.policy),
         state=_state(graphs),
@@ -56,12 +60,32 @@ def report_of(backend: Backend, *, bound: bool = False) -> Report:
         graphs=len(graphs),
         capture_seconds=backend.capture_seconds,
         disk_bytes_written=engine.driver.disk_bytes_written(),
-        notes=(*backend.notes, *reasons),
+        notes=(*backend.notes, *reasons, *_others_notes(everything, graphs)),
     )
-    if not planned:
+    if not any(g.planned for g in graphs):
         return common
-    report = _with_plans(common, engine, graphs, planned)
+    report = _with_plans(common, engine, graphs, everything)
     return _with_bound(report, graphs) if bound else report
+
+
+def _usual(graphs: list[Standing], step: int) -> list[Standing]:
+    """Those that run in a fair part of the latest steps, beside the one that runs most."""
+    often = [graph.often(step) for graph in graphs]
+    most = max(often, default=0)
+    return [graph for graph, steps in zip(graphs, often, strict=True) if steps * RARE_DIVISOR >= most]
+
+
+OTHERS = (
+    "{graphs} in few of the latest steps, as where the last batch of an epoch is smaller: all "
+    "figures but peaks are of the others"
+)
+
+
+def _others_notes(graphs: list[Standing], usual: list[Standing]) -> Iterator[str]:
+    """That figures leave some graphs out, where they do."""
+    others = len(graphs) - len(usual)
+    if others:
+        yield OTHERS.format(graphs=f"{others} graph{'s run' if others > 1 else ' runs'}")
 
 
 def _bytes_known_anywhere(budget: str | float | None) -> int:
@@ -81,22 +105,26 @@ def _state(graphs: Iterable[Standing]) -> str:
 
 
 def _with_plans(
-    common: Report, engine: Engine, graphs: list[Standing], planned: list[Planned]
+    common: Report, engine: Engine, graphs: list[Standing], everything: list[Standing]
 ) -> Report:
+    """`common` with the figures of `graphs`; with the peaks of `everything` that runs."""
     clock = engine.driver.clock
+    planned = [g.planned for g in everything if g.planned is not None]
     measured = [s for s in (g.measured_seconds(clock) for g in graphs) if s is not None]
     steps = [_step(g.planned, g.measured) for g in graphs if g.planned is not None]
     return replace(
         with_steps(common, steps),
+        in_core_peak_bytes=max(p.in_core.peak(Tier.DEVICE) for p in planned),
+        predicted_peak_bytes=max(p.predicted.peak(Tier.DEVICE) for p in planned),
         measured_peak_bytes=engine.measured_peak_bytes,
         measured_seconds=sum(measured) if measured else None,
         replans=sum(p.replanned is not None for p in planned),
         notes=(
             *common.notes,
-            *_plan_notes(graphs),
+            *_plan_notes(everything),
             *_peak_notes(engine, planned),
             *_after_notes(engine),
-            *_drift_notes(graphs, clock, engine.settings.drift),
+            *_drift_notes(everything, clock, engine.settings.drift),
         ),
     )
 
