@@ -72,7 +72,9 @@ def _usual(graphs: list[Standing], step: int) -> list[Standing]:
     """Those that run in a fair part of the latest steps, beside the one that runs most."""
     often = [graph.often(step) for graph in graphs]
     most = max(often, default=0)
-    return [graph for graph, steps in zip(graphs, often, strict=True) if steps * RARE_DIVISOR >= most]
+    return [
+        graph for graph, steps in zip(graphs, often, strict=True) if steps * RARE_DIVISOR >= most
+    ]
 
 
 OTHERS = (
