@@ -75,6 +75,15 @@ def in_core_peak() -> int:
     return report.predicted_peak_bytes
 
 
+def test_the_report_is_of_a_step_that_is_of_all_calls() -> None:
+    backend = Backend(budget="1GiB")
+    train_blocks(backend, alike=True)
+    report = backend.report()
+    (step,) = report.steps
+    assert (report.graphs, step.calls) == (1, BLOCKS)
+    assert report.predicted_seconds == BLOCKS * step.predicted.seconds
+
+
 def test_one_call_has_its_peak_and_the_others_what_crosses() -> None:
     """A sixth of what is free to each of them would be too little for any of these."""
     peak = in_core_peak()

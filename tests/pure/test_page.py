@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 from outcore.compare import Compared
 from outcore.ir.timeline import Timeline
-from outcore.report import Report
+from outcore.report import Report, with_steps
 from outcore.report.levels import Level
 from outcore.report.page import page
 from outcore.report.page.charts import area, binary_steps, number, round_steps
@@ -20,6 +20,7 @@ from outcore.report.page.marks import rows
 from outcore.report.page.words import headline, spell_budget
 from outcore.report.tracks import pauses, slices
 from outcore.sweep import Sweep
+from outcore.units import format_seconds
 from tests.pure.reports import long_report, measured_report, small_report, two_graphs
 from tests.pure.test_report import reports
 
@@ -176,6 +177,15 @@ def test_links_stand_below_the_waits_and_their_contention_after_a_recorded_step(
     assert "lost to other work on the link" not in planned
     assert "(50%)" in measured.partition('id="links"')[2]
     assert 'id="links"' not in page(small_report(16384, "keep-all"))
+
+
+def test_a_graph_that_a_step_runs_several_times_is_drawn_once_and_counted_as_often():
+    one = small_report()
+    twice = with_steps(one, [replace(one.steps[0], calls=2)])
+    once, read = check(one), check(twice)
+    assert "run 2 times in a step" in read.text
+    assert "times in a step" not in once.text
+    assert f"{format_seconds(twice.predicted_seconds or 0)} predicted:" in read.text
 
 
 def test_what_is_moved_comes_with_where_it_was_made_and_why():

@@ -27,6 +27,8 @@ from outcore.report import Report, count_choices, count_held, report, style, wit
 from outcore.report.chrome import _us, chrome_events
 from outcore.report.levels import Level, levels, thinned
 from outcore.report.page import page
+from outcore.report.page.moved import explain_most
+from outcore.report.page.reruns import reruns
 from outcore.report.snapshot import memory_snapshot, memory_snapshot_file
 from outcore.report.tracks import Track, pauses, short, slices
 from outcore.simulate import simulate
@@ -132,6 +134,23 @@ def test_copies_have_the_rates_that_the_plan_counts_on_and_those_that_were_measu
     assert small_report().offloaded_bytes == planned[0].nbytes
     assert not small_report(16384, "keep-all").links
     assert "copies out to host" in str(small_report())
+
+
+def test_calls_of_a_graph_count_as_often_as_a_step_has_them():
+    one = measured_report()
+    thrice = with_steps(one, [replace(one.steps[0], calls=3)])
+    for figure in ("predicted_seconds", "in_core_seconds", "stall_seconds", "offloaded_bytes"):
+        assert getattr(thrice, figure) == pytest.approx(3 * getattr(one, figure))
+    assert thrice.counts == one.counts + one.counts + one.counts
+    assert thrice.predicted_peak_bytes == one.predicted_peak_bytes
+    assert [link.nbytes for link in thrice.links] == [3 * link.nbytes for link in one.links]
+    assert [link.rate for link in thrice.links] == pytest.approx([x.rate for x in one.links])
+    problem = dense_problem()
+    explained = explain_most(report(problem, dense_plan(problem)).steps, 1)
+    once, often = reruns(explained, [1]), reruns(explained, [3])
+    assert [each.times for each in often] == [3 * each.times for each in once]
+    assert [each.percent for each in often] == [each.percent for each in once]
+    assert once
 
 
 def test_links_of_several_graphs_are_summed_up():

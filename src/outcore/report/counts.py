@@ -27,6 +27,10 @@ class Counts:
             self.recompute + other.recompute,
         )
 
+    def times(self, calls: int) -> Counts:
+        """Those of so many calls."""
+        return Counts(calls * self.keep, calls * self.offload, calls * self.recompute)
+
 
 def count_held(plan: Plan) -> int:
     """How many buffers that no op needs any more the plan holds for recomputations."""

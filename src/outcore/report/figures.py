@@ -20,7 +20,7 @@ File: TypeAlias = str | PathLike[str]
 class Report:
     """One budget's account. Bytes and seconds; None where nothing is known yet.
 
-    Everything is summed over the graphs of the step, but peaks, which are the step's.
+    Everything is summed over the calls of the step's graphs, but peaks, which are the step's.
     `in_core_seconds` and `in_core_peak_bytes` are what the step would take with everything kept,
     from the profile; `lower_bound_seconds`, what no plan can beat under the budget, is there where
     it was asked for. `budget_bytes` is 0 while it is a part of a device that is not known yet.

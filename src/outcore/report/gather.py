@@ -66,9 +66,9 @@ def with_steps(report: Report, steps: Sequence[PlannedStep]) -> Report:
         predicted_seconds=_total(steps, lambda s: s.predicted.seconds),
         in_core_seconds=_total(steps, lambda s: s.in_core.seconds),
         planning_seconds=sum(planning) if planning else None,
-        counts=sum((count_choices(s.problem.trace, s.plan) for s in steps), start=Counts()),
-        held=sum(count_held(s.plan) for s in steps),
-        offloaded_bytes=sum(map(_offloaded_bytes, steps)),
+        counts=sum((_counts(s) for s in steps), start=Counts()),
+        held=sum(s.calls * count_held(s.plan) for s in steps),
+        offloaded_bytes=sum(s.calls * _offloaded_bytes(s) for s in steps),
         recompute_seconds=_total(steps, recompute_seconds),
         stall_seconds=_total(steps, lambda s: s.predicted.stall_seconds()),
         links=link_uses(steps),
@@ -77,7 +77,7 @@ def with_steps(report: Report, steps: Sequence[PlannedStep]) -> Report:
 
 
 def recompute_seconds(step: PlannedStep) -> float:
-    """Time of all runs that are not their op's first."""
+    """Time of all runs of a call that are not their op's first."""
     cost = step.problem.profile.cost
     runs = (x.action for x in step.program.body if isinstance(x.action, Run))
     return sum((cost(run.op, run.variant).seconds for run in runs if run.again), 0.0)
@@ -97,5 +97,9 @@ def _resident_bytes(step: PlannedStep) -> int:
     return problem.outside_bytes + sum(b.nbytes for b in problem.trace.buffers if b.borrowed)
 
 
+def _counts(step: PlannedStep) -> Counts:
+    return count_choices(step.problem.trace, step.plan).times(step.calls)
+
+
 def _total(steps: Sequence[PlannedStep], figure: Callable[[PlannedStep], float]) -> float:
-    return sum(map(figure, steps), 0.0)
+    return sum((step.calls * figure(step) for step in steps), 0.0)

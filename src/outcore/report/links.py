@@ -59,7 +59,7 @@ def _by_track(steps: Sequence[PlannedStep], *, measured: bool) -> Tracks:
         timeline = step.measured if measured else step.predicted
         for each in () if timeline is None else slices(step, timeline):
             if each.buffer is not None and not (measured and _half_seen(step, each.track)):
-                found[each.track].append(each)
+                found[each.track] += [each] * step.calls
     return {track: found[track] for track in Track if track in found}
 
 

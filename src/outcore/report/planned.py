@@ -16,6 +16,7 @@ from outcore.ir.timeline import Timeline
 class PlannedStep:
     """One graph of a training step: its plan, and the plan in time.
 
+    Both are of one of its `calls`, which is how often a step runs it.
     `in_core` is the Timeline with everything kept. `measured` is that of one step that ran, where
     one was recorded: it has spans for runs and for the copies that the driver heard of.
     """
@@ -27,6 +28,7 @@ class PlannedStep:
     in_core: Timeline
     planning_seconds: float | None = None
     measured: Timeline | None = None
+    calls: int = 1
 
     @property
     def timelines(self) -> tuple[Timeline, ...]:

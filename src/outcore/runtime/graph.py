@@ -190,6 +190,7 @@ class PlannedGraph:
         checked = self.profiling is not None and store.executable is self.profiling.checked
         if not again:
             visit.replay = None
+            self.standing.came_back(self.engine.steps)
         self._finish(store.executable, visit)
         if checked:
             self.engine.check_known(self, checked=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
-from statistics import median
+from statistics import median, median_low
 from typing import TYPE_CHECKING
 
 from outcore.gauges import Clock, Moment
@@ -48,8 +48,8 @@ class Standing:
     """Number of the engine's step in which its forward was called last."""
     longest_pause: int = 0
     """The most steps from one call of its forward to the next."""
-    latest_steps: deque[int] = field(default_factory=lambda: deque(maxlen=LATEST_STEPS))
-    """Numbers of the engine's steps in which its forward was called."""
+    latest_steps: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=LATEST_STEPS))
+    """Numbers of the engine's steps in which its backward was called, and how often."""
     measured: Timeline | None = None
     """Of a step that was recorded under its plan."""
     reason: str = ""
@@ -79,12 +79,23 @@ class Standing:
         """Note a forward call in the engine's step of that number."""
         self.longest_pause = max(self.longest_pause, step - self.last_step)
         self.last_step = step
-        if not self.latest_steps or self.latest_steps[-1] != step:
-            self.latest_steps.append(step)
+
+    def came_back(self, step: int) -> None:
+        """Note a backward call in the engine's step of that number."""
+        latest, calls = self.latest_steps.pop() if self.latest_steps else (step, 0)
+        if latest != step:
+            self.latest_steps.append((latest, calls))
+            calls = 0
+        self.latest_steps.append((step, calls + 1))
 
     def often(self, step: int) -> int:
-        """In how many of the `LATEST_STEPS` steps up to that number it was called."""
-        return sum(each > step - LATEST_STEPS for each in self.latest_steps)
+        """In how many of the `LATEST_STEPS` steps up to that number its backward was called."""
+        return sum(each > step - LATEST_STEPS for each, _ in self.latest_steps)
+
+    @property
+    def calls(self) -> int:
+        """How often a step that calls it does so, mostly."""
+        return median_low(calls for _, calls in self.latest_steps) if self.latest_steps else 1
 
     def note(self, work: tuple[tuple[Moment, Moment], ...]) -> None:
         """Take when the two calls of a planned step ran."""

@@ -10,7 +10,6 @@ from outcore.bound import lower_bound
 from outcore.errors import MissingPackageError
 from outcore.gauges import Clock
 from outcore.ir.hardware import Tier
-from outcore.ir.timeline import Timeline
 from outcore.policies import resolve, spec_text
 from outcore.report import PlannedStep, Report, with_steps
 from outcore.runtime.drift import WATCHED_STEPS
@@ -112,8 +111,9 @@ def _with_plans(
     """`common` with the figures of `graphs`; with the peaks of `everything` that runs."""
     clock = engine.driver.clock
     planned = [g.planned for g in everything if g.planned is not None]
-    measured = [s for s in (g.measured_seconds(clock) for g in graphs) if s is not None]
-    steps = [_step(g.planned, g.measured) for g in graphs if g.planned is not None]
+    seconds = ((g.measured_seconds(clock), g.calls) for g in graphs)
+    measured = [each * calls for each, calls in seconds if each is not None]
+    steps = [_step(g.planned, g) for g in graphs if g.planned is not None]
     return replace(
         with_steps(common, steps),
         in_core_peak_bytes=max(p.in_core.peak(Tier.DEVICE) for p in planned),
@@ -131,7 +131,7 @@ def _with_plans(
     )
 
 
-def _step(planned: Planned, measured: Timeline | None) -> PlannedStep:
+def _step(planned: Planned, standing: Standing) -> PlannedStep:
     return PlannedStep(
         problem=planned.problem,
         plan=planned.plan,
@@ -139,13 +139,14 @@ def _step(planned: Planned, measured: Timeline | None) -> PlannedStep:
         predicted=planned.predicted,
         in_core=planned.in_core,
         planning_seconds=planned.planning_seconds,
-        measured=measured,
+        measured=standing.measured,
+        calls=standing.calls,
     )
 
 
 def _with_bound(report: Report, graphs: list[Standing]) -> Report:
     try:
-        return replace(report, lower_bound_seconds=sum(map(_bound, graphs)))
+        return replace(report, lower_bound_seconds=sum(g.calls * _bound(g) for g in graphs))
     except MissingPackageError as error:
         return replace(report, notes=(*report.notes, f"no lower bound: {error}"))
 

@@ -28,12 +28,20 @@ def graph_views(report: Report) -> tuple[GraphView, ...]:
         graph_view(
             report,
             steps[i],
-            f"Graph {i + 1} of {len(steps)}" if len(steps) > 1 else "",
+            _name(i, steps),
             marks[i],
             points,
         )
         for i in drawn
     )
+
+
+def _name(index: int, steps: Sequence[PlannedStep]) -> str:
+    """Which graph it is, and how often a step runs it; empty for one that runs once, alone."""
+    calls = steps[index].calls
+    often = f"run {calls} times in a step" if calls > 1 else ""
+    which = f"graph {index + 1} of {len(steps)}" if len(steps) > 1 else "the graph" * bool(often)
+    return ", ".join(filter(None, (which.capitalize(), often)))
 
 
 def _drawn(steps: Sequence[PlannedStep]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from outcore.explain import Explanation, Rerun
@@ -22,9 +23,13 @@ class Again(NamedTuple):
     percent: str
 
 
-def reruns(explained: Sequence[Explanation]) -> list[Again]:
-    """The ops that take the longest to compute again."""
-    seconds = sum(each.seconds for each in explained)
+def reruns(explained: Sequence[Explanation], calls: Sequence[int]) -> list[Again]:
+    """The ops that take the longest to compute again, in all `calls` that a step has of a graph."""
+    seconds = sum(each.seconds * often for each, often in zip(explained, calls, strict=True))
+    whole = [
+        replace(each, reruns=tuple(_in_all(rerun, often) for rerun in each.reruns))
+        for each, often in zip(explained, calls, strict=True)
+    ]
     return [
         Again(
             _name(rerun),
@@ -33,8 +38,12 @@ def reruns(explained: Sequence[Explanation]) -> list[Again]:
             format_seconds(rerun.seconds),
             f"{100 * rerun.seconds / seconds:.1f}%" if seconds else "-",
         )
-        for graph, rerun in sorted(_all(explained), key=lambda item: -item[1].seconds)[:MOST]
+        for graph, rerun in sorted(_all(whole), key=lambda item: -item[1].seconds)[:MOST]
     ]
+
+
+def _in_all(rerun: Rerun, calls: int) -> Rerun:
+    return replace(rerun, times=rerun.times * calls, seconds=rerun.seconds * calls)
 
 
 def longest_rerun(explained: Sequence[Explanation]) -> str | None:

@@ -60,28 +60,29 @@ class View:
 def view_of(report: Report) -> View:
     """What the page of `report` shows. Explains `MOVES` moves."""
     explained = explain_most(report.steps, MOVES)
-    seconds = sum(each.seconds for each in explained)
+    calls = [e for e, s in zip(explained, report.steps, strict=True) for _ in range(s.calls)]
+    seconds = sum(each.seconds for each in calls)
     graphs = graph_views(report)
     return View(
         title=report.title or "A training step under a memory budget",
         headline=words.headline(report),
         over=words.is_over(report),
-        summary=tuple(words.summary(report, explained)),
+        summary=tuple(words.summary(report, calls)),
         tiles=tuple(tiles(report)),
         figures=tuple(figures(report)),
         facts=tuple(facts(report)),
         measured=report.measured_seconds is not None or report.measured_peak_bytes is not None,
-        shares=tuple(shares(explained, seconds)),
+        shares=tuple(shares(calls, seconds)),
         seconds=format_seconds(seconds),
         graphs=graphs,
         legend=_legend(graphs),
         undrawn=_undrawn(len(graphs), len(report.steps)),
         process_peak=_process_peak(report),
-        causes=tuple(causes(explained, report.policy)),
-        still=words.still(report, sum(each.stall_seconds for each in explained)),
+        causes=tuple(causes(calls, report.policy)),
+        still=words.still(report, sum(each.stall_seconds for each in calls)),
         waits=tuple(longest_waits(explained)),
         wait_count=sum(len(each.waits) for each in explained),
-        reruns=tuple(reruns(explained)),
+        reruns=tuple(reruns(explained, [step.calls for step in report.steps])),
         rerun_count=sum(len(each.reruns) for each in explained),
         links=tuple(link_rows(report)),
         contended=any(link.measured_rate is not None for link in report.links),
