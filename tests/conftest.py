@@ -1,31 +1,41 @@
 """What all tests share: hypothesis profile, golden files, and the skip of GPU tests."""
 
+import contextlib
 import difflib
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-import hypothesis
 import pytest
 
 CASES = Path(__file__).parent / "cases"
 GPU = Path(__file__).parent / "gpu"
 
-hypothesis.settings.register_profile(
-    "outcore",
-    deadline=None,  # a busy two-core machine is no failure
-    derandomize="CI" in os.environ,  # a change is not blamed for another's luck
-    print_blob=True,
-)
-hypothesis.settings.load_profile("outcore")
+with contextlib.suppress(ImportError):  # tests/gpu has no need of it
+    import hypothesis
+
+    hypothesis.settings.register_profile(
+        "outcore",
+        deadline=None,  # a busy two-core machine is no failure
+        derandomize="CI" in os.environ,  # a change is not blamed for another's luck
+        print_blob=True,
+    )
+    hypothesis.settings.load_profile("outcore")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    if not pluginmanager.hasplugin("timeout"):  # tests/gpu runs with pytest alone
+        parser.addini("timeout", "seconds that a test may take, which nobody counts here")
     parser.addoption(
         "--update-golden",
         action="store_true",
         help="rewrite the files of tests/cases from what the tests produce",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.pluginmanager.hasplugin("xdist"):
+        config.addinivalue_line("markers", "xdist_group(name): tests that share a process")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -59,7 +59,8 @@ KIT = Kit(
     machine=machine,
     add_arguments=_add_arguments,
     finish=plot,
-    minutes=8.5,
+    minutes=8.0,
+    grace_seconds=45.0,
 )
 
 

@@ -167,28 +167,41 @@ class Comparison:
         self._make_room(contender)
         first = process.ask(Trainer.warm_up)[0]
         turns, reference = self._turns_of(row.mode, process)
-        if not turns:
-            return replace(row, note="failed in a turn")
         row = timed(replace(row, first_step_seconds=first), self.workload.batch, turns, reference)
         row = self._compared(row, process.ask(Trainer.results))
         row = judged(reported(_weighed(row, process), process.ask(Trainer.report)))
         return replace(row, checks=(*contender.goals(row), *row.checks))
 
     def _turns_of(self, name: str, process: Process) -> tuple[Turns[Turn], Turns[Turn]]:
-        """Those of `process` (empty: it failed in one), and of the reference."""
-        rounds = self.scale.rounds
+        """Those of `process` and of the reference, a pair for each round.
+
+        Raises WorkerError where `process` fails in one.
+        """
         if self._process is not None:
             reference = f"{self.in_core.name} in-core"
+            processes, failed = {reference: self._process, name: process}, dict[str, WorkerError]()
             try:
-                taken = self._take_turns({reference: self._process, name: process}, rounds)
-                return taken.get(name, ()), taken[reference]
+                taken = self._take_turns(processes, self.scale.rounds, failed)
             except WorkerError as error:
-                print(f"the reference failed: {error}", file=sys.stderr)
-                self.end()
-        return self._take_turns({name: process}, rounds)[name], self._turns
+                self._lost(error)
+            else:
+                if name in failed:
+                    raise failed[name]
+                return taken[name], taken[reference]
+        return self._take_turns({name: process}, FEWEST_ROUNDS)[name], self._turns
 
-    def _take_turns(self, processes: dict[str, Process], rounds: int) -> dict[str, Turns[Turn]]:
-        return take_turns(processes, Trainer.turn, rounds, self.scale.steps, self.patience)
+    def _lost(self, error: WorkerError) -> None:
+        """Go on without the reference, whose process failed."""
+        print(f"the reference failed: {error}", file=sys.stderr)
+        self.end()
+
+    def _take_turns(
+        self,
+        processes: dict[str, Process],
+        rounds: int,
+        failed: dict[str, WorkerError] | None = None,
+    ) -> dict[str, Turns[Turn]]:
+        return take_turns(processes, Trainer.turn, rounds, self.scale.steps, self.patience, failed)
 
     def _compared(self, row: Training, mine: Results) -> Training:
         """The row with the results that differ from eager's; if any do, from the traced graph's.
@@ -212,14 +225,17 @@ class Comparison:
             self._traced = _repeatable(self._process, Trainer.traced_results)
             self._process.ask(Trainer.settle)
         except WorkerError as error:
-            print(f"the traced graph failed: {error}", file=sys.stderr)
-            self.end()
+            self._lost(error)
 
     def _make_room(self, contender: Contender) -> None:
         """End the reference's process where another one would not fit beside it, for good."""
         if self._process is None:
             return
-        memory = self._process.ask(Trainer.memory)
+        try:
+            memory = self._process.ask(Trainer.memory)
+        except WorkerError as error:
+            self._lost(error)
+            return
         if memory is None:
             return
         taken = memory.reserved_bytes

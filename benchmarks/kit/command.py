@@ -40,6 +40,8 @@ class Kit(Generic[S]):
     """Called with the file of results, once all is saved."""
     minutes: float | None = None
     """The time it takes where nobody says; None: as long as it wants."""
+    grace_seconds: float = 0.0
+    """After that time, how long what has begun may go on."""
 
 
 def run_kit(kit: Kit[S], arguments: Sequence[str] | None = None) -> None:
@@ -64,7 +66,8 @@ def run_kit(kit: Kit[S], arguments: Sequence[str] | None = None) -> None:
         weights = [kit.benchmarks[each].weight for each in names[number:]]
         left = None if end is None else end - time.monotonic()
         share = None if left is None else left * weights[0] / sum(weights)
-        fine &= _run(kit.benchmarks[name], scale, Patience(share, left), file, where)
+        last = None if left is None else left + kit.grace_seconds
+        fine &= _run(kit.benchmarks[name], scale, Patience(share, last), file, where)
     if file.exists():
         kit.finish(file)
     print(f"\nsaved in {file}")

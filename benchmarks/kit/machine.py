@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from outcore import __version__
+from outcore.evaluate.compiled import COMPILED
 from outcore.runtime.host import memory_limit_bytes
 
 PACKAGES = ("torch", "numpy", "scipy", "numba", "transformers", "monai")
@@ -22,6 +23,7 @@ def host() -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "planner_compiled": COMPILED,
         "memory_bytes": memory_limit_bytes(),
         "load_average": round(os.getloadavg()[0], 2),
     }

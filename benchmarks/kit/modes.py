@@ -145,11 +145,13 @@ class Outcore:
     host_budget: int | None = None
     plan: str | None = None
     """A file of plans that the policy made before."""
+    besides: str = ""
+    """What tells it from others of its policy."""
 
     @property
     def name(self) -> str:
         """The policy's."""
-        return f"outcore {self.policy}"
+        return f"outcore {self.policy}" + f", {self.besides}" * bool(self.besides)
 
     def apply(self, module: nn.Module) -> tuple[Call, Backend]:
         """The module, compiled by a Backend."""

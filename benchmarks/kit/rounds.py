@@ -39,10 +39,12 @@ def take_turns(
     rounds: int,
     steps: int,
     patience: Patience,
+    failed: dict[str, WorkerError] | None = None,
 ) -> dict[str, Turns[U]]:
     """Up to `rounds` rounds of one `turn` of `steps` each; who begins changes every round.
 
-    The first worker is the reference. One that fails is left out, of the answer too.
+    The first worker is the reference: where it fails, so does this. Another one that fails is left
+    out, of the answer too, and why goes into `failed`.
     """
     names = list(workers)
     reference = names[0]
@@ -60,6 +62,8 @@ def take_turns(
                     raise
                 print(f"{name}: {error}", file=sys.stderr)
                 names.remove(name)
+                if failed is not None:
+                    failed[name] = error
     return {name: tuple(turns[name]) for name in names}
 
 

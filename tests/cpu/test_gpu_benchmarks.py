@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +24,7 @@ from benchmarks.gpu.workloads import Workload
 from benchmarks.kit.benchmark import Patience
 from benchmarks.kit.markdown import markdown
 from benchmarks.kit.modes import Eager
+from benchmarks.kit.rounds import FEWEST_ROUNDS
 from benchmarks.kit.worker import WorkerError
 from outcore.errors import InfeasibleError
 from outcore.networks import NETWORKS
@@ -28,6 +32,7 @@ from outcore.report import Report
 
 TINY = Workload(network="two-heads", batch=4, small=True)
 ON_CPU = replace(SMALL, device="cpu", rounds=2)
+ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG"
 
 
@@ -80,6 +85,29 @@ class TestComparison:
         assert there.of_in_core_ratio is not None
         assert (missing.step_seconds, missing.note) == (None, "not installed")
 
+    def test_one_whose_reference_is_gone_is_held_against_its_turns_from_before(self):
+        comparison = Comparison(TINY, Eager(), replace(ON_CPU, rounds=5), Patience())
+        try:
+            assert not comparison.begin().note
+            comparison.end()
+            [found] = comparison.rows([Contender(SaveOnCpu())])
+        finally:
+            comparison.end()
+        assert (found.note, found.turns) == ("", FEWEST_ROUNDS)
+        assert found.of_in_core_ratio is not None
+
+    def test_a_reference_that_dies_between_rows_takes_no_row_with_it(self, capsys):
+        comparison = Comparison(TINY, Eager(), ON_CPU, Patience())
+        try:
+            assert not comparison.begin().note
+            comparison._process._process.kill()
+            comparison._process._process.join()
+            [found] = comparison.rows([Contender(SaveOnCpu())])
+        finally:
+            comparison.end()
+        assert found.of_in_core_ratio is not None
+        assert "the reference failed" in capsys.readouterr().err
+
     def test_results_unlike_eager_are_held_against_those_of_the_traced_step(self, monkeypatch):
         comparison = Comparison(TINY, Eager(), ON_CPU, Patience())
         try:
@@ -104,6 +132,25 @@ class TestComparison:
         )
         assert reason(error) == "infeasible: needs 1.00 MiB of host memory for op 3"
         assert reason(WorkerError("OutOfMemoryError", "")) == OUT_OF_MEMORY
+
+
+def test_the_tests_of_a_gpu_need_pytest_and_torch_alone():
+    """Collected without hypothesis and without the plugins that pyproject.toml speaks of."""
+    without = ("-p", "no:timeout", "-p", "no:xdist", "-p", "no:hypothesispytest")
+    code = f"""
+import sys, pytest
+class Missing:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] == "hypothesis":
+            raise ImportError(name)
+sys.meta_path.insert(0, Missing())
+sys.exit(pytest.main(['tests/gpu', '--collect-only', '-q', *{without}]))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "test_cuda.py" in ran.stdout
 
 
 class TestCommand:

@@ -9,12 +9,13 @@ import mmap
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from outcore.errors import HostMemoryError, OptionValueError
 from outcore.execute import open_driver
-from outcore.execute.pinned import parse_processors, pinned, processors_near
+from outcore.execute.pinned import parse_processors, pinned, processors_near, touch
 
 GPU = torch.device("cuda", 0)
 
@@ -48,6 +49,13 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
     properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     return runtime
+
+
+def test_each_page_is_asked_for_before_it_is_registered() -> None:
+    for nbytes in (1, mmap.PAGESIZE, 37 * mmap.PAGESIZE + 5):
+        array = np.ones(nbytes, np.uint8)
+        touch(array)
+        assert [i for i, each in enumerate(array) if not each] == [*range(0, nbytes, mmap.PAGESIZE)]
 
 
 def test_memory_is_registered_while_anybody_refers_to_it(runtime: Runtime) -> None:

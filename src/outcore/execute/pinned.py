@@ -13,6 +13,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,10 @@ from outcore.errors import HostMemoryError
 from outcore.units import format_bytes
 
 _SYSTEM = Path("/sys")
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""Without it Linux may refuse a map as large as most of the memory. (Python knows it from 3.13.)"""
+_TOUCHERS = 16
+"""Threads that ask for pages at most: registering does so too, one after the other."""
 
 
 def pinned(nbytes: int, device: torch.device) -> torch.Tensor:
@@ -32,7 +37,8 @@ def pinned(nbytes: int, device: torch.device) -> torch.Tensor:
     then, and the host waits for them. Raises HostMemoryError where the system has no such memory.
     """
     try:
-        memory = mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+        memory = mmap.mmap(-1, max(1, nbytes), flags=flags)
     except (OSError, ValueError, OverflowError) as error:
         raise HostMemoryError(reason=str(error), needed_bytes=nbytes) from error
     for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):  # a fork would copy what is written later
@@ -42,6 +48,7 @@ def pinned(nbytes: int, device: torch.device) -> torch.Tensor:
     # NumPy's array dies before the map it lies in; the map itself is gone before it is told.
     array = np.frombuffer(memory, np.uint8)
     with torch.cuda.device(device), near(device):
+        touch(array)
         refused = int(_runtime().cudaHostRegister(array.ctypes.data, len(array), 0))
     if refused:
         _forget_error(device)
@@ -53,6 +60,19 @@ def pinned(nbytes: int, device: torch.device) -> torch.Tensor:
     else:
         weakref.finalize(array, _release, array.ctypes.data, device).atexit = False
     return torch.from_numpy(array)[:nbytes]
+
+
+def touch(array: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    """Have the system give all pages of `array`, which are zero, to threads of this one's place."""
+    threads = min(_TOUCHERS, len(os.sched_getaffinity(0)))
+    part = mmap.PAGESIZE * -(-len(array) // (threads * mmap.PAGESIZE))
+    parts = [array[start : start + part : mmap.PAGESIZE] for start in range(0, len(array), part)]
+
+    def write(pages: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        pages[:] = 0
+
+    with ThreadPoolExecutor(threads) as pool:  # NumPy lets others run while it writes
+        list(pool.map(write, parts))
 
 
 def _release(address: int, device: torch.device) -> None:
