@@ -64,6 +64,7 @@ VARYING_ON_CUDA = frozenset(
         "aten._embedding_bag_backward.default",
         "aten._embedding_bag_dense_backward.default",
         "aten._flash_attention_backward.default",
+        "aten._scaled_dot_product_cudnn_attention_backward.default",
         "aten._scaled_dot_product_efficient_attention_backward.default",
         "aten._scaled_dot_product_flash_attention_backward.default",
         "aten.adaptive_max_pool2d_backward.default",

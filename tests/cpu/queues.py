@@ -91,6 +91,7 @@ class LateDevice:
     compute, out, into = "compute", "out", "into"
     rounding_bytes = 64
     shares_memory = False
+    notes: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self.generator = torch.default_generator

@@ -78,13 +78,39 @@ def test_memory_that_cannot_be_registered_will_do(
     runtime.error = 2
     asked: list[torch.device] = []
     monkeypatch.setattr("outcore.execute.pinned._forget_error", asked.append)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: runtime.calls.append(("empty", 0)))
     with pytest.warns(UserWarning, match=r"9\.77 KiB of host memory cannot be locked"):
         memory = pinned(10_000, GPU)
-    assert asked == [GPU]
+    assert asked == [GPU, GPU]
     memory.fill_(1)
     del memory
     gc.collect()
-    assert runtime.calls == [("register", 10_000)]
+    assert runtime.calls == [("register", 10_000), ("empty", 0), ("register", 10_000)]
+
+
+def test_it_is_asked_once_more_where_torch_gave_the_device_memory_back(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime.error = 2
+    monkeypatch.setattr("outcore.execute.pinned._forget_error", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: setattr(runtime, "error", 0))
+    memory = pinned(10_000, GPU)  # without a warning
+    del memory
+    gc.collect()
+    assert [call for call, _ in runtime.calls] == ["register", "register", "wait", "unregister"]
+
+
+def test_memory_is_given_back_though_the_device_is_broken(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: torch.device) -> None:
+        raise RuntimeError("an earlier kernel failed")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    memory = pinned(10_000, GPU)
+    del memory
+    gc.collect()
+    assert [call for call, _ in runtime.calls] == ["register", "unregister"]
 
 
 def test_more_than_there_is_is_refused(runtime: Runtime) -> None:

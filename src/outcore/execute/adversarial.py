@@ -147,6 +147,10 @@ class AdversarialDriver:
         """Nothing: what it plays is memory."""
         return 0
 
+    def notes(self) -> tuple[str, ...]:
+        """Nothing."""
+        return ()
+
     def open_lane(self, regions: Mapping[int, Region]) -> Lane:
         """A lane of poison."""
         self.lanes.append(AdversarialLane(self, regions))

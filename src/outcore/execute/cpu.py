@@ -315,6 +315,10 @@ class CpuDriver:
         """What was written to the file so far, to measure the disk included."""
         return 0 if self._spill is None else self._spill.file.written_bytes
 
+    def notes(self) -> tuple[str, ...]:
+        """Nothing."""
+        return ()
+
     def drain(self) -> None:
         """Return once every copy issued so far is done."""
         if self._spill is not None:

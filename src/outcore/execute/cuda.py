@@ -36,6 +36,7 @@ class CudaDevice:
         self.out = _stream(self.device)
         self.into = _stream(self.device)
         self.generator = torch.cuda.default_generators[index]
+        self.notes: tuple[str, ...] = ()
 
     def current(self) -> torch.cuda.Stream:
         """This thread's current stream."""
@@ -55,7 +56,7 @@ class CudaDevice:
 
     def copy(self, queue: torch.cuda.Stream, target: torch.Tensor, source: torch.Tensor) -> None:
         """An asynchronous copy on a stream."""
-        with torch.cuda.stream(queue):
+        with torch.cuda.device(self.device), torch.cuda.stream(queue):
             target.copy_(source, non_blocking=True)
 
     def empty(self, nbytes: int) -> torch.Tensor:
@@ -72,7 +73,11 @@ class CudaDevice:
 
     def host(self, nbytes: int) -> torch.Tensor:
         """Registered host memory."""
-        return pinned(nbytes, self.device)
+        return pinned(nbytes, self.device, self._tell)
+
+    def _tell(self, refusal: str) -> None:
+        warnings.warn(refusal, stacklevel=2)
+        self.notes = (*self.notes, refusal.removeprefix("outcore: "))
 
     def finish(self, queue: torch.cuda.Stream) -> None:
         """Wait on the host for a stream."""

@@ -47,6 +47,11 @@ class Device(Protocol):
         """Whether the host's memory is the device's: then there is nothing to move."""
         ...
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What reports should tell of how it fares; as a rule, nothing."""
+        ...
+
     def current(self) -> Queue:
         """The queue that this thread computes on, and takes memory on."""
         ...

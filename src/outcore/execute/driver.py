@@ -172,6 +172,10 @@ class Driver(Protocol):
         """What was written to a disk so far, to measure it included."""
         ...
 
+    def notes(self) -> tuple[str, ...]:
+        """What reports should tell of how the device fares; as a rule, nothing."""
+        ...
+
     def drain(self) -> None:
         """Return once every copy issued so far is done. Does not raise for copies that failed."""
         ...

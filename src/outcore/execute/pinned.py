@@ -12,7 +12,7 @@ import mmap
 import os
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,14 @@ _TOUCHERS = 16
 """Threads that ask for pages at most: registering does so too, one after the other."""
 
 
-def pinned(nbytes: int, device: torch.device) -> torch.Tensor:
+def pinned(
+    nbytes: int, device: torch.device, refused: Callable[[str], None] = warnings.warn
+) -> torch.Tensor:
     """Flat bytes on the host, registered for `device` until nobody refers to them any more.
 
-    Where registering is refused the memory is an ordinary one, with a warning: copies are slower
-    then, and the host waits for them. Raises HostMemoryError where the system has no such memory.
+    Where registering is refused the memory is an ordinary one, and `refused` is told: copies are
+    slower then, and the host waits for them. Raises HostMemoryError where the system has no such
+    memory.
     """
     try:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
@@ -49,13 +52,14 @@ def pinned(nbytes: int, device: torch.device) -> torch.Tensor:
     array = np.frombuffer(memory, np.uint8)
     with torch.cuda.device(device), near(device):
         touch(array)
-        refused = int(_runtime().cudaHostRegister(array.ctypes.data, len(array), 0))
-    if refused:
-        _forget_error(device)
-        warnings.warn(
+        code = _register(array, device)
+        if code:  # registering has tables on the device, and torch may keep all of that
+            torch.cuda.empty_cache()
+            code = _register(array, device)
+    if code:
+        refused(
             f"outcore: {format_bytes(nbytes)} of host memory cannot be locked (CUDA error "
-            f"{refused}): copies will be slower. Virtual machines and containers may have a limit.",
-            stacklevel=2,
+            f"{code}): copies will be slower. Virtual machines and containers may have a limit."
         )
     else:
         weakref.finalize(array, _release, array.ctypes.data, device).atexit = False
@@ -75,8 +79,17 @@ def touch(array: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
         list(pool.map(write, parts))
 
 
+def _register(array: np.ndarray[Any, np.dtype[np.uint8]], device: torch.device) -> int:
+    """CUDA's error; 0 where there is none."""
+    error = int(_runtime().cudaHostRegister(array.ctypes.data, len(array), 0))
+    if error:
+        _forget_error(device)
+    return error
+
+
 def _release(address: int, device: torch.device) -> None:
-    torch.cuda.synchronize(device)  # nobody says that unregistering waits for copies
+    with contextlib.suppress(RuntimeError):  # of an earlier kernel: others will hear of it
+        torch.cuda.synchronize(device)  # nobody says that unregistering waits for copies
     if int(_runtime().cudaHostUnregister(address)):
         _forget_error(device)
 

@@ -237,6 +237,10 @@ class QueuedDriver:
         """What was written beyond the host so far, to measure the disk included."""
         return 0 if self._disk is None else self._disk.spill.file.written_bytes
 
+    def notes(self) -> tuple[str, ...]:
+        """Where host memory could not be locked, say."""
+        return self.device.notes
+
     def drain(self) -> None:
         """Let the host wait for all copies, and report those that are recorded."""
         if self._disk is not None:

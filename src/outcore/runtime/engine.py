@@ -399,10 +399,10 @@ class Engine:
 
     def _take(self, graph: PlannedGraph, planned: Planned) -> Planned:
         """Make room for a plan, and keep it."""
+        self._bound_memory({graph: planned})  # first: host memory that is locked takes some of it
         outer = (Tier.HOST, Tier.DISK)
         self.driver.reserve({tier: planned.predicted.peak(tier) for tier in outer})
         self._remember(graph.digest, planned)
-        self._bound_memory({graph: planned})
         return planned
 
     def _remember(self, digest: str, planned: Planned) -> None:

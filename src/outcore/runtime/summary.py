@@ -59,7 +59,12 @@ def report_of(backend: Backend, *, bound: bool = False) -> Report:
         graphs=len(graphs),
         capture_seconds=backend.capture_seconds,
         disk_bytes_written=engine.driver.disk_bytes_written(),
-        notes=(*backend.notes, *reasons, *_others_notes(everything, graphs)),
+        notes=(
+            *backend.notes,
+            *engine.driver.notes(),
+            *reasons,
+            *_others_notes(everything, graphs),
+        ),
     )
     if not any(g.planned for g in graphs):
         return common
