@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -60,6 +60,7 @@ VARYING_ON_CUDA = frozenset(
         "aten._adaptive_avg_pool3d_backward.default",
         "aten._ctc_loss_backward.default",
         "aten._ctc_loss_backward.Tensor",
+        "aten._cudnn_attention_backward.default",
         "aten._efficient_attention_backward.default",
         "aten._embedding_bag_backward.default",
         "aten._embedding_bag_dense_backward.default",
@@ -172,23 +173,27 @@ def effects(op: torch._ops.OpOverload) -> frozenset[Effect]:
     return frozenset(found)
 
 
-def effects_on_cuda(op: torch._ops.OpOverload, made: Any) -> frozenset[Effect]:
+def effects_on_cuda(op: torch._ops.OpOverload, args: Sequence[Any], made: Any) -> frozenset[Effect]:
     """UNREPEATABLE where a second run on CUDA may give other bits; `made` are the results.
 
-    Convolutions are so while cuDNN picks their algorithm by trying all of them. It remembers its
-    picks by thread, and backward has its own: the same convolution may run by another algorithm
-    there, with other bits, after trials of their own.
+    Transposed convolutions may add by atomics, as may those ops of `VARYING_ON_CUDA`, where the
+    user does not ask for deterministic ones. All convolutions are unrepeatable while cuDNN picks
+    their algorithm by trying all of them. It remembers its picks by thread, and backward has its
+    own: the same convolution may run by another algorithm there, after trials of its own.
     """
     several = made if isinstance(made, list | tuple) else (made,)
     tensors = [tensor for tensor in several if isinstance(tensor, torch.Tensor)]
     if not any(tensor.is_cuda for tensor in tensors):
         return frozenset()
-    name = str(op)
-    tried = torch.backends.cudnn.benchmark and name == "aten.convolution.default"
-    exact = name in EXACT_ON_INTEGERS and not any(t.is_floating_point() for t in tensors)
-    if tried or (name in VARYING_ON_CUDA and not exact):
-        return frozenset({Effect.UNREPEATABLE})
-    return frozenset()
+    cudnn, exact = torch.backends.cudnn, torch.are_deterministic_algorithms_enabled()
+    if str(op) == "aten.convolution.default":
+        _, _, _, _, _, _, transposed, *_ = args
+        once = cudnn.benchmark or (transposed and not (exact or cudnn.deterministic))
+    else:
+        whole = not any(tensor.is_floating_point() for tensor in tensors)
+        once = str(op) in VARYING_ON_CUDA and not exact
+        once &= not (whole and str(op) in EXACT_ON_INTEGERS)
+    return frozenset({Effect.UNREPEATABLE}) if once else frozenset()
 
 
 def is_wait(op: torch._ops.OpOverload) -> bool:

@@ -119,6 +119,28 @@ def test_convolutions_that_cudnn_tries_out_run_once(tries: bool) -> None:
     assert effects == (frozenset({Effect.UNREPEATABLE}) if tries else frozenset())
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_transposed_convolutions_run_once_unless_they_are_deterministic(
+    deterministic: bool,
+) -> None:
+    def step(x: Tensor, weight: Tensor, tangents: Tensor) -> tuple[Tensor, ...]:
+        one, none = [1, 1], [0, 0]
+        y = ATEN.convolution(x, weight, None, one, none, one, True, none, 1)
+        wanted = [True, True, False]
+        back = ATEN.convolution_backward(
+            tangents, x, weight, None, one, none, one, True, none, 1, wanted
+        )
+        return y, *back[:2]
+
+    shapes = (2, 3, 8, 8), (3, 4, 1, 1), (2, 4, 8, 8)
+    with FakeTensorMode():
+        joint = make_fx(step)(*(torch.empty(shape, device="cuda") for shape in shapes))
+    with torch.backends.cudnn.flags(enabled=True, deterministic=deterministic):
+        captured = capture(joint, 1)
+    effects = captured.trace.ops[0].effects
+    assert effects == (frozenset() if deterministic else frozenset({Effect.UNREPEATABLE}))
+
+
 def test_what_varies_on_a_gpu_runs_once_there() -> None:
     """Sums of integers are exact; on a CPU all of it is done in one order."""
 

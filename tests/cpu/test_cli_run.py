@@ -16,11 +16,11 @@ from torch.utils._pytree import tree_leaves
 
 from outcore.before import out_of_memory
 from outcore.before.optimizers import Held, held_for
-from outcore.before.out_of_memory import ran_out
 from outcore.before.script import Looking
 from outcore.before.step import Step, _note, no_memory, traced
 from outcore.before.watch import Watch, again
 from outcore.errors import CaptureError
+from outcore.measure import ran_out
 
 OUTCORE = [sys.executable, "-c", "from outcore.cli import main; main()"]
 SCRIPTS = {

@@ -18,20 +18,12 @@ from outcore.before.room import let_go, room_bytes
 from outcore.before.step import Step, no_memory, traced, why
 from outcore.before.watch import Watch, again, shapes
 from outcore.before.words import one_line, rows, verdict
+from outcore.measure import ran_out
 from outcore.policies import resolve
 from outcore.presets import Preset, preset, presets
 from outcore.runtime.options import DEFAULT_POLICY, make_options
 from outcore.runtime.this_machine import this_machine
 from outcore.units import format_bytes
-
-SAID = (
-    "can't allocate memory",
-    "not enough memory",
-    "out of memory",
-    "std::bad_alloc",
-    "ALLOC_FAILED",
-)
-"""What errors of torch say that have no class of their own."""
 
 ANY_MACHINE = "h100"
 """For figures that do not depend on how fast a machine is."""
@@ -58,17 +50,6 @@ class Outlook:
     others: tuple[str, ...]
     """Other modules that the script trains."""
     note: str
-
-
-def ran_out(error: BaseException | None) -> bool:
-    """Whether memory ran out, of a GPU or of the host, here or in what this error comes from."""
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError | MemoryError):
-            return True
-        if isinstance(error, RuntimeError) and any(said in str(error) for said in SAID):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def tell(error: BaseException, watch: Watch) -> None:

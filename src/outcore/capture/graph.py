@@ -262,7 +262,7 @@ class _Capture:
         kwargs = tuple((k, self._arg(v)) for k, v in node.kwargs.items())
         index = len(self.ops)
         effects = aten.effects(op) | self._stale(str(op), args, kwargs)
-        effects |= aten.effects_on_cuda(op, node.meta.get("val"))
+        effects |= aten.effects_on_cuda(op, node.args, node.meta.get("val"))
         self.nodes.append(node)
         self.ops.append(Op(index, str(op), args, tuple(ids), phase, kwargs, effects, site(node)))
         self._donation(index, str(op), args, ids)

@@ -103,7 +103,7 @@ class Meter:
             return None  # not ours to end
         results: Any = _disable_profiler()
         memory = (e for e in results.events() if e.name() == "[memory]" and self._sees(e))
-        events = sorted((e.start_ns(), e.nbytes()) for e in memory)
+        events = sorted(((e.start_ns(), e.nbytes()) for e in memory), key=lambda event: event[0])
         return Reading(tuple(t for t, _ in events), tuple(n for _, n in events))
 
     def _sees(self, event: Any) -> bool:

@@ -32,7 +32,7 @@ from outcore.execute import Executable, MismatchError, build
 from outcore.ir.hardware import Tier
 from outcore.ir.store import digest
 from outcore.ir.verify import verify_trace
-from outcore.measure import Reading
+from outcore.measure import Reading, ran_out
 from outcore.runtime.drift import Watch
 from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.profiling import Profiling, begin_profiling
@@ -175,9 +175,10 @@ class PlannedGraph:
         except CaptureError as error:
             state = self.engine.driver.generator.get_state()
             inputs = self._learn_late(error, visit, store.executable)
-        except torch.OutOfMemoryError as error:
-            self.engine.stores.drop(store.number)  # its memory counts
-            self._plan_tighter(error)
+        except (RuntimeError, MemoryError) as error:
+            if ran_out(error):
+                self.engine.stores.drop(store.number)  # its memory counts
+                self._plan_tighter(error)
             raise
         finally:
             if not again:
@@ -427,11 +428,12 @@ class PlannedGraph:
         """Add what is known to an error of memory, and let the next step have a tighter plan."""
         try:
             yield
-        except torch.OutOfMemoryError as error:
-            self._plan_tighter(error)
+        except (RuntimeError, MemoryError) as error:
+            if ran_out(error):
+                self._plan_tighter(error)
             raise
 
-    def _plan_tighter(self, error: torch.OutOfMemoryError) -> None:
+    def _plan_tighter(self, error: Exception) -> None:
         """Let the next step have a plan that leaves more free, once; say so with the error."""
         planned = self.planned
         self.engine.driver.drain()
