@@ -155,6 +155,34 @@ def test_ops_alike_are_corrected_together() -> None:
     assert same(seen, train(plain, traced, [x], norm_of, STEPS))
 
 
+class Relaid(nn.Module):
+    """Gradients that are not laid out as torch describes them, in each of several layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(4))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = norm(layer(x).contiguous()).contiguous(memory_format=torch.channels_last)
+        return x
+
+
+def test_layouts_alike_are_corrected_together() -> None:
+    x = torch.randn(2, 8, 12, 12)
+    torch.manual_seed(0)
+    module = Relaid()
+    plain = copy.deepcopy(module)
+    torch._dynamo.reset()
+    backend = Backend(budget="1GiB", strict=True)
+    seen = train(module, torch.compile(module, backend=backend), [x], norm_of, STEPS)
+    assert backend.engine is not None
+    assert [graph.corrections for graph in backend.engine.graphs] == [1]
+    traced = torch.compile(plain, backend="aot_eager")
+    assert same(seen, train(plain, traced, [x], norm_of, STEPS))
+
+
 def norm_of(output: Tensor) -> Tensor:
     return output.float().square().mean()
 

@@ -23,8 +23,9 @@ REAL = "outcore_real"
 def capture_again(captured: Captured, op: int, real: Sequence[tuple[int, Value, int]]) -> Captured:
     """The graph with results of `op` as they are: by position, in storages of so many bytes.
 
-    All that is made from them is described anew, views of them too. Where it is the dtype alone
-    that differs, all ops of the kind are taken to make that. Raises CaptureError where something
+    All that is made from them is described anew, views of them too. Ops of the kind are taken to do
+    likewise: to make that dtype, where it is the dtype alone that differs; else, where the same was
+    expected of them. They are held against kernels as before. Raises CaptureError where something
     cannot be described, and as `capture`.
     """
     joint = captured.joint
@@ -38,27 +39,41 @@ def capture_again(captured: Captured, op: int, real: Sequence[tuple[int, Value, 
 
 
 def _changed(joint: Joint, node: Node, real: Sequence[tuple[int, Value, int]]) -> set[Node]:
-    """Note what `node` really makes; and nodes alike, where it is another dtype and no more."""
+    """Note what `node` really makes, and that nodes alike do so too."""
     changed = {node}
     kind = (n for n in joint.nodes if n.target is node.target and n is not node)
     alike = [n for n in kind if REAL not in n.meta]
     for position, value, nbytes in real:
         described = _results(node)[position]
         node.meta.setdefault(REAL, {})[position] = value, nbytes
-        layout = tuple(described.shape), tuple(described.stride()), described.storage_offset()
+        layout = _layout(described)
         another = getattr(torch, value.dtype) is not described.dtype
-        if not another or layout != (value.shape, value.stride, value.offset):
-            continue
+        dtype_alone = another and layout == (value.shape, value.stride, value.offset)
         for other in alike:
             tensor = _results(other)[position]
-            if isinstance(tensor, torch.Tensor) and tensor.dtype == described.dtype:
-                shape, stride = tuple(tensor.shape), tuple(tensor.stride())
-                likewise = replace(value, shape=shape, stride=stride, offset=0)
-                items = tensor.untyped_storage().nbytes() // tensor.itemsize
-                size = items * getattr(torch, value.dtype).itemsize
-                other.meta.setdefault(REAL, {})[position] = likewise, size
-                changed.add(other)
+            if not isinstance(tensor, torch.Tensor) or tensor.dtype != described.dtype:
+                continue
+            if dtype_alone:
+                likewise = _with_dtype(value, tensor)
+            elif _layout(tensor) == layout:
+                likewise = value, nbytes
+            else:
+                continue
+            other.meta.setdefault(REAL, {})[position] = likewise
+            changed.add(other)
     return changed
+
+
+def _layout(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    return tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset())
+
+
+def _with_dtype(value: Value, tensor: torch.Tensor) -> tuple[Value, int]:
+    """`tensor` with the dtype of `value`, and the bytes of its storage then."""
+    shape, stride, _ = _layout(tensor)
+    items = tensor.untyped_storage().nbytes() // tensor.itemsize
+    size = items * getattr(torch, value.dtype).itemsize
+    return replace(value, shape=shape, stride=stride, offset=0), size
 
 
 def _results(node: Node) -> Sequence[Any]:
