@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from outcore.errors import HostMemoryError, OptionValueError
+from outcore.errors import CaptureError, HostMemoryError, OptionValueError
 from outcore.execute import open_driver
 from outcore.execute.pinned import parse_processors, pinned, processors_near, touch
 
@@ -139,6 +139,16 @@ def test_the_processors_beside_a_gpu(runtime: Runtime, tmp_path: Path) -> None:
     (device / "numa_node").write_text("-1\n")
     assert processors_near(GPU, tmp_path) == set()
     assert not runtime.calls
+
+
+@pytest.mark.parametrize(("allocator", "caching"), [("cudaMallocAsync", ""), ("native", "1")])
+def test_a_gpu_whose_allocator_keeps_no_count_is_refused(
+    allocator: str, caching: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: allocator)
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", caching)
+    with pytest.raises(CaptureError, match="tells nothing of GPU memory"):
+        open_driver(GPU, tmp_path, None)
 
 
 def test_the_link_of_a_gpu_cannot_be_slowed_down(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 
@@ -20,7 +21,8 @@ def open_driver(
     """The driver of `device`: a GPU offloads to the host's memory, a CPU to `spill_dir`.
 
     So does a GPU where the host has too little. A rate given slows the links of a CPU down to it.
-    Raises CaptureError for a device that has no driver yet, OptionValueError for a rate on a GPU.
+    Raises CaptureError for a device that has no driver yet, or a GPU whose memory cannot be
+    followed; OptionValueError for a rate on a GPU.
     """
     if device.type == "cpu":
         return CpuDriver(spill_dir, link_bytes_per_second)
@@ -32,6 +34,11 @@ def open_driver(
             value=f"{link_bytes_per_second:g} B/s",
             reason="it plays a slower disk on a CPU; the links of a GPU cannot be slowed down",
         )
+    if not _counts():
+        raise CaptureError(
+            reason="torch's allocator tells nothing of GPU memory as it is set: unset backend in "
+            "PYTORCH_ALLOC_CONF, and PYTORCH_NO_CUDA_MEMORY_CACHING"
+        )
     opened = CudaDevice(device)
     if opened.shares_memory:
         warnings.warn(
@@ -40,3 +47,9 @@ def open_driver(
             stacklevel=2,
         )
     return QueuedDriver(opened, spill_dir)
+
+
+def _counts() -> bool:
+    """Whether torch's own caching allocator is in use: others keep no count."""
+    cached = not os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING")
+    return cached and torch.cuda.get_allocator_backend() == "native"
