@@ -84,8 +84,8 @@ VARYING_ON_CUDA = frozenset(
 )
 """Ops whose kernels on CUDA add by atomics, or choose among equals by who comes first.
 
-Those of `torch.use_deterministic_algorithms` that are not in `ACCUMULATING`, with the backward of
-fused attention, which sums over blocks.
+Those of `torch.use_deterministic_algorithms` that are not in `ACCUMULATING`, but convolutions
+(`effects_on_cuda`); with the backward of fused attention, which sums over blocks.
 """
 
 EXACT_ON_INTEGERS = frozenset({"aten.cumsum.default"})
@@ -176,23 +176,26 @@ def effects(op: torch._ops.OpOverload) -> frozenset[Effect]:
 def effects_on_cuda(op: torch._ops.OpOverload, args: Sequence[Any], made: Any) -> frozenset[Effect]:
     """UNREPEATABLE where a second run on CUDA may give other bits; `made` are the results.
 
-    Transposed convolutions may add by atomics, as may those ops of `VARYING_ON_CUDA`, where the
-    user does not ask for deterministic ones. All convolutions are unrepeatable while cuDNN picks
-    their algorithm by trying all of them. It remembers its picks by thread, and backward has its
-    own: the same convolution may run by another algorithm there, after trials of its own.
+    Gradients of convolutions, and transposed ones, may add by atomics, as may those ops of
+    `VARYING_ON_CUDA`, where the user does not ask for deterministic ones. All convolutions are
+    unrepeatable while cuDNN picks their algorithm by trying all of them. It remembers its picks by
+    thread, and backward has its own: the same convolution may run by another algorithm there, after
+    trials of its own.
     """
     several = made if isinstance(made, list | tuple) else (made,)
     tensors = [tensor for tensor in several if isinstance(tensor, torch.Tensor)]
     if not any(tensor.is_cuda for tensor in tensors):
         return frozenset()
-    cudnn, exact = torch.backends.cudnn, torch.are_deterministic_algorithms_enabled()
-    if str(op) == "aten.convolution.default":
-        _, _, _, _, _, _, transposed, *_ = args
-        once = cudnn.benchmark or (transposed and not (exact or cudnn.deterministic))
+    name, cudnn = str(op), torch.backends.cudnn
+    exact = torch.are_deterministic_algorithms_enabled()
+    if name.startswith("aten.convolution"):
+        adds = name == "aten.convolution_backward.default" or args[6]  # whether it is transposed
+        once = cudnn.benchmark or (adds and not (exact or cudnn.deterministic))
     else:
-        whole = not any(tensor.is_floating_point() for tensor in tensors)
-        once = str(op) in VARYING_ON_CUDA and not exact
-        once &= not (whole and str(op) in EXACT_ON_INTEGERS)
+        exact &= not torch.is_deterministic_algorithms_warn_only_enabled()
+        rounds = any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
+        once = name in VARYING_ON_CUDA and not exact
+        once &= rounds or name not in EXACT_ON_INTEGERS
     return frozenset({Effect.UNREPEATABLE}) if once else frozenset()
 
 

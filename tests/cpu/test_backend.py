@@ -779,7 +779,8 @@ class TestSeveralGraphs:
         assert usual is not None
         assert other is not None
         report = backend.report()
-        assert (report.graphs, len(report.steps)) == (1, 1)
+        assert (report.graphs, report.others, len(report.steps)) == (1, 1, 1)
+        assert report.several_graphs, "the measured peak may be of the other"
         assert report.predicted_seconds == usual.predicted.seconds
         assert report.predicted_peak_bytes == other.predicted.peak(Tier.DEVICE)
         assert report.predicted_peak_bytes > usual.predicted.peak(Tier.DEVICE)
@@ -796,7 +797,19 @@ class TestSeveralGraphs:
         for _ in range(9):
             call(torch.ones(256, 64)).sum().backward()
         assert backend.engine.steps - before == 3
+        assert [step.calls for step in backend.report().steps] == [1], "none of these was one"
         assert kept.requires_grad
+
+    def test_backward_that_always_retains_is_counted(self) -> None:
+        call, backend = compiled(Wide(), budget="1GiB")
+        for _ in range(PROFILED_STEPS + 2):
+            loss = call(torch.ones(256, 64)).sum()
+            loss.backward(retain_graph=True)
+            loss.backward(retain_graph=True)
+            del loss
+        assert backend.engine is not None
+        (standing,) = backend.engine.standings()
+        assert [calls for _, calls in standing.latest_steps] == [1] * (PROFILED_STEPS + 2)
 
 
 class TestMeter:

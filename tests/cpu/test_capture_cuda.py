@@ -119,26 +119,27 @@ def test_convolutions_that_cudnn_tries_out_run_once(tries: bool) -> None:
     assert effects == (frozenset({Effect.UNREPEATABLE}) if tries else frozenset())
 
 
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_transposed_convolutions_run_once_unless_they_are_deterministic(
-    deterministic: bool,
+def test_convolutions_that_may_add_by_atomics_run_once(
+    deterministic: bool, transposed: bool
 ) -> None:
     def step(x: Tensor, weight: Tensor, tangents: Tensor) -> tuple[Tensor, ...]:
         one, none = [1, 1], [0, 0]
-        y = ATEN.convolution(x, weight, None, one, none, one, True, none, 1)
+        y = ATEN.convolution(x, weight, None, one, none, one, transposed, none, 1)
         wanted = [True, True, False]
         back = ATEN.convolution_backward(
-            tangents, x, weight, None, one, none, one, True, none, 1, wanted
+            tangents, x, weight, None, one, none, one, transposed, none, 1, wanted
         )
         return y, *back[:2]
 
-    shapes = (2, 3, 8, 8), (3, 4, 1, 1), (2, 4, 8, 8)
+    shapes = (2, 4, 8, 8), (4, 4, 1, 1), (2, 4, 8, 8)
     with FakeTensorMode():
         joint = make_fx(step)(*(torch.empty(shape, device="cuda") for shape in shapes))
     with torch.backends.cudnn.flags(enabled=True, deterministic=deterministic):
         captured = capture(joint, 1)
-    effects = captured.trace.ops[0].effects
-    assert effects == (frozenset() if deterministic else frozenset({Effect.UNREPEATABLE}))
+    forward, backward = (Effect.UNREPEATABLE in op.effects for op in captured.trace.ops)
+    assert (forward, backward) == (transposed and not deterministic, not deterministic)
 
 
 def test_what_varies_on_a_gpu_runs_once_there() -> None:
@@ -159,6 +160,13 @@ def test_what_varies_on_a_gpu_runs_once_there() -> None:
 
     assert once("cuda") == [True, True, False, True]
     assert once("cpu") == [False, False, False, False]
+    try:
+        torch.use_deterministic_algorithms(True, warn_only=True)  # which some kernels are not
+        assert once("cuda") == [True, True, False, True]
+        torch.use_deterministic_algorithms(True)
+        assert once("cuda") == [False, False, False, False]
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_names_of_ops_that_vary_are_names_of_ops() -> None:

@@ -176,6 +176,9 @@ def test_out_of_memory_is_known_by_many_names():
     wrapped = RuntimeError("a worker failed")
     wrapped.__cause__ = MemoryError()
     assert ran_out(wrapped)
+    apart = RuntimeError("shapes differ")
+    apart.__context__, apart.__suppress_context__ = MemoryError(), True
+    assert not ran_out(apart)
 
 
 def after(model, x, monkeypatch, capsys):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from outcore.errors import CaptureError, HostMemoryError, OptionValueError
-from outcore.execute import open_driver
+from outcore.execute import open_driver, opening
 from outcore.execute.pinned import parse_processors, pinned, processors_near, touch
 
 GPU = torch.device("cuda", 0)
@@ -149,6 +149,12 @@ def test_a_gpu_whose_allocator_keeps_no_count_is_refused(
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", caching)
     with pytest.raises(CaptureError, match="tells nothing of GPU memory"):
         open_driver(GPU, tmp_path, None)
+
+
+def test_torchs_own_allocator_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "0")
+    assert opening._counts()
 
 
 def test_the_link_of_a_gpu_cannot_be_slowed_down(tmp_path: Path) -> None:

@@ -172,8 +172,12 @@ def test_a_step_is_recorded_on_a_device_with_queues(
     monkeypatch.setattr(
         engines, "open_driver", lambda _, folder, __: QueuedDriver(TickingDevice(), folder)
     )
+    monkeypatch.setattr(TickingDevice, "notes", ("host memory cannot be locked",))
     backend, report = trained(tight(), host_budget="1GiB", spill_dir=tmp_path)
     (step,) = report.steps
+    assert "host memory cannot be locked" in report.notes
+    assert {link.name for link in report.links} == {"out to host", "in from host"}
+    assert all(link.measured_rate for link in report.links)
     assert step.measured is not None
     works = [
         position

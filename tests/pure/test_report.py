@@ -147,7 +147,7 @@ def test_calls_of_a_graph_count_as_often_as_a_step_has_them():
     assert [link.rate for link in thrice.links] == pytest.approx([x.rate for x in one.links])
     problem = dense_problem()
     explained = explain_most(report(problem, dense_plan(problem)).steps, 1)
-    once, often = reruns(explained, [1]), reruns(explained, [3])
+    once, often = reruns(explained), reruns(3 * explained)
     assert [each.times for each in often] == [3 * each.times for each in once]
     assert [each.percent for each in often] == [each.percent for each in once]
     assert once

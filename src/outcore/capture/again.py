@@ -50,7 +50,7 @@ def _changed(joint: Joint, node: Node, real: Sequence[tuple[int, Value, int]]) -
         another = getattr(torch, value.dtype) is not described.dtype
         dtype_alone = another and layout == (value.shape, value.stride, value.offset)
         for other in alike:
-            tensor = _results(other)[position]
+            tensor = next(iter(_results(other)[position : position + 1]), None)
             if not isinstance(tensor, torch.Tensor) or tensor.dtype != described.dtype:
                 continue
             if dtype_alone:

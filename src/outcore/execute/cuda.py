@@ -56,6 +56,7 @@ class CudaDevice:
 
     def copy(self, queue: torch.cuda.Stream, target: torch.Tensor, source: torch.Tensor) -> None:
         """An asynchronous copy on a stream."""
+        # Where a worker is on another device, leaving a stream alone would make a context there.
         with torch.cuda.device(self.device), torch.cuda.stream(queue):
             target.copy_(source, non_blocking=True)
 
@@ -77,7 +78,7 @@ class CudaDevice:
 
     def _tell(self, refusal: str) -> None:
         warnings.warn(refusal, stacklevel=2)
-        self.notes = (*self.notes, refusal.removeprefix("outcore: "))
+        self.notes = tuple(dict.fromkeys((*self.notes, refusal.removeprefix("outcore: "))))
 
     def finish(self, queue: torch.cuda.Stream) -> None:
         """Wait on the host for a stream."""

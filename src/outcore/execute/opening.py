@@ -51,5 +51,6 @@ def open_driver(
 
 def _counts() -> bool:
     """Whether torch's own caching allocator is in use: others keep no count."""
-    cached = not os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING")
+    names = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
+    cached = all(os.environ.get(name) != "1" for name in names)
     return cached and torch.cuda.get_allocator_backend() == "native"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from outcore.measure.clock import Stopwatch
-from outcore.measure.exhausted import ran_out
+from outcore.measure.exhausted import ran_out, says_memory
 from outcore.measure.meter import Meter, Reading, metered
 from outcore.measure.resident import resident_bytes
 
-__all__ = ["Meter", "Reading", "Stopwatch", "metered", "ran_out", "resident_bytes"]
+__all__ = ["Meter", "Reading", "Stopwatch", "metered", "ran_out", "resident_bytes", "says_memory"]

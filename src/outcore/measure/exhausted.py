@@ -10,17 +10,22 @@ SAID = (
     "out of memory",
     "std::bad_alloc",
     "ALLOC_FAILED",
-    "unable to find an engine",  # cuDNN has tried all, and none found room for its workspace
+    "unable to find an engine",  # also where no way to convolve has room for its workspace
 )
 """What errors of torch say that have no class of their own."""
+
+
+def says_memory(error: BaseException) -> bool:
+    """Whether this error of torch says so itself."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(said in str(error) for said in SAID)
 
 
 def ran_out(error: BaseException | None) -> bool:
     """Whether memory ran out, of a GPU or of the host, here or in what this error comes from."""
     while error is not None:
-        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        if isinstance(error, MemoryError) or says_memory(error):
             return True
-        if isinstance(error, RuntimeError) and any(said in str(error) for said in SAID):
-            return True
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False

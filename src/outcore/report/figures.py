@@ -20,7 +20,8 @@ File: TypeAlias = str | PathLike[str]
 class Report:
     """One budget's account. Bytes and seconds; None where nothing is known yet.
 
-    Everything is summed over the calls of the step's graphs, but peaks, which are the step's.
+    Everything is summed over the calls of the step's `graphs`, but peaks, which are those of all:
+    of `others` too, which run in few of the steps, as those of a last batch of another size do.
     `in_core_seconds` and `in_core_peak_bytes` are what the step would take with everything kept,
     from the profile; `lower_bound_seconds`, what no plan can beat under the budget, is there where
     it was asked for. `budget_bytes` is 0 while it is a part of a device that is not known yet.
@@ -39,6 +40,7 @@ class Report:
     state: str
     budget_bytes: int
     graphs: int = 0
+    others: int = 0
     resident_bytes: int | None = None
     in_core_peak_bytes: int | None = None
     predicted_peak_bytes: int | None = None
@@ -64,8 +66,8 @@ class Report:
 
     @property
     def several_graphs(self) -> bool:
-        """Whether a step has several graphs: the measured peak is then that of none alone."""
-        return max(self.graphs, len(self.steps)) > 1
+        """Whether several graphs run: the measured peak is then that of none alone."""
+        return max(self.graphs + self.others, len(self.steps)) > 1
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by field name; `counts` as a dict, `links` and `notes` as lists."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from outcore.ir.hardware import Tier
 from outcore.report.planned import PlannedStep
 from outcore.report.tracks import Slice, Track, slices
 from outcore.units import format_rate
 
-Tracks = dict[Track, list[Slice]]
+Tracks: TypeAlias = dict[Track, list[Slice]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,8 @@ class LinkUse:
     """One direction of a link in one step. Bytes, seconds, and bytes per second of a copy at work.
 
     `rate` is what the plan counts on: that of copies beside computing, where the device could be
-    asked for it. `measured_rate` is that of a recorded step (`Backend.record_step`); None without.
+    asked for it. `measured_rate` is that of the same copies in a recorded step
+    (`Backend.record_step`); None where not all of them were recorded.
     """
 
     name: str
@@ -48,8 +50,8 @@ def _uses(planned: Tracks, heard: Tracks) -> Iterator[LinkUse]:
     for track, copies in planned.items():
         nbytes, seconds = _total(copies)
         if seconds > 0:
-            measured = _total(heard.get(track, ()))
-            rate = measured[0] / measured[1] if measured[1] > 0 else None
+            moved, taken = _total(heard.get(track, ()))
+            rate = moved / taken if moved == nbytes and taken > 0 else None  # of the same copies
             yield LinkUse(track.value, len(copies), nbytes, seconds, nbytes / seconds, rate)
 
 

@@ -14,7 +14,7 @@ from weakref import ref
 import torch
 
 from outcore.capture import under_checkpoint
-from outcore.errors import HostMemoryError, SpillError
+from outcore.errors import HostMemoryError, OutcoreError, SpillError
 from outcore.execute import Driver, open_driver
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Program
@@ -248,7 +248,10 @@ class Engine:
 
     def _count(self, caller: PlannedGraph) -> None:
         """A step begins where no call waits for its backward, however many calls it has."""
-        if not len(self.stores) or self.calls - self._step_calls >= LONGEST_STEP:
+        over = not len(self.stores)
+        if over or self.calls - self._step_calls >= LONGEST_STEP:
+            for _, standing in () if over else self._graphs:
+                standing.forget(self.steps)
             self.steps += 1
             self._step_calls = self.calls
             self._passed.clear()
@@ -400,8 +403,12 @@ class Engine:
     def _take(self, graph: PlannedGraph, planned: Planned) -> Planned:
         """Make room for a plan, and keep it."""
         self._bound_memory({graph: planned})  # first: host memory that is locked takes some of it
-        outer = (Tier.HOST, Tier.DISK)
-        self.driver.reserve({tier: planned.predicted.peak(tier) for tier in outer})
+        try:
+            outer = (Tier.HOST, Tier.DISK)
+            self.driver.reserve({tier: planned.predicted.peak(tier) for tier in outer})
+        except OutcoreError:
+            self._bound_memory()  # the plans before stay
+            raise
         self._remember(graph.digest, planned)
         return planned
 

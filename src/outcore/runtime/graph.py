@@ -32,7 +32,7 @@ from outcore.execute import Executable, MismatchError, build
 from outcore.ir.hardware import Tier
 from outcore.ir.store import digest
 from outcore.ir.verify import verify_trace
-from outcore.measure import Reading, ran_out
+from outcore.measure import Reading, says_memory
 from outcore.runtime.drift import Watch
 from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.profiling import Profiling, begin_profiling
@@ -72,7 +72,7 @@ class PlannedGraph:
         self.engine, self.captured, self.saved_inputs = engine, captured, saved_inputs
         self.fallback = fallback
         self.digest = digest(captured.trace)
-        self.standing = Standing()
+        self.standing = Standing(kind=tuple(op.target for op in captured.trace.ops))
         self.profiling: Profiling | None = None
         self.executable: Executable | None = None
         self.adopted = False
@@ -175,8 +175,8 @@ class PlannedGraph:
         except CaptureError as error:
             state = self.engine.driver.generator.get_state()
             inputs = self._learn_late(error, visit, store.executable)
-        except (RuntimeError, MemoryError) as error:
-            if ran_out(error):
+        except RuntimeError as error:
+            if says_memory(error):
                 self.engine.stores.drop(store.number)  # its memory counts
                 self._plan_tighter(error)
             raise
@@ -189,9 +189,10 @@ class PlannedGraph:
         visit.work.append((start, clock.now()))
         visit.backward_stop = time.time_ns()
         checked = self.profiling is not None and store.executable is self.profiling.checked
+        if visit.once:
+            self.standing.came_back(self.engine.steps, self.engine.calls)
         if not again:
             visit.replay = None
-            self.standing.came_back(self.engine.steps)
         self._finish(store.executable, visit)
         if checked:
             self.engine.check_known(self, checked=True)
@@ -428,12 +429,12 @@ class PlannedGraph:
         """Add what is known to an error of memory, and let the next step have a tighter plan."""
         try:
             yield
-        except (RuntimeError, MemoryError) as error:
-            if ran_out(error):
+        except RuntimeError as error:
+            if says_memory(error):
                 self._plan_tighter(error)
             raise
 
-    def _plan_tighter(self, error: Exception) -> None:
+    def _plan_tighter(self, error: RuntimeError) -> None:
         """Let the next step have a plan that leaves more free, once; say so with the error."""
         planned = self.planned
         self.engine.driver.drain()
@@ -452,7 +453,7 @@ class PlannedGraph:
         hope = "it will not be made tighter: lower the budget"
         if not self.tightened:
             self.tightened = True
-            with contextlib.suppress(OutcoreError):
+            with contextlib.suppress(OutcoreError, MemoryError):
                 self._settle(self.engine.plan_tighter(self, planned))
                 hope = "the next step has a tighter one"
         error.add_note(f"{numbers}; {hope}")

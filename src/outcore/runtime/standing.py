@@ -18,8 +18,8 @@ if TYPE_CHECKING:  # the engine makes plans
     from outcore.runtime.planned import Planned
 
 
-LATEST_STEPS = 64
-"""How often graphs run is counted over so many of the engine's steps."""
+LATEST = 64
+"""How often graphs run is counted over so many steps, or calls."""
 
 
 class State(Enum):
@@ -48,8 +48,12 @@ class Standing:
     """Number of the engine's step in which its forward was called last."""
     longest_pause: int = 0
     """The most steps from one call of its forward to the next."""
-    latest_steps: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=LATEST_STEPS))
+    kind: tuple[str, ...] = ()
+    """The ops of the graph, by target: those of other shapes have the same, and layers alike."""
+    latest_steps: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=LATEST))
     """Numbers of the engine's steps in which its backward was called, and how often."""
+    latest_calls: deque[int] = field(default_factory=lambda: deque(maxlen=LATEST))
+    """How many forward calls the engine had counted when its backward was called."""
     measured: Timeline | None = None
     """Of a step that was recorded under its plan."""
     reason: str = ""
@@ -80,22 +84,24 @@ class Standing:
         self.longest_pause = max(self.longest_pause, step - self.last_step)
         self.last_step = step
 
-    def came_back(self, step: int) -> None:
-        """Note a backward call in the engine's step of that number."""
-        latest, calls = self.latest_steps.pop() if self.latest_steps else (step, 0)
+    def came_back(self, step: int, calls: int) -> None:
+        """Note a backward call in the engine's step of that number, after so many forward calls."""
+        self.latest_calls.append(calls)
+        latest, often = self.latest_steps.pop() if self.latest_steps else (step, 0)
         if latest != step:
-            self.latest_steps.append((latest, calls))
-            calls = 0
-        self.latest_steps.append((step, calls + 1))
+            self.latest_steps.append((latest, often))
+            often = 0
+        self.latest_steps.append((step, often + 1))
 
-    def often(self, step: int) -> int:
-        """In how many of the `LATEST_STEPS` steps up to that number its backward was called."""
-        return sum(each > step - LATEST_STEPS for each, _ in self.latest_steps)
+    def forget(self, step: int) -> None:
+        """Do not count that step: it was not one."""
+        if self.latest_steps and self.latest_steps[-1][0] == step:
+            self.latest_steps.pop()
 
-    @property
-    def calls(self) -> int:
-        """How often a step that calls it does so, mostly."""
-        return median_low(calls for _, calls in self.latest_steps) if self.latest_steps else 1
+    def calls(self, under_way: int | None) -> int:
+        """How often a step calls it, mostly. One that is `under_way` does not count."""
+        often = [calls for step, calls in self.latest_steps if step != under_way]
+        return median_low(often) if often else 1
 
     def note(self, work: tuple[tuple[Moment, Moment], ...]) -> None:
         """Take when the two calls of a planned step ran."""

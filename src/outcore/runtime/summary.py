@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from outcore.runtime.drift import WATCHED_STEPS
 from outcore.runtime.engine import Engine
 from outcore.runtime.options import DEFAULT_POLICY
 from outcore.runtime.planned import Planned
-from outcore.runtime.standing import Standing, State
+from outcore.runtime.standing import LATEST, Standing, State
 from outcore.units import format_bytes, format_seconds, parse_size
 
 if TYPE_CHECKING:  # the backend makes its report through here
@@ -28,7 +29,7 @@ ROUNDING = 1e-9
 
 
 RARE_DIVISOR = 16
-"""Graphs that run in fewer steps than the most usual one over this are no part of a usual step."""
+"""Graphs with fewer calls than the most usual one of their kind over this are rare."""
 
 
 NOTHING = (
@@ -50,46 +51,55 @@ def report_of(backend: Backend, *, bound: bool = False) -> Report:
         return Report(policy, State.IN_CORE.value, budget, notes=tuple(backend.notes) or (NOTHING,))
     engine.close_step()
     everything = engine.standings()
-    graphs = _usual(everything, engine.steps)
+    graphs = _usual(everything)
     reasons = tuple(g.reason for g in everything if g.reason)
     common = Report(
         policy=spec_text(engine.settings.policy),
         state=_state(graphs),
         budget_bytes=engine.settings.budget_bytes,
         graphs=len(graphs),
+        others=len(everything) - len(graphs),
         capture_seconds=backend.capture_seconds,
         disk_bytes_written=engine.driver.disk_bytes_written(),
-        notes=(
-            *backend.notes,
-            *engine.driver.notes(),
-            *reasons,
-            *_others_notes(everything, graphs),
-        ),
+        notes=(*backend.notes, *engine.driver.notes(), *reasons),
     )
     if not any(g.planned for g in graphs):
         return common
-    report = _with_plans(common, engine, graphs, everything)
-    return _with_bound(report, graphs) if bound else report
+    under_way = engine.steps if len(engine.stores) else None
+    often = [(graph, graph.calls(under_way)) for graph in graphs]
+    report = _with_plans(common, engine, often, everything)
+    return _with_bound(report, often) if bound else report
 
 
-def _usual(graphs: list[Standing], step: int) -> list[Standing]:
-    """Those that run in a fair part of the latest steps, beside the one that runs most."""
-    often = [graph.often(step) for graph in graphs]
-    most = max(often, default=0)
-    return [
-        graph for graph, steps in zip(graphs, often, strict=True) if steps * RARE_DIVISOR >= most
-    ]
+def _usual(graphs: list[Standing]) -> list[Standing]:
+    """All but those that run rarely beside one of their kind, and in steps of their own."""
+    kinds: dict[tuple[str, ...], list[Standing]] = {}
+    for graph in graphs:
+        kinds.setdefault(graph.kind, []).append(graph)
+    rare = {id(graph) for alike in kinds.values() for graph in _rare(alike)}
+    return [graph for graph in graphs if id(graph) not in rare]
+
+
+def _rare(alike: list[Standing]) -> Iterator[Standing]:
+    """Those with few of the latest calls, in no step of the one with most."""
+    calls = sorted((call, i) for i, graph in enumerate(alike) for call in graph.latest_calls)
+    often = Counter(i for _, i in calls[-LATEST:])
+    usual = max(range(len(alike)), key=lambda i: often[i])
+    steps = {step for step, _ in alike[usual].latest_steps}
+    for i, graph in enumerate(alike):
+        few = often[i] * RARE_DIVISOR < often[usual]
+        if few and steps.isdisjoint(step for step, _ in graph.latest_steps):
+            yield graph
 
 
 OTHERS = (
-    "{graphs} in few of the latest steps, as where the last batch of an epoch is smaller: all "
-    "figures but peaks are of the others"
+    "{graphs} in few of the latest steps, as where the last batch of an epoch is smaller: the "
+    "figures are of the others, but for the peaks"
 )
 
 
-def _others_notes(graphs: list[Standing], usual: list[Standing]) -> Iterator[str]:
+def _others_notes(others: int) -> Iterator[str]:
     """That figures leave some graphs out, where they do."""
-    others = len(graphs) - len(usual)
     if others:
         yield OTHERS.format(graphs=f"{others} graph{'s run' if others > 1 else ' runs'}")
 
@@ -111,32 +121,34 @@ def _state(graphs: Iterable[Standing]) -> str:
 
 
 def _with_plans(
-    common: Report, engine: Engine, graphs: list[Standing], everything: list[Standing]
+    common: Report, engine: Engine, often: list[tuple[Standing, int]], everything: list[Standing]
 ) -> Report:
-    """`common` with the figures of `graphs`; with the peaks of `everything` that runs."""
+    """`common` with the figures of graphs, called so often; with the peaks of `everything`."""
     clock = engine.driver.clock
     planned = [g.planned for g in everything if g.planned is not None]
-    seconds = ((g.measured_seconds(clock), g.calls) for g in graphs)
+    seconds = ((g.measured_seconds(clock), calls) for g, calls in often)
     measured = [each * calls for each, calls in seconds if each is not None]
-    steps = [_step(g.planned, g) for g in graphs if g.planned is not None]
+    steps = [_step(g.planned, g, calls) for g, calls in often if g.planned is not None]
+    named = list(_named([g for g, _ in often], everything))
     return replace(
         with_steps(common, steps),
         in_core_peak_bytes=max(p.in_core.peak(Tier.DEVICE) for p in planned),
         predicted_peak_bytes=max(p.predicted.peak(Tier.DEVICE) for p in planned),
         measured_peak_bytes=engine.measured_peak_bytes,
         measured_seconds=sum(measured) if measured else None,
-        replans=sum(p.replanned is not None for p in planned),
+        replans=sum(g.planned.replanned is not None for g, _ in often if g.planned is not None),
         notes=(
             *common.notes,
-            *_plan_notes(everything),
+            *_others_notes(common.others),
+            *_plan_notes(named),
             *_peak_notes(engine, planned),
             *_after_notes(engine),
-            *_drift_notes(everything, clock, engine.settings.drift),
+            *_drift_notes(named, clock, engine.settings.drift),
         ),
     )
 
 
-def _step(planned: Planned, standing: Standing) -> PlannedStep:
+def _step(planned: Planned, standing: Standing, calls: int) -> PlannedStep:
     return PlannedStep(
         problem=planned.problem,
         plan=planned.plan,
@@ -145,13 +157,13 @@ def _step(planned: Planned, standing: Standing) -> PlannedStep:
         in_core=planned.in_core,
         planning_seconds=planned.planning_seconds,
         measured=standing.measured,
-        calls=standing.calls,
+        calls=calls,
     )
 
 
-def _with_bound(report: Report, graphs: list[Standing]) -> Report:
+def _with_bound(report: Report, often: list[tuple[Standing, int]]) -> Report:
     try:
-        return replace(report, lower_bound_seconds=sum(g.calls * _bound(g) for g in graphs))
+        return replace(report, lower_bound_seconds=sum(_bound(g) * calls for g, calls in often))
     except MissingPackageError as error:
         return replace(report, notes=(*report.notes, f"no lower bound: {error}"))
 
@@ -181,9 +193,18 @@ OUTSTANDING = (
 )
 
 
-def _plan_notes(graphs: list[Standing]) -> Iterator[str]:
+def _named(graphs: list[Standing], everything: list[Standing]) -> Iterator[tuple[str, Standing]]:
+    """What notes on each graph begin with; as the page numbers them."""
+    numbers = {id(graph): number for number, graph in enumerate(graphs, 1)}
+    for graph in everything:
+        number = numbers.get(id(graph))
+        name = "another graph" if number is None else f"graph {number}"
+        yield f"{name}: " if len(everything) > 1 else "", graph
+
+
+def _plan_notes(graphs: list[tuple[str, Standing]]) -> Iterator[str]:
     """Where plans come from, if the user gave a file of them; and what they do not know of."""
-    for number, standing in enumerate(graphs, 1):
+    for name, standing in graphs:
         planned = standing.planned
         if planned is None:
             continue
@@ -191,7 +212,7 @@ def _plan_notes(graphs: list[Standing]) -> Iterator[str]:
         more = standing.most_outstanding > planned.calls
         waited = OUTSTANDING.format(now=standing.most_outstanding, planned=planned.calls)
         for note in filter(None, (planned.note, RETAINED * unforeseen, waited * more)):
-            yield f"graph {number}: {note}" if len(graphs) > 1 else note
+            yield name + note
 
 
 def _peak_notes(engine: Engine, planned: list[Planned]) -> Iterator[str]:
@@ -217,11 +238,13 @@ def _after_notes(engine: Engine) -> Iterator[str]:
         )
 
 
-def _drift_notes(graphs: list[Standing], clock: Clock, margin: float | None) -> Iterator[str]:
-    for number, standing in enumerate(graphs, 1):
+def _drift_notes(
+    graphs: list[tuple[str, Standing]], clock: Clock, margin: float | None
+) -> Iterator[str]:
+    for name, standing in graphs:
         text = _drift_note(standing, clock, margin)
         if text:
-            yield f"graph {number}: {text}" if len(graphs) > 1 else text
+            yield name + text
 
 
 def _drift_note(standing: Standing, clock: Clock, margin: float | None) -> str:

@@ -39,13 +39,12 @@ def graph_views(report: Report) -> tuple[GraphView, ...]:
 def _name(index: int, steps: Sequence[PlannedStep]) -> str:
     """Which graph it is, and how often a step runs it; empty for one that runs once, alone."""
     calls = steps[index].calls
-    often = f"run {calls} times in a step" if calls > 1 else ""
-    which = f"graph {index + 1} of {len(steps)}" if len(steps) > 1 else "the graph" * bool(often)
-    return ", ".join(filter(None, (which.capitalize(), often)))
+    which = f"Graph {index + 1} of {len(steps)}" if len(steps) > 1 else ""
+    return f"{which or 'The graph'}, run {calls} times in a step" if calls > 1 else which
 
 
 def _drawn(steps: Sequence[PlannedStep]) -> list[int]:
-    longest = sorted(range(len(steps)), key=lambda i: -steps[i].predicted.seconds)
+    longest = sorted(range(len(steps)), key=lambda i: -steps[i].calls * steps[i].predicted.seconds)
     return sorted(longest[:GRAPHS])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -23,13 +24,9 @@ class Again(NamedTuple):
     percent: str
 
 
-def reruns(explained: Sequence[Explanation], calls: Sequence[int]) -> list[Again]:
-    """The ops that take the longest to compute again, in all `calls` that a step has of a graph."""
-    seconds = sum(each.seconds * often for each, often in zip(explained, calls, strict=True))
-    whole = [
-        replace(each, reruns=tuple(_in_all(rerun, often) for rerun in each.reruns))
-        for each, often in zip(explained, calls, strict=True)
-    ]
+def reruns(calls: Sequence[Explanation]) -> list[Again]:
+    """The ops that take the longest to compute again; a graph is in `calls` as often as it runs."""
+    seconds = sum(each.seconds for each in calls)
     return [
         Again(
             _name(rerun),
@@ -38,7 +35,7 @@ def reruns(explained: Sequence[Explanation], calls: Sequence[int]) -> list[Again
             format_seconds(rerun.seconds),
             f"{100 * rerun.seconds / seconds:.1f}%" if seconds else "-",
         )
-        for graph, rerun in sorted(_all(whole), key=lambda item: -item[1].seconds)[:MOST]
+        for graph, rerun in sorted(_all(calls), key=lambda item: -item[1].seconds)[:MOST]
     ]
 
 
@@ -46,9 +43,9 @@ def _in_all(rerun: Rerun, calls: int) -> Rerun:
     return replace(rerun, times=rerun.times * calls, seconds=rerun.seconds * calls)
 
 
-def longest_rerun(explained: Sequence[Explanation]) -> str | None:
+def longest_rerun(calls: Sequence[Explanation]) -> str | None:
     """The op that takes the longest to compute again, where it is, and how long; None: nothing."""
-    _, longest = max(_all(explained), key=lambda item: item[1].seconds, default=("", None))
+    _, longest = max(_all(calls), key=lambda item: item[1].seconds, default=("", None))
     if longest is None:
         return None
     place = f", {longest.site}" if longest.site else ""
@@ -56,10 +53,12 @@ def longest_rerun(explained: Sequence[Explanation]) -> str | None:
     return f"{_name(longest)}{place}, {format_seconds(longest.seconds)}{often}"
 
 
-def _all(explained: Sequence[Explanation]) -> Iterator[tuple[str, Rerun]]:
-    for number, each in enumerate(explained, 1):
-        graph = f"graph {number}, " if len(explained) > 1 else ""
-        yield from ((graph, rerun) for rerun in each.reruns)
+def _all(calls: Sequence[Explanation]) -> Iterator[tuple[str, Rerun]]:
+    """Each rerun once, in all calls of its graph."""
+    often = Counter(map(id, calls))
+    for number, each in enumerate({id(each): each for each in calls}.values(), 1):
+        graph = f"graph {number}, " if len(often) > 1 else ""
+        yield from ((graph, _in_all(rerun, often[id(each)])) for rerun in each.reruns)
 
 
 def _name(rerun: Rerun) -> str:

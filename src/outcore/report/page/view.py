@@ -45,6 +45,7 @@ class View:
     still: str
     waits: tuple[tuple[str, str], ...]
     wait_count: int
+    wait_calls: str
     reruns: tuple[Again, ...]
     rerun_count: int
     links: tuple[LinkRow, ...]
@@ -82,13 +83,14 @@ def view_of(report: Report) -> View:
         still=words.still(report, sum(each.stall_seconds for each in calls)),
         waits=tuple(longest_waits(explained)),
         wait_count=sum(len(each.waits) for each in explained),
-        reruns=tuple(reruns(explained, [step.calls for step in report.steps])),
+        wait_calls=", in one call of each graph" * (len(calls) > len(explained)),
+        reruns=tuple(reruns(calls)),
         rerun_count=sum(len(each.reruns) for each in explained),
         links=tuple(link_rows(report)),
         contended=any(link.measured_rate is not None for link in report.links),
         moves=tuple(moved(explained)),
-        moved=sum(each.moved for each in explained),
-        held=sum(each.held for each in explained),
+        moved=sum(each.moved for each in calls),
+        held=sum(each.held for each in calls),
         sweep=None if report.sweep is None else sweep_view(report.sweep, report),
         notes=report.notes,
         made_by=f"outcore {_version()}",
