@@ -140,19 +140,23 @@ def test_backward_twice_through_what_is_not_as_described() -> None:
     assert backend.report().state == "in-core"
 
 
+def corrections(module: nn.Module, x: Tensor) -> list[int]:
+    """How often each graph of `module` was captured again; its steps are those of plain tracing."""
+    plain = copy.deepcopy(module)
+    torch._dynamo.reset()
+    backend = Backend(budget="1GiB", strict=True)
+    seen = train(module, torch.compile(module, backend=backend), [x], norm_of, STEPS)
+    traced = torch.compile(plain, backend="aot_eager")
+    assert same(seen, train(plain, traced, [x], norm_of, STEPS))
+    assert backend.engine is not None
+    return [graph.corrections for graph in backend.engine.graphs]
+
+
 def test_ops_alike_are_corrected_together() -> None:
     """Batch norms in bfloat16 save two statistics each in float32."""
     layers = (layer for _ in range(6) for layer in (nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)))
     module = nn.Sequential(*layers).to(torch.bfloat16)
-    plain = copy.deepcopy(module)
-    x = torch.randn(2, 4, 20, 20, dtype=torch.bfloat16)
-    torch._dynamo.reset()
-    backend = Backend(budget="1GiB", strict=True)
-    seen = train(module, torch.compile(module, backend=backend), [x], norm_of, STEPS)
-    assert backend.engine is not None
-    assert [graph.corrections for graph in backend.engine.graphs] == [1]
-    traced = torch.compile(plain, backend="aot_eager")
-    assert same(seen, train(plain, traced, [x], norm_of, STEPS))
+    assert corrections(module, torch.randn(2, 4, 20, 20, dtype=torch.bfloat16)) == [1]
 
 
 class Relaid(nn.Module):
@@ -170,17 +174,7 @@ class Relaid(nn.Module):
 
 
 def test_layouts_alike_are_corrected_together() -> None:
-    x = torch.randn(2, 8, 12, 12)
-    torch.manual_seed(0)
-    module = Relaid()
-    plain = copy.deepcopy(module)
-    torch._dynamo.reset()
-    backend = Backend(budget="1GiB", strict=True)
-    seen = train(module, torch.compile(module, backend=backend), [x], norm_of, STEPS)
-    assert backend.engine is not None
-    assert [graph.corrections for graph in backend.engine.graphs] == [1]
-    traced = torch.compile(plain, backend="aot_eager")
-    assert same(seen, train(plain, traced, [x], norm_of, STEPS))
+    assert corrections(Relaid(), torch.randn(2, 8, 12, 12)) == [1]
 
 
 def norm_of(output: Tensor) -> Tensor:
