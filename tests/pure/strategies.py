@@ -191,7 +191,7 @@ def _add_op(dice: Dice, t: TraceBuilder, reads: list[int], made: list[int], phas
     kwargs = (("weight", Ref(reads[-1])), ("alpha", 2)) if dice.one_in(8) else ()
     op = t.op(f"test.mix{len(outputs)}", args, outputs, phase, dice.pick(_EFFECTS), kwargs)
     taken = dice.pick(reads)
-    if _alike(t, taken, made[0]) and _once(t, reads) and dice.one_in(2):
+    if _alike(t, taken, made[0]) and _once(t, taken, reads) and dice.one_in(2):
         t.donations.append(Donation(op, taken, made[0]))
 
 
@@ -201,10 +201,10 @@ def _alike(t: TraceBuilder, first: int, second: int) -> bool:
     return (a.dtype, a.shape, a.stride, a.offset) == (b.dtype, b.shape, b.stride, b.offset)
 
 
-def _once(t: TraceBuilder, reads: list[int]) -> bool:
-    """Whether no later argument lies on the buffer of the first."""
-    first, *others = (t.values[v].buffer for v in reads)
-    return first not in others
+def _once(t: TraceBuilder, taken: int, reads: list[int]) -> bool:
+    """Whether no other Value that is read lies on the buffer of `taken`."""
+    buffer = t.values[taken].buffer
+    return all(read == taken or t.values[read].buffer != buffer for read in reads)
 
 
 def _add_backward(
