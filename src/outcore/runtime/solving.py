@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakKeyDictionary
 
 from outcore.apart import plan_apart
@@ -29,6 +29,10 @@ from outcore.simulate import simulate
 
 if TYPE_CHECKING:  # graphs are planned through here
     from outcore.runtime.graph import PlannedGraph
+
+
+Make: TypeAlias = Callable[[Problem], Plan]
+"""What makes a plan; raises InfeasibleError where it has none that fits."""
 
 
 class Solver:
@@ -130,12 +134,7 @@ class Solver:
         hardware = self._with_disk(problem.hardware) or problem.hardware
         return replace(problem, hardware=hardware, disk_budget_bytes=room)
 
-    def solve(
-        self,
-        shares: Shares,
-        problem: Problem,
-        make: Callable[[Problem], Plan],
-    ) -> tuple[Problem, Plan]:
+    def solve(self, shares: Shares, problem: Problem, make: Make) -> tuple[Problem, Plan]:
         """The plan of `make`; if need be, with a disk beyond the host.
 
         Raises InfeasibleError as `make` does, with the budget that has a margin besides.
@@ -147,10 +146,7 @@ class Solver:
             raise
 
     def _solve_somewhere(
-        self,
-        shares: Shares,
-        problem: Problem,
-        make: Callable[[Problem], Plan],
+        self, shares: Shares, problem: Problem, make: Make
     ) -> tuple[Problem, Plan]:
         try:
             return problem, make(problem)
