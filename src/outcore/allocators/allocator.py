@@ -13,6 +13,14 @@ class Heap(Protocol):
         """What the allocator has taken from the device and not given back."""
         ...
 
+    @property
+    def retries(self) -> int:
+        """How often so far what was free had to go back to the device for a request to be served.
+
+        PyTorch's `num_alloc_retries`: compute stands still meanwhile.
+        """
+        ...
+
     def malloc(self, nbytes: int) -> int:
         """Serve a request for `nbytes`, at least one; returns its address."""
         ...

@@ -93,7 +93,7 @@ class BestFitHeap:
     def __init__(self, rules: Rules, capacity_bytes: int) -> None:
         self.rules, self.capacity_bytes = rules, capacity_bytes
         self.small, self.large = Pool(), Pool()
-        self.reserved_bytes = 0
+        self.reserved_bytes = self.retries = 0
         self.end = 0
         """Where the next segment starts: behind all others, whether they are still held or not."""
 
@@ -127,6 +127,7 @@ class BestFitHeap:
 
     def _give_back(self) -> None:
         """Return every segment that is one free block to the device."""
+        self.retries += 1
         for pool in (self.small, self.large):
             for _, start in tuple(pool.free):
                 block = pool.blocks[start]

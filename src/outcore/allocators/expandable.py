@@ -140,7 +140,7 @@ class ExpandableHeap:
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
-        self.reserved_bytes = 0
+        self.reserved_bytes = self.retries = 0
         self.small, self.large = Stretch(SMALL_PAGE), Stretch(LARGE_PAGE)
         for start, stretch in ((0, self.small), (_ADDRESSES, self.large)):
             stretch.pool.add(start, _ADDRESSES, mapped=False)
@@ -164,6 +164,7 @@ class ExpandableHeap:
         """A block in use of `size` bytes or more, part of which had no memory before."""
         first = stretch.room(size)
         if self.reserved_bytes + stretch.needed(first, size) > self.capacity_bytes:
+            self.retries += 1
             self.reserved_bytes -= self.small.unmap() + self.large.unmap()
             first = stretch.room(size)
         self.reserved_bytes += stretch.needed(first, size)

@@ -23,6 +23,7 @@ class IdealHeap:
     """Sizes by address; addresses are never used twice."""
 
     reserved_bytes: int = 0
+    retries: int = 0
     end: int = 0
     live: dict[int, int] = field(default_factory=dict)
 

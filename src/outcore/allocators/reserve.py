@@ -29,13 +29,15 @@ class Reservation:
     `allocator` is its spec. `live`: the most bytes that are asked for and not freed; `reserved`:
     the most that the allocator holds for that; each with the body position where it was first so. A
     real process ends where it would need more than `capacity_bytes`; here it goes on, so that
-    `reserved` says by how much.
+    `reserved` says by how much. `retries`: how often the last of the steps found the device full,
+    and gave free memory back before it took other; each time a GPU waits.
     """
 
     allocator: str
     capacity_bytes: int
     live: Peak
     reserved: Peak
+    retries: int
 
     @property
     def fragmentation(self) -> float:
@@ -70,10 +72,17 @@ def reserve(
         capacity_bytes = problem.hardware.capacity(Tier.DEVICE)
     process = _Process(problem, program, chosen.heap(capacity_bytes))
     process.take(problem.outside_bytes)
+    before = 0
     for _ in range(steps):
+        before = process.heap.retries
         process.step()
-    spec, live, reserved = spec_text(chosen), process.live_peak, process.reserved_peak
-    return Reservation(allocator=spec, capacity_bytes=capacity_bytes, live=live, reserved=reserved)
+    return Reservation(
+        allocator=spec_text(chosen),
+        capacity_bytes=capacity_bytes,
+        live=process.live_peak,
+        reserved=process.reserved_peak,
+        retries=process.heap.retries - before,
+    )
 
 
 class _Process:

@@ -62,6 +62,11 @@ class VirtualChunksHeap:
         """All chunks, and what the allocator of small requests has taken."""
         return self.made * self.settings.chunk_bytes + self.small.reserved_bytes
 
+    @property
+    def retries(self) -> int:
+        """Those of the allocator of small requests."""
+        return self.small.retries
+
     def malloc(self, nbytes: int) -> int:
         """Serve `nbytes` with chunks that are free, and with new ones where these are too few."""
         if nbytes < self.settings.small_bytes:

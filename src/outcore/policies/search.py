@@ -15,13 +15,13 @@ from outcore.evaluate import Evaluator
 from outcore.ir.hardware import Tier
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
-from outcore.lower import lower
+from outcore.policies.judge import judge
+from outcore.policies.just_in_time import just_in_time
 from outcore.policies.policy import MIN_BYTES, check_min_bytes
 from outcore.policies.search_anneal import Annealing, Effort
 from outcore.policies.search_space import make_space
 from outcore.policies.search_starts import find_starts
 from outcore.policies.settle import settle
-from outcore.simulate import simulate
 from outcore.spec import spec_text
 
 SHALLOW, DEEP = 500, 1000
@@ -39,7 +39,8 @@ class Search:
     """Improve the best plan of the other policies, one or a few choices at a time, by annealing.
 
     Every candidate is judged by what it would take in truth: the simulated time and the peak of its
-    lowered program. `effort`: how many ops each of the `walks` simulates, in millions (a step
+    lowered program. What the best one fetches before its time comes back later in the end
+    (`just_in_time`). `effort`: how many ops each of the `walks` simulates, in millions (a step
     counts as 500 to 1000 of them, and in all they are no more than seven times as many); the same
     effort, walks and `seed` give the same plan. `seconds`: the most that planning may take, as far
     as the first plan that fits allows, 0 for any; what is found then depends on how fast the
@@ -94,10 +95,11 @@ class Search:
             annealing = self._begin(evaluator, plans, 1)
         effort = self.effort_for(len(problem.trace.ops), deadline, compiled=evaluator.compiled)
         kinds = annealing.run(effort)
-        seconds, best = min(((_seconds(evaluator, p), p) for p in plans), key=itemgetter(0))
+        judged = ((judge(evaluator, plan).seconds, plan) for plan in plans)
+        seconds, best = min(judged, key=itemgetter(0))
         if annealing.best.seconds <= seconds:
-            return settle(problem, evaluator.plan(kinds).by_gap, self)
-        return replace(best, policy=spec_text(self))
+            best = settle(problem, evaluator.plan(kinds).by_gap, self)
+        return just_in_time(evaluator, replace(best, policy=spec_text(self)))
 
     def _begin(self, evaluator: Evaluator, plans: Sequence[Plan], min_bytes: int) -> Annealing:
         """Start from the best of `plans`, or with everything kept."""
@@ -127,15 +129,6 @@ def evaluations(effort: float, ops: int) -> int:
     """How many plans of so many ops a walk may evaluate."""
     steps = min(effort / min(max(SHALLOW, ops), DEEP), MOST_EFFORT * effort / max(1, ops))
     return int(steps * 1e6)
-
-
-def _seconds(evaluator: Evaluator, plan: Plan) -> float:
-    """Seconds of a step under a plan that fits, its hints followed."""
-    try:
-        kinds, release, prefetch = evaluator.arrays(plan)
-    except ValueError:  # it says more than arrays can
-        return simulate(evaluator.problem, lower(evaluator.problem, plan, fast=True)).seconds
-    return evaluator.evaluate(kinds, release=release, prefetch=prefetch).seconds
 
 
 def least(refusals: Sequence[InfeasibleError]) -> InfeasibleError:

@@ -13,14 +13,14 @@ from outcore.errors import InfeasibleError
 from outcore.evaluate import Evaluator
 from outcore.ir.plan import Choice, Gap, Plan, make_plan
 from outcore.ir.problem import Problem
-from outcore.lower import lower
 from outcore.policies.floor import leanest, plan_floor
+from outcore.policies.judge import judge
+from outcore.policies.just_in_time import just_in_time
 from outcore.policies.search import Search
 from outcore.policies.search_anneal import Annealing
 from outcore.policies.search_space import Kinds, Space, kind_of, make_space
 from outcore.policies.search_starts import find_starts
 from outcore.policies.settle import settle
-from outcore.simulate import simulate
 
 
 def with_fixed(plan: Plan, fixed: Mapping[Gap, Choice]) -> dict[Gap, Choice]:
@@ -43,11 +43,11 @@ def search_fixed(problem: Problem, search: Search, fixed: Mapping[Gap, Choice]) 
         annealing = _begin(evaluator, search, fixed, plans, 1)
     effort = search.effort_for(len(problem.trace.ops), deadline, compiled=evaluator.compiled)
     kinds = annealing.run(effort)
-    timed = ((simulate(problem, lower(problem, p, fast=True)).seconds, p) for p in plans)
-    seconds, best = min(timed, key=itemgetter(0))
+    judged = ((judge(evaluator, plan).seconds, plan) for plan in plans)
+    seconds, best = min(judged, key=itemgetter(0))
     if annealing.best.seconds < seconds:
-        return settle(problem, evaluator.plan(kinds).by_gap, search)
-    return best
+        best = settle(problem, evaluator.plan(kinds).by_gap, search)
+    return just_in_time(evaluator, best)
 
 
 def _begin(
