@@ -107,6 +107,29 @@ def test_inputs_of_a_subclass_are_the_tensors_they_are() -> None:
     assert backend.report().state == "planned"
 
 
+class Classes(nn.Module):
+    """A result, and so a tangent, much larger than all that is kept for backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = Tower(8, 2), nn.Linear(8, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.body(x))
+        return result
+
+
+def test_what_the_loss_hands_back_is_counted_once() -> None:
+    x = torch.randn(4096, 8, generator=torch.Generator().manual_seed(0))
+    backend = Backend(budget="64MiB")
+    train(Classes, backend, x, lambda y: cross_entropy(y, torch.zeros(4096, dtype=torch.long)))
+    inside(backend)
+    report = backend.report()
+    assert report.predicted_peak_bytes is not None
+    assert report.measured_peak_bytes is not None
+    assert report.predicted_peak_bytes - report.measured_peak_bytes < 2 * 2**20  # a tangent is 4
+
+
 class Frozen(nn.Module):
     """A body that is not trained, in a graph of its own, and a head."""
 

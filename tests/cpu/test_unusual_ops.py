@@ -159,6 +159,45 @@ def test_ops_alike_are_corrected_together() -> None:
     assert corrections(module, torch.randn(2, 4, 20, 20, dtype=torch.bfloat16)) == [1]
 
 
+class Narrow(nn.Module):
+    """Heads of one channel: in a product of matrices, the stride of a side of 1 chooses a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.behind = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            part.reshape(1, len(x), 16, 1).permute(0, 2, 1, 3)
+            for part in self.before(x).split(16, 1)
+        )
+        weights = torch.einsum("bhxd,bhyd->bhxy", q, k).softmax(-1)
+        mixed = torch.einsum("bhxy,bhyd->bhxd", weights, v)
+        result: Tensor = self.behind(mixed.permute(0, 2, 1, 3).reshape(len(x), 16))
+        return result
+
+
+class Single(nn.Module):
+    """One head: the strides of its side, of 1, are those of the one or the other factor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.turn = nn.Linear(16, 16), nn.Parameter(torch.randn(1, 1, 64, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.before(x).view(1, len(x), 1, 16).transpose(1, 2) * self.turn
+        result: Tensor = y @ y.transpose(2, 3)
+        return result
+
+
+def test_sides_of_one_have_the_strides_of_plain_torch() -> None:
+    assert corrections(Narrow(), torch.randn(64, 16)) == [0]
+
+
+def test_results_whose_sides_of_one_are_not_as_described() -> None:
+    assert corrections(Single(), torch.randn(64, 16)) == [1]
+
+
 class Relaid(nn.Module):
     """Gradients that are not laid out as torch describes them, in each of several layers."""
 

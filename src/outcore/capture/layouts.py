@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
+from torch._dispatch.python import no_python_dispatcher
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode, _BypassDispatchCache
 
@@ -16,17 +17,18 @@ from outcore import aten
 
 LAYER_NORM = torch.ops.aten.native_layer_norm_backward.default
 WRITES = tuple(map(aten.resolve, aten.WRITES))
+VIEWS = torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default
 
 
 @contextmanager
 def layouts() -> Iterator[None]:
     """Let fake tensors be laid out as the kernels, on CPUs and GPUs, will lay out the real ones.
 
-    For ops of transformers on volumes, of which one step has many. (Others are described anew when
-    they turn up: `again.py`.)
+    For views, and ops of transformers on volumes, of which one step has many. (Others are described
+    anew when they turn up: `again.py`.)
     """
     described = decomposition_table[LAYER_NORM]
-    impls = {op: op_implementations_dict.get(op) for op in WRITES}
+    impls = {op: op_implementations_dict.get(op) for op in (*WRITES, *VIEWS)}
     cache_key = FakeTensorMode._cache_key
 
     @wraps(described)  # torch asks where it comes from
@@ -46,6 +48,17 @@ def layouts() -> Iterator[None]:
             whole = into.as_strided((nbytes // into.itemsize,), (1,), 0).clone()
             return whole.as_strided(into.size(), into.stride(), into.storage_offset())
 
+    def view(mode: FakeTensorMode, op: Any, whole: Any, *shape: Any) -> Any:
+        """Sides of 1 have strides too, and some kernels go by them: they are those of real views."""
+        made = impls[op](mode, op, whole, *shape)  # type: ignore[misc]  # torch has both
+        sizes = (*whole.shape, *whole.stride(), *made.shape)
+        if not all(isinstance(n, int) for n in sizes) or 1 not in made.shape:
+            return made
+        with no_python_dispatcher():  # which describes views of meta tensors in the same way
+            real = torch.empty_strided(whole.shape, whole.stride(), device="meta").view(made.shape)
+        with mode:
+            return whole.as_strided(real.shape, real.stride(), whole.storage_offset())
+
     def key(self: FakeTensorMode, state: Any, op: Any, *args: Any) -> Any:
         """What is remembered may be of a trace that was described as torch does it."""
         if op in impls or op is LAYER_NORM:
@@ -53,7 +66,7 @@ def layouts() -> Iterator[None]:
         return cache_key(self, state, op, *args)
 
     decomposition_table[LAYER_NORM] = layer_norm
-    op_implementations_dict.update(dict.fromkeys(WRITES, write))
+    op_implementations_dict.update(dict.fromkeys(WRITES, write) | dict.fromkeys(VIEWS, view))
     FakeTensorMode._cache_key = key  # type: ignore[assignment, method-assign]  # until the end
     try:
         yield

@@ -34,7 +34,8 @@ class Profiling:
     """That of the last step that was."""
     workspace_bytes: tuple[int, ...] | None = None
     between_bytes: int = 0
-    """What the rest of the step takes at most while the graph waits, beyond `lingering_bytes`."""
+    """What the rest of the step takes at most while the graph waits, beyond `lingering_bytes` and
+    the tangents."""
     lingering_bytes: int = 0
     """What the rest of the step still holds when backward begins, the tangents left out."""
     resident_bytes: int = 0
@@ -68,7 +69,7 @@ class Profiling:
         lingering = reading.level_bytes(visit.backward_start) - waiting - tangents
         peak = reading.peak_bytes(visit.forward_stop, visit.backward_start)
         self.lingering_bytes = max(0, lingering)
-        self.between_bytes = max(0, peak - waiting - self.lingering_bytes)
+        self.between_bytes = max(0, peak - waiting - self.lingering_bytes - tangents)
 
     def profile(self) -> Profile:
         """What was measured, once it is done."""
