@@ -160,7 +160,7 @@ def test_ops_alike_are_corrected_together() -> None:
 
 
 class Narrow(nn.Module):
-    """Heads of one channel: in a product of matrices, the stride of a side of 1 chooses a kernel."""
+    """Heads of one channel: in products of matrices, the stride of a side of 1 chooses a kernel."""
 
     def __init__(self) -> None:
         super().__init__()

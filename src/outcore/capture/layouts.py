@@ -49,7 +49,7 @@ def layouts() -> Iterator[None]:
             return whole.as_strided(into.size(), into.stride(), into.storage_offset())
 
     def view(mode: FakeTensorMode, op: Any, whole: Any, *shape: Any) -> Any:
-        """Sides of 1 have strides too, and some kernels go by them: they are those of real views."""
+        """Sides of 1 have strides too, those of real views: some kernels go by them."""
         made = impls[op](mode, op, whole, *shape)  # type: ignore[misc]  # torch has both
         sizes = (*whole.shape, *whole.stride(), *made.shape)
         if not all(isinstance(n, int) for n in sizes) or 1 not in made.shape:
