@@ -130,6 +130,47 @@ def test_what_the_loss_hands_back_is_counted_once() -> None:
     assert report.predicted_peak_bytes - report.measured_peak_bytes < 2 * 2**20  # a tangent is 4
 
 
+def leaves_gradients(backend: Any, x: Tensor) -> Tensor:
+    """Gradients go between the two calls, as with Lightning."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(4)))
+    call = torch.compile(module, backend=backend)
+    for _ in range(STEPS):
+        loss = call(x).square().mean()
+        module.zero_grad()
+        loss.backward()
+    return next(module.parameters()).grad.clone()
+
+
+def leaves_results(backend: Any, x: Tensor) -> Tensor:
+    """The results of a step have their name until the next ones take it."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(512, 64), nn.Tanh(), nn.Linear(64, 4096))
+    call = torch.compile(module, backend=backend)
+    for _ in range(STEPS):
+        module.zero_grad()
+        result = call(x)
+        result.square().mean().backward()
+    return next(module.parameters()).grad.clone()
+
+
+@pytest.mark.parametrize("leaves", [leaves_gradients, leaves_results])
+def test_what_is_left_of_the_step_before_goes_before_backward(
+    leaves: Callable[[Any, Tensor], Tensor],
+) -> None:
+    x = torch.randn(256, 512, generator=torch.Generator().manual_seed(0))
+    torch._dynamo.reset()
+    backend = Backend(budget="64MiB")
+    found = leaves(backend, x)
+    inside(backend)
+    report = backend.report()
+    assert report.predicted_peak_bytes is not None
+    assert report.measured_peak_bytes is not None
+    assert report.predicted_peak_bytes - report.measured_peak_bytes < 2 * 2**20  # 4 are left
+    torch._dynamo.reset()
+    assert torch.equal(found, leaves("eager", x))
+
+
 class Frozen(nn.Module):
     """A body that is not trained, in a graph of its own, and a head."""
 

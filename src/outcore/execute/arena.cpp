@@ -91,7 +91,7 @@ class Arena {
     erase_hole(start, length);
     if (length > size) insert_hole(start + size, length - size);
     if (!occupy(start, size)) return nullptr;  // these addresses are lost
-    used_.emplace(start, size);
+    used_.emplace(start, nbytes);
     live_bytes_ += size;
     if (resident_bytes() > threshold_bytes_) give_up();
     return reinterpret_cast<void*>(start);
@@ -102,7 +102,7 @@ class Arena {
     const auto entry = used_.find(reinterpret_cast<Address>(pointer));
     if (entry == used_.end()) std::abort();  // freed twice, or not at its start
     Address start = entry->first;
-    std::size_t size = entry->second;
+    std::size_t size = round_up(entry->second, kAlignmentBytes);
     used_.erase(entry);
     live_bytes_ -= size;
     vacate(start, size);
@@ -120,6 +120,17 @@ class Arena {
       erase_hole(other, length);
     }
     insert_hole(start, size);
+  }
+
+  // What was asked for.
+  std::size_t size_of(void* pointer) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return used_.at(reinterpret_cast<Address>(pointer));
+  }
+
+  std::size_t live_bytes() {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return live_bytes_;
   }
 
   // From now on, whenever more than `nbytes` are resident, what is not used is given up.
@@ -294,12 +305,19 @@ class Arena {
 Arena* arena = nullptr;
 c10::Allocator* previous = nullptr;
 
+// torch's own reporter is silent about the end of what is older than the profiler.
+void report(void* pointer, std::int64_t change) {
+  const c10::Device cpu(c10::DeviceType::CPU);
+  c10::reportMemoryUsageToProfiler(pointer, change, arena->live_bytes(), 0, cpu);
+}
+
 void release(void* pointer) {
   if (!arena->owns(pointer)) {
     previous->raw_deallocate(pointer);
     return;
   }
-  c10::profiledCPUMemoryReporter().Delete(pointer);
+  if (c10::memoryProfilingEnabled())
+    report(pointer, -static_cast<std::int64_t>(arena->size_of(pointer)));
   arena->give(pointer);
 }
 
@@ -311,10 +329,10 @@ class ArenaAllocator final : public c10::Allocator {
   c10::DataPtr allocate(std::size_t nbytes) override {
     const bool ours = least_bytes_ <= nbytes && nbytes <= most_bytes_;
     void* pointer = ours ? arena->take(nbytes) : nullptr;
-    if (pointer)
-      c10::profiledCPUMemoryReporter().New(pointer, nbytes);
-    else
+    if (!pointer)
       pointer = previous->raw_allocate(nbytes);
+    else if (c10::memoryProfilingEnabled())
+      report(pointer, static_cast<std::int64_t>(nbytes));
     return {pointer, pointer, &release, c10::Device(c10::DeviceType::CPU)};
   }
 

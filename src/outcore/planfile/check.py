@@ -57,7 +57,7 @@ def check_saved_fits(problem: Problem, plan: Plan, name: str = "") -> None:
 
     What goes to a disk beyond the host takes host memory on its way, as `overflow` has it.
     """
-    over = excess_bytes(problem, plan)
+    over = excess_bytes(problem, lower(problem, plan, fast=True))
     if problem.hardware.capacity(Tier.HOST):
         over[Tier.HOST] += staging_needed(problem.trace, plan)
     refuse(problem, plan, over, f"the plan in {name}" if name else plan.policy)

@@ -18,6 +18,7 @@ from outcore.ir.program import Copy, Program, Run, Stream
 from outcore.ir.timeline import Timeline
 from outcore.lower import lower
 from outcore.policies.judge import judge
+from outcore.policies.settle import check_program
 from outcore.simulate import simulate
 
 AHEAD = 0.02
@@ -28,12 +29,14 @@ LONGER = 1.5
 
 
 def just_in_time(evaluator: Evaluator, plan: Plan) -> Plan:
-    """`plan`, which must fit, with each copy back as late as leaves it time enough.
+    """`plan` with each copy back as late as leaves it time enough.
 
     The plan itself where that would be slower, or take more of an outer tier than there is. Copies
-    that are to arrive by a hint stay as they are. Lowers the plan once.
+    that are to arrive by a hint stay as they are. Lowers the plan once. Raises InfeasibleError
+    where it does not fit.
     """
     program = lower(evaluator.problem, plan, fast=True)
+    check_program(evaluator.problem, plan, program, plan.policy)
     timeline = simulate(evaluator.problem, program)
     later = _later(plan, program, timeline)
     found = replace(plan, choices=make_plan(plan.by_gap | later).choices)

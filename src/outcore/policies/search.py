@@ -98,7 +98,7 @@ class Search:
         judged = ((judge(evaluator, plan).seconds, plan) for plan in plans)
         seconds, best = min(judged, key=itemgetter(0))
         if annealing.best.seconds <= seconds:
-            best = settle(problem, evaluator.plan(kinds).by_gap, self)
+            best = evaluator.plan(kinds)
         return just_in_time(evaluator, replace(best, policy=spec_text(self)))
 
     def _begin(self, evaluator: Evaluator, plans: Sequence[Plan], min_bytes: int) -> Annealing:

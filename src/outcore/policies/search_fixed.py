@@ -21,6 +21,7 @@ from outcore.policies.search_anneal import Annealing
 from outcore.policies.search_space import Kinds, Space, kind_of, make_space
 from outcore.policies.search_starts import find_starts
 from outcore.policies.settle import settle
+from outcore.spec import spec_text
 
 
 def with_fixed(plan: Plan, fixed: Mapping[Gap, Choice]) -> dict[Gap, Choice]:
@@ -46,7 +47,7 @@ def search_fixed(problem: Problem, search: Search, fixed: Mapping[Gap, Choice]) 
     judged = ((judge(evaluator, plan).seconds, plan) for plan in plans)
     seconds, best = min(judged, key=itemgetter(0))
     if annealing.best.seconds < seconds:
-        best = settle(problem, evaluator.plan(kinds).by_gap, search)
+        best = evaluator.plan(kinds, spec_text(search))
     return just_in_time(evaluator, best)
 
 

@@ -9,6 +9,7 @@ from outcore.ir.hardware import Tier
 from outcore.ir.memory import tier_bytes
 from outcore.ir.plan import Choice, Gap, Plan, make_plan
 from outcore.ir.problem import Problem
+from outcore.ir.program import Program
 from outcore.ir.store import digest
 from outcore.lower import lower
 from outcore.policies.floor import infeasible, plan_floor
@@ -34,7 +35,12 @@ def settle(
 
 def check_fits(problem: Problem, plan: Plan, policy: str) -> None:
     """Raise InfeasibleError, in the name of `policy`, where `plan` needs more than there is."""
-    refuse(problem, plan, excess_bytes(problem, plan), policy)
+    check_program(problem, plan, lower(problem, plan, fast=True), policy)
+
+
+def check_program(problem: Problem, plan: Plan, program: Program, policy: str) -> None:
+    """The same where `plan` is lowered already, to `program`."""
+    refuse(problem, plan, excess_bytes(problem, program), policy)
 
 
 def refuse(problem: Problem, plan: Plan, over: Mapping[Tier, int], policy: str) -> None:
@@ -45,9 +51,8 @@ def refuse(problem: Problem, plan: Plan, over: Mapping[Tier, int], policy: str) 
         raise outer_too_small(problem, tier, over[tier], policy)
 
 
-def excess_bytes(problem: Problem, plan: Plan) -> dict[Tier, int]:
-    """What the lowered `plan` takes of each tier beyond its limit; negative where less."""
-    program = lower(problem, plan, fast=True)
+def excess_bytes(problem: Problem, program: Program) -> dict[Tier, int]:
+    """What a program takes of each tier beyond its limit; negative where less."""
     return {tier: tier_bytes(problem, program, tier) - problem.limit_bytes(tier) for tier in Tier}
 
 
