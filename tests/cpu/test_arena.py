@@ -146,6 +146,31 @@ def test_the_meter_sees_it():
 
 
 @needs_arena
+def test_the_profiler_sees_the_end_of_what_is_older():
+    """Torch's own reporter knows only of what was allocated while it watched."""
+    older = [buffer(MIB + 1)]
+    _, reading = metered(older.clear)
+    assert sum(reading.changes) == -MIB - 1
+
+
+@needs_arena
+def test_the_profiler_counts_nothing_of_threads_that_it_does_not_follow():
+    def dropped():
+        taken = []
+        buffer(MIB)  # the profiler is seen to have begun
+        thread = threading.Thread(target=lambda: taken.append(buffer(4 * MIB)))
+        thread.start()
+        thread.join()
+        taken.clear()
+        return buffer(MIB) is None
+
+    for _ in range(2):
+        _, reading = metered(dropped)
+        assert MIB <= reading.peak_bytes() < 2 * MIB
+        assert sum(reading.changes) == 0
+
+
+@needs_arena
 def test_storages_grow_and_are_copied():
     tensor = torch.arange(100_000)
     tensor.untyped_storage().resize_(8 * 200_000)

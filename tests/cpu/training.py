@@ -97,8 +97,8 @@ def same(first: Sequence[Sequence[Tensor]], second: Sequence[Sequence[Tensor]]) 
     )
 
 
-PROFILED_STEPS = 6
-"""Steps until a graph of its own is planned: two metered, three timed, and the next one plans."""
+PROFILED_STEPS = 5
+"""Steps until a graph of its own is planned: one metered, three timed, and the next one plans."""
 
 
 def small_reference(steps: int, *, eager: bool = False) -> list[list[Tensor]]:

@@ -19,10 +19,11 @@ from outcore.execute import open_driver
 from outcore.execute.driver import Region
 from outcore.execute.queued import QueuedDriver
 from outcore.ir.hardware import Tier
-from tests.cpu.training import PROFILED_STEPS, mean_square, same
+from tests.cpu.training import mean_square, same
 from tests.gpu.training import (
     PLAIN,
     POLICIES,
+    PROFILED_STEPS,
     images,
     planned,
     reference,

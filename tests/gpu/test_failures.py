@@ -18,8 +18,8 @@ from outcore import Backend
 from outcore.execute import pinned
 from outcore.execute.lane import QueuedLane
 from outcore.ir.hardware import Tier
-from tests.cpu.training import PROFILED_STEPS, mean_square, same, snapshot
-from tests.gpu.training import images, planned, reference, small, tight
+from tests.cpu.training import mean_square, same, snapshot
+from tests.gpu.training import PROFILED_STEPS, images, planned, reference, small, tight
 
 STEPS = PROFILED_STEPS + 3
 

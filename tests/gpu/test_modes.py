@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from outcore import Backend
-from tests.cpu.training import PROFILED_STEPS, same
-from tests.gpu.training import PLAIN, Way
+from tests.cpu.training import same
+from tests.gpu.training import PLAIN, PROFILED_STEPS, Way
 
 STEPS = PROFILED_STEPS + 3
 

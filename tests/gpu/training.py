@@ -14,8 +14,11 @@ from outcore import Backend
 from outcore.ir.hardware import Tier
 from outcore.policies import floor
 from outcore.runtime.margin import MARGIN_DIVISOR
-from tests.cpu.training import PROFILED_STEPS, Small, mean_square, train
+from tests.cpu.training import PROFILED_STEPS as CPU_PROFILED_STEPS
+from tests.cpu.training import Small, mean_square, train
 
+PROFILED_STEPS = CPU_PROFILED_STEPS + 1
+"""One more is metered than on a CPU."""
 POLICIES = ("swap-all", "swap-all-naive", "recompute-all", "swap-opt", "pooch", "pooch{early=true}")
 ROOMY_BYTES = 4 << 30
 

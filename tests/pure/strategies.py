@@ -293,7 +293,6 @@ def problems(draw: st.DrawFn, trace: Trace | None = None) -> Problem:
         disk_budget_bytes=dice.pick([None, None, 1 << 20]),
         outside_bytes=dice.pick([0, 0, 1000]),
         between_bytes=dice.pick([0, 0, 2000]),
-        leftover_bytes=dice.pick([0, 0, 1500]),
     )
 
 

@@ -12,7 +12,7 @@ from outcore.lower.draft import occupancy
 from outcore.lower.expand import expand
 from outcore.policies.floor import floor, leanest, plan_floor
 from outcore.policies.holdings import Holding, Why, floor_holdings
-from outcore.policies.summit import device_slots, outside_bytes, summit
+from outcore.policies.summit import device_slots, summit
 from tests.pure.strategies import problems
 from tests.pure.test_policies import KIB, chain
 
@@ -41,7 +41,7 @@ def test_what_is_on_the_device_is_what_lowering_counts(problem):
     draft = donate(problem.trace, expand(problem, plan))
     most = summit(problem, draft)
     slots = device_slots(draft, most)
-    nbytes = sum(draft.slots[s].nbytes for s in slots) + outside_bytes(problem, draft, most)
+    nbytes = sum(draft.slots[s].nbytes for s in slots) + problem.outside_bytes
     op = most.op(draft)
     if op is not None:
         nbytes += problem.profile.cost(op, plan.variant(op)).workspace_bytes

@@ -101,18 +101,14 @@ class _Process:
         """The forward and the backward call, and what follows until the next step."""
         program = self.program
         self.position = 0
-        leftover = self.take(self.problem.leftover_bytes)
         for slot in program.arguments:
             self._take_slot(slot)
         for self.position, instruction in enumerate(program.body):
             if self.position == program.boundary:
-                self.give(leftover)
-                leftover = None
                 for slot in program.tangents:
                     self._take_slot(slot)
                 self._pass(self.problem.between_bytes)
             self._serve(instruction.action)
-        self.give(leftover)
         for slot in set(program.results) - set(program.arguments):
             self._free_slot(slot)
 

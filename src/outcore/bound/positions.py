@@ -59,8 +59,7 @@ def make_positions(problem: Problem, live: Liveness) -> Positions:
         costs = () if op is None else profile.costs[op]
         inside = min((cost.workspace_bytes for cost in costs), default=between)
         seconds.append(min((cost.seconds for cost in costs), default=0.0))
-        outside = problem.first_bytes if position < pause else problem.outside_bytes
-        fixed.append(outside + held[position] + inside)
+        fixed.append(problem.outside_bytes + held[position] + inside)
     return Positions(tuple(ops), tuple(seconds), tuple(fixed), of_op, touches, pause)
 
 

@@ -56,7 +56,7 @@ N_OPS, N_BUFFERS, N_GAPS, N_INPUTS, N_TANGENTS, STEPS_MOST, SLOTS_MOST = range(7
 """Lengths; how many steps there can be, and how many slots without those of copies."""
 BOUNDARY, BUDGET_BYTES, OUTSIDE_BYTES, BETWEEN_BYTES, OFFLOADS = range(7, 12)
 """`OFFLOADS`: whether there is an outer tier."""
-DEVICE_LIMIT, OUTER_LIMIT, LEFTOVER_BYTES = range(12, 15)
+DEVICE_LIMIT, OUTER_LIMIT = range(12, 14)
 """The most bytes that a plan may take, on the device and in the outer tier."""
 
 INPUTS, TANGENTS, READS, WRITES, DONATION_READS, DONATION_WRITES, USE_GAPS = range(2, 9)
@@ -232,13 +232,12 @@ def _hint_fits(table: Ints, gap: int, row: int) -> bool:
 @compiled
 def _expand(table: Ints, times: Floats) -> int:
     """Walk the ops once, and say how that went."""
-    table[COUNT, LIVE] = table[FIXED, OUTSIDE_BYTES] + table[FIXED, LEFTOVER_BYTES]
+    table[COUNT, LIVE] = table[FIXED, OUTSIDE_BYTES]
     _arrive(table, INPUTS, table[FIXED, N_INPUTS])
     table[COUNT, PEAK] = table[COUNT, LIVE] if table[FIXED, N_OPS] > 0 else 0
     for op in range(table[FIXED, N_OPS]):
         if op == table[FIXED, BOUNDARY]:
             table[COUNT, BOUNDARY_STEP] = table[COUNT, N_STEPS]
-            table[COUNT, LIVE] -= table[FIXED, LEFTOVER_BYTES]
             _arrive(table, TANGENTS, table[FIXED, N_TANGENTS])
             between = table[COUNT, LIVE] + table[FIXED, BETWEEN_BYTES]
             _make_room(table, times, between, 2 * table[COUNT, N_STEPS] - 1)

@@ -62,7 +62,6 @@ def _fixed(problem: Problem, rows: dict[int, list[int]], steps: int, slots: int)
         k.BOUNDARY: problem.trace.boundary,
         k.BUDGET_BYTES: min(problem.budget_bytes, k.NEVER),
         k.OUTSIDE_BYTES: problem.outside_bytes,
-        k.LEFTOVER_BYTES: problem.leftover_bytes,
         k.BETWEEN_BYTES: problem.between_bytes,
         k.OFFLOADS: int(_offloads(problem)),
         k.DEVICE_LIMIT: min(problem.limit_bytes(Tier.DEVICE), k.NEVER),

@@ -20,6 +20,7 @@
 #endif
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <map>
@@ -57,6 +58,11 @@ std::size_t round_up(std::size_t nbytes, std::size_t unit) {
   return round_down(nbytes + unit - 1, unit);
 }
 
+struct Buffer {
+  std::size_t nbytes, serial;
+  bool watched;
+};
+
 struct Block {
   std::uint32_t used_bytes;
   std::uint32_t absent_bytes;  // given up in the sweep of that number, and not used since
@@ -82,7 +88,8 @@ class Arena {
   }
 
   // The address of `nbytes`, at least one and less than all; null where there is none.
-  void* take(std::size_t nbytes) {
+  // `watched`: a profiler hears of it.
+  void* take(std::size_t nbytes, bool watched) {
     const std::size_t size = round_up(nbytes, kAlignmentBytes);
     const std::lock_guard<std::mutex> guard(mutex_);
     const auto hole = by_size_.lower_bound({size, 0});
@@ -91,7 +98,7 @@ class Arena {
     erase_hole(start, length);
     if (length > size) insert_hole(start + size, length - size);
     if (!occupy(start, size)) return nullptr;  // these addresses are lost
-    used_.emplace(start, nbytes);
+    used_.emplace(start, Buffer{nbytes, ++serial_, watched});
     live_bytes_ += size;
     if (resident_bytes() > threshold_bytes_) give_up();
     return reinterpret_cast<void*>(start);
@@ -102,7 +109,7 @@ class Arena {
     const auto entry = used_.find(reinterpret_cast<Address>(pointer));
     if (entry == used_.end()) std::abort();  // freed twice, or not at its start
     Address start = entry->first;
-    std::size_t size = round_up(entry->second, kAlignmentBytes);
+    std::size_t size = round_up(entry->second.nbytes, kAlignmentBytes);
     used_.erase(entry);
     live_bytes_ -= size;
     vacate(start, size);
@@ -122,10 +129,19 @@ class Arena {
     insert_hole(start, size);
   }
 
-  // What was asked for.
-  std::size_t size_of(void* pointer) {
+  // The bytes whose end a profiler is to hear of that began with number `first`: of what it heard
+  // of before, and of what is older than itself. What threads took meanwhile that it does not
+  // follow was never counted.
+  std::size_t watched_bytes(void* pointer, std::size_t first) {
     const std::lock_guard<std::mutex> guard(mutex_);
-    return used_.at(reinterpret_cast<Address>(pointer));
+    const Buffer& buffer = used_.at(reinterpret_cast<Address>(pointer));
+    return buffer.watched || buffer.serial <= first ? buffer.nbytes : 0;
+  }
+
+  // The number of the latest buffer.
+  std::size_t serial() {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return serial_;
   }
 
   std::size_t live_bytes() {
@@ -294,16 +310,33 @@ class Arena {
   std::set<std::size_t> idle_;  // blocks with memory that hold nothing
   std::map<Address, std::size_t> by_address_;
   std::set<std::pair<std::size_t, Address>> by_size_;
-  std::unordered_map<Address, std::size_t> used_;
+  std::unordered_map<Address, Buffer> used_;
   std::mutex mutex_;
   std::size_t live_bytes_ = 0, resident_blocks_ = 0, moved_blocks_ = 0, mappings_ = 0;
-  std::size_t absent_bytes_ = 0, limit_bytes_ = SIZE_MAX, threshold_bytes_ = SIZE_MAX;
+  std::size_t serial_ = 0, absent_bytes_ = 0, limit_bytes_ = SIZE_MAX, threshold_bytes_ = SIZE_MAX;
   std::uint32_t sweeps_ = 0;
 };
 
 // Neither is ever destroyed: tensors are freed until the very end of the process.
 Arena* arena = nullptr;
 c10::Allocator* previous = nullptr;
+
+std::atomic<bool> watching{false};
+std::atomic<std::size_t> first_watched{0};
+thread_local bool began_to_watch = false;
+
+// Whether a profiler follows this thread. It counts as begun with the first that it sees, and as
+// over with what the same thread does next without one.
+bool watched() {
+  const bool now = c10::memoryProfilingEnabled();
+  if (now && !watching.exchange(true)) {
+    first_watched = arena->serial();
+    began_to_watch = true;
+  } else if (!now && began_to_watch) {
+    watching = began_to_watch = false;
+  }
+  return now;
+}
 
 // torch's own reporter is silent about the end of what is older than the profiler.
 void report(void* pointer, std::int64_t change) {
@@ -316,8 +349,10 @@ void release(void* pointer) {
     previous->raw_deallocate(pointer);
     return;
   }
-  if (c10::memoryProfilingEnabled())
-    report(pointer, -static_cast<std::int64_t>(arena->size_of(pointer)));
+  if (watched()) {
+    const std::size_t nbytes = arena->watched_bytes(pointer, first_watched);
+    if (nbytes) report(pointer, -static_cast<std::int64_t>(nbytes));
+  }
   arena->give(pointer);
 }
 
@@ -328,10 +363,11 @@ class ArenaAllocator final : public c10::Allocator {
 
   c10::DataPtr allocate(std::size_t nbytes) override {
     const bool ours = least_bytes_ <= nbytes && nbytes <= most_bytes_;
-    void* pointer = ours ? arena->take(nbytes) : nullptr;
+    const bool seen = ours && watched();
+    void* pointer = ours ? arena->take(nbytes, seen) : nullptr;
     if (!pointer)
       pointer = previous->raw_allocate(nbytes);
-    else if (c10::memoryProfilingEnabled())
+    else if (seen)
       report(pointer, static_cast<std::int64_t>(nbytes));
     return {pointer, pointer, &release, c10::Device(c10::DeviceType::CPU)};
   }

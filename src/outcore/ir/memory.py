@@ -20,19 +20,18 @@ class Peak:
 def held_bytes(problem: Problem, program: Program, tier: Tier) -> tuple[int, ...]:
     """Bytes held in `tier` while the instruction at each body position runs.
 
-    On the device this counts the caller's slots, `outside_bytes`, in the forward call
-    `leftover_bytes`, and inside a Run its workspace and its outputs; at the first backward position
-    also `between_bytes`, for the time between the two calls.
+    On the device this counts the caller's slots, `outside_bytes`, and inside a Run its workspace
+    and its outputs; at the first backward position also `between_bytes`, for the time between the
+    two calls.
     """
     device = tier is Tier.DEVICE
     slots, profile = program.slots, problem.profile
     live = sum(slots[s].nbytes for s in program.arguments if slots[s].tier is tier)
-    live += problem.first_bytes if device else 0
-    first = live
+    live += problem.outside_bytes if device else 0
     held = []
     for position, instruction in enumerate(program.body):
         if position == program.boundary and device:
-            live += sum(slots[s].nbytes for s in program.tangents) - problem.leftover_bytes
+            live += sum(slots[s].nbytes for s in program.tangents)
         action = instruction.action
         before, live = live, live + _change(program, action, tier)
         inside = max(before, live)
@@ -40,7 +39,7 @@ def held_bytes(problem: Problem, program: Program, tier: Tier) -> tuple[int, ...
             inside += profile.cost(action.op, action.variant).workspace_bytes
         if device and position == program.boundary:
             inside = max(inside, before + problem.between_bytes)
-        held.append(inside if position else max(inside, first))
+        held.append(inside)
     return tuple(held)
 
 

@@ -14,12 +14,11 @@ class Problem:
     """A trace, what it costs, the machine, and the bytes it may use.
 
     `budget_bytes` bounds the device, everything counted: `outside_bytes` is what the process holds
-    there besides the trace's own buffers (optimizer state, old gradients, a safety margin),
-    `leftover_bytes` is what it holds besides until the forward call is over (results and gradients
-    of the step before), and `between_bytes` is what the rest of the step needs while this trace is
-    suspended between its forward and its backward call, besides the tangents (a loss outside the
-    graph, other graphs). The outer tiers are bounded by `host_budget_bytes` and
-    `disk_budget_bytes`, or by the hardware where these are None.
+    there besides the trace's own buffers (optimizer state, old gradients, a safety margin), and
+    `between_bytes` is what the rest of the step needs while this trace is suspended between its
+    forward and its backward call, besides the tangents (a loss outside the graph, other graphs).
+    The outer tiers are
+    bounded by `host_budget_bytes` and `disk_budget_bytes`, or by the hardware where these are None.
     """
 
     trace: Trace
@@ -30,12 +29,6 @@ class Problem:
     disk_budget_bytes: int | None = None
     outside_bytes: int = 0
     between_bytes: int = 0
-    leftover_bytes: int = 0
-
-    @property
-    def first_bytes(self) -> int:
-        """What is held besides the trace's own buffers when the forward call begins."""
-        return self.outside_bytes + self.leftover_bytes
 
     def limit_bytes(self, tier: Tier) -> int:
         """The most bytes a program for this problem may hold in `tier`."""

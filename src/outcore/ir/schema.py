@@ -144,7 +144,6 @@ PROBLEM = record(
     disk_budget_bytes=optional(INT),
     outside_bytes=INT,
     between_bytes=INT,
-    leftover_bytes=sparse(INT, 0),
 )
 
 # ---- plan ----------------------------------------------------------------------------------------

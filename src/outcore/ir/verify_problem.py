@@ -27,7 +27,6 @@ def verify_problem(problem: Problem) -> None:
         "the disk budget": problem.disk_budget_bytes or 0,
         "the bytes outside": problem.outside_bytes,
         "the bytes between": problem.between_bytes,
-        "the bytes left over": problem.leftover_bytes,
     }
     for where, nbytes in amounts.items():
         if nbytes < 0:

@@ -101,11 +101,11 @@ class Occupancy:
 def occupancy(problem: Problem, draft: Draft) -> Occupancy:
     """Device bytes of `draft`, step by step, everything counted. Linear in actions."""
     slots, profile = draft.slots, problem.profile
-    live = problem.first_bytes + sum(slots[s].nbytes for s in draft.arguments)
+    live = problem.outside_bytes + sum(slots[s].nbytes for s in draft.arguments)
     held, between = [], 0
     for index, step in enumerate(draft.steps):
         if index == draft.boundary:
-            live += sum(slots[s].nbytes for s in draft.tangents) - problem.leftover_bytes
+            live += sum(slots[s].nbytes for s in draft.tangents)
             between = live + problem.between_bytes
         live += _change(slots, step.before)
         held.append(live + profile.cost(step.run.op, step.run.variant).workspace_bytes)

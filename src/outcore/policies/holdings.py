@@ -14,7 +14,7 @@ from outcore.lower.donate import donate
 from outcore.lower.draft import Draft
 from outcore.lower.expand import expand
 from outcore.policies.floor import Floor, leanest
-from outcore.policies.summit import Summit, device_slots, outside_bytes, summit
+from outcore.policies.summit import Summit, device_slots, summit
 
 
 class Why(StrEnum):
@@ -69,7 +69,7 @@ def floor_holdings(problem: Problem) -> Holdings:
         _grouped(problem, draft, most),
         workspace,
         problem.between_bytes if most.paused else 0,
-        outside_bytes(problem, draft, most),
+        problem.outside_bytes,
     )
 
 

@@ -82,7 +82,6 @@ def _unswapped(problem: Problem, edges: Edges, position: Ints) -> Ints:
     given = dict.fromkeys(trace.value_buffers(tuple(map(Ref, trace.inputs))), 0)
     given |= dict.fromkeys(trace.value_buffers(tuple(map(Ref, trace.tangents))), pause)
     spans = [(0, end, problem.outside_bytes), (pause, pause, problem.between_bytes)]
-    spans += [(0, pause - 1, problem.leftover_bytes)] if pause else []
     spans += [
         (int(position[order.node(op)]),) * 2 + (nbytes,)
         for op, nbytes in enumerate(problem.profile.workspace_bytes)

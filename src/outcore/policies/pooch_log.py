@@ -106,8 +106,8 @@ def record(problem: Problem, gaps: Sequence[Gap], tier: Tier) -> Log:
     breaks = sorted({gap.before for gap in gaps})
     targets = _targets(problem, gaps, breaks, tier)
     ops = [_logged(problem, draft, step) for step in draft.steps]
-    start = problem.first_bytes + sum(draft.slots[s].nbytes for s in draft.arguments)
-    given = sum(draft.slots[s].nbytes for s in draft.tangents) - problem.leftover_bytes
+    start = problem.outside_bytes + sum(draft.slots[s].nbytes for s in draft.arguments)
+    given = sum(draft.slots[s].nbytes for s in draft.tangents)
     levels = _levels(ops, start, boundary, given)
     leaving = _by_op([gap.after for gap in gaps])
     wanted = _by_op([gap.before for gap in gaps])
@@ -177,12 +177,12 @@ def _change(draft: Draft, actions: Sequence[Action]) -> int:
     return taken - sum(draft.slots[a.slot].nbytes for a in actions if isinstance(a, Free))
 
 
-def _levels(ops: Sequence[LoggedOp], start: int, boundary: int, given: int) -> list[int]:
-    """Bytes held before each op, and at the end; `given` more from the boundary on."""
-    level = start + (0 if boundary else given)
+def _levels(ops: Sequence[LoggedOp], start: int, boundary: int, tangents: int) -> list[int]:
+    """Bytes held before each op, and at the end; tangents arrive at the boundary."""
+    level = start + (0 if boundary else tangents)
     levels = [level]
     for index, op in enumerate(ops, 1):
-        level += op.alloc_bytes - op.free_bytes + (given if index == boundary else 0)
+        level += op.alloc_bytes - op.free_bytes + (tangents if index == boundary else 0)
         levels.append(level)
     return levels
 

@@ -42,18 +42,12 @@ class Summit:
 def summit(problem: Problem, draft: Draft) -> Summit:
     """The most that `draft` holds. An op goes before the pause, and both before the arrival."""
     held = occupancy(problem, draft)
-    given = problem.first_bytes + sum(draft.slots[s].nbytes for s in draft.arguments)
+    given = problem.outside_bytes + sum(draft.slots[s].nbytes for s in draft.arguments)
     found = Summit(given if held.steps else 0)
     if held.between > found.nbytes:
         found = Summit(held.between, draft.boundary, paused=True)
     highest = max(held.steps, default=-1)
     return Summit(highest, held.steps.index(highest)) if highest >= found.nbytes else found
-
-
-def outside_bytes(problem: Problem, draft: Draft, where: Summit) -> int:
-    """What is held at `where` besides the trace's own buffers, for longer than a moment."""
-    over = where.step is not None and where.step >= draft.boundary  # the forward call
-    return problem.outside_bytes if over else problem.first_bytes
 
 
 def device_slots(draft: Draft, where: Summit) -> frozenset[int]:

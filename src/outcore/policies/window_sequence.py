@@ -150,8 +150,6 @@ class _Builder:
             self.changes[last] -= self.buffer_bytes[buffer]
 
     def _beside_bytes(self) -> list[int]:
-        self.changes[0] += self.problem.leftover_bytes
-        self.changes[self.boundary] -= self.problem.leftover_bytes
         beside = list(accumulate(self.changes))[: self.functions]
         draft = donate(self.trace, expand(self.problem, Plan(())))
         for step in draft.steps:

@@ -94,7 +94,7 @@ def _offloaded_bytes(step: PlannedStep) -> int:
 
 def _resident_bytes(step: PlannedStep) -> int:
     problem = step.problem
-    return problem.first_bytes + sum(b.nbytes for b in problem.trace.buffers if b.borrowed)
+    return problem.outside_bytes + sum(b.nbytes for b in problem.trace.buffers if b.borrowed)
 
 
 def _counts(step: PlannedStep) -> Counts:

@@ -48,12 +48,12 @@ def _device(step: PlannedStep, timeline: Timeline) -> Iterator[Level]:
     spans = {span.instruction: span for span in timeline.spans}
     held = held_bytes(problem, program, Tier.DEVICE)
     now = min((span.start_seconds for span in timeline.spans), default=0.0)
-    live = problem.first_bytes
+    live = problem.outside_bytes
     live += sum(slots[s].nbytes for s in program.arguments if slots[s].tier is Tier.DEVICE)
     yield Level(now, live)
     for position, instruction in enumerate(program.body):
         if position == program.boundary:
-            live += sum(slots[s].nbytes for s in program.tangents) - problem.leftover_bytes
+            live += sum(slots[s].nbytes for s in program.tangents)
         if instruction.stream is not Stream.COMPUTE:
             if position == program.boundary:
                 yield Level(now, held[position])

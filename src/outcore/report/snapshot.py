@@ -163,9 +163,8 @@ def _recorded(device: int, step: PlannedStep) -> _Recorder:
     """All that happens on the device, at the times that are predicted."""
     problem, program = step.problem, step.program
     recorder, names = _Recorder(device), _Names(step)
-    outside, between, workspace, leftover = -1, -2, -3, -4
+    outside, between, workspace = -1, -2, -3
     recorder.take(outside, problem.outside_bytes, _frames("outside: optimizer state and the like"))
-    recorder.take(leftover, problem.leftover_bytes, _frames("left over from the step before"))
     for slot in program.arguments:
         names.take(recorder, slot)
     for span in step.predicted.spans:
@@ -174,7 +173,6 @@ def _recorded(device: int, step: PlannedStep) -> _Recorder:
         if instruction.stream is Stream.COMPUTE:
             recorder.now_us = round(span.start_seconds * US_PER_SECOND)
         if position == program.boundary:
-            recorder.give(leftover)
             for slot in program.tangents:
                 names.take(recorder, slot)
             recorder.take(between, problem.between_bytes, _frames("between the two calls"))

@@ -69,6 +69,7 @@ class Engine:
         self.strict = settings.strict
         self.lock = threading.RLock()
         """Held by each call of a graph: threads that train under one budget take turns."""
+        self.readings = 2 if device.type == "cuda" else 1
         """Steps to be metered before planning: in the first, cuDNN may try its algorithms out."""
         self.driver: Driver = open_driver(
             device, settings.spill_dir, settings.link_bytes_per_second
@@ -275,17 +276,6 @@ class Engine:
         """Whether there are graphs that run, and none is being profiled."""
         standings = self.standings()
         return bool(standings) and all(s.settled for s in standings)
-
-    def level_bytes(self, graph: PlannedGraph) -> int | None:
-        """All that live tensors hold while one call of `graph` waits for its backward.
-
-        None where other calls wait too, or where not all can be counted.
-        """
-        ledger = self.driver.ledger()
-        counted = ledger is not None or self.device.type == "cuda"
-        if not counted or self.waiting(graph) > 1 or self.outstanding(graph):
-            return None
-        return self.resident_bytes()
 
     def resident_bytes(self, besides: Sequence[torch.Tensor] = ()) -> int:
         """Bytes that live tensors hold on the device, those of `besides` left out."""

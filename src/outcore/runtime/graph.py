@@ -74,8 +74,6 @@ class PlannedGraph:
         self.digest = digest(captured.trace)
         self.standing = Standing(kind=tuple(op.target for op in captured.trace.ops))
         self.profiling: Profiling | None = None
-        self.resident_bytes = 0
-        """What was held besides it when its latest call began, while it is profiled."""
         self.executable: Executable | None = None
         self.adopted = False
         """Whether its plan was made for another graph, and has not been held against this one."""
@@ -150,9 +148,6 @@ class PlannedGraph:
         visit.work.append((start, clock.now()))
         visit.forward_stop = time.time_ns()
         stand_in = self.engine.stores.add(store, follow=stand_in_survives())
-        if self.profiling is not None:
-            visit.resident_bytes = self.resident_bytes
-            visit.level_bytes = self.engine.level_bytes(self)
         return [*results, stand_in]
 
     def _backward(self, args: list[Any]) -> tuple[Any, ...]:
@@ -171,7 +166,6 @@ class PlannedGraph:
         again = keeps_graph()
         self.standing.retained |= again
         given = list(tangents) if visit.replay is not None else []
-        self._note_wait(visit, again=again)
         clock = self.engine.driver.clock
         visit.backward_start, start = time.time_ns(), clock.now()
         inputs: list[Any] | None = None
@@ -204,12 +198,6 @@ class PlannedGraph:
             self.engine.check_known(self, checked=True)
         return gradients
 
-    def _note_wait(self, visit: Visit, *, again: bool) -> None:
-        """Let the profile know what is held as the backward call of a visit begins."""
-        if self.profiling is not None:
-            level_bytes = None if again else self.engine.level_bytes(self)
-            self.profiling.waited(visit, level_bytes)
-
     # ---- before a step --------------------------------------------------------------------------
 
     def _ready(self, inputs: list[Any]) -> Executable:
@@ -227,8 +215,8 @@ class PlannedGraph:
             return self._followed(self.executable)
         if self.profiling is None:
             self.profiling = self._begin(inputs)
-        self.resident_bytes = self.engine.resident_besides(self, inputs)
-        self.profiling.resident_bytes = max(self.profiling.resident_bytes, self.resident_bytes)
+        resident = self.engine.resident_besides(self, inputs)
+        self.profiling.resident_bytes = max(self.profiling.resident_bytes, resident)
         if not self.profiling.done or self._follows_the_unplanned():
             return self.profiling.executable
         return self._settle(self.engine.plan(self, self.profiling))
@@ -281,7 +269,7 @@ class PlannedGraph:
 
     def _begin(self, inputs: list[Any]) -> Profiling:
         program, engine = self.engine.floor_program(self, inputs), self.engine
-        return begin_profiling(self.captured.trace, program, engine.driver)
+        return begin_profiling(self.captured.trace, program, engine.driver, engine.readings)
 
     def _settle(self, planned: Planned) -> Executable:
         self.standing.settle(planned)

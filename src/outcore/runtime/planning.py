@@ -71,15 +71,14 @@ class Planner:
     def plan(self, shares: Shares, profiled: Profiling) -> Planned:
         """Plan a graph from what was measured. Everything is kept where that fits.
 
-        Raises InfeasibleError where no plan of the policy fits the budget: at least what it names
-        will do where other graphs have no plan yet, which may need more.
+        Raises InfeasibleError where no plan of the policy fits the budget. Where other graphs have
+        no plan yet, the budget it names is the least that may do (`at_least`).
         """
         gradients = later_gradient_bytes(shares.graph, shares.active)  # which linger, if seen
-        more = max(profiled.more_bytes, gradients) if gradients else profiled.more_bytes
-        hardware, leftover = self.solver.hardware(), max(0, -more)
-        resident = profiled.resident_bytes + more + shares.to_come_bytes(hardware)
-        between = max(profiled.between_bytes, shares.in_turn_bytes(hardware))
-        problem = shares.problem(hardware, profiled.profile(), resident, between, leftover)
+        resident = profiled.resident_bytes + max(profiled.lingering_bytes, gradients)
+        resident += shares.to_come_bytes(self.solver.hardware())
+        between = max(profiled.between_bytes, shares.in_turn_bytes(self.solver.hardware()))
+        problem = shares.problem(self.solver.hardware(), profiled.profile(), resident, between)
         try:
             planned = self._planned(shares, problem, profiled.resident_bytes)
         except InfeasibleError as error:

@@ -72,10 +72,6 @@ class Visit:
     forward_stop: int = 0
     backward_start: int = 0
     backward_stop: int = 0
-    resident_bytes: int = 0
-    """What was held besides the graph's own when the forward call began."""
-    level_bytes: int | None = None
-    """All that was held when it was over; None where that says nothing."""
     work: list[tuple[Moment, Moment]] = field(default_factory=list)
     """From when to when the device was at it, by the driver's clock: forward, then backward."""
 

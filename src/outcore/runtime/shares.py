@@ -37,17 +37,12 @@ class Shares:
     """What other graphs were found to take."""
 
     def problem(
-        self,
-        hardware: Hardware,
-        profile: Profile,
-        resident_bytes: int,
-        between_bytes: int = 0,
-        leftover_bytes: int = 0,
+        self, hardware: Hardware, profile: Profile, resident_bytes: int, between_bytes: int = 0
     ) -> Problem:
         """The problem of one call, with `resident_bytes` held besides the graph's own buffers.
 
         Gradients of later graphs are among them. `between_bytes`: what the rest of the step was
-        seen to take while the graph waits; `leftover_bytes`: what is held until then besides.
+        seen to take while the graph waits.
         """
         trace, budget = self.graph.captured.trace, self.budget_bytes
         states = self.graph.standing.most_outstanding * _states_bytes(trace, self.state_bytes)
@@ -63,7 +58,6 @@ class Shares:
             disk_budget_bytes=self.outer(Tier.DISK, hardware.capacity(Tier.DISK)),
             outside_bytes=outside,
             between_bytes=between_bytes,
-            leftover_bytes=leftover_bytes,
         )
 
     @property

@@ -48,7 +48,6 @@ def print_problem(problem: Problem) -> Iterator[str]:
         "disk": problem.disk_budget_bytes,
         "outside": problem.outside_bytes or None,
         "between": problem.between_bytes or None,
-        "leftover": problem.leftover_bytes or None,
     }
     given = (f"{word} {nbytes} B" for word, nbytes in optional.items() if nbytes is not None)
     yield row(f"problem budget {problem.budget_bytes} B", *given)
@@ -142,7 +141,7 @@ def read_problem(lines: Lines) -> Problem:
     head, *rest = lines
     head.expect("problem", "budget")
     budget_bytes = head.nbytes()
-    words = ("host", "disk", "outside", "between", "leftover")
+    words = ("host", "disk", "outside", "between")
     given = {word: head.nbytes() if head.accept(word) else None for word in words}
     head.end()
     parts = _split(head, rest, ("hardware", "profile", "trace"))
@@ -155,7 +154,6 @@ def read_problem(lines: Lines) -> Problem:
         given["disk"],
         given["outside"] or 0,
         given["between"] or 0,
-        given["leftover"] or 0,
     )
 
 
