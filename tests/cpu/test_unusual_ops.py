@@ -198,6 +198,32 @@ def test_results_whose_sides_of_one_are_not_as_described() -> None:
     assert corrections(Single(), torch.randn(64, 16)) == [1]
 
 
+class Squeezed(nn.Module):
+    """Squeeze and excitation: maps of one pixel, which kernels do not lay out channels last."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(width, width + 4, 3, padding=1)
+        self.down, self.up = nn.Conv2d(width + 4, 4, 1), nn.Conv2d(4, width + 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.silu(self.layer(x))
+        pixel = x.mean((2, 3), keepdim=True)
+        result: Tensor = x * torch.sigmoid(self.up(F.silu(self.down(pixel))))
+        return result
+
+
+def test_sides_of_one_are_corrected_by_rule_whatever_the_width() -> None:
+    few, more = (
+        nn.Sequential(*(Squeezed(8 + 4 * i) for i in range(depth))).to(
+            memory_format=torch.channels_last  # type: ignore[call-overload]  # torch's stubs lack it
+        )
+        for depth in (2, 5)
+    )
+    x = torch.randn(2, 8, 12, 12).contiguous(memory_format=torch.channels_last)
+    assert sum(corrections(more, x)) == sum(corrections(few, x)) <= 4
+
+
 class Relaid(nn.Module):
     """Gradients that are not laid out as torch describes them, in each of several layers."""
 

@@ -24,9 +24,10 @@ def capture_again(captured: Captured, op: int, real: Sequence[tuple[int, Value, 
     """The graph with results of `op` as they are: by position, in storages of so many bytes.
 
     All that is made from them is described anew, views of them too. Ops of the kind are taken to do
-    likewise: to make that dtype, where it is the dtype alone that differs; else, where the same was
-    expected of them. They are held against kernels as before. Raises CaptureError where something
-    cannot be described, and as `capture`.
+    likewise: to make that dtype, where it is the dtype alone that differs; to lay sides of 1 out by
+    the same rule, where these alone do; else, where the same was expected of them. They are held
+    against kernels as before. Raises CaptureError where something cannot be described, and as
+    `capture`.
     """
     joint = captured.joint
     if joint is None:
@@ -53,11 +54,12 @@ def _changed(joint: Joint, node: Node, real: Sequence[tuple[int, Value, int]]) -
             tensor = next(iter(_results(other)[position : position + 1]), None)
             if not isinstance(tensor, torch.Tensor) or tensor.dtype != described.dtype:
                 continue
-            if dtype_alone:
-                likewise = _with_dtype(value, tensor)
-            elif _layout(tensor) == layout:
+            likewise = _with_dtype(value, tensor) if dtype_alone else None
+            if _layout(tensor) == layout:
                 likewise = value, nbytes
-            else:
+            elif likewise is None and not another:
+                likewise = _with_sides(value, layout, tensor)
+            if likewise is None:
                 continue
             other.meta.setdefault(REAL, {})[position] = likewise
             changed.add(other)
@@ -74,6 +76,42 @@ def _with_dtype(value: Value, tensor: torch.Tensor) -> tuple[Value, int]:
     items = tensor.untyped_storage().nbytes() // tensor.itemsize
     size = items * getattr(torch, value.dtype).itemsize
     return replace(value, shape=shape, stride=stride, offset=0), size
+
+
+def _with_sides(
+    value: Value,
+    described: tuple[tuple[int, ...], tuple[int, ...], int],
+    tensor: torch.Tensor,
+) -> tuple[Value, int] | None:
+    """`tensor` with its sides of 1 laid out as those of `value` are, and its storage's bytes.
+
+    As by a rule that is read off `value` (the stride of a side is that of another one, or of all
+    below that), since a network of many widths has many such layouts. None where there is none, or
+    where more than sides of 1 differ. What is guessed wrong is found out by its own kernel.
+    """
+    shape, stride, offset = _layout(tensor)
+    ones = [d for d, n in enumerate(shape) if n == 1]
+    alike = [d for d, n in enumerate(described[0]) if n == 1] == ones
+    differ = [d for d, (a, b) in enumerate(zip(value.stride, described[1], strict=True)) if a != b]
+    whole = (value.shape, value.offset) == (described[0], described[2])
+    if not (whole and alike and len(shape) == len(value.shape) and set(differ) <= set(ones)):
+        return None
+    order = sorted(range(len(shape)), key=ones.__contains__)
+    made = list(stride)
+    for side in differ:
+        rules = ((d, times) for times in (False, True) for d in order)
+        found = (r for r in rules if _by(r, described[0], described[1]) == value.stride[side])
+        rule = next(found, None)
+        if rule is None:
+            return None
+        made[side] = _by(rule, shape, stride)
+    real = replace(value, shape=shape, stride=tuple(made), offset=offset)
+    return real, tensor.untyped_storage().nbytes()
+
+
+def _by(rule: tuple[int, bool], shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    side, times = rule
+    return stride[side] * (shape[side] if times else 1)
 
 
 def _results(node: Node) -> Sequence[Any]:
