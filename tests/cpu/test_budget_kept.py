@@ -130,6 +130,67 @@ def test_what_the_loss_hands_back_is_counted_once() -> None:
     assert report.predicted_peak_bytes - report.measured_peak_bytes < 2 * 2**20  # a tangent is 4
 
 
+def leaves_gradients(backend: Any, x: Tensor) -> Tensor:
+    """Gradients go between the two calls, as with Lightning."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(4)))
+    call = torch.compile(module, backend=backend)
+    for _ in range(STEPS):
+        loss = call(x).square().mean()
+        module.zero_grad()
+        loss.backward()
+    return snapshot(module, loss.detach())[-1]
+
+
+def leaves_results(backend: Any, x: Tensor) -> Tensor:
+    """The results of a step have their name until the next ones take it."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = nn.Sequential(Tower(512, 4), nn.Linear(512, 1024))
+    call = torch.compile(module, backend=backend)
+    for _ in range(STEPS):
+        module.zero_grad()
+        result = call(x)
+        loss = result.square().mean()
+        loss.backward()
+    return snapshot(module, loss.detach())[-1]
+
+
+def leaves_nothing(backend: Any, x: Tensor) -> Tensor:
+    return train(Tower, backend, x[:, :64], mean_square)[-1][-1]
+
+
+@pytest.mark.parametrize(
+    ("leaves", "rows", "budget"),
+    [
+        (leaves_gradients, 2048, "40MiB"),
+        (leaves_results, 1024, "34MiB"),
+        (leaves_nothing, 2048, "9MiB"),
+    ],
+)
+def test_what_is_left_of_the_step_before_is_told(
+    leaves: Callable[[Any, Tensor], Tensor], rows: int, budget: str
+) -> None:
+    x = torch.randn(rows, 512, generator=torch.Generator().manual_seed(0))
+    backend = Backend(budget=budget)
+    found = leaves(backend, x)
+    inside(backend)
+    report = backend.report()
+    told = [note for note in report.notes if "4.00 MiB were held while its forward call" in note]
+    assert report.state == "planned"
+    assert len(told) == (leaves is not leaves_nothing)
+    assert torch.equal(found, leaves("eager", x))
+
+
+def test_an_error_tells_what_is_left_of_the_step_before() -> None:
+    x = torch.randn(1024, 512, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(InfeasibleError) as error:
+        leaves_results(Backend(budget="29MiB"), x)
+    (told,) = error.value.__notes__
+    assert told.startswith("4.00 MiB were held while its forward call ran")
+
+
 class Frozen(nn.Module):
     """A body that is not trained, in a graph of its own, and a head."""
 

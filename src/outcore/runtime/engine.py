@@ -26,6 +26,7 @@ from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.margin import margin_bytes
 from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.options import Settings
+from outcore.runtime.pause import Pause, begin_pause
 from outcore.runtime.planned import Planned
 from outcore.runtime.planning import Planner
 from outcore.runtime.profiling import Profiling
@@ -276,6 +277,21 @@ class Engine:
         """Whether there are graphs that run, and none is being profiled."""
         standings = self.standings()
         return bool(standings) and all(s.settled for s in standings)
+
+    def level_bytes(self, graph: PlannedGraph) -> int | None:
+        """All that live tensors hold while one call of `graph` waits for its backward.
+
+        None where other calls wait too, or where counting would take a walk over all tensors.
+        """
+        counted = self.device.type == "cuda" or self.driver.ledger() is not None
+        if not counted or self.waiting(graph) != 1 or self.outstanding(graph):
+            return None
+        return self.resident_bytes()
+
+    def begin_pause(self, graph: PlannedGraph, results: Sequence[Any]) -> Pause | None:
+        """What is held when a forward call of `graph` is over; None where that is not counted."""
+        level_bytes = self.level_bytes(graph)
+        return None if level_bytes is None else begin_pause(level_bytes, results, self.device)
 
     def resident_bytes(self, besides: Sequence[torch.Tensor] = ()) -> int:
         """Bytes that live tensors hold on the device, those of `besides` left out."""

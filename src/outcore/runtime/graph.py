@@ -148,6 +148,8 @@ class PlannedGraph:
         visit.work.append((start, clock.now()))
         visit.forward_stop = time.time_ns()
         stand_in = self.engine.stores.add(store, follow=stand_in_survives())
+        if self.profiling is not None:
+            visit.pause = self.engine.begin_pause(self, results)
         return [*results, stand_in]
 
     def _backward(self, args: list[Any]) -> tuple[Any, ...]:
@@ -165,6 +167,7 @@ class PlannedGraph:
         visit = store.visit
         again = keeps_graph()
         self.standing.retained |= again
+        self._end_pause(visit, again=again)
         given = list(tangents) if visit.replay is not None else []
         clock = self.engine.driver.clock
         visit.backward_start, start = time.time_ns(), clock.now()
@@ -198,6 +201,11 @@ class PlannedGraph:
             self.engine.check_known(self, checked=True)
         return gradients
 
+    def _end_pause(self, visit: Visit, *, again: bool) -> None:
+        """Note what is held as the backward call of a profiled visit begins."""
+        if self.profiling is not None and not again:
+            self.profiling.waited(visit, self.engine.level_bytes(self))
+
     # ---- before a step --------------------------------------------------------------------------
 
     def _ready(self, inputs: list[Any]) -> Executable:
@@ -219,6 +227,7 @@ class PlannedGraph:
         self.profiling.resident_bytes = max(self.profiling.resident_bytes, resident)
         if not self.profiling.done or self._follows_the_unplanned():
             return self.profiling.executable
+        self.standing.gone_bytes = self.profiling.gone_bytes or 0
         return self._settle(self.engine.plan(self, self.profiling))
 
     def _follows_the_unplanned(self) -> bool:

@@ -84,6 +84,9 @@ class Planner:
         except InfeasibleError as error:
             others = (graph for graph in shares.active if graph is not shares.graph)
             error.at_least |= any(graph.planned is None for graph in others)
+            left_over = shares.graph.standing.left_over(problem.budget_bytes)
+            if left_over:
+                error.add_note(left_over)
             raise
         return self._retaining(shares, planned) if shares.graph.standing.retained else planned
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from outcore.execute import Driver, Executable, Instruments, build, checker
 from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Program
-from outcore.ir.trace import Trace
+from outcore.ir.trace import Ref, Trace
 from outcore.measure import Reading, Stopwatch
+from outcore.runtime.calls import nbytes_of
 from outcore.runtime.session import Visit
 
 TIMED_STEPS = 3
@@ -40,6 +41,9 @@ class Profiling:
     """What the rest of the step still holds when backward begins, the tangents left out."""
     resident_bytes: int = 0
     """The most that was held besides the graph's own buffers when a forward call began."""
+    gone_bytes: int | None = None
+    """What went while the graph waited, in each step but the first: it is left of the step before,
+    as results are that have a name until the next ones take it. None: not known."""
     timed_steps: int = 0
 
     @property
@@ -52,6 +56,18 @@ class Profiling:
         """What the next step runs."""
         return self.checked if self.workspace_bytes is None else self.timed
 
+    @property
+    def tangent_bytes(self) -> int:
+        """What the backward call is given."""
+        return nbytes_of(self.trace, tuple(map(Ref, self.trace.tangents)))
+
+    def waited(self, visit: Visit, level_bytes: int | None) -> None:
+        """Take what is held, everything counted, as the backward call of a visit begins."""
+        pause, first = visit.pause, self.workspace_bytes is None
+        if pause is not None and level_bytes is not None and not first:
+            gone = max(0, pause.gone_bytes(level_bytes - self.tangent_bytes))
+            self.gone_bytes = gone if self.gone_bytes is None else min(gone, self.gone_bytes)
+
     def metered(self, reading: Reading, visit: Visit) -> None:
         """Take the workspaces, and what the rest of the step needs between the two calls."""
         if self.workspace_bytes is not None:
@@ -62,9 +78,7 @@ class Profiling:
             return
         spans = (self.first.last(op) for op in range(len(self.trace.ops)))
         self.workspace_bytes = tuple(reading.workspace_bytes(a, b) for a, b in spans)
-        tangents = sum(
-            self.trace.buffers[self.trace.values[v].buffer].nbytes for v in self.trace.tangents
-        )
+        tangents = self.tangent_bytes
         waiting = reading.level_bytes(visit.forward_stop)
         lingering = reading.level_bytes(visit.backward_start) - waiting - tangents
         peak = reading.peak_bytes(visit.forward_stop, visit.backward_start)

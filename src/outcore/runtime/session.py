@@ -22,6 +22,7 @@ from torch._C._autograd import _profiler_enabled
 from outcore.errors import StepError
 from outcore.gauges import Moment
 from outcore.measure import Meter, Reading
+from outcore.runtime.pause import Pause
 
 
 class Metered(Protocol):
@@ -72,6 +73,8 @@ class Visit:
     forward_stop: int = 0
     backward_start: int = 0
     backward_stop: int = 0
+    pause: Pause | None = None
+    """What was held when the forward call was over, where that was asked."""
     work: list[tuple[Moment, Moment]] = field(default_factory=list)
     """From when to when the device was at it, by the driver's clock: forward, then backward."""
 

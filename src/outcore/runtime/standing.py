@@ -13,10 +13,21 @@ from typing import TYPE_CHECKING
 from outcore.gauges import Clock, Moment
 from outcore.ir.timeline import Timeline
 from outcore.runtime.drift import Drift
+from outcore.units import format_bytes
 
 if TYPE_CHECKING:  # the engine makes plans
     from outcore.runtime.planned import Planned
 
+
+WORTH_DIVISOR = 50
+"""What is left over is worth a word from this part of the budget on."""
+
+LEFT_OVER = (
+    "{left} were held while its forward call ran and had gone when its backward call began: they "
+    "are left of the step before, as results are that keep their name until the next ones take it, "
+    "and gradients that are cleared between the two calls. Plans count them throughout: del or "
+    "clear them at the end of the step, and plans have so much more room"
+)
 
 LATEST = 64
 """How often graphs run is counted over so many steps, or calls."""
@@ -62,6 +73,8 @@ class Standing:
     """Whether a backward call was asked to leave all as it was, for another one."""
     most_outstanding: int = 1
     """The most calls that waited for their backward at once."""
+    gone_bytes: int = 0
+    """What was left of the step before and went while it waited, in each profiled step."""
 
     @property
     def settled(self) -> bool:
@@ -74,6 +87,11 @@ class Standing:
         self.recent_work.clear()
         self.steps = 0
         self.state = State.IN_CORE if planned.everything_kept else State.PLANNED
+
+    def left_over(self, budget_bytes: int) -> str:
+        """What to free earlier, where it is much of the budget; else empty."""
+        much = self.gone_bytes >= max(1, budget_bytes // WORTH_DIVISOR)
+        return LEFT_OVER.format(left=format_bytes(self.gone_bytes)) * much
 
     def unsettle(self) -> None:
         """Begin again."""

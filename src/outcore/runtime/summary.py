@@ -211,7 +211,9 @@ def _plan_notes(graphs: list[tuple[str, Standing]]) -> Iterator[str]:
         unforeseen = standing.retained and planned.retaining_bytes is None
         more = standing.most_outstanding > planned.calls
         waited = OUTSTANDING.format(now=standing.most_outstanding, planned=planned.calls)
-        for note in filter(None, (planned.note, RETAINED * unforeseen, waited * more)):
+        left_over = standing.left_over(planned.problem.budget_bytes) * bool(planned.plan.moves)
+        notes = (planned.note, RETAINED * unforeseen, waited * more, left_over)
+        for note in filter(None, notes):
             yield name + note
 
 
