@@ -135,6 +135,7 @@ def test_what_would_be_copied_first_stays(asked: list[tuple[Any, ...]]) -> None:
     assert not asked
 
 
+@pytest.mark.skipif(torch.backends.cudnn.is_available(), reason="this torch has cuDNN")
 def test_without_cudnn_nothing_changes() -> None:
     joint = joint_of(with_statistics, torch.contiguous_format)
     before = ops(joint)

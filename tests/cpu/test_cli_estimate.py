@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from outcore.before.advice import ON_CPU, advice_for
 from outcore.before.forecast import Forecast, Planned
 from outcore.before.words import one_line, rows
 from outcore.report import Counts
@@ -417,6 +418,18 @@ def test_a_step_that_cannot_be_traced_says_what_to_try(outcore, script, function
     assert found.exit_code == 2, found.output
     assert f"; {advice}" in found.stderr
     assert found.stderr.count("; ") == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Torch not compiled with CUDA enabled",
+        "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU",
+        "No CUDA GPUs are available",
+    ],
+)
+def test_what_is_on_a_gpu_is_better_made_on_the_cpu(said):
+    assert advice_for(RuntimeError(said)) == ON_CPU
 
 
 @pytest.mark.parametrize(

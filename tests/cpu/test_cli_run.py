@@ -126,6 +126,11 @@ main()
 """
 
 
+def said(stderr: str) -> list[str]:
+    """Lines but for one that torch logs on a machine with CUDA's compiler and without a GPU."""
+    return [line for line in stderr.splitlines() if "No CUDA runtime is found" not in line]
+
+
 def test_what_would_fit_is_told_where_memory_ran_out(tmp_path, monkeypatch):
     monkeypatch.setenv("OUTCORE_POLICY", "pooch{early=true}")
     script = tmp_path / "train.py"
@@ -134,7 +139,8 @@ def test_what_would_fit_is_told_where_memory_ran_out(tmp_path, monkeypatch):
     assert done.returncode == 1
     error, _, rest = done.stderr.partition("\noutcore: ")
     assert error.startswith("Traceback (most recent call last):\n  File")
-    assert "can't allocate memory" in error.splitlines()[-1]
+    *_, last = said(error)
+    assert "can't allocate memory" in last
     assert "outcore/" not in error
     assert rest.startswith("a training step of Net needs "), done.stderr
     lines = {line[:17].strip(): line[17:] for line in rest.splitlines()[2:]}
@@ -145,7 +151,7 @@ def test_what_would_fit_is_told_where_memory_ran_out(tmp_path, monkeypatch):
     assert "set by" in lines["smallest budget"]
     assert lines["add one line"].startswith("import outcore; outcore.wrap(model, budget=")
     plain = python(sys.executable, script, 1200)
-    assert plain.stderr.splitlines()[-1].split(":")[0] == error.splitlines()[-1].split(":")[0]
+    assert said(plain.stderr)[-1].split(":")[0] == last.split(":")[0]
 
 
 def test_nothing_is_told_of_another_error_or_none(tmp_path):
@@ -153,7 +159,7 @@ def test_nothing_is_told_of_another_error_or_none(tmp_path):
     script.write_text(TRAINING.replace("8192", "16") + "raise ValueError('no')", encoding="utf-8")
     done = python(*OUTCORE, "run", script, "--", 4096)
     assert done.returncode == 1
-    assert done.stderr.endswith("ValueError: no\n")
+    assert said(done.stderr)[-1] == "ValueError: no"
 
 
 def test_what_cannot_be_told_is_one_line(tmp_path):

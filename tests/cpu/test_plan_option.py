@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 from collections import OrderedDict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ class TestSaving:
     def test_a_file_tells_what_runs(self, saved: Path) -> None:
         file = load_plans(saved)
         (plan,) = file.plans
-        assert file.versions.torch == torch.__version__
+        assert file.versions.torch == version("torch")  # wheels of CUDA add to __version__
         assert plan.policy == "swap-all"
         assert plan.times.value == "measured"
         assert plan.machine.device.startswith("CPU, ")

@@ -21,6 +21,8 @@ SAID = {
     "fake impl": FAKE,
     "support for cuda": ON_CPU,
     "not compiled with CUDA": ON_CPU,
+    "no NVIDIA driver": ON_CPU,
+    "No CUDA GPUs are available": ON_CPU,
 }
 """By what errors of torch say that have no class of their own."""
 
