@@ -15,6 +15,7 @@ from benchmarks.gpu.scale import FULL, SMALL, Scale
 from benchmarks.gpu.table import BENCHMARKS
 from benchmarks.kit.command import Kit, run_kit
 from outcore.errors import OptionValueError
+from outcore.execute.segments import asked, expanding, expands
 from outcore.runtime.host import memory_limit_bytes
 from outcore.units import parse_size
 
@@ -67,5 +68,7 @@ KIT = Kit(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what the command line names."""
     # For the processes to come, and for all of them: outcore would set it for its own.
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    name, text = asked(os.environ)
+    if expands(text) is None:
+        os.environ[name] = expanding(text)
     run_kit(KIT, arguments)

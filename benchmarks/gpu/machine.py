@@ -10,6 +10,7 @@ import torch
 from benchmarks.gpu.scale import Scale
 from benchmarks.kit.machine import host
 from benchmarks.kit.worker import Worker
+from outcore.execute.segments import asked
 
 
 def machine(scale: Scale) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def _gpu() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]  # torch has no types for it
         "driver": _driver(),
-        "allocator": os.environ.get("PYTORCH_ALLOC_CONF", ""),
+        "allocator": asked(os.environ)[1],
     }
 
 

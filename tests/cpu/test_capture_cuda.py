@@ -159,7 +159,8 @@ def test_what_varies_on_a_gpu_runs_once_there() -> None:
 
 
 def test_names_of_ops_that_vary_are_names_of_ops() -> None:
-    for name in aten.ACCUMULATING | aten.VARYING_ON_CUDA:
+    newer = {"aten._upsample_lanczos2d_aa_backward.default"}  # than torch 2.11
+    for name in (aten.ACCUMULATING | aten.VARYING_ON_CUDA) - newer:
         aten.resolve(name)
     assert aten.EXACT_ON_INTEGERS <= aten.VARYING_ON_CUDA
     assert not aten.ACCUMULATING & aten.VARYING_ON_CUDA

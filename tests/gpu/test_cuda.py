@@ -19,6 +19,7 @@ from outcore.execute import open_driver
 from outcore.execute.driver import Region
 from outcore.execute.queued import QueuedDriver
 from outcore.ir.hardware import Tier
+from outcore.measure.events import EventMeter
 from tests.cpu.training import mean_square, same
 from tests.gpu.training import (
     PLAIN,
@@ -89,6 +90,20 @@ def test_the_allocator_agrees_with_the_meter() -> None:
     report = backend.report()
     assert report.predicted_peak_bytes is not None
     assert torch.cuda.max_memory_allocated() <= report.predicted_peak_bytes
+
+
+def test_a_profiler_of_the_user_is_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And there is none of ours: it would stay attached to the driver (docs/decisions/0018)."""
+
+    def refuse(_: EventMeter) -> bool:
+        raise AssertionError("the meter of a CPU")
+
+    monkeypatch.setattr(EventMeter, "start", refuse)
+    with torch.autograd.profiler.profile(use_device="cuda"):
+        _, backend, *_ = planned(PROFILED_STEPS + 4, budget=tight(), policy="swap-all")
+    report = backend.report()
+    assert report.state == "planned"
+    assert report.measured_peak_bytes is not None
 
 
 def test_what_fits_stays() -> None:

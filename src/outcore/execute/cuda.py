@@ -12,12 +12,10 @@ import torch
 from torch._C import _accelerator_setAllocatorSettings as set_allocator
 
 from outcore.execute.pinned import pinned
+from outcore.execute.segments import EXPANDABLE, asked, expanding, expands
 
 BLOCK_BYTES = 512
 """What torch's allocator rounds sizes up to, with segments that expand."""
-
-_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-_EXPANDABLE = "expandable_segments:True"
 
 
 class CudaDevice:
@@ -103,17 +101,14 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def _expand_segments() -> None:
-    """Let torch's allocator map memory where it is needed, besides what the user has set.
-
-    Otherwise holes between tensors stay, and a block may be a megabyte larger than its tensor.
-    """
-    given = next((os.environ[name] for name in _VARIABLES if os.environ.get(name)), "")
-    if "expandable_segments" in given:
-        if _EXPANDABLE not in given:
-            warnings.warn(
-                f"outcore: without {_EXPANDABLE} in PYTORCH_ALLOC_CONF, memory between tensors is "
-                "lost, and a step may take more than is predicted",
-                stacklevel=2,
-            )
-        return
-    set_allocator(f"{given},{_EXPANDABLE}" if given else _EXPANDABLE)
+    """Let the allocator's segments grow, besides what the user has set."""
+    name, text = asked(os.environ)
+    said = expands(text)
+    if said is None:
+        set_allocator(expanding(text))
+    elif not said:
+        warnings.warn(
+            f"outcore: without {EXPANDABLE} in {name}, memory between tensors is lost, and a step "
+            "may take more than is predicted",
+            stacklevel=2,
+        )

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from outcore.measure.clock import Stopwatch
 from outcore.measure.exhausted import ran_out, says_memory
-from outcore.measure.meter import Meter, Reading, metered
+from outcore.measure.meter import Meter, open_meter
+from outcore.measure.metered import metered
+from outcore.measure.reading import Reading
 from outcore.measure.resident import resident_bytes
 
-__all__ = ["Meter", "Reading", "Stopwatch", "metered", "ran_out", "resident_bytes", "says_memory"]
+__all__ = [
+    "Meter",
+    "Reading",
+    "Stopwatch",
+    "metered",
+    "open_meter",
+    "ran_out",
+    "resident_bytes",
+    "says_memory",
+]

@@ -23,7 +23,7 @@ def resident_bytes(
     """
     # Subclasses of tensors may answer for themselves, and differently.
     with torch._C.DisableTorchFunctionSubclass():
-        left_out = dict(_extents(besides))
+        left_out = dict(_extents(t for t in besides if t.device == device))
         if device.type == "cuda":
             return torch.cuda.memory_allocated(device) - sum(left_out.values())
         found = {a: n for a, n in _extents(_tensors(device)) if a not in left_out}

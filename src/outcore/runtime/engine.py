@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import threading
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from outcore.execute import Driver, open_driver
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Program
 from outcore.ir.trace import Trace
-from outcore.measure import Meter, resident_bytes
+from outcore.measure import open_meter, resident_bytes
 from outcore.runtime.announce import announcement
 from outcore.runtime.drift import WATCHED_STEPS, Drift
 from outcore.runtime.graph import PlannedGraph
@@ -194,8 +195,7 @@ class Engine:
         """Meter the step that begins with `leader`; False where impossible, or under way."""
         if self.session is not None:
             return False
-        meter = Meter(self.device)
-        session = Session(ref(leader), self.resident_bytes(), self.calls, meter)
+        session = Session(ref(leader), self.resident_bytes(), self.calls, open_meter(self.device))
         begun = session.start()
         if not begun and in_backward():
             leader.unmetered(Obstacle.INSIDE_BACKWARD)
@@ -219,6 +219,12 @@ class Engine:
             self.measured_peak_bytes = session.peak_bytes
             self.measured_after_bytes = session.after_bytes
             self._bound_memory()  # once more, for planning and metering leave holes behind
+
+    def mark(self) -> int:
+        """The time, in nanoseconds of the wall clock, for which the meter may be asked."""
+        if self.session is not None:
+            self.session.meter.mark()
+        return time.time_ns()
 
     def next_step(self, caller: PlannedGraph) -> None:
         """Count the forward call of `caller` that now begins; a new step's ends the session."""

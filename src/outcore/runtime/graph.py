@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -146,7 +145,7 @@ class PlannedGraph:
             except CaptureError as error:  # which holds what the failed run made, until this ends
                 inputs = self._learn(error, visit, executable)
         visit.work.append((start, clock.now()))
-        visit.forward_stop = time.time_ns()
+        visit.forward_stop = self.engine.mark()
         stand_in = self.engine.stores.add(store, follow=stand_in_survives())
         if self.profiling is not None:
             visit.pause = self.engine.begin_pause(self, results)
@@ -170,7 +169,7 @@ class PlannedGraph:
         self._end_pause(visit, again=again)
         given = list(tangents) if visit.replay is not None else []
         clock = self.engine.driver.clock
-        visit.backward_start, start = time.time_ns(), clock.now()
+        visit.backward_start, start = self.engine.mark(), clock.now()
         inputs: list[Any] | None = None
         try:
             crossing = list(store.crossing) if again else store.crossing
@@ -190,7 +189,7 @@ class PlannedGraph:
             gradients = self._run_again(visit, inputs, given)
             self.engine.driver.generator.set_state(state)
         visit.work.append((start, clock.now()))
-        visit.backward_stop = time.time_ns()
+        visit.backward_stop = self.engine.mark()
         checked = self.profiling is not None and store.executable is self.profiling.checked
         if visit.once:
             self.standing.came_back(self.engine.steps, self.engine.calls)
@@ -278,7 +277,9 @@ class PlannedGraph:
 
     def _begin(self, inputs: list[Any]) -> Profiling:
         program, engine = self.engine.floor_program(self, inputs), self.engine
-        return begin_profiling(self.captured.trace, program, engine.driver, engine.readings)
+        return begin_profiling(
+            self.captured.trace, program, engine.driver, engine.readings, engine.mark
+        )
 
     def _settle(self, planned: Planned) -> Executable:
         self.standing.settle(planned)

@@ -5,9 +5,11 @@ One step (on a GPU two) is checked against the trace and metered, the next are t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from outcore.execute import Driver, Executable, Instruments, build, checker
+from outcore.gauges import Moment
 from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Program
 from outcore.ir.trace import Ref, Trace
@@ -92,15 +94,25 @@ class Profiling:
         return Profile(seconds, self.workspace_bytes, Source.MEASURED)
 
 
-def begin_profiling(trace: Trace, program: Program, driver: Driver, readings: int) -> Profiling:
-    """Build the floor program with its instruments; `readings` steps of it are to be metered."""
+def begin_profiling(
+    trace: Trace, program: Program, driver: Driver, readings: int, mark: Callable[[], object]
+) -> Profiling:
+    """Build the floor program with its instruments; `readings` steps of it are to be metered.
+
+    `mark` is called where the meter will be asked for a time: as each op begins and ends.
+    """
     clock, generator = driver.clock, driver.generator
     first, stopwatch = Stopwatch(program, clock), Stopwatch(program, clock)
     timed = Instruments(timed=True)
     both = Instruments(timed=True, checked=True)
+
+    def marked() -> Moment:
+        mark()
+        return clock.now()
+
     return Profiling(
         trace,
-        build(trace, program, generator, both, first.note, checker(trace), clock.now),
+        build(trace, program, generator, both, first.note, checker(trace), marked),
         build(trace, program, generator, timed, stopwatch.note, clock=clock.now),
         first,
         stopwatch,

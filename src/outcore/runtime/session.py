@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch._C._autograd import _profiler_enabled
 
 from outcore.errors import StepError
 from outcore.gauges import Moment
@@ -161,16 +160,16 @@ class Session:
 
         Threads on which autograd runs backward calls of the meter's thread carry its profiler.
         """
-        return visit.forward_stop >= self.started and _profiler_enabled()
+        return visit.forward_stop >= self.started and self.meter.sees()
 
     def here(self) -> bool:
-        """Whether the meter sees what this thread allocates."""
-        return threading.current_thread() is self.thread
+        """Whether this thread may end it."""
+        return self.meter.anywhere or threading.current_thread() is self.thread
 
     def stop(self) -> None:
         """End, and hand the reading to the visits that came through their backward call.
 
-        From another thread than began it nothing can be read, and nothing is handed out.
+        From another thread than may end it nothing can be read, and nothing is handed out.
         """
         if not self.here() or not self.meter.running:
             return

@@ -1,0 +1,90 @@
+"""CounterMeter: what a GPU's allocator did, from its own counters.
+
+The profiler would tell every event, but attaches itself to the GPU's driver for as long as the
+process lives, and slows the launch of kernels down (docs/decisions/0018).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import torch
+
+from outcore.measure.reading import Reading
+
+
+class Counters(Protocol):
+    """What an allocator counts."""
+
+    def read(self) -> tuple[int, int]:
+        """Bytes held now, and the most that were since `reset`."""
+        ...
+
+    def reset(self) -> None:
+        """Count the most from now on."""
+        ...
+
+
+class CudaCounters:
+    """Those of torch's allocator of a GPU (`Counters`): blocks in use, as rounded."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def read(self) -> tuple[int, int]:
+        """Bytes held now, and the most that were since `reset`. Does not wait for the GPU."""
+        held = torch.cuda.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]
+        return int(held["current"]), int(held["peak"])
+
+    def reset(self) -> None:
+        """The same that `torch.cuda.max_memory_allocated` tells, too."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+
+class CounterMeter:
+    """Reads counters at each mark (`Meter`). They are the process's: it sees all threads.
+
+    Its reading tells the level at marks, and the most in between. It is to be asked for times that
+    were marked.
+    """
+
+    anywhere = True
+
+    def __init__(self, counters: Counters) -> None:
+        self.counters = counters
+        self.running = False
+        self._level = 0
+        self._times: list[int] = []
+        self._changes: list[int] = []
+
+    def start(self) -> bool:
+        """Begin; nothing stands in its way."""
+        self.counters.reset()
+        self._level, _ = self.counters.read()
+        self._times, self._changes = [], []
+        self.running = True
+        return True
+
+    def mark(self) -> None:
+        """Take the most since the last mark, and what is held now."""
+        if not self.running:
+            return
+        level, most = self.counters.read()
+        self.counters.reset()
+        now = time.time_ns()
+        self._times += (now, now)
+        self._changes += (most - self._level, level - most)
+        self._level = level
+
+    def sees(self) -> bool:
+        """Always: counters have no threads."""
+        return self.running
+
+    def stop(self) -> Reading | None:
+        """End, and give what was seen. Raises RuntimeError where the meter does not run."""
+        if not self.running:
+            raise RuntimeError("the meter was not started")
+        self.mark()
+        self.running = False
+        return Reading(tuple(self._times), tuple(self._changes))

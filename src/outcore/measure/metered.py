@@ -1,0 +1,28 @@
+"""metered: what a call does to the memory of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from outcore.measure.events import EventMeter
+from outcore.measure.reading import Reading
+
+T = TypeVar("T")
+
+
+def metered(call: Callable[[], T]) -> tuple[T, Reading]:
+    """What `call` returns, and what the allocator did meanwhile.
+
+    Raises RuntimeError where another profiler runs, or begins during the call.
+    """
+    meter = EventMeter()
+    if not meter.start():
+        raise RuntimeError("cannot meter memory: another profiler runs; end it first")
+    try:
+        result = call()
+    finally:
+        reading = meter.stop()
+    if reading is None:
+        raise RuntimeError("cannot meter memory: another profiler was started during the call")
+    return result, reading

@@ -1,0 +1,125 @@
+"""Meters: what counters tell at marks is what events tell there."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outcore import Backend
+from outcore.measure import Reading
+from outcore.measure.counters import CounterMeter
+from outcore.runtime import engine
+from tests.cpu.training import PROFILED_STEPS, Small, batch, mean_square, same, snapshot
+
+
+class Heap:
+    """An allocator that counts (`Counters`), and remembers all."""
+
+    def __init__(self, held: int) -> None:
+        self.held = self.most = held
+        self.times: list[int] = []
+        self.changes: list[int] = []
+
+    def change(self, nbytes: int, at: int) -> None:
+        self.held += nbytes
+        self.most = max(self.most, self.held)
+        self.times.append(at)
+        self.changes.append(nbytes)
+
+    def read(self) -> tuple[int, int]:
+        return self.held, self.most
+
+    def reset(self) -> None:
+        self.most = self.held
+
+
+@given(
+    held=st.integers(0, 100),
+    spans=st.lists(st.lists(st.integers(-50, 50), max_size=6), min_size=1, max_size=8),
+)
+def test_counters_tell_at_marks_what_events_tell(held: int, spans: list[list[int]]) -> None:
+    clock = itertools.count(1)
+    heap = Heap(held)
+    meter = CounterMeter(heap)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.time_ns", lambda: next(clock))
+        assert meter.start()
+        stamps = [next(clock)]
+        for span in spans:
+            for change in span:
+                heap.change(change, next(clock))
+            meter.mark()
+            stamps.append(next(clock))
+        found = meter.stop()
+    assert found is not None
+    exact = Reading(tuple(heap.times), tuple(heap.changes))
+    for start, stop in itertools.combinations(stamps, 2):
+        assert found.level_bytes(stop) == exact.level_bytes(stop)
+        assert found.peak_bytes(start, stop) == exact.peak_bytes(start, stop)
+        assert found.workspace_bytes(start, stop) == exact.workspace_bytes(start, stop)
+
+
+def test_a_meter_that_does_not_run_is_not_ended() -> None:
+    with pytest.raises(RuntimeError, match="not started"):
+        CounterMeter(Heap(0)).stop()
+    meter = CounterMeter(Heap(0))
+    meter.mark()
+    assert not meter.sees()
+
+
+class Books:
+    """What an engine's ledger counts: the levels at marks, and no peaks between them."""
+
+    def __init__(self) -> None:
+        self.backend: Backend | None = None
+
+    def read(self) -> tuple[int, int]:
+        assert self.backend is not None
+        assert self.backend.engine is not None
+        held = self.backend.engine.resident_bytes()
+        return held, held
+
+    def reset(self) -> None:
+        pass
+
+
+@pytest.fixture
+def books(monkeypatch: pytest.MonkeyPatch) -> Iterator[Books]:
+    counted = Books()
+    monkeypatch.setattr(engine, "open_meter", lambda _: CounterMeter(counted))
+    yield counted
+    counted.backend = None
+
+
+def train(backend: Backend | str) -> list[list[torch.Tensor]]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = Small()
+    call = torch.compile(module, backend=backend)
+    found = []
+    for _ in range(PROFILED_STEPS + 3):
+        module.zero_grad()
+        loss = mean_square(call(batch(0, 64)))
+        loss.backward()
+        found.append(snapshot(module, loss.detach()))
+    return found
+
+
+def test_a_step_is_metered_by_counters(books: Books) -> None:
+    books.backend = backend = Backend(budget="1GiB")
+    found = train(backend)
+    report = backend.report()
+    assert report.measured_peak_bytes is not None
+    assert report.predicted_peak_bytes is not None
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes
+    exact = Backend(budget="1GiB")
+    assert same(found, train(exact))
+    by_events = exact.report().measured_peak_bytes
+    assert by_events is not None
+    # Between marks the books see nothing of what an op takes for itself.
+    assert by_events / 2 < report.measured_peak_bytes <= by_events
