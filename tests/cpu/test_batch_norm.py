@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensorMode, fake_tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -44,6 +44,8 @@ def reserve(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     monkeypatch.setattr(torch._C, name, lambda *_: nbytes)
     if nbytes:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        # Builds for CUDA would ask for the device then.
+        monkeypatch.setattr(fake_tensor, "init_gpu_context", lambda _: None)
 
 
 def with_statistics(x: Tensor, w: Tensor, b: Tensor, m: Tensor, v: Tensor, t: Tensor) -> Any:
