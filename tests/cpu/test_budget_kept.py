@@ -157,6 +157,56 @@ def leaves_results(backend: Any, x: Tensor) -> Tensor:
     return snapshot(module, loss.detach())[-1]
 
 
+class Centred(nn.Module):
+    """It needs no input for backward, so that one without a name dies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Tower(512, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.body(x - 0.5)
+        return result
+
+
+def takes_its_input(backend: Any, x: Tensor) -> Tensor:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = Centred()
+    call = torch.compile(module, backend=backend)
+    for _ in range(STEPS):
+        module.zero_grad()
+        loss = call(x.clone()).square().mean()
+        loss.backward()
+    return snapshot(module, loss.detach())[-1]
+
+
+class Twice(nn.Module):
+    """Two results, to which the loss hands one gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.other = Tower(512, 4), nn.Linear(512, 512)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        inner = self.body(x)
+        return inner, self.other(inner)
+
+
+def shares_gradients(backend: Any, x: Tensor) -> Tensor:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = Twice()
+    call = torch.compile(module, backend=backend)
+    for _ in range(STEPS):
+        module.zero_grad()
+        first, second = call(x)
+        loss = (first + second).square().mean()
+        loss.backward()
+        del first, second
+    return snapshot(module, loss.detach())[-1]
+
+
 def leaves_nothing(backend: Any, x: Tensor) -> Tensor:
     return train(Tower, backend, x[:, :64], mean_square)[-1][-1]
 
@@ -167,6 +217,8 @@ def leaves_nothing(backend: Any, x: Tensor) -> Tensor:
         (leaves_gradients, 2048, "40MiB"),
         (leaves_results, 1024, "34MiB"),
         (leaves_nothing, 2048, "9MiB"),
+        (takes_its_input, 2048, "40MiB"),
+        (shares_gradients, 2048, "44MiB"),
     ],
 )
 def test_what_is_left_of_the_step_before_is_told(
@@ -177,9 +229,9 @@ def test_what_is_left_of_the_step_before_is_told(
     found = leaves(backend, x)
     inside(backend)
     report = backend.report()
-    told = [note for note in report.notes if "4.00 MiB were held while its forward call" in note]
+    told = [note[:8] for note in report.notes if "were held while its forward call" in note]
     assert report.state == "planned"
-    assert len(told) == (leaves is not leaves_nothing)
+    assert told == ["4.00 MiB"] * (leaves in {leaves_gradients, leaves_results})
     assert torch.equal(found, leaves("eager", x))
 
 

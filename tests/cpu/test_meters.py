@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -64,6 +65,30 @@ def test_counters_tell_at_marks_what_events_tell(held: int, spans: list[list[int
         assert found.workspace_bytes(start, stop) == exact.workspace_bytes(start, stop)
 
 
+def test_a_clock_that_is_set_back_changes_no_order() -> None:
+    heap, times = Heap(0), iter([5, 3, 9])
+    meter = CounterMeter(heap)
+    meter.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.time_ns", lambda: next(times))
+        for change in (1, 2):
+            heap.change(change, 0)
+            meter.mark()
+        found = meter.stop()
+    assert found is not None
+    assert found.times == (5, 5, 5, 5, 9, 9)
+    assert found.level_bytes(9) == 3
+
+
+def test_in_a_forked_process_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = CounterMeter(Heap(0))
+    meter.start()
+    monkeypatch.setattr(meter, "counters", None)
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    assert meter.stop() is None
+    assert not meter.running
+
+
 def test_a_meter_that_does_not_run_is_not_ended() -> None:
     with pytest.raises(RuntimeError, match="not started"):
         CounterMeter(Heap(0)).stop()
@@ -108,6 +133,46 @@ def train(backend: Backend | str) -> list[list[torch.Tensor]]:
         loss.backward()
         found.append(snapshot(module, loss.detach()))
     return found
+
+
+def test_each_step_on_a_thread_of_its_own(books: Books) -> None:
+    """One that ends before its step does leaves the meter to the next."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = Small()
+    books.backend = backend = Backend(budget="1GiB")
+    call = torch.compile(module, backend=backend)
+
+    def step() -> None:
+        module.zero_grad()
+        mean_square(call(batch(0, 64))).backward()
+
+    for _ in range(PROFILED_STEPS + 3):
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join()
+    report = backend.report()
+    assert report.state == "in-core"
+    assert not report.notes
+    assert report.measured_peak_bytes is not None
+
+
+def test_asking_for_a_report_meanwhile_is_safe(books: Books) -> None:
+    books.backend = backend = Backend(budget="1GiB")
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.wait(0.001):
+            backend.report()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        found = train(backend)
+    finally:
+        over.set()
+        asking.join()
+    assert same(found, train("eager"))
 
 
 def test_a_step_is_metered_by_counters(books: Books) -> None:

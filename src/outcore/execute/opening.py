@@ -13,6 +13,7 @@ from outcore.execute.cpu import CpuDriver
 from outcore.execute.cuda import CudaDevice
 from outcore.execute.driver import Driver
 from outcore.execute.queued import QueuedDriver
+from outcore.execute.segments import asked
 
 
 def open_driver(
@@ -37,7 +38,7 @@ def open_driver(
     if not _counts():
         raise CaptureError(
             reason="torch's allocator tells nothing of GPU memory as it is set: unset backend in "
-            "PYTORCH_ALLOC_CONF, and PYTORCH_NO_CUDA_MEMORY_CACHING"
+            f"{asked(os.environ)[0]}, and PYTORCH_NO_CUDA_MEMORY_CACHING"
         )
     opened = CudaDevice(device)
     if opened.shares_memory:

@@ -6,6 +6,8 @@ process lives, and slows the launch of kernels down (docs/decisions/0018).
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from typing import Protocol
 
@@ -38,7 +40,7 @@ class CudaCounters:
         return int(held["current"]), int(held["peak"])
 
     def reset(self) -> None:
-        """The same that `torch.cuda.max_memory_allocated` tells, too."""
+        """Count the most from now on: `torch.cuda.max_memory_allocated` does so, too."""
         torch.cuda.reset_peak_memory_stats(self.device)
 
 
@@ -54,6 +56,8 @@ class CounterMeter:
     def __init__(self, counters: Counters) -> None:
         self.counters = counters
         self.running = False
+        self._process = os.getpid()
+        self._lock = threading.RLock()
         self._level = 0
         self._times: list[int] = []
         self._changes: list[int] = []
@@ -68,11 +72,14 @@ class CounterMeter:
 
     def mark(self) -> None:
         """Take the most since the last mark, and what is held now."""
-        if not self.running:
-            return
+        with self._lock:
+            if self.running:
+                self._take()
+
+    def _take(self) -> None:
         level, most = self.counters.read()
         self.counters.reset()
-        now = time.time_ns()
+        now = max([time.time_ns(), *self._times[-1:]])  # the wall clock may be set back
         self._times += (now, now)
         self._changes += (most - self._level, level - most)
         self._level = level
@@ -82,9 +89,15 @@ class CounterMeter:
         return self.running
 
     def stop(self) -> Reading | None:
-        """End, and give what was seen. Raises RuntimeError where the meter does not run."""
-        if not self.running:
-            raise RuntimeError("the meter was not started")
-        self.mark()
-        self.running = False
-        return Reading(tuple(self._times), tuple(self._changes))
+        """End, and give what was seen; None in a forked process, which has no device.
+
+        Raises RuntimeError where the meter does not run.
+        """
+        with self._lock:
+            if not self.running:
+                raise RuntimeError("the meter was not started")
+            self.running = False
+            if os.getpid() != self._process:
+                return None
+            self._take()
+            return Reading(tuple(self._times), tuple(self._changes))

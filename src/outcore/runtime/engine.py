@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import ref
 
@@ -27,7 +27,7 @@ from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.margin import margin_bytes
 from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.options import Settings
-from outcore.runtime.pause import Pause, begin_pause
+from outcore.runtime.pause import Pause, Storages, storages_of
 from outcore.runtime.planned import Planned
 from outcore.runtime.planning import Planner
 from outcore.runtime.profiling import Profiling
@@ -272,12 +272,17 @@ class Engine:
         nothing of what is measured; nor does it after one, where the next forward call would end
         the session, and what is counted is over.
         """
-        session = self.session
-        if session is None or not session.here() or len(self.stores):
-            return
-        seen = {visit.owner() for visit in session.visits}
-        if all(graph in seen for graph in self.active()):
-            self.end_session()
+        if not self.lock.acquire(blocking=False):
+            return  # another thread is in the middle of one
+        try:
+            session = self.session
+            if session is None or not session.here() or len(self.stores):
+                return
+            seen = {visit.owner() for visit in session.visits}
+            if all(graph in seen for graph in self.active()):
+                self.end_session()
+        finally:
+            self.lock.release()
 
     def _settled(self) -> bool:
         """Whether there are graphs that run, and none is being profiled."""
@@ -285,19 +290,32 @@ class Engine:
         return bool(standings) and all(s.settled for s in standings)
 
     def level_bytes(self, graph: PlannedGraph) -> int | None:
-        """All that live tensors hold while one call of `graph` waits for its backward.
+        """What the allocator holds while one call of `graph` waits for its backward.
 
-        None where other calls wait too, or where counting would take a walk over all tensors.
+        None where other calls wait too, and where nobody counts.
         """
-        counted = self.device.type == "cuda" or self.driver.ledger() is not None
-        if not counted or self.waiting(graph) != 1 or self.outstanding(graph):
+        if self.waiting(graph) != 1 or self.outstanding(graph):
             return None
-        return self.resident_bytes()
+        if self.device.type == "cuda":
+            return torch.cuda.memory_allocated(self.device)
+        ledger = self.driver.ledger()
+        return None if ledger is None else ledger.live_bytes
 
-    def begin_pause(self, graph: PlannedGraph, results: Sequence[Any]) -> Pause | None:
-        """What is held when a forward call of `graph` is over; None where that is not counted."""
+    def storages(self, tensors: Iterable[Any]) -> Storages:
+        """Those of `tensors` that `level_bytes` counts."""
+        ledger = self.driver.ledger()
+        counted = None if ledger is None else range(ledger.start, ledger.stop)
+        return storages_of(tensors, self.device, counted)
+
+    def begin_pause(
+        self, graph: PlannedGraph, given: Storages, results: Iterable[Any]
+    ) -> Pause | None:
+        """What is held when a forward call of `graph` is over, which was `given` something."""
         level_bytes = self.level_bytes(graph)
-        return None if level_bytes is None else begin_pause(level_bytes, results, self.device)
+        if level_bytes is None:
+            return None
+        own = Storages(given.found | self.storages(results).found)
+        return Pause(level_bytes, own, own.expired)
 
     def resident_bytes(self, besides: Sequence[torch.Tensor] = ()) -> int:
         """Bytes that live tensors hold on the device, those of `besides` left out."""

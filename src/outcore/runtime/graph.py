@@ -137,6 +137,7 @@ class PlannedGraph:
             elif executable is self.executable:
                 executable = self._recorded(executable)
             visit = Visit(ref(self), self._replay_of(executable, inputs))
+            given = self.engine.storages(inputs if self._is_timed(executable) else ())
             start = clock.now()
             try:
                 with self._telling_of_memory():
@@ -147,8 +148,8 @@ class PlannedGraph:
         visit.work.append((start, clock.now()))
         visit.forward_stop = self.engine.mark()
         stand_in = self.engine.stores.add(store, follow=stand_in_survives())
-        if self.profiling is not None:
-            visit.pause = self.engine.begin_pause(self, results)
+        if self._is_timed(executable):
+            visit.pause = self.engine.begin_pause(self, given, results)
         return [*results, stand_in]
 
     def _backward(self, args: list[Any]) -> tuple[Any, ...]:
@@ -166,7 +167,7 @@ class PlannedGraph:
         visit = store.visit
         again = keeps_graph()
         self.standing.retained |= again
-        self._end_pause(visit, again=again)
+        self._end_pause(visit, tangents)
         given = list(tangents) if visit.replay is not None else []
         clock = self.engine.driver.clock
         visit.backward_start, start = self.engine.mark(), clock.now()
@@ -200,10 +201,18 @@ class PlannedGraph:
             self.engine.check_known(self, checked=True)
         return gradients
 
-    def _end_pause(self, visit: Visit, *, again: bool) -> None:
-        """Note what is held as the backward call of a profiled visit begins."""
-        if self.profiling is not None and not again:
-            self.profiling.waited(visit, self.engine.level_bytes(self))
+    def _is_timed(self, executable: Executable) -> bool:
+        return self.profiling is not None and executable is self.profiling.timed
+
+    def _end_pause(self, visit: Visit, tangents: list[Any]) -> None:
+        """Note what went while a profiled visit waited, as its backward call begins."""
+        pause, visit.pause = visit.pause, None
+        if self.profiling is None or pause is None:
+            return
+        level_bytes = self.engine.level_bytes(self)
+        if level_bytes is not None:
+            given = self.engine.storages(tangents)
+            self.profiling.waited(pause.gone_bytes(level_bytes, given))
 
     # ---- before a step --------------------------------------------------------------------------
 

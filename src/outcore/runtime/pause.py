@@ -13,22 +13,50 @@ _weakly: Any = StorageWeakRef  # torch gives it no types
 
 
 @dataclass(frozen=True, slots=True)
+class Storages:
+    """Storages on a device by address, weakly, with their bytes."""
+
+    found: dict[int, tuple[Any, int]]
+
+    @property
+    def expired(self) -> frozenset[int]:
+        """The addresses of those that are gone."""
+        return frozenset(at for at, (storage, _) in self.found.items() if storage.expired())
+
+    def nbytes(self, addresses: Iterable[int]) -> int:
+        """The bytes of those at `addresses`."""
+        return sum(self.found[at][1] for at in addresses)
+
+
+def storages_of(tensors: Iterable[Any], device: torch.device, counted: range | None) -> Storages:
+    """Those of the tensors that are on `device`, at addresses in `counted` if that is given."""
+    given = (t for t in tensors if isinstance(t, torch.Tensor) and t.device == device)
+    storages = (t.untyped_storage() for t in given)
+    return Storages(
+        {
+            storage.data_ptr(): (_weakly(storage), storage.nbytes())
+            for storage in storages
+            if counted is None or storage.data_ptr() in counted
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """What was held when a forward call was over."""
 
     level_bytes: int
     """Everything on the device."""
-    results: tuple[tuple[Any, int], ...]
-    """The storages of the call's results there, weakly, and their bytes."""
+    own: Storages
+    """What the call was given and what it returns."""
+    gone_before: frozenset[int]
+    """What of that was gone by then."""
 
-    def gone_bytes(self, level_bytes: int) -> int:
-        """What went since, but for the results themselves, where so much is held now."""
-        own = sum(nbytes for storage, nbytes in self.results if storage.expired())
-        return self.level_bytes - own - level_bytes
+    def gone_bytes(self, level_bytes: int, tangents: Storages) -> int:
+        """What went since, but for what is the call's own, where so much is held now.
 
-
-def begin_pause(level_bytes: int, results: Iterable[Any], device: torch.device) -> Pause:
-    """Begin it with the results that the forward call returns."""
-    tensors = [t for t in results if isinstance(t, torch.Tensor) and t.device == device]
-    storages = {s.data_ptr(): s for s in (t.untyped_storage() for t in tensors)}
-    return Pause(level_bytes, tuple((_weakly(s), s.nbytes()) for s in storages.values()))
+        `tangents`: what the backward call is given.
+        """
+        own = self.own.nbytes(self.own.expired - self.gone_before)
+        made = tangents.nbytes(tangents.found.keys() - self.own.found.keys())
+        return max(0, self.level_bytes - own + made - level_bytes)

@@ -44,8 +44,8 @@ class Profiling:
     resident_bytes: int = 0
     """The most that was held besides the graph's own buffers when a forward call began."""
     gone_bytes: int | None = None
-    """What went while the graph waited, in each step but the first: it is left of the step before,
-    as results are that have a name until the next ones take it. None: not known."""
+    """What went while the graph waited, in each timed step, and was not of that step itself;
+    None: not known."""
     timed_steps: int = 0
 
     @property
@@ -58,17 +58,10 @@ class Profiling:
         """What the next step runs."""
         return self.checked if self.workspace_bytes is None else self.timed
 
-    @property
-    def tangent_bytes(self) -> int:
-        """What the backward call is given."""
-        return nbytes_of(self.trace, tuple(map(Ref, self.trace.tangents)))
-
-    def waited(self, visit: Visit, level_bytes: int | None) -> None:
-        """Take what is held, everything counted, as the backward call of a visit begins."""
-        pause, first = visit.pause, self.workspace_bytes is None
-        if pause is not None and level_bytes is not None and not first:
-            gone = max(0, pause.gone_bytes(level_bytes - self.tangent_bytes))
-            self.gone_bytes = gone if self.gone_bytes is None else min(gone, self.gone_bytes)
+    def waited(self, gone_bytes: int) -> None:
+        """Take what went while a visit waited."""
+        before = gone_bytes if self.gone_bytes is None else self.gone_bytes
+        self.gone_bytes = min(gone_bytes, before)
 
     def metered(self, reading: Reading, visit: Visit) -> None:
         """Take the workspaces, and what the rest of the step needs between the two calls."""
@@ -80,7 +73,7 @@ class Profiling:
             return
         spans = (self.first.last(op) for op in range(len(self.trace.ops)))
         self.workspace_bytes = tuple(reading.workspace_bytes(a, b) for a, b in spans)
-        tangents = self.tangent_bytes
+        tangents = nbytes_of(self.trace, tuple(map(Ref, self.trace.tangents)))
         waiting = reading.level_bytes(visit.forward_stop)
         lingering = reading.level_bytes(visit.backward_start) - waiting - tangents
         peak = reading.peak_bytes(visit.forward_stop, visit.backward_start)

@@ -2,8 +2,8 @@
 
 The meter begins with the first forward call that wants it and ends with the next forward call of
 the same graph, so that it sees the whole step: what is computed between and beside the graphs too.
-It cannot end inside backward: autograd runs backward in a copy of the thread's state, and a
-profiler stopped there would go on in the original.
+It cannot end inside backward: autograd runs backward in a copy of the thread's state, and the
+profiler, which is the meter of a CPU, would go on in the original if it were stopped there.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def in_backward() -> bool:
 
 _running: dict[threading.Thread, Session] = {}
 """Per thread the session under way: of those alive one at most, as a process can run one profiler
-at a time."""
+at a time, and the counters of a device have one peak."""
 
 _starting = threading.Lock()
 
@@ -106,7 +106,7 @@ def metered_elsewhere() -> bool:
 
 
 class _Farewell:
-    """Ends the session of a thread that ends before its step does: no other thread can.
+    """Ends the session of a thread that ends before its step does, where no other thread can.
 
     A profiler that is left behind crashes the process when it ends.
     """
@@ -131,6 +131,8 @@ class Session:
     """Forward calls of the engine's graphs when it began."""
     meter: Meter
     thread: threading.Thread = field(default_factory=threading.current_thread)
+    ending: threading.RLock = field(default_factory=threading.RLock)
+    """Held while it ends: who asks for a report may end it too, and so may the collector."""
     started: int = field(default_factory=time.time_ns)
     visits: list[Visit] = field(default_factory=list)
     peak_bytes: int | None = None
@@ -139,27 +141,24 @@ class Session:
     """The peak of what came after the last backward call: the optimizer's step, as a rule."""
 
     def start(self) -> bool:
-        """Begin; False where another profiler runs. One of ours left over is ended first."""
+        """Begin; False where the meter cannot. Those left over are ended first."""
         if in_backward():
             return False
-        left_over = _running.pop(self.thread, None)
-        if left_over is not None:
-            left_over.stop()
+        for thread, session in list(_running.items()):
+            if thread is self.thread or not thread.is_alive():
+                session.stop()
         with _starting:
             begun = not metered_elsewhere() and self.meter.start()
             if begun:
                 _running[self.thread] = self
-                _local.farewell = _Farewell(self)
+                _local.farewell = None if self.meter.anywhere else _Farewell(self)
         leader = self.leader()
         if begun and leader is not None:  # once it is gone, no call of it will end the session
             weakref.finalize(leader, self.stop).atexit = False
         return begun
 
     def sees(self, visit: Visit) -> bool:
-        """Whether the meter saw the visit, whose backward has just run on this thread.
-
-        Threads on which autograd runs backward calls of the meter's thread carry its profiler.
-        """
+        """Whether the meter saw the visit, whose backward has just run on this thread."""
         return visit.forward_stop >= self.started and self.meter.sees()
 
     def here(self) -> bool:
@@ -171,13 +170,16 @@ class Session:
 
         From another thread than may end it nothing can be read, and nothing is handed out.
         """
-        if not self.here() or not self.meter.running:
+        if not self.here() or in_backward():
             return
-        if in_backward():
-            return
-        reading = self.meter.stop()
-        _local.farewell = None
-        _running.pop(self.thread, None)
+        with self.ending:
+            if not self.meter.running:
+                return
+            reading = self.meter.stop()
+        if not self.meter.anywhere:
+            _local.farewell = None
+        if _running.get(self.thread) is self:
+            _running.pop(self.thread, None)
         done = [v for v in self.visits if v.backward_stop]
         self.visits.clear()
         if reading is None:

@@ -23,10 +23,10 @@ WORTH_DIVISOR = 50
 """What is left over is worth a word from this part of the budget on."""
 
 LEFT_OVER = (
-    "{left} were held while its forward call ran and had gone when its backward call began: they "
-    "are left of the step before, as results are that keep their name until the next ones take it, "
-    "and gradients that are cleared between the two calls. Plans count them throughout: del or "
-    "clear them at the end of the step, and plans have so much more room"
+    "{left} were held while its forward call ran and had gone when its backward call began: as a "
+    "rule left of the step before, results that keep their name until the next ones take it, or "
+    "gradients that are cleared between the two calls. Plans count them throughout: del or clear "
+    "them at the end of the step, and plans have so much more room"
 )
 
 LATEST = 64
@@ -74,7 +74,7 @@ class Standing:
     most_outstanding: int = 1
     """The most calls that waited for their backward at once."""
     gone_bytes: int = 0
-    """What was left of the step before and went while it waited, in each profiled step."""
+    """What went while it waited in each timed step, and was not of that step."""
 
     @property
     def settled(self) -> bool:
