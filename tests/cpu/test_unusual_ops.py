@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch._decomp import decomposition_table
@@ -273,3 +274,89 @@ def test_the_last_that_wants_other_layouts_undoes_them() -> None:
     assert decomposition_table[NORM_BACKWARD] is not before
     second.__exit__(None, None, None)
     assert decomposition_table[NORM_BACKWARD] is before
+
+
+class Overlapping(nn.Module):
+    """Two inputs in one memory, the first of which is changed: torch makes one input of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = hidden(), hidden()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        found = self.first(x.clone())
+        x.add_(1)
+        result: Tensor = found[: len(y)] + self.second(y.clone())
+        return result
+
+
+def overlapping(backend: Any) -> list[Tensor]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = Overlapping()
+    call = torch.compile(module, backend=backend)
+    for _ in range(STEPS):
+        x = torch.randn(ROWS, 32)
+        module.zero_grad()
+        mean_square(call(x, x[: ROWS // 2])).backward()
+    return [p.grad.clone() for p in module.parameters() if p.grad is not None]
+
+
+def test_inputs_that_overlap_and_one_is_changed() -> None:
+    plain = overlapping("eager")
+    roomy = Backend(budget="1GiB")
+    assert same([overlapping(roomy)], [plain])
+    peak = roomy.report().measured_peak_bytes
+    assert peak is not None
+    backend = Backend(budget=int(peak * 0.8), policy="recompute-all")
+    assert same([overlapping(backend)], [plain])
+    report = backend.report()
+    assert report.state == "planned"
+    assert report.measured_peak_bytes is not None
+    assert report.measured_peak_bytes <= report.budget_bytes
+
+
+class Forwarded(nn.Module):
+    """Derivatives of the forward kind, for which torch makes tensors without memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = hidden()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = torch.func.jvp(self.hidden, (x,), (torch.ones_like(x),))[1]
+        return result
+
+
+def test_tensors_without_memory_are_refused() -> None:
+    def gradients(backend: Any) -> list[Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module = Forwarded()
+        mean_square(torch.compile(module, backend=backend)(torch.ones(64, 32))).backward()
+        return [p.grad for p in module.parameters() if p.grad is not None]
+
+    with pytest.warns(UserWarning, match="is not a plain strided tensor"):
+        found = gradients(Backend(budget="1GiB"))
+    assert same([found], [gradients("aot_eager")])
+
+
+class Solved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = torch.linalg.solve(self.weight, x)
+        return result
+
+
+def test_an_op_inside_another_is_named_and_told_once() -> None:
+    backend = Backend(budget="1GiB")
+    inner = r"op with_effects \(aten\._linalg_check_errors\.default\) is not an ATen op"
+    for rows in (8, 16):
+        torch._dynamo.reset()
+        call = torch.compile(Solved(), backend=backend, dynamic=False)
+        with pytest.warns(UserWarning, match=inner):
+            call(torch.ones(8, rows)).sum().backward()
+    assert len(backend.report().notes) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,8 @@ from torch._prims_common import suggest_memory_format
 from torch.fx import GraphModule
 from torch.fx.graph import _BoxedCodeGen
 from torch.nn.utils.stateless import _reparametrize_module as with_states
+
+from outcore.errors import CaptureError
 
 __all__ = [
     "ShortenTraceback",
@@ -114,19 +116,18 @@ def runs_in_backward(node: torch.fx.Node) -> bool:
     return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
 
 
-def mutated_inputs(output: torch.fx.Node) -> tuple[int, ...]:
-    """Positions among the forward inputs that AOTAutograd overwrites after the forward call.
+def mutated_inputs(output: torch.fx.Node, inputs: Sequence[torch.fx.Node]) -> tuple[int, ...]:
+    """Which of `inputs`, those of the forward call, AOTAutograd overwrites once that is over.
 
-    Read from the descriptors on the joint graph's output.
+    Read from the descriptors on the joint graph. A descriptor's own index counts what the caller
+    gives, and inputs that overlap come as one. Raises CaptureError where one is not found.
     """
-    found = []
-    for desc in output.meta.get("desc", ()):
-        source = getattr(desc, "mutated_input", None)
-        while source is not None and not hasattr(source, "idx"):
-            source = getattr(source, "base_of", None) or getattr(source, "parent", None)
-        if source is not None:
-            found.append(int(source.idx))
-    return tuple(found)
+    known = [node.meta.get("desc") for node in inputs]
+    wanted = (getattr(desc, "mutated_input", None) for desc in output.meta.get("desc", ()))
+    found = [source for source in wanted if source is not None]
+    if any(source not in known for source in found):
+        raise CaptureError(reason="an input that is overwritten cannot be told from the others")
+    return tuple(map(known.index, found))
 
 
 def normalised_by_cudnn(of: torch.Tensor, *rest: torch.Tensor, eps: float) -> bool:

@@ -113,7 +113,7 @@ class _Capture:
         for index, node in enumerate(primals):
             trained = index < len(gradients) and gradients[index] is not None
             self._input(node, self._role(index, trained=trained), node.name)
-        overwritten = frozenset(mutated_inputs(output))
+        overwritten = frozenset(mutated_inputs(output, primals))
         self.unstable = {self._buffer(primals[i]) for i in overwritten}
         constants = self.joint.graph.find_nodes(op="get_attr")
         for node in constants:
@@ -214,7 +214,11 @@ class _Capture:
             self.results[node] = self.results[source][index]  # type: ignore[index]  # a list
             return
         if not isinstance(node.target, torch._ops.OpOverload):
-            raise CaptureError(reason=f"op {node.target} is not an ATen op", site=site(node))
+            inside = next(
+                (f" ({a})" for a in node.args if isinstance(a, torch._ops.OpOverload)), ""
+            )
+            reason = f"op {node.target}{inside} is not an ATen op"
+            raise CaptureError(reason=reason, site=site(node))
         if aten.is_wait(node.target):
             self._wait(node)
             return
@@ -326,7 +330,8 @@ class _Capture:
         return len(self.buffers) - 1
 
     def _check_tensor(self, tensor: torch.Tensor, name: str) -> None:
-        plain = tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
+        unlike = tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor()
+        plain = tensor.layout is torch.strided and not unlike
         if not plain or tensor.is_quantized:
             raise CaptureError(reason=f"{name} is not a plain strided tensor")
         if str(tensor.dtype).removeprefix("torch.") not in ITEM_BYTES:

@@ -251,7 +251,8 @@ class Backend:
         """A graph that cannot be planned runs in-core, and says so once."""
         if self.options.strict:
             raise error
-        self.notes.append(str(error))
+        if str(error) not in self.notes:
+            self.notes.append(str(error))
         warnings.warn(f"outcore runs a graph in-core: {error}", stacklevel=2)
 
 

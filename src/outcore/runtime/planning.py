@@ -106,6 +106,7 @@ class Planner:
             try:
                 tried = self._planned(shares, wider, planned.resident_bytes)
             except InfeasibleError as error:
+                error.at_least = True  # a plan beside so little may keep more than that
                 refusal, most = error, room
             else:
                 needed = _retained_bytes(tried)
