@@ -591,6 +591,18 @@ class TestThreads:
         assert not broken.is_set()
 
 
+def test_counting_tensors_runs_no_code_of_auditors() -> None:
+    """They would give other threads their turn. Nobody can take a hook back: in another process."""
+    code = """
+import sys
+sys.addaudithook(lambda *_: None)
+from tests.cpu.test_pitfalls import TestThreads
+for _ in range(3):
+    TestThreads().test_counting_tensors_leaves_the_tuples_of_other_threads_alone()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_view_that_may_not_be_used_any_more_is_counted() -> None:
     before = resident_bytes(CPU)
     base = torch.ones(1000, requires_grad=True).clone()
