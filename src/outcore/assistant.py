@@ -157,7 +157,8 @@ def _end(assistant: Assistant) -> None:
 
 
 @atexit.register
-def _end_all() -> None:
+def dismiss() -> None:
+    """End the one that waits, if one does."""
     for assistant in list(_waiting):
         _end(assistant)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from outcore import Backend
+from outcore import Backend, assistant
 from outcore.errors import InfeasibleError
 from tests.cpu.test_budget_kept import inside
 from tests.cpu.training import same, snapshot
@@ -93,6 +93,7 @@ def test_one_call_has_its_peak_and_the_others_what_crosses() -> None:
         assert same(train_blocks(backend), plain)
         assert backend.report().state == "planned"
         inside(backend)
+        assert not assistant._waiting, "its memory would be missing"
 
 
 def test_the_least_budget_of_several_calls_is_enough() -> None:

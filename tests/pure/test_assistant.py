@@ -29,9 +29,9 @@ assistant.serve(answer, log)
 
 @pytest.fixture(autouse=True)
 def alone():
-    assistant._end_all()
+    assistant.dismiss()
     yield
-    assistant._end_all()
+    assistant.dismiss()
 
 
 def nobody(_: str) -> None:
@@ -102,7 +102,7 @@ def test_a_forked_process_has_one_of_its_own():
         code = 1
         try:
             os.write(writer, b"%d" % ask())
-            assistant._end_all()
+            assistant.dismiss()
             code = 0
         finally:
             os._exit(code)

@@ -14,6 +14,7 @@ from weakref import ref
 
 import torch
 
+from outcore import assistant
 from outcore.capture import under_checkpoint
 from outcore.errors import HostMemoryError, OutcoreError, SpillError
 from outcore.execute import Driver, open_driver
@@ -442,6 +443,8 @@ class Engine:
 
     def _take(self, graph: PlannedGraph, planned: Planned) -> Planned:
         """Make room for a plan, and keep it."""
+        if self.device.type == "cpu":
+            assistant.dismiss()  # its memory would be missing while the step runs
         self._bound_memory({graph: planned})  # first: host memory that is locked takes some of it
         try:
             outer = (Tier.HOST, Tier.DISK)
