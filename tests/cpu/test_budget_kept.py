@@ -170,13 +170,19 @@ class Centred(nn.Module):
 
 
 def takes_its_input(backend: Any, x: Tensor) -> Tensor:
+    return one_step_like_another(Centred, backend, lambda call: call(x.clone()))
+
+
+def one_step_like_another(
+    make: Callable[[], nn.Module], backend: Any, run: Callable[[Any], Tensor]
+) -> Tensor:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    module = Centred()
+    module = make()
     call = torch.compile(module, backend=backend)
     for _ in range(STEPS):
         module.zero_grad()
-        loss = call(x.clone()).square().mean()
+        loss = run(call).square().mean()
         loss.backward()
     return snapshot(module, loss.detach())[-1]
 
@@ -194,17 +200,7 @@ class Twice(nn.Module):
 
 
 def shares_gradients(backend: Any, x: Tensor) -> Tensor:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    module = Twice()
-    call = torch.compile(module, backend=backend)
-    for _ in range(STEPS):
-        module.zero_grad()
-        first, second = call(x)
-        loss = (first + second).square().mean()
-        loss.backward()
-        del first, second
-    return snapshot(module, loss.detach())[-1]
+    return one_step_like_another(Twice, backend, lambda call: torch.add(*call(x)))
 
 
 def leaves_nothing(backend: Any, x: Tensor) -> Tensor:

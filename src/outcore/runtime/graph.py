@@ -137,7 +137,7 @@ class PlannedGraph:
             elif executable is self.executable:
                 executable = self._recorded(executable)
             visit = Visit(ref(self), self._replay_of(executable, inputs))
-            given = self.engine.storages(inputs if self._is_timed(executable) else ())
+            given = self.engine.storages(inputs) if self._is_timed(executable) else None
             start = clock.now()
             try:
                 with self._telling_of_memory():
@@ -148,7 +148,7 @@ class PlannedGraph:
         visit.work.append((start, clock.now()))
         visit.forward_stop = self.engine.mark()
         stand_in = self.engine.stores.add(store, follow=stand_in_survives())
-        if self._is_timed(executable):
+        if given is not None:
             visit.pause = self.engine.begin_pause(self, given, results)
         return [*results, stand_in]
 
