@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import sys
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,6 +30,18 @@ _TOUCHERS = 16
 """Threads that ask for pages at most: registering does so too, one after the other."""
 
 
+class _Map(mmap.mmap):
+    """Memory that is no longer registered when the system has it back."""
+
+    registered: tuple[int, torch.device] | None = None
+    """Where, and for which device."""
+
+    # Whoever watches a map, or with NumPy 2.5 an array, hears of its end when the memory is gone.
+    def __del__(self) -> None:
+        if self.registered is not None and not sys.is_finalizing():
+            _release(*self.registered)
+
+
 def pinned(
     nbytes: int, device: torch.device, refused: Callable[[str], None] = warnings.warn
 ) -> torch.Tensor:
@@ -41,14 +53,13 @@ def pinned(
     """
     try:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-        memory = mmap.mmap(-1, max(1, nbytes), flags=flags)
+        memory = _Map(-1, max(1, nbytes), flags=flags)
     except (OSError, ValueError, OverflowError) as error:
         raise HostMemoryError(reason=str(error), needed_bytes=nbytes) from error
     for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):  # a fork would copy what is written later
         if hasattr(mmap, advice):
             with contextlib.suppress(OSError):
                 memory.madvise(getattr(mmap, advice))
-    # NumPy's array dies before the map it lies in; the map itself is gone before it is told.
     array = np.frombuffer(memory, np.uint8)
     with torch.cuda.device(device), near(device):
         touch(array)
@@ -62,7 +73,7 @@ def pinned(
             f"{code}): copies will be slower. Virtual machines and containers may have a limit."
         )
     else:
-        weakref.finalize(array, _release, array.ctypes.data, device).atexit = False
+        memory.registered = array.ctypes.data, device
     return torch.from_numpy(array)[:nbytes]
 
 
