@@ -12,7 +12,7 @@ PAGES := $(BIN)/sphinx-build -W --keep-going -n -q docs build/docs
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pure test-gpu bench-cpu bench-gpu docs check format clean
+.PHONY: help demo test test-pure test-gpu test-simulated-gpu bench-cpu bench-gpu docs check format clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,6 +29,9 @@ test-pure: $(VENV)/.stamp-dev  ## the tests that need no torch, in seconds
 test-gpu: $(VENV)/.stamp-dev  ## the tests that need a CUDA device
 	@# pytest exits 5 when it found no test
 	@$(BIN)/python -m pytest tests/gpu $(ARGS) || { [ $$? -eq 5 ] && echo "no tests in tests/gpu"; }
+
+test-simulated-gpu: $(VENV)/.stamp-dev  ## tests/gpu on a machine without one, for torch built for CUDA
+	$(BIN)/python -m tests.simulated_gpu -m pytest tests/gpu $(ARGS)
 
 bench-cpu: $(VENV)/.stamp-dev  ## measure on this machine; writes benchmarks/results/
 	$(BIN)/python -m benchmarks.cpu $(ARGS)

@@ -1,0 +1,69 @@
+"""Run Python with a simulated GPU: `python -m tests.simulated_gpu -m pytest tests/gpu`.
+
+Needs torch built for CUDA, a C++ compiler, and CUDA's headers, which `pip install
+nvidia-cuda-crt` completes beside such a torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+BUILT = ROOT / "build" / "simulated_gpu"
+LIBRARY = BUILT / "libcuda.so.1"
+HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h")
+
+
+def headers() -> list[Path]:
+    """Folders that hold CUDA's headers; SystemExit where one is missing."""
+    nvidia = importlib.util.find_spec("nvidia")
+    folders = [Path(each) for each in (nvidia and nvidia.submodule_search_locations) or ()]
+    candidates = [*(found for each in folders for found in each.glob("*/include"))]
+    candidates.append(Path("/usr/local/cuda/include"))
+    for header in HEADERS:
+        if not any((each / header).exists() for each in candidates):
+            sys.exit(
+                f"no {header} in {', '.join(map(str, candidates))}; try: "
+                "pip install nvidia-cuda-crt"
+            )
+    return candidates
+
+
+def build() -> None:
+    """Compile the runtime, where a source is newer."""
+    sources = [HERE / "runtime.cpp", HERE / "absent.c"]
+    if LIBRARY.exists() and all(s.stat().st_mtime < LIBRARY.stat().st_mtime for s in sources):
+        return
+    BUILT.mkdir(parents=True, exist_ok=True)
+    included = [f"-I{each}" for each in headers()]
+    for source in sources:
+        language = ["g++", "-std=c++17"] if source.suffix == ".cpp" else ["gcc"]
+        warned = ["-O1", "-g", "-fPIC", "-Wall", "-Wextra"]
+        made = ["-c", str(source), "-o", str(BUILT / f"{source.stem}.o")]
+        subprocess.run([*language, *warned, *included, *made], check=True)
+    parts = [str(BUILT / f"{source.stem}.o") for source in sources]
+    named = ["-shared", f"-Wl,-soname,{LIBRARY.name}", "-o", str(LIBRARY)]
+    subprocess.run(["g++", *named, *parts, "-ldl", "-lpthread"], check=True)
+
+
+def main() -> None:
+    """Become that Python; SystemExit where torch is not built for CUDA."""
+    torch = importlib.util.find_spec("torch")
+    if torch is None or not (Path(str(torch.origin)).parent / "lib" / "libc10_cuda.so").exists():
+        sys.exit("torch is not built for CUDA here; try: PyPI's torch for Linux")
+    build()
+    paths = [str(HERE / "site"), str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    env = os.environ | {
+        "LD_PRELOAD": str(LIBRARY),
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
+    os.execve(sys.executable, [sys.executable, *sys.argv[1:]], env)
+
+
+if __name__ == "__main__":
+    main()

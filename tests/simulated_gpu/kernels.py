@@ -1,0 +1,352 @@
+"""The kernels of the simulated GPU: the CPU's, run on its streams and in its memory.
+
+Every op of torch that has a kernel for CUDA gets another. It asks torch for what comes out (on the
+meta device), takes memory for that from torch's CUDA allocator, and hands the work to the current
+stream's thread. The host goes on, as with a GPU; it waits where a result is the host's to know.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
+
+_AS_THEY_ARE = {
+    *("empty", "empty_strided", "_efficientzerotensor", "resize_", "set_", "is_set_to"),
+    *("record_stream", "_local_scalar_dense", "_fused_sdp_choice"),
+}
+"""They run no kernel; nor do ops that make views."""
+_BESIDES = {"convolution", "convolution_backward", "copy_", "native_dropout"}
+"""Elsewhere they are made of others, of cuDNN's among them."""
+_CYCLES_PER_SECOND = 2e9
+_SEEDS = 1 << 62
+
+_Args = Sequence[Any]
+_Kwargs = Mapping[str, Any]
+_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _Streams:
+    """Work for the threads that are streams."""
+
+    def __init__(self) -> None:
+        self.runtime = ctypes.CDLL(None)  # preloaded
+        self.runtime.cudaStreamSynchronize.argtypes = [ctypes.c_void_p]
+        self.runtime.cudaLaunchHostFunc.argtypes = [ctypes.c_void_p, _CALLBACK, ctypes.c_void_p]
+        self.runtime.simulated_gpu_sleep.argtypes = [ctypes.c_void_p, ctypes.c_double]
+        self.runtime.cudaMemcpyAsync.argtypes = [
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+        ]
+        self.work: dict[int, Callable[[], None]] = {}
+        self.numbers = itertools.count(1)
+        self.errors: list[BaseException] = []
+        self.callback = _CALLBACK(self._serve)
+
+    def _serve(self, number: int) -> None:
+        try:
+            self.work.pop(number)()
+        except BaseException as error:  # noqa: BLE001 - nobody is above it
+            traceback.print_exc()
+            self.errors.append(error)
+
+    def launch(self, work: Callable[[], None]) -> None:
+        """Have the current stream do `work`; an earlier error is raised here, as torch does."""
+        if self.errors:
+            raise self.errors.pop()
+        if error := self.runtime.cudaGetLastError():
+            raise RuntimeError(f"CUDA error {error} of an earlier call")
+        number = next(self.numbers)
+        self.work[number] = work
+        self.runtime.cudaLaunchHostFunc(_stream(), self.callback, number)
+
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        """Have the current stream copy memory between host and device."""
+        kind = 4  # found out by the addresses
+        at = to.data_ptr(), source.data_ptr(), to.numel() * to.element_size()
+        self.runtime.cudaMemcpyAsync(*at, kind, _stream())
+
+    def wait(self, what: object) -> None:
+        """Let the host wait; an error where torch was told to make it one."""
+        if torch.cuda.get_sync_debug_mode() > 1:
+            raise RuntimeError(f"called a synchronizing CUDA operation: {what}")
+        self.runtime.cudaStreamSynchronize(_stream())
+
+    def sleep(self, cycles: int) -> None:
+        """`torch.cuda._sleep`."""
+        self.runtime.simulated_gpu_sleep(_stream(), cycles / _CYCLES_PER_SECOND)
+
+
+def _stream() -> int:
+    return int(torch.cuda.current_stream().cuda_stream)
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """A tensor of the CPU in the memory of one on the device, which it does not hold."""
+    storage = tensor.untyped_storage()
+    nbytes = storage.nbytes()
+    if not nbytes:
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+    memory = (ctypes.c_ubyte * nbytes).from_address(storage.data_ptr())
+    flat = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+    alias = torch.empty(0, dtype=tensor.dtype)
+    alias.set_(flat, tensor.storage_offset(), tensor.size(), tensor.stride())
+    return alias.conj() if tensor.is_conj() else alias
+
+
+def _elsewhere(device: str, tensor: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
+    def moved(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return tensor(value)
+        if isinstance(value, torch.device):
+            return torch.device(device)
+        return None if isinstance(value, torch.Generator) else value
+
+    return moved
+
+
+def _described(tensor: Tensor) -> Tensor:
+    if tensor.is_cpu and not tensor.dim():
+        return tensor
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+_ON_META = _elsewhere("meta", _described)
+# The host may change its own tensors as soon as the call is over.
+_ON_CPU = _elsewhere("cpu", lambda tensor: _alias(tensor) if tensor.is_cuda else tensor.clone())
+
+
+def _like(value: Any) -> Any:
+    """Memory of the device for a tensor like `value`; gradients nobody asked for are None."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cuda")
+
+
+def _reshape(tensor: Tensor, like: Tensor) -> None:
+    if tensor.size() != like.size():
+        tensor.resize_(like.size())
+        if tensor.stride() != like.stride():
+            tensor.as_strided_(like.size(), like.stride())
+
+
+def _next_generator() -> torch.Generator:
+    """The CPU's, seeded by the state of the device's, which goes on."""
+    generator = torch.cuda.default_generators[0]
+    seed, offset = generator.initial_seed(), generator.get_offset()
+    generator.set_offset(offset + 4)
+    return torch.Generator().manual_seed((seed * 1_000_003 + offset) % _SEEDS)
+
+
+class _Kernel:
+    """One op's kernel for CUDA; `compute` runs on the CPU."""
+
+    def __init__(
+        self, streams: _Streams, op: torch._ops.OpOverload, compute: Callable[..., Any] | None
+    ) -> None:
+        self.streams, self.op, self.compute = streams, op, compute or op
+        arguments = op._schema.arguments
+        self.names = [each.name for each in arguments]
+        self.outs = [each.name for each in arguments if each.is_out]
+        self.written = {
+            next(iter(each.alias_info.before_set), None): number
+            for number, each in enumerate(arguments)
+            if each.alias_info is not None and each.alias_info.is_write
+        }
+        self.returns = op._schema.returns
+        self.is_random = torch.Tag.nondeterministic_seeded in op.tags
+        tags = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+        self.needs_values = bool(tags & set(op.tags)) or any(
+            each.alias_info is None and "Tensor" not in str(each.type) for each in self.returns
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            # Tensors given as `out` may move there: their memory is looked up below.
+            described = None if self.needs_values else self._describe(args, kwargs)
+            work = self._work(*tree_map(_ON_CPU, (args, kwargs)))
+            if described is None:
+                self.streams.wait(self.op)
+                values = [tree_map(self._brought, value) for value in self._fresh(work())]
+                return self._results(values, args, kwargs)
+            made = [tree_map(_like, value) for value in described]
+            self._launch(work, made)
+            return self._results(made, args, kwargs)
+
+    def _work(self, args: _Args, kwargs: _Kwargs) -> Callable[[], Any]:
+        """What runs the op on the CPU."""
+        given = dict(kwargs)
+        if self.is_random:
+            given["generator"] = _next_generator()
+
+        def work() -> Any:
+            with torch.no_grad():
+                return self.compute(*args, **given)
+
+        return work
+
+    def _describe(self, args: _Args, kwargs: _Kwargs) -> list[Any] | None:
+        """The new results on the meta device; None where torch cannot tell without values."""
+        if not self.outs and not self._fresh_returns():
+            return []
+        meta_args, meta_kwargs = tree_map(_ON_META, (args, dict(kwargs)))
+        try:
+            result = self.compute(*meta_args, **meta_kwargs)
+        except (NotImplementedError, RuntimeError, TypeError):
+            return None
+        for name in self.outs:
+            _reshape(kwargs[name], meta_kwargs[name])
+        return self._fresh(result)
+
+    def _launch(self, work: Callable[[], Any], made: list[Any]) -> None:
+        targets = [_alias(each) for each in tree_leaves(made) if isinstance(each, Tensor)]
+
+        def run() -> None:
+            values = [each for each in tree_leaves(self._fresh(work())) if isinstance(each, Tensor)]
+            for target, value in zip(targets, values, strict=True):
+                target.copy_(value)
+
+        self.streams.launch(run)
+
+    def _brought(self, value: Any) -> Any:
+        made = _like(value)
+        if isinstance(value, Tensor):
+            _alias(made).copy_(value)
+        return made
+
+    def _fresh_returns(self) -> list[Any]:
+        return [each for each in self.returns if each.alias_info is None]
+
+    def _fresh(self, result: Any) -> list[Any]:
+        """Those of a call's results that are no arguments."""
+        results = (result,) if len(self.returns) == 1 else result or ()
+        pairs = zip(results, self.returns, strict=True)
+        return [value for value, each in pairs if each.alias_info is None]
+
+    def _results(self, fresh: Iterable[Any], args: _Args, kwargs: _Kwargs) -> Any:
+        left, results = iter(fresh), []
+        for each in self.returns:
+            if each.alias_info is None:
+                results.append(next(left))
+                continue
+            number = self.written[next(iter(each.alias_info.before_set))]
+            name = self.names[number]
+            results.append(kwargs[name] if name in kwargs else args[number])
+        if len(results) == 1:
+            return results[0]
+        return tuple(results) if results else None
+
+
+class _Copy:
+    """`copy_`, which goes over the link where one side is the host's."""
+
+    def __init__(self, streams: _Streams) -> None:
+        self.streams = streams
+
+    def __call__(self, to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+        with _disable_current_modes():
+            if not to.numel():
+                return to
+            if to.is_cuda and source.is_cuda:
+                target, value = _alias(to), _alias(source)
+                self.streams.launch(lambda: _assign(target, value))
+            elif _same_layout(to, source):
+                self.streams.copy(to, source)
+                if not non_blocking:
+                    self.streams.wait("copy_")
+            else:
+                self.streams.wait("copy_")
+                _assign(*(_alias(each) if each.is_cuda else each for each in (to, source)))
+            return to
+
+
+def _assign(to: Tensor, source: Tensor) -> None:
+    to.copy_(source)
+
+
+def _same_layout(one: Tensor, other: Tensor) -> bool:
+    def described(tensor: Tensor) -> tuple[Any, ...]:
+        return tensor.dtype, tensor.size(), tensor.stride(), tensor.is_conj(), tensor.is_neg()
+
+    return described(one) == described(other) and _is_dense(one)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    span = 1 + sum((n - 1) * step for n, step in zip(tensor.size(), tensor.stride(), strict=True))
+    return span == tensor.numel()
+
+
+def _dropout(
+    of: Tensor, share: float, train: bool | None, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor]:
+    """`native_dropout`."""
+    if not train:
+        return of.clone(), torch.ones_like(of, dtype=torch.bool)
+    kept = torch.empty_like(of, dtype=torch.bool).bernoulli_(1 - share, generator=generator)
+    return of * kept / (1 - share), kept
+
+
+def _batch_norm(of: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """`cudnn_batch_norm`."""
+    is_training = rest[4]
+    reserve = of.new_zeros(RESERVE_BYTES if is_training else 0, dtype=torch.uint8)
+    return *torch.ops.aten.native_batch_norm(of, *rest), reserve
+
+
+def _batch_norm_backward(of: Tensor, gradient: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """`cudnn_batch_norm_backward`."""
+    *given, epsilon, _reserve = rest
+    backward = torch.ops.aten.native_batch_norm_backward
+    result: tuple[Tensor, ...] = backward(gradient, of, *given, True, epsilon, [True] * 3)
+    return result
+
+
+RESERVE_BYTES = 64
+_BY_OTHERS: dict[str, Callable[..., Any]] = {
+    "native_dropout": _dropout,
+    "cudnn_batch_norm": _batch_norm,
+    "cudnn_batch_norm_backward": _batch_norm_backward,
+}
+"""Ops that the CPU has not, or not with a generator, by ops that it has."""
+
+
+def install() -> torch.library.Library:
+    """Replace the kernels of CUDA, as long as the result lives."""
+    streams, library = _Streams(), torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings(action="ignore"):  # torch tells of the first that is replaced
+        for full_name in torch._C._dispatch_get_all_op_names():
+            namespace, _, name = full_name.partition("::")
+            if namespace == "aten" and (kernel := _kernel(streams, name)) is not None:
+                library.impl(name, kernel, "CUDA", allow_override=True)
+    torch.cuda._sleep = streams.sleep
+    for choice in ("flash", "mem_efficient", "cudnn"):
+        getattr(torch.backends.cuda, f"enable_{choice}_sdp")(False)
+    torch._C._get_cudnn_batch_norm_reserve_space_size = lambda *_: RESERVE_BYTES  # type: ignore[attr-defined]  # the stubs lack it
+    return library
+
+
+def _kernel(streams: _Streams, name: str) -> Callable[..., Any] | None:
+    base, _, overload = name.partition(".")
+    packet = getattr(torch.ops.aten, base, None)
+    op = getattr(packet, overload or "default", None)
+
+    def has(key: str) -> bool:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key))
+
+    if op is None or base in _AS_THEY_ARE or not (has("CUDA") or base in _BESIDES):
+        return None
+    if any(each.alias_info and not each.alias_info.is_write for each in op._schema.returns):
+        return None
+    if name == "copy_":
+        return _Copy(streams)
+    keys = ("CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+    if base in _BY_OTHERS or base in _BESIDES or any(map(has, keys)):
+        return _Kernel(streams, op, _BY_OTHERS.get(base))
+    return None
