@@ -28,10 +28,10 @@ test-pure: $(VENV)/.stamp-dev  ## the tests that need no torch, in seconds
 
 test-gpu: $(VENV)/.stamp-dev  ## the tests that need a CUDA device
 	@# pytest exits 5 when it found no test
-	@$(BIN)/python -m pytest tests/gpu $(ARGS) || { [ $$? -eq 5 ] && echo "no tests in tests/gpu"; }
+	@$(BIN)/python -m pytest tests/gpu tests/simulated_gpu $(ARGS) || { [ $$? -eq 5 ] && echo "no tests in tests/gpu"; }
 
 test-simulated-gpu: $(VENV)/.stamp-dev  ## tests/gpu on a machine without one, for torch built for CUDA
-	$(BIN)/python -m tests.simulated_gpu -m pytest tests/gpu $(ARGS)
+	$(BIN)/python -m tests.simulated_gpu -m pytest tests/gpu tests/simulated_gpu $(ARGS)
 
 bench-cpu: $(VENV)/.stamp-dev  ## measure on this machine; writes benchmarks/results/
 	$(BIN)/python -m benchmarks.cpu $(ARGS)

@@ -1,0 +1,92 @@
+"""The simulated GPU itself: what it is there to find, it finds. Run by `make test-simulated-gpu`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+if not hasattr(torch, "_simulated_gpu"):
+    pytest.skip("needs the simulated GPU", allow_module_level=True)
+
+NBYTES = 1 << 24
+
+
+def sent(stream: torch.cuda.Stream) -> Tensor:
+    """Ones on the device, where there were zeros, copied on a stream; nobody has waited."""
+    host = torch.ones(NBYTES, dtype=torch.uint8).pin_memory()
+    target = torch.zeros(NBYTES, dtype=torch.uint8, device="cuda")
+    assert not bool(target.any() | target.all())  # what takes long the first time is done
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(4_000_000_000)
+        target.copy_(host, non_blocking=True)
+    return target
+
+
+def test_a_copy_that_nobody_waits_for_comes_too_late() -> None:
+    assert not bool(sent(torch.cuda.Stream()).any())
+
+
+def test_a_copy_that_is_waited_for_is_there() -> None:
+    stream = torch.cuda.Stream()
+    target = sent(stream)
+    torch.cuda.current_stream().wait_stream(stream)
+    assert bool(target.all())
+
+
+def test_the_host_goes_on_while_the_device_computes() -> None:
+    torch.cuda._sleep(4_000_000_000)
+    before = torch.cuda.current_stream().record_event()
+    value = torch.ones(4, device="cuda") * 3
+    assert not before.query()
+    assert value.tolist() == [3.0] * 4
+    assert before.query()
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+def test_waiting_can_be_an_error() -> None:
+    value = torch.ones(4, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
+            value.nonzero()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_card_is_only_so_large() -> None:
+    total = torch.cuda.get_device_properties(0).total_memory
+    held = torch.empty(total // 2, dtype=torch.uint8, device="cuda")
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(total // 2 + NBYTES, dtype=torch.uint8, device="cuda")
+    del held
+    torch.cuda.empty_cache()
+
+
+def test_random_numbers_follow_the_generator_of_the_device() -> None:
+    def drawn() -> Tensor:
+        torch.cuda.manual_seed(7)
+        ones = torch.ones(1000, device="cuda")
+        return torch.nn.functional.dropout(ones) + torch.rand(1000, device="cuda")
+
+    first, other = drawn(), torch.rand(1000, device="cuda")
+    assert torch.equal(drawn(), first)
+    assert torch.equal(torch.rand(1000, device="cuda"), other)
+    assert not torch.equal(torch.rand(1000, device="cuda"), other)
+
+
+def test_results_are_those_of_the_cpu() -> None:
+    given = torch.randn(4, 3, 16, 16)
+    weight = torch.randn(8, 3, 3, 3)
+    result = torch.nn.functional.conv2d(given.cuda(), weight.cuda(), padding=1)
+    assert torch.equal(result.cpu(), torch.nn.functional.conv2d(given, weight, padding=1))
+    least = torch.empty(0, device="cuda")
+    torch.minimum(given.cuda(), given.cuda().flip(0), out=least)
+    assert torch.equal(least.cpu(), torch.minimum(given, given.flip(0)))
+
+
+def test_a_kernel_that_nobody_plays_is_an_error() -> None:
+    attention = torch.ops.aten._scaled_dot_product_efficient_attention
+    given = torch.randn(1, 1, 16, 8, device="cuda")
+    with pytest.raises(RuntimeError, match="not supported"):
+        attention(given, given, given, None, False)
