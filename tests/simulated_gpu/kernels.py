@@ -319,12 +319,14 @@ _BY_OTHERS: dict[str, Callable[..., Any]] = {
 
 def install() -> torch.library.Library:
     """Replace the kernels of CUDA, as long as the result lives."""
+    disabled: Any = torch._disable_dynamo  # type: ignore[attr-defined]  # the stubs lack it
     streams, library = _Streams(), torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings(action="ignore"):  # torch tells of the first that is replaced
         for full_name in torch._C._dispatch_get_all_op_names():
             namespace, _, name = full_name.partition("::")
             if namespace == "aten" and (kernel := _kernel(streams, name)) is not None:
-                library.impl(name, kernel, "CUDA", allow_override=True)
+                # Dynamo would capture Python that runs where it resumes.
+                library.impl(name, disabled(kernel), "CUDA", allow_override=True)
     torch.cuda._sleep = streams.sleep
     for choice in ("flash", "mem_efficient", "cudnn"):
         getattr(torch.backends.cuda, f"enable_{choice}_sdp")(False)

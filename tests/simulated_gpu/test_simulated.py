@@ -1,4 +1,4 @@
-"""The simulated GPU itself: what it is there to find, it finds. Run by `make test-simulated-gpu`."""
+"""The simulated GPU itself: it finds what it is for. Run by `make test-simulated-gpu`."""
 
 from __future__ import annotations
 
