@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tests.simulated_gpu.attention import ATTENTION
+
 _AS_THEY_ARE = {
     *("empty", "empty_strided", "_efficientzerotensor", "resize_", "set_", "is_set_to"),
     *("record_stream", "_local_scalar_dense", "_fused_sdp_choice"),
@@ -113,19 +115,20 @@ def _elsewhere(device: str, tensor: Callable[[Tensor], Tensor]) -> Callable[[Any
 
 
 def _described(tensor: Tensor) -> Tensor:
-    if tensor.is_cpu and not tensor.dim():
-        return tensor
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
-_ON_META = _elsewhere("meta", _described)
+# A number of the host among tensors of the device: torch asks that of it.
+_ON_META = _elsewhere(
+    "meta", lambda each: each if each.is_cpu and not each.dim() else _described(each)
+)
 # The host may change its own tensors as soon as the call is over.
 _ON_CPU = _elsewhere("cpu", lambda tensor: _alias(tensor) if tensor.is_cuda else tensor.clone())
 
 
 def _like(value: Any) -> Any:
-    """Memory of the device for a tensor like `value`; gradients nobody asked for are None."""
-    if not isinstance(value, Tensor):
+    """Memory of the device for a tensor like `value`; numbers, None and the host's stay."""
+    if not isinstance(value, Tensor) or value.is_cpu:
         return value
     return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cuda")
 
@@ -161,10 +164,14 @@ class _Kernel:
             if each.alias_info is not None and each.alias_info.is_write
         }
         self.returns = op._schema.returns
-        self.is_random = torch.Tag.nondeterministic_seeded in op.tags
+        draws = torch.Tag.nondeterministic_seeded in op.tags
+        self.is_random = draws and ("generator" in self.names or compute is _dropout)
         tags = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-        self.needs_values = bool(tags & set(op.tags)) or any(
-            each.alias_info is None and "Tensor" not in str(each.type) for each in self.returns
+        self.needs_values = compute is None and (
+            bool(tags & set(op.tags))
+            or any(
+                each.alias_info is None and "Tensor" not in str(each.type) for each in self.returns
+            )
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -206,19 +213,22 @@ class _Kernel:
         return self._fresh(result)
 
     def _launch(self, work: Callable[[], Any], made: list[Any]) -> None:
-        targets = [_alias(each) for each in tree_leaves(made) if isinstance(each, Tensor)]
+        leaves = tree_leaves(made)
+        places = [i for i, each in enumerate(leaves) if isinstance(each, Tensor) and each.is_cuda]
+        targets = [_alias(leaves[place]) for place in places]
 
         def run() -> None:
-            values = [each for each in tree_leaves(self._fresh(work())) if isinstance(each, Tensor)]
-            for target, value in zip(targets, values, strict=True):
-                target.copy_(value)
+            values = tree_leaves(self._fresh(work()))
+            for target, place in zip(targets, places, strict=True):
+                target.copy_(values[place])
 
         self.streams.launch(run)
 
     def _brought(self, value: Any) -> Any:
-        made = _like(value)
-        if isinstance(value, Tensor):
-            _alias(made).copy_(value)
+        if not isinstance(value, Tensor):
+            return value
+        made = _like(_described(value))
+        _alias(made).copy_(value)
         return made
 
     def _fresh_returns(self) -> list[Any]:
@@ -313,6 +323,7 @@ _BY_OTHERS: dict[str, Callable[..., Any]] = {
     "native_dropout": _dropout,
     "cudnn_batch_norm": _batch_norm,
     "cudnn_batch_norm_backward": _batch_norm_backward,
+    **ATTENTION,
 }
 """Ops that the CPU has not, or not with a generator, by ops that it has."""
 
@@ -328,8 +339,7 @@ def install() -> torch.library.Library:
                 # Dynamo would capture Python that runs where it resumes.
                 library.impl(name, disabled(kernel), "CUDA", allow_override=True)
     torch.cuda._sleep = streams.sleep
-    for choice in ("flash", "mem_efficient", "cudnn"):
-        getattr(torch.backends.cuda, f"enable_{choice}_sdp")(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
     torch._C._get_cudnn_batch_norm_reserve_space_size = lambda *_: RESERVE_BYTES  # type: ignore[attr-defined]  # the stubs lack it
     return library
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 if not hasattr(torch, "_simulated_gpu"):
     pytest.skip("needs the simulated GPU", allow_module_level=True)
@@ -67,7 +68,7 @@ def test_random_numbers_follow_the_generator_of_the_device() -> None:
     def drawn() -> Tensor:
         torch.cuda.manual_seed(7)
         ones = torch.ones(1000, device="cuda")
-        return torch.nn.functional.dropout(ones) + torch.rand(1000, device="cuda")
+        return F.dropout(ones) + torch.rand(1000, device="cuda")
 
     first, other = drawn(), torch.rand(1000, device="cuda")
     assert torch.equal(drawn(), first)
@@ -78,15 +79,28 @@ def test_random_numbers_follow_the_generator_of_the_device() -> None:
 def test_results_are_those_of_the_cpu() -> None:
     given = torch.randn(4, 3, 16, 16)
     weight = torch.randn(8, 3, 3, 3)
-    result = torch.nn.functional.conv2d(given.cuda(), weight.cuda(), padding=1)
-    assert torch.equal(result.cpu(), torch.nn.functional.conv2d(given, weight, padding=1))
+    result = F.conv2d(given.cuda(), weight.cuda(), padding=1)
+    assert torch.equal(result.cpu(), F.conv2d(given, weight, padding=1))
     least = torch.empty(0, device="cuda")
     torch.minimum(given.cuda(), given.cuda().flip(0), out=least)
     assert torch.equal(least.cpu(), torch.minimum(given, given.flip(0)))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "apart"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)], ids=["efficient", "flash"]
+)
+def test_fused_attention_is_attention(dtype: torch.dtype, apart: float) -> None:
+    given = torch.randn(3, 2, 2, 48, 16, dtype=dtype)
+
+    def result(device: str) -> Tensor:
+        leaf = given.detach().to(device).requires_grad_()
+        query, key, value = leaf
+        attention = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return torch.autograd.grad(attention.float().square().sum(), leaf)[0].cpu()
+
+    torch.testing.assert_close(result("cuda"), result("cpu"), atol=apart, rtol=apart)
+
+
 def test_a_kernel_that_nobody_plays_is_an_error() -> None:
-    attention = torch.ops.aten._scaled_dot_product_efficient_attention
-    given = torch.randn(1, 1, 16, 8, device="cuda")
     with pytest.raises(RuntimeError, match="not supported"):
-        attention(given, given, given, None, False)
+        torch._fused_dropout(torch.ones(4, device="cuda"), 0.5)
