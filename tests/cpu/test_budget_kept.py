@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from outcore import Backend
 from outcore.errors import InfeasibleError
+from outcore.runtime import options
 from tests.cpu.training import mean_square, same, snapshot
 
 STEPS = 8
@@ -392,3 +393,20 @@ def test_what_an_optimizer_makes_for_itself_is_told(fused: bool) -> None:
         adam.step()
     told = [note for note in backend.report().notes if "an optimizer's step" in note]
     assert bool(told) is not fused
+
+
+@pytest.mark.parametrize(("room_bytes", "used"), [(0, True), (300 << 10, False), (2 << 20, True)])
+def test_room_is_left_where_a_plan_leaves_it(
+    room_bytes: int, used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, to torch's allocator; a budget too small for that is no smaller for it."""
+    monkeypatch.setattr(options, "_room_bytes", lambda *_: room_bytes)
+    budget = 4 << 20
+    backend = Backend(budget=budget, policy="search")
+    train(lambda: Tower(64, 16), backend, torch.ones(1024, 64), mean_square)
+    report = backend.report()
+    assert report.state == "planned"
+    assert report.measured_peak_bytes is not None
+    assert report.predicted_peak_bytes is not None
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes <= budget
+    assert (report.predicted_peak_bytes > budget - (300 << 10)) == used

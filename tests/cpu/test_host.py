@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -107,6 +108,13 @@ def test_auto_on_a_gpu_is_the_default_there(monkeypatch: pytest.MonkeyPatch) -> 
         )
         settings = settle(make_options({"budget": given}), torch.device("cuda"))
         assert settings.budget_bytes == spare * GIB - spare * GIB // 32
+        assert settings.room_bytes == spare * GIB // 32, "a sixteenth is left where that does"
+    properties = SimpleNamespace(total_memory=8 * GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    for named in ("2GiB", "3GiB"):  # of 8 GiB, a quarter of which is this process's: too much
+        settings = settle(make_options({"budget": named}), torch.device("cuda"))
+        assert settings.room_bytes == settings.budget_bytes - 2 * GIB + GIB // 8
+    assert not settle(make_options({"budget": "1GiB"}), torch.device("cuda")).room_bytes
 
 
 def test_a_backend_takes_auto(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.simulated_gpu.attention import ATTENTION
+from tests.simulated_gpu.duration import seconds
+
+COMPUTES = os.environ.get("SIMULATED_GPU_COMPUTES", "1") != "0"
+"""Else ops take a GPU's time and memory, and leave what is there: steps of any size can be run."""
 
 _AS_THEY_ARE = {
     *("empty", "empty_strided", "_efficientzerotensor", "resize_", "set_", "is_set_to"),
@@ -83,7 +88,11 @@ class _Streams:
 
     def sleep(self, cycles: int) -> None:
         """`torch.cuda._sleep`."""
-        self.runtime.simulated_gpu_sleep(_stream(), cycles / _CYCLES_PER_SECOND)
+        self.pass_time(cycles / _CYCLES_PER_SECOND)
+
+    def pass_time(self, seconds: float) -> None:
+        """Keep the current stream busy."""
+        self.runtime.simulated_gpu_sleep(_stream(), seconds)
 
 
 def _stream() -> int:
@@ -184,7 +193,10 @@ class _Kernel:
                 values = [tree_map(self._brought, value) for value in self._fresh(work())]
                 return self._results(values, args, kwargs)
             made = [tree_map(_like, value) for value in described]
-            self._launch(work, made)
+            if COMPUTES:
+                self._launch(work, made)
+            else:
+                self.streams.pass_time(seconds(self.op, args, kwargs, made))
             return self._results(made, args, kwargs)
 
     def _work(self, args: _Args, kwargs: _Kwargs) -> Callable[[], Any]:
@@ -264,7 +276,9 @@ class _Copy:
         with _disable_current_modes():
             if not to.numel():
                 return to
-            if to.is_cuda and source.is_cuda:
+            if to.is_cuda and source.is_cuda and not COMPUTES:
+                self.streams.pass_time(seconds(torch.ops.aten.copy_.default, (to, source), {}, []))
+            elif to.is_cuda and source.is_cuda:
                 target, value = _alias(to), _alias(source)
                 self.streams.launch(lambda: _assign(target, value))
             elif _same_layout(to, source):

@@ -41,7 +41,9 @@ double setting(const char* name, double otherwise) {
 }
 
 const size_t TOTAL_BYTES = size_t(setting("SIMULATED_GPU_MIB", 8192)) << 20;
-const double BYTES_PER_SECOND = setting("SIMULATED_GPU_BYTES_PER_SECOND", 4e9);
+const double BYTES_PER_SECOND =
+    setting("SIMULATED_GPU_BYTES_PER_SECOND", 4e9) / setting("SIMULATED_GPU_SLOWNESS", 1);
+const bool COMPUTES = setting("SIMULATED_GPU_COMPUTES", 1) != 0;
 const size_t PAGE_BYTES = size_t(2) << 20;
 
 thread_local cudaError_t last_error = cudaSuccess;
@@ -215,7 +217,7 @@ cudaError_t copy(void* to, const void* from, size_t nbytes, cudaStream_t stream)
   bool pageable = !(to_device || is_locked(to)) || !(from_device || is_locked(from));
   of(stream)->add([=] {
     if (to_device != from_device) pass(double(nbytes) / BYTES_PER_SECOND);
-    memmove(to, from, nbytes);
+    if (COMPUTES || pageable) memmove(to, from, nbytes);
   });
   if (pageable) of(stream)->drain();
   return cudaSuccess;
@@ -439,7 +441,9 @@ API cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, s
   return cudaSuccess;
 }
 API cudaError_t cudaMemsetAsync(void* pointer, int value, size_t nbytes, cudaStream_t stream) {
-  of(stream)->add([=] { memset(pointer, value, nbytes); });
+  of(stream)->add([=] {
+    if (COMPUTES) memset(pointer, value, nbytes);
+  });
   return cudaSuccess;
 }
 API cudaError_t cudaMemset(void* pointer, int value, size_t nbytes) {

@@ -30,6 +30,10 @@ HEADROOM_DIVISOR = 32
 """This part of a GPU's free memory stays out of the default budget: torch's allocator takes memory
 in pages of up to 20 MiB, and between tensors they are seldom full."""
 
+ROOM_DIVISOR = 16
+"""So much of a GPU plans leave free if they can: a device that is full but for less has free memory
+in pieces, and torch waits for the device each time that it gives them back for a larger one."""
+
 ENVIRONMENT = {
     "budget": "OUTCORE_BUDGET",
     "policy": "OUTCORE_POLICY",
@@ -143,6 +147,8 @@ class Settings:
     """None: whatever the steps take, nothing is planned again."""
     strict: bool
     given: Given
+    room_bytes: int = 0
+    """What plans leave free of the budget, where there is one that does."""
 
 
 def settle(options: Options, device: torch.device) -> Settings:
@@ -152,8 +158,9 @@ def settle(options: Options, device: torch.device) -> Settings:
     FormatError or DigestError for a file of plans or overrides.
     """
     spill_dir = _spill_dir(options.spill_dir)
+    budget_bytes = _budget(options.budget, device)
     return Settings(
-        _budget(options.budget, device),
+        budget_bytes,
         _policy(options.policy),
         _host_budget(options.host_budget),
         _disk_budget(options.disk_budget, spill_dir),
@@ -162,6 +169,7 @@ def settle(options: Options, device: torch.device) -> Settings:
         _drift(options.drift),
         options.strict,
         read_given(options.plan, options.overrides, device),
+        _room_bytes(budget_bytes, device),
     )
 
 
@@ -202,10 +210,21 @@ def spare_device_bytes(device: torch.device) -> int:
 
     No more than the fraction that torch was told to keep to; a little is left to others.
     """
+    limit = _device_limit(device)
+    return limit - limit // HEADROOM_DIVISOR
+
+
+def _device_limit(device: torch.device) -> int:
     free, total = torch.cuda.mem_get_info(device)
     allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total)
-    free = min(free + torch.cuda.memory_reserved(device), allowed)
-    return int(free - free // HEADROOM_DIVISOR)
+    return int(min(free + torch.cuda.memory_reserved(device), allowed))
+
+
+def _room_bytes(budget_bytes: int, device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    limit = _device_limit(device)
+    return max(0, budget_bytes - (limit - limit // ROOM_DIVISOR))
 
 
 def _spare_host_bytes() -> int:

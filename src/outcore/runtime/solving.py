@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -114,7 +115,10 @@ class Solver:
         in_core: Program,
         fixed: Mapping[Gap, Choice],
     ) -> tuple[Problem, Plan]:
-        """The policy's plan, but for what is `fixed`; everything else is kept where that fits."""
+        """The policy's plan, but for what is `fixed`; everything else is kept where that fits.
+
+        It leaves room on the device where there is one that does; the problem then has that, too.
+        """
         if fits(problem, in_core):
             kept = make_plan(dict(fixed), FORCED)
             kept = kept if kept.moves else replace(kept, policy="keep-all")
@@ -123,7 +127,12 @@ class Solver:
         policy: Policy = self.settings.policy
         if fixed:
             policy = Overridden(policy, self.settings.given.rules)
-        return self.solve(shares, problem, partial(plan_apart, policy))
+        make, room = partial(plan_apart, policy), self.settings.room_bytes
+        if room:
+            roomy = replace(problem, outside_bytes=problem.outside_bytes + room)
+            with contextlib.suppress(InfeasibleError):
+                return self.solve(shares, roomy, make)  # lowered there, too: fetches fill budgets
+        return self.solve(shares, problem, make)
 
     def _with_tiers(self, shares: Shares, problem: Problem, plan: Plan) -> Problem:
         """The problem with a disk beyond the host, where `plan` uses one and there is one."""
