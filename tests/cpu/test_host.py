@@ -108,12 +108,12 @@ def test_auto_on_a_gpu_is_the_default_there(monkeypatch: pytest.MonkeyPatch) -> 
         )
         settings = settle(make_options({"budget": given}), torch.device("cuda"))
         assert settings.budget_bytes == spare * GIB - spare * GIB // 32
-        assert settings.room_bytes == spare * GIB // 32, "a sixteenth is left where that does"
+        assert settings.room_bytes == GIB // 4 - spare * GIB // 32, "a sixteenth, or 256 MiB"
     properties = SimpleNamespace(total_memory=8 * GIB)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     for named in ("2GiB", "3GiB"):  # of 8 GiB, a quarter of which is this process's: too much
         settings = settle(make_options({"budget": named}), torch.device("cuda"))
-        assert settings.room_bytes == settings.budget_bytes - 2 * GIB + GIB // 8
+        assert settings.room_bytes == settings.budget_bytes - 2 * GIB + GIB // 4
     assert not settle(make_options({"budget": "1GiB"}), torch.device("cuda")).room_bytes
 
 

@@ -30,9 +30,10 @@ HEADROOM_DIVISOR = 32
 """This part of a GPU's free memory stays out of the default budget: torch's allocator takes memory
 in pages of up to 20 MiB, and between tensors they are seldom full."""
 
-ROOM_DIVISOR = 16
-"""So much of a GPU plans leave free if they can: a device that is full but for less has free memory
-in pieces, and torch waits for the device each time that it gives them back for a larger one."""
+ROOM_DIVISOR, LEAST_ROOM_BYTES = 16, 256 << 20
+"""This part of a GPU, or so many bytes where that is more, plans leave free if they can: a device
+that is full but for less has free memory in pieces, and torch waits for the device each time that
+it gives them back for a larger one. Pieces of pages it cannot give back."""
 
 ENVIRONMENT = {
     "budget": "OUTCORE_BUDGET",
@@ -224,7 +225,7 @@ def _room_bytes(budget_bytes: int, device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     limit = _device_limit(device)
-    return max(0, budget_bytes - (limit - limit // ROOM_DIVISOR))
+    return max(0, budget_bytes - (limit - max(limit // ROOM_DIVISOR, LEAST_ROOM_BYTES)))
 
 
 def _spare_host_bytes() -> int:
