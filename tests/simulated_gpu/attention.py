@@ -52,8 +52,8 @@ def _backward(
         return tuple(map(_as_kept, torch.autograd.grad(result, leaves, gradient)))
 
 
-def _no(dropout: float) -> None:
-    if dropout:
+def _check(query: Tensor, dropout: float) -> None:
+    if dropout and not query.is_meta:  # what it describes is the same
         raise NotImplementedError("the simulated GPU has no dropout in fused attention")
 
 
@@ -69,7 +69,7 @@ def efficient(
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
     """`_scaled_dot_product_efficient_attention`."""
-    _no(dropout)
+    _check(query, dropout)
     result, lse = _forward(query, key, value, bias, is_causal, scale)
     rows = -(-query.size(2) // LSE_ROWS) * LSE_ROWS if sums else 0
     padded = lse.new_zeros((*lse.shape[:2], rows))
@@ -95,7 +95,7 @@ def efficient_backward(
     scale: float | None = None,
 ) -> tuple[Tensor | None, ...]:
     """`_scaled_dot_product_efficient_attention_backward`; none for a bias."""
-    _no(dropout)
+    _check(query, dropout)
     if wanted[3]:
         raise NotImplementedError("the simulated GPU has no gradient of a bias of attention")
     return *_backward(gradient, (query, key, value), bias, is_causal, scale), None
@@ -112,7 +112,7 @@ def flash(
     scale: float | None = None,
 ) -> tuple[Any, ...]:
     """`_scaled_dot_product_flash_attention`."""
-    _no(dropout)
+    _check(query, dropout)
     result, lse = _forward(query, key, value, None, is_causal, scale)
     seeds = query.new_zeros(2, dtype=torch.uint64), query.new_zeros((), dtype=torch.uint64)
     lengths = query.size(2), key.size(2)
@@ -138,7 +138,7 @@ def flash_backward(
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
     """`_scaled_dot_product_flash_attention_backward`."""
-    _no(dropout)
+    _check(query, dropout)
     return _backward(gradient, (query, key, value), None, is_causal, scale)
 
 
