@@ -71,6 +71,35 @@ def test_bytes_go_and_come_back(driver: QueuedDriver) -> None:
     lane.close()
 
 
+@pytest.mark.parametrize("tier", [Tier.HOST, Tier.DISK])
+def test_memory_is_free_when_a_later_copy_was_waited_for(tier: Tier, tmp_path: Path) -> None:
+    """Programs leave out each wait that another implies."""
+    driver = QueuedDriver(LateDevice(), tmp_path)
+    driver.hardware(WITH_DISK)
+    driver.wider_hardware(WITH_DISK)
+    places = {n: replace(region(512 * n, 100), tier=tier) for n in range(3)}
+    lane = driver.open_lane(places)
+    values = [torch.full((100,), float(n)) for n in places]
+    held = [StorageWeakRef(value.untyped_storage()) for value in values]
+    away = [lane.copy_out(value, n) for n, value in enumerate(values)]
+    del values
+    assert [each.expired() for each in held] == [False] * 3
+    lane.wait(away[1])
+    assert [each.expired() for each in held] == [True, True, False]
+    first, one = lane.copy_in(0)
+    second, other = lane.copy_in(1, away[2])
+    back = [StorageWeakRef(each.untyped_storage()) for each in (first, second)]
+    assert one is not other
+    assert not any(each.expired() for each in back)
+    lane.wait(other)
+    assert bool((first == 0).all())
+    assert bool((second == 1).all())
+    assert held[2].expired(), "it comes before the copy back, which is over"
+    del first, second
+    assert all(each.expired() for each in back)
+    lane.close()
+
+
 def test_a_root_may_have_gaps(driver: QueuedDriver) -> None:
     place = Region(0, 4 * 12, torch.float32, (2, 3), (6, 2))
     lane = driver.open_lane({0: place})

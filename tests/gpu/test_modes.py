@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from outcore import Backend
-from tests.cpu.training import same
+from tests.cpu.training import mean_square, same
 from tests.gpu.training import PLAIN, PROFILED_STEPS, Way
 
 STEPS = PROFILED_STEPS + 3
@@ -64,3 +67,34 @@ def test_cudnn_tries_its_algorithms_out(policy: str) -> None:
     """It does once for each shape and thread: the reference is first, the others have its picks."""
     with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=True):
         check(PLAIN, policy)
+
+
+def test_dropout_under_a_checkpoint_of_the_user() -> None:
+    """On a GPU torch would have the two calls of such a graph take generators."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            parts = (nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.2))
+            self.blocks = nn.ModuleList(nn.Sequential(*parts) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+            return x
+
+    def run(backend: Any) -> list[Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module = Checkpointed().cuda()
+        call = torch.compile(module, backend=backend)
+        data = torch.randn(256, 64, device="cuda")
+        for step in range(STEPS):
+            torch.manual_seed(step)
+            module.zero_grad()
+            mean_square(call(data)).backward()
+        return [p.grad.clone() for p in module.parameters() if p.grad is not None]
+
+    backend = Backend(budget="200MiB")
+    assert same([run(backend)], [run("eager")])
+    assert backend.report().state in ("in-core", "planned")

@@ -45,8 +45,8 @@ def _backward(
 ) -> tuple[Tensor, ...]:
     if gradient.is_meta:
         return tuple(_as_kept(torch.empty_like(each)) for each in given)
-    with torch.enable_grad():
-        leaves = [each.detach().requires_grad_() for each in given]
+    with torch.inference_mode(False), torch.enable_grad():
+        leaves = [each.clone().detach().requires_grad_() for each in given]
         query, key, value = leaves
         result, _ = _forward(query, key, value, bias, causal, scale)
         return tuple(map(_as_kept, torch.autograd.grad(result, leaves, gradient)))

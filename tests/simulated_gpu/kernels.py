@@ -7,6 +7,7 @@ stream's thread. The host goes on, as with a GPU; it waits where a result is the
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import itertools
 import os
@@ -52,14 +53,17 @@ class _Streams:
         self.runtime.cudaMemcpyAsync.argtypes = [
             *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
         ]
+        self.runtime.simulated_gpu_is_pinned.argtypes = [ctypes.c_void_p]
         self.work: dict[int, Callable[[], None]] = {}
         self.numbers = itertools.count(1)
         self.errors: list[BaseException] = []
         self.callback = _CALLBACK(self._serve)
+        atexit.register(self.runtime.cudaDeviceSynchronize)  # threads need Python to the end
 
     def _serve(self, number: int) -> None:
         try:
-            self.work.pop(number)()
+            with torch.inference_mode():  # which may write to tensors of either kind
+                self.work.pop(number)()
         except BaseException as error:  # noqa: BLE001 - nobody is above it
             traceback.print_exc()
             self.errors.append(error)
@@ -79,6 +83,9 @@ class _Streams:
         kind = 4  # found out by the addresses
         at = to.data_ptr(), source.data_ptr(), to.numel() * to.element_size()
         self.runtime.cudaMemcpyAsync(*at, kind, _stream())
+        host = to if source.is_cuda else source
+        if self.runtime.simulated_gpu_is_pinned(host.data_ptr()):
+            self.launch(lambda: _keep(host))  # torch's own does not use it again before
 
     def wait(self, what: object) -> None:
         """Let the host wait; an error where torch was told to make it one."""
@@ -190,7 +197,9 @@ class _Kernel:
             work = self._work(*tree_map(_ON_CPU, (args, kwargs)))
             if described is None:
                 self.streams.wait(self.op)
-                values = [tree_map(self._brought, value) for value in self._fresh(work())]
+                with torch.inference_mode():
+                    fresh = self._fresh(work())
+                values = [tree_map(self._brought, value) for value in fresh]
                 return self._results(values, args, kwargs)
             made = [tree_map(_like, value) for value in described]
             if COMPUTES:
@@ -206,8 +215,7 @@ class _Kernel:
             given["generator"] = _next_generator()
 
         def work() -> Any:
-            with torch.no_grad():
-                return self.compute(*args, **given)
+            return self.compute(*args, **given)
 
         return work
 
@@ -289,6 +297,10 @@ class _Copy:
                 self.streams.wait("copy_")
                 _assign(*(_alias(each) if each.is_cuda else each for each in (to, source)))
             return to
+
+
+def _keep(_: Tensor) -> None:
+    pass
 
 
 def _assign(to: Tensor, source: Tensor) -> None:

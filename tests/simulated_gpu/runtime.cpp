@@ -165,6 +165,7 @@ struct Device {
   Ranges blocks;  // of cudaMalloc
   Ranges spaces;  // addresses that pages may be mapped at
   Ranges locked;  // host memory
+  Ranges pinned;  // what of that is of cudaHostAlloc
   std::set<Stream*> streams;
   Stream* default_stream = new Stream(0);
   std::unordered_map<const void*, std::string> kernels;
@@ -356,6 +357,16 @@ API cudaError_t cudaProfilerStop() { return cudaSuccess; }
 
 // --- memory ---
 
+// Torch frees tensors with Python's lock held, which kernels need here.
+static void synchronize_without_python() {
+  static auto* holds = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
+  static auto* leave = reinterpret_cast<void* (*)()>(dlsym(RTLD_DEFAULT, "PyEval_SaveThread"));
+  static auto* enter = reinterpret_cast<void (*)(void*)>(dlsym(RTLD_DEFAULT, "PyEval_RestoreThread"));
+  void* left = holds && holds() ? leave() : nullptr;
+  cudaDeviceSynchronize();
+  if (left) enter(left);
+}
+
 API cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   Guard lock(device().mutex);
   *free = TOTAL_BYTES - device().taken_bytes;
@@ -377,7 +388,7 @@ API cudaError_t cudaMalloc(void** pointer, size_t nbytes) {
 }
 API cudaError_t cudaFree(void* pointer) {
   if (!pointer) return cudaSuccess;
-  cudaDeviceSynchronize();
+  synchronize_without_python();
   size_t nbytes;
   {
     Guard lock(device().mutex);
@@ -402,11 +413,19 @@ API cudaError_t cudaHostUnregister(void* pointer) {
 }
 API cudaError_t cudaHostAlloc(void** pointer, size_t nbytes, unsigned) {
   if (posix_memalign(pointer, 4096, nbytes ? nbytes : 1)) return fail(cudaErrorMemoryAllocation);
+  {
+    Guard lock(device().mutex);
+    device().pinned[reinterpret_cast<uintptr_t>(*pointer)] = nbytes;
+  }
   return cudaHostRegister(*pointer, nbytes, 0);
 }
 API cudaError_t cudaFreeHost(void* pointer) {
   if (!pointer) return cudaSuccess;
   cudaHostUnregister(pointer);
+  {
+    Guard lock(device().mutex);
+    device().pinned.erase(reinterpret_cast<uintptr_t>(pointer));
+  }
   free(pointer);
   return cudaSuccess;
 }
@@ -631,6 +650,11 @@ API cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** functi
 }
 
 // --- for kernels.py ---
+
+API int simulated_gpu_is_pinned(const void* pointer) {
+  Guard lock(device().mutex);
+  return within(device().pinned, pointer);
+}
 
 API void simulated_gpu_sleep(cudaStream_t stream, double seconds) {
   of(stream)->add([seconds] { pass(seconds); });

@@ -10,8 +10,8 @@ import torch
 from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import ShortenTraceback
+from torch._functorch import config, partitioners
 from torch._functorch.aot_autograd import aot_function
-from torch._functorch.partitioners import default_partition
 from torch._prims_common import suggest_memory_format
 from torch.fx import GraphModule
 from torch.fx.graph import _BoxedCodeGen
@@ -37,6 +37,19 @@ __all__ = [
     "suggest_memory_format",
     "with_states",
 ]
+
+
+def default_partition(
+    joint: GraphModule, joint_inputs: Any, **options: Any
+) -> tuple[GraphModule, GraphModule]:
+    """Torch's own forward and backward, which take what the trace knows of.
+
+    For random ops that run again torch would have a GPU's two calls take generators besides.
+    """
+    with config.patch(graphsafe_rng_functionalization=False):
+        parts: tuple[GraphModule, GraphModule]
+        parts = partitioners.default_partition(joint, joint_inputs, **options)
+    return parts
 
 
 def boxed(module: GraphModule) -> Callable[[list[Any]], Any]:

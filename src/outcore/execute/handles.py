@@ -22,10 +22,12 @@ NOTHING: Final = Known()
 class QueuedCopy:
     """A copy under way: the handle of a lane."""
 
-    __slots__ = ("event", "issued", "kept", "known", "queue", "staged")
+    __slots__ = ("before", "event", "issued", "kept", "known", "queue", "staged")
 
     def __init__(self, queue: Queue, event: Event, kept: torch.Tensor, known: Known) -> None:
         self.queue, self.event, self.known = queue, event, known
+        self.before: dict[Queue, int] = {}
+        """By queue, how many copies of the lane are over once this one is, itself included."""
         self.staged = False
         """Whether a worker issues it, once its bytes have come from a disk."""
         self.issued = False

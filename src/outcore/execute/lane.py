@@ -55,6 +55,7 @@ class QueuedLane:
         "_disk",
         "_mark",
         "_open",
+        "_over",
         "_pending",
         "_strays",
         "compute",
@@ -78,6 +79,11 @@ class QueuedLane:
         self._mark = device.event()
         self._pending: dict[QueuedCopy, None] = {}
         """Copies that the compute queue has not waited for, oldest first."""
+        self._over: dict[Queue, dict[Queue, int]] = {
+            queue: {device.out: 0, device.into: 0}
+            for queue in (device.out, device.into, self.compute)
+        }
+        """By queue, how many copies in each direction are over before what it is given next."""
         self._strays: dict[int, torch.Tensor] = {}
         """Region -> what should have been copied there, and is on the host as it is."""
         self._open = [slab]
@@ -114,12 +120,16 @@ class QueuedLane:
     def wait(self, handle: QueuedCopy, /) -> None:
         """Let the compute queue wait for the copy, and for all that comes before it.
 
-        The host goes on, unless a copy from a disk is among them: it waits until that has been
-        issued. Raises SpillError where it failed.
+        Their device memory is free then. The host goes on, unless a copy from a disk is among them:
+        it waits until that has been issued. Raises SpillError where it failed.
         """
         self._order(self.compute, handle)
         if self._disk is not None:
             self._disk.learn("compute", handle.known)
+        # A program leaves out each wait that this one implies: theirs is over, too.
+        over = self._learn(self.compute, handle.before)
+        for copy in [c for c in self._pending if c.before.get(c.queue, 0) <= over.get(c.queue, 0)]:
+            self._done(copy)
         self._done(handle)
 
     def discard(self, tensor: torch.Tensor, /) -> None:
@@ -176,6 +186,9 @@ class QueuedLane:
         if self._disk is not None:
             known = self._disk.learn(direction, *(earlier.known for earlier in after))
         copy = QueuedCopy(queue, device.event(), memory, known)
+        over = self._learn(queue, self._over[self.compute], *(e.before for e in after))
+        over[queue] += 1
+        copy.before = dict(over)
         self._pending[copy] = None
         place = self.regions[region]
         if place.tier is not Tier.DISK:
@@ -187,6 +200,14 @@ class QueuedLane:
             assert self._disk is not None  # noqa: S101 - it has this region
             self._stage(self._disk, copy, direction, region)
         return copy
+
+    def _learn(self, queue: Queue, *more: Mapping[Queue, int]) -> dict[Queue, int]:
+        """What is over before the next command of `queue`, which comes after `more`."""
+        over = self._over[queue]
+        for each in more:
+            for other, count in each.items():
+                over[other] = max(over[other], count)
+        return over
 
     def _stage(self, disk: StagedLane, copy: QueuedCopy, direction: Direction, region: int) -> None:
         """Issue a copy to or from a disk."""

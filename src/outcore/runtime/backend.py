@@ -155,8 +155,7 @@ class Backend:
     def _apart(self, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         """Partition as torch does: compiled autograd would replace a backward call of ours."""
         self._refuse(CaptureError(reason="compiled autograd is enabled"))
-        parts: tuple[GraphModule, GraphModule] = default_partition(*args, **kwargs)
-        return parts
+        return default_partition(*args, **kwargs)
 
     def _partition(
         self,
