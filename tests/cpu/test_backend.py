@@ -27,9 +27,9 @@ from outcore.measure import metered
 from outcore.policies import floor
 from outcore.runtime import engine as engines
 from outcore.runtime.engine import IDLE_STEPS, MOST_PEAK_TRIES
-from outcore.runtime.graph import MOST_FRUITLESS
 from outcore.runtime.margin import MARGIN_DIVISOR
 from outcore.runtime.shares import _states_bytes
+from outcore.runtime.standing import MOST_FRUITLESS
 from outcore.torch_backend import backend_for
 from tests.cpu.training import (
     PROFILED_STEPS,
@@ -846,6 +846,7 @@ class TestMeter:
         assert not self.metering()
 
     def test_a_graph_that_is_never_planned(self) -> None:
+        """As where a trainer turns results to float32 that nobody differentiates."""
         module, idle = Wide(), Constant()
         call, backend = compiled(module, budget="1GiB")
         other = torch.compile(idle, backend=backend)
@@ -855,6 +856,9 @@ class TestMeter:
         assert not self.metering()
         assert backend.engine is not None
         assert backend.engine.session is None
+        report = backend.report()
+        assert report.state == "in-core"
+        assert report.measured_peak_bytes is not None
         for _ in range(2 * PROFILED_STEPS):
             call(torch.ones(256, 64)).sum().backward()
             other(torch.ones(2, 8)).sum().backward()

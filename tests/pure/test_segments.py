@@ -2,7 +2,7 @@
 
 import pytest
 
-from outcore.execute.segments import EXPANDABLE, asked, expanding, expands
+from outcore.execute.segments import EXPANDABLE, asked, expanding, expands, rounds_up
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,16 @@ def test_the_switch_is_told_from_other_settings(text, said):
 def test_what_was_asked_for_stays(text, more):
     assert expanding(text) == more
     assert expands(more)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", False),
+        ("expandable_segments:True", False),
+        ("roundup_power2_divisions:4", True),
+        ("max_split_size_mb:512, roundup_power2_divisions:[256:1,512:2,>:8]", True),
+    ],
+)
+def test_sizes_that_are_rounded_up(text, said):
+    assert rounds_up(text) is said

@@ -12,7 +12,14 @@ import torch
 from torch._C import _accelerator_setAllocatorSettings as set_allocator
 
 from outcore.execute.pinned import pinned
-from outcore.execute.segments import EXPANDABLE, asked, expanding, expands
+from outcore.execute.segments import (
+    EXPANDABLE,
+    ROUNDING,
+    asked,
+    expanding,
+    expands,
+    rounds_up,
+)
 
 BLOCK_BYTES = 512
 """What torch's allocator rounds sizes up to, with segments that expand."""
@@ -27,7 +34,7 @@ class CudaDevice:
         given: int | None = device.index
         index = torch.cuda.current_device() if given is None else given
         self.device = torch.device("cuda", index)
-        _expand_segments()
+        _set_allocator()
         properties = torch.cuda.get_device_properties(self.device)
         self.shares_memory = bool(getattr(properties, "is_integrated", False))
         # Copies are what the compute queue waits for: they go first where engines are shared.
@@ -100,8 +107,8 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]  # as above
 
 
-def _expand_segments() -> None:
-    """Let the allocator's segments grow, besides what the user has set."""
+def _set_allocator() -> None:
+    """Let segments grow, besides what the user has set, and tell what of that is in the way."""
     name, text = asked(os.environ)
     said = expands(text)
     if said is None:
@@ -110,5 +117,11 @@ def _expand_segments() -> None:
         warnings.warn(
             f"outcore: without {EXPANDABLE} in {name}, memory between tensors is lost, and a step "
             "may take more than is predicted",
+            stacklevel=2,
+        )
+    if rounds_up(text):
+        warnings.warn(
+            f"outcore: with {ROUNDING} in {name}, blocks are larger than tensors, and a step may "
+            "take more than is predicted",
             stacklevel=2,
         )

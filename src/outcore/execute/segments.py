@@ -1,6 +1,7 @@
-"""segments: whether torch's allocator of GPU memory is asked, in the environment, to let them grow.
+"""segments: what torch's allocator of GPU memory is asked for in the environment.
 
-Otherwise holes between tensors stay, and a block may be a megabyte larger than its tensor.
+Unless segments grow, holes between tensors stay, and a block may be a megabyte larger than its
+tensor; with sizes rounded up to parts of powers of two it may be half as large again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ EXPANDABLE = "expandable_segments:True"
 
 _SWITCH = re.compile(r"(?:^|,)\s*expandable_segments\s*:\s*(\w+)")
 """Other keys begin with the same words."""
+
+ROUNDING = "roundup_power2_divisions"
 
 
 def asked(environ: Mapping[str, str]) -> tuple[str, str]:
@@ -33,3 +36,8 @@ def expanding(text: str) -> str:
     """The same text, asking for it too."""
     kept = text.rstrip(" ,")
     return f"{kept},{EXPANDABLE}" if kept else EXPANDABLE
+
+
+def rounds_up(text: str) -> bool:
+    """Whether such a text has sizes rounded up to parts of powers of two."""
+    return any(each.strip().startswith(ROUNDING) for each in text.split(","))

@@ -189,8 +189,8 @@ class Engine:
         """
         if self.measured_peak_bytes is not None or self._peak_tries >= MOST_PEAK_TRIES:
             return False
-        profiled = (g.profiling for g in self.active())
-        return all(p is None or p.done for p in profiled)
+        profiled = ((g, g.profiling) for g in self.active())
+        return all(p is None or p.done or g.standing.settled for g, p in profiled)
 
     def begin_session(self, leader: PlannedGraph) -> bool:
         """Meter the step that begins with `leader`; False where impossible, or under way."""

@@ -37,7 +37,7 @@ from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.profiling import Profiling, begin_profiling
 from outcore.runtime.recording import Recording
 from outcore.runtime.session import Replay, Visit
-from outcore.runtime.standing import Standing, State
+from outcore.runtime.standing import MOST_FRUITLESS, Standing, State
 from outcore.runtime.store import Store, addresses, made_since, versions_of
 from outcore.runtime.trial import Trial
 from outcore.units import format_bytes
@@ -50,9 +50,6 @@ log = logging.getLogger("outcore")
 
 PATIENCE = 16
 """Timed calls after which a graph is planned though one before it is not: it may never be."""
-
-MOST_FRUITLESS = 4
-"""Forward calls in a row that are metered in vain; then the meter waits for a backward call."""
 
 
 class PlannedGraph:
@@ -82,8 +79,6 @@ class PlannedGraph:
         """As many as were seen to wait at once, and had no plan."""
         self.tightened = False
         """Whether its plan was made again for want of device memory."""
-        self.fruitless = 0
-        """Sessions begun in a row that no backward call followed."""
         self.obstacles: Counter[Obstacle] = Counter()
         """Steps in a row that could not be metered."""
         self.corrections = 0
@@ -133,7 +128,7 @@ class PlannedGraph:
             with self._telling_of_memory():
                 executable = self._ready(inputs)
             if self._wants_meter(executable):
-                self.fruitless += self.engine.begin_session(self)
+                self.standing.fruitless += self.engine.begin_session(self)
             elif executable is self.executable:
                 executable = self._recorded(executable)
             visit = Visit(ref(self), self._replay_of(executable, inputs))
@@ -163,7 +158,7 @@ class PlannedGraph:
                 reason="is_grads_batched=True cannot run a graph that outcore plans: call "
                 "torch.autograd.grad once for each gradient, with retain_graph=True"
             )
-        self.fruitless = 0
+        self.standing.fruitless = 0
         visit = store.visit
         again = keeps_graph()
         self.standing.retained |= again
@@ -313,7 +308,7 @@ class PlannedGraph:
         return executable if self.recording is None else self.recording.executable
 
     def _wants_meter(self, executable: Executable) -> bool:
-        if self.fruitless >= MOST_FRUITLESS:
+        if self.standing.fruitless >= MOST_FRUITLESS:
             return False
         checked = self.profiling is not None and executable is self.profiling.checked
         planned = self.planned is not None and executable is self.executable

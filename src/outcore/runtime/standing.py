@@ -41,6 +41,10 @@ class State(Enum):
     IN_CORE = "in-core"
 
 
+MOST_FRUITLESS = 4
+"""Forward calls in a row that are metered in vain; then the meter waits for a backward call."""
+
+
 @dataclass(slots=True)
 class Standing:
     """How far a graph has come, for the report. It holds no tensors, and may outlive its graph."""
@@ -73,13 +77,15 @@ class Standing:
     """Whether a backward call was asked to leave all as it was, for another one."""
     most_outstanding: int = 1
     """The most calls that waited for their backward at once."""
+    fruitless: int = 0
+    """Sessions begun in a row with its forward call that no backward call followed."""
     gone_bytes: int = 0
     """What went while it waited in each timed step, and was not of that step."""
 
     @property
     def settled(self) -> bool:
-        """Whether it will run from now on as it runs now."""
-        return self.state is not State.PROFILING
+        """Whether it will run from now on as it runs now: planned, or for nobody's gradients."""
+        return self.state is not State.PROFILING or self.fruitless >= MOST_FRUITLESS
 
     def settle(self, planned: Planned) -> None:
         """Stand with `planned` from now on."""

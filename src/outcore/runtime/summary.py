@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -114,9 +114,11 @@ def _bytes_known_anywhere(budget: str | float | None) -> int:
         return 0
 
 
-def _state(graphs: Iterable[Standing]) -> str:
+def _state(graphs: Sequence[Standing]) -> str:
+    """That of the graphs whose gradients are asked for, where there are any."""
     order = (State.PROFILING, State.PLANNED, State.IN_CORE)
-    first = min((order.index(g.state) for g in graphs), default=2)
+    asked = [g for g in graphs if g.planned or not g.settled] or graphs
+    first = min((order.index(g.state) for g in asked), default=2)
     return str(order[first].value)
 
 
