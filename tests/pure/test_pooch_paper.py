@@ -2,6 +2,7 @@
 
 import math
 from bisect import bisect_left
+import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import product
@@ -393,9 +394,14 @@ def test_on_a_fast_link_nearly_everything_is_hidden_and_the_tree_is_small():
 
 
 def test_the_x86_row_is_not_what_the_text_gives():
-    """66/12/27 in the paper's Table 3. A regression value of this model and of this beam."""
+    """66/12/27 in the paper's Table 3. A regression value of this model and of this beam.
+
+    Equals are told apart by the last bits of sums, which Python 3.12 makes otherwise.
+    """
+    earlier = sys.version_info < (3, 12)
+    expected, step = ((44, 22, 39), 1.88) if earlier else ((39, 20, 46), 1.91)
     problem = resnet(15.1, 13)
     plan = resolve("pooch-paper").plan(problem)
     kinds = Counter(type(choice) for _, choice in plan.choices)
-    assert (105 - kinds.total(), kinds[Offload], kinds[Recompute]) == (44, 22, 39)
-    assert simulate(problem, lower(problem, plan)).seconds == pytest.approx(1.88, abs=0.01)
+    assert (105 - kinds.total(), kinds[Offload], kinds[Recompute]) == expected
+    assert simulate(problem, lower(problem, plan)).seconds == pytest.approx(step, abs=0.01)
