@@ -1,8 +1,8 @@
 """PoocH by its paper's text: what is hidden, the tree of step 1, timelines in step 2."""
 
 import math
-from bisect import bisect_left
 import sys
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import replace
 from itertools import product
