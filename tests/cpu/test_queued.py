@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from outcore.errors import HostMemoryError, VerifyError
@@ -97,6 +98,56 @@ def test_memory_is_free_when_a_later_copy_was_waited_for(tier: Tier, tmp_path: P
     assert held[2].expired(), "it comes before the copy back, which is over"
     del first, second
     assert all(each.expired() for each in back)
+    lane.close()
+
+
+@pytest.fixture
+def stray(device: LateDevice) -> Tensor:
+    """A result that an op gives on the host: there is nothing to copy."""
+    device.scalars_on_host = True
+    return torch.tensor(3.0)
+
+
+def mixed(driver: QueuedDriver) -> QueuedLane:
+    lane = driver.open_lane({0: region(0, 100), 1: Region(512, 4, torch.float32, (), ())})
+    assert isinstance(lane, QueuedLane)
+    return lane
+
+
+def test_waiting_for_what_is_on_the_host_implies_the_copies_before(
+    driver: QueuedDriver, stray: Tensor
+) -> None:
+    lane = mixed(driver)
+    for handle in (lane.copy_out(torch.full((100,), 7.0), 0), lane.copy_out(stray, 1)):
+        lane.wait(handle)
+    back, _ = lane.copy_in(0)
+    value, last = lane.copy_in(1)
+    lane.wait(last)
+    assert bool((back == 7).all())
+    assert value == 3
+    lane.close()
+
+
+def test_a_copy_back_after_what_is_on_the_host_comes_after_the_copies_before_it(
+    driver: QueuedDriver, stray: Tensor
+) -> None:
+    lane = mixed(driver)
+    lane.copy_out(torch.full((100,), 7.0), 0)
+    back, last = lane.copy_in(0, lane.copy_out(stray, 1))
+    lane.wait(last)
+    assert bool((back == 7).all())
+    lane.close()
+
+
+def test_what_is_on_the_host_hands_on_what_it_comes_after(
+    driver: QueuedDriver, stray: Tensor
+) -> None:
+    lane = mixed(driver)
+    lane.copy_out(stray, 1)
+    lane.copy_in(1, lane.copy_out(torch.full((100,), 7.0), 0))
+    back, last = lane.copy_in(0)
+    lane.wait(last)
+    assert bool((back == 7).all())
     lane.close()
 
 

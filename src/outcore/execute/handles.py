@@ -27,7 +27,8 @@ class QueuedCopy:
     def __init__(self, queue: Queue, event: Event, kept: torch.Tensor, known: Known) -> None:
         self.queue, self.event, self.known = queue, event, known
         self.before: dict[Queue, int] = {}
-        """By queue, how many copies of the lane are over once this one is, itself included."""
+        """By queue, how many copies of the lane are over once this one is, itself included. Empty
+        until it is on its way."""
         self.staged = False
         """Whether a worker issues it, once its bytes have come from a disk."""
         self.issued = False

@@ -102,7 +102,7 @@ class QueuedLane:
         self._check()
         if not self.device.holds(tensor):
             self._strays[region] = tensor
-            return self._nothing(tensor)
+            return self._nothing("out", tensor, after)
         self._strays.pop(region, None)
         return self._issue("out", region, source[:nbytes], after)
 
@@ -114,7 +114,7 @@ class QueuedLane:
         root = torch.empty(0, dtype=place.dtype, device=memory.device)
         root.set_(memory.untyped_storage(), place.start, place.shape, place.stride)
         if stray is not None:
-            return root, self._nothing(stray)
+            return root, self._nothing("in", stray, after)
         return root, self._issue("in", region, memory, after)
 
     def wait(self, handle: QueuedCopy, /) -> None:
@@ -128,8 +128,9 @@ class QueuedLane:
             self._disk.learn("compute", handle.known)
         # A program leaves out each wait that this one implies: theirs is over, too.
         over = self._learn(self.compute, handle.before)
-        for copy in [c for c in self._pending if c.before.get(c.queue, 0) <= over.get(c.queue, 0)]:
-            self._done(copy)
+        for copy in list(self._pending):
+            if copy.before and copy.before[copy.queue] <= over[copy.queue]:
+                self._done(copy)
         self._done(handle)
 
     def discard(self, tensor: torch.Tensor, /) -> None:
@@ -162,12 +163,18 @@ class QueuedLane:
             reason = "one step computes on two streams; call forward and backward on the same"
             raise StepError(reason=reason)
 
-    def _nothing(self, tensor: torch.Tensor) -> QueuedCopy:
-        """The handle of a copy that there is no need for."""
-        copy = QueuedCopy(self.compute, self.device.event(), tensor, NOTHING)
-        self.device.record(copy.event, self.compute)
+    def _nothing(
+        self, direction: Direction, tensor: torch.Tensor, after: tuple[QueuedCopy, ...]
+    ) -> QueuedCopy:
+        """The handle of a copy that there is no need for.
+
+        It has its place in the queue of that direction: who waits for it may count on all before.
+        """
+        copy = self._ordered(direction, tensor, after)
+        self._mark_compute(copy.queue)
+        self.device.record(copy.event, copy.queue)
         copy.issued = True
-        self._pending[copy] = None
+        self._count(copy, after)
         return copy
 
     def _issue(
@@ -177,29 +184,43 @@ class QueuedLane:
         memory: torch.Tensor,
         after: tuple[QueuedCopy, ...],
     ) -> QueuedCopy:
-        device = self.device
-        queue = device.out if direction == "out" else device.into
+        copy = self._ordered(direction, memory, after)
+        place = self.regions[region]
+        if place.tier is not Tier.DISK:
+            self._mark_compute(copy.queue)
+            host = self._open[0].memory[place.offset : place.offset + place.nbytes]
+            self._put(copy, direction, region, host)
+        else:
+            assert self._disk is not None  # noqa: S101 - it has this region
+            self._stage(self._disk, copy, direction, region)
+        self._count(copy, after)
+        return copy
+
+    def _ordered(
+        self, direction: Direction, memory: torch.Tensor, after: tuple[QueuedCopy, ...]
+    ) -> QueuedCopy:
+        """A copy to come, in a queue that has been told to wait for `after`."""
+        queue = self.device.out if direction == "out" else self.device.into
         for earlier in after:
             if earlier.queue is not queue:
                 self._order(queue, earlier)
         known = NOTHING
         if self._disk is not None:
             known = self._disk.learn(direction, *(earlier.known for earlier in after))
-        copy = QueuedCopy(queue, device.event(), memory, known)
-        over = self._learn(queue, self._over[self.compute], *(e.before for e in after))
-        over[queue] += 1
-        copy.before = dict(over)
+        copy = QueuedCopy(queue, self.device.event(), memory, known)
         self._pending[copy] = None
-        place = self.regions[region]
-        if place.tier is not Tier.DISK:
-            device.record(self._mark, self.compute)
-            device.wait(queue, self._mark)
-            host = self._open[0].memory[place.offset : place.offset + place.nbytes]
-            self._put(copy, direction, region, host)
-        else:
-            assert self._disk is not None  # noqa: S101 - it has this region
-            self._stage(self._disk, copy, direction, region)
         return copy
+
+    def _mark_compute(self, queue: Queue) -> None:
+        """Let `queue` wait for the compute queue as it is now."""
+        self.device.record(self._mark, self.compute)
+        self.device.wait(queue, self._mark)
+
+    def _count(self, copy: QueuedCopy, after: tuple[QueuedCopy, ...]) -> None:
+        """Note what is over once `copy` is; an interrupt before this leaves it to `close`."""
+        over = self._learn(copy.queue, self._over[self.compute], *(e.before for e in after))
+        over[copy.queue] += 1
+        copy.before = dict(over)
 
     def _learn(self, queue: Queue, *more: Mapping[Queue, int]) -> dict[Queue, int]:
         """What is over before the next command of `queue`, which comes after `more`."""

@@ -280,7 +280,8 @@ class Engine:
             if session is None or not session.here() or len(self.stores):
                 return
             seen = {visit.owner() for visit in session.visits}
-            if all(graph in seen for graph in self.active()):
+            idle = (g for g in self.active() if g.planned is None and g.standing.settled)
+            if seen.union(idle).issuperset(self.active()):
                 self.end_session()
         finally:
             self.lock.release()

@@ -31,9 +31,10 @@ HEADROOM_DIVISOR = 32
 in pages of up to 20 MiB, and between tensors they are seldom full."""
 
 ROOM_DIVISOR, LEAST_ROOM_BYTES = 16, 256 << 20
-"""This part of a GPU, or so many bytes where that is more, plans leave free if they can: a device
-that is full but for less has free memory in pieces, and torch waits for the device each time that
-it gives them back for a larger one. Pieces of pages it cannot give back."""
+"""This part of a GPU, or so many bytes where that is more (but no more than a quarter), plans leave
+free if they can: a device that is full but for less has free memory in pieces, and torch waits for
+the device each time that it gives them back for a larger one. Pieces of pages it cannot give back.
+"""
 
 ENVIRONMENT = {
     "budget": "OUTCORE_BUDGET",
@@ -225,7 +226,8 @@ def _room_bytes(budget_bytes: int, device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     limit = _device_limit(device)
-    return max(0, budget_bytes - (limit - max(limit // ROOM_DIVISOR, LEAST_ROOM_BYTES)))
+    room = max(limit // ROOM_DIVISOR, min(LEAST_ROOM_BYTES, limit // 4))
+    return max(0, budget_bytes - (limit - room))
 
 
 def _spare_host_bytes() -> int:

@@ -117,7 +117,8 @@ class Solver:
     ) -> tuple[Problem, Plan]:
         """The policy's plan, but for what is `fixed`; everything else is kept where that fits.
 
-        It leaves room on the device where there is one that does; the problem then has that, too.
+        It leaves room on the device where there is one that does, with no disk for that; the
+        problem then has that room, too.
         """
         if fits(problem, in_core):
             kept = make_plan(dict(fixed), FORCED)
@@ -131,7 +132,7 @@ class Solver:
         if room:
             roomy = replace(problem, outside_bytes=problem.outside_bytes + room)
             with contextlib.suppress(InfeasibleError):
-                return self.solve(shares, roomy, make)  # lowered there, too: fetches fill budgets
+                return roomy, make(roomy)  # lowered there, too: fetches fill budgets
         return self.solve(shares, problem, make)
 
     def _with_tiers(self, shares: Shares, problem: Problem, plan: Plan) -> Problem:
