@@ -9,7 +9,9 @@ to be waited for.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -17,7 +19,7 @@ import torch
 from outcore.errors import StepError, VerifyError
 from outcore.execute.device import Device, Event, Queue
 from outcore.execute.driver import Direction, Region
-from outcore.execute.handles import NOTHING, QueuedCopy
+from outcore.execute.handles import NOTHING, Over, QueuedCopy
 from outcore.execute.slabs import Slab, Slabs
 from outcore.execute.staged import StagedLane
 from outcore.ir.hardware import Tier
@@ -53,6 +55,7 @@ class QueuedLane:
 
     __slots__ = (
         "_disk",
+        "_last",
         "_mark",
         "_open",
         "_over",
@@ -77,13 +80,12 @@ class QueuedLane:
         self._disk = disk
         """For the regions on a disk; None: there are none."""
         self._mark = device.event()
-        self._pending: dict[QueuedCopy, None] = {}
+        self._pending: dict[Direction, deque[QueuedCopy]] = {"out": deque(), "in": deque()}
         """Copies that the compute queue has not waited for, oldest first."""
-        self._over: dict[Queue, dict[Queue, int]] = {
-            queue: {device.out: 0, device.into: 0}
-            for queue in (device.out, device.into, self.compute)
-        }
-        """By queue, how many copies in each direction are over before what it is given next."""
+        self._last: dict[Direction, Over] = {"out": Over(), "in": Over()}
+        """What is over once the last copy of a direction is."""
+        self._over = Over()
+        """What is over before the next command of the compute queue."""
         self._strays: dict[int, torch.Tensor] = {}
         """Region -> what should have been copied there, and is on the host as it is."""
         self._open = [slab]
@@ -127,11 +129,11 @@ class QueuedLane:
         if self._disk is not None:
             self._disk.learn("compute", handle.known)
         # A program leaves out each wait that this one implies: theirs is over, too.
-        over = self._learn(self.compute, handle.before)
-        for copy in list(self._pending):
-            if copy.before and copy.before[copy.queue] <= over[copy.queue]:
-                self._done(copy)
-        self._done(handle)
+        self._over = self._over.joined(handle.over)
+        for place, copies in enumerate(self._pending.values()):
+            while copies and (over := copies[0].over) and over[place] <= self._over[place]:
+                copies[0].kept = None
+                copies.popleft()
 
     def discard(self, tensor: torch.Tensor, /) -> None:
         """Nothing to do: memory is given back by the last reference."""
@@ -145,13 +147,15 @@ class QueuedLane:
         self._strays.clear()
         if self._disk is not None:
             self._disk.close()  # first: a worker that issues a copy from now on waits for it
-        for handle in list(self._pending):
+        for handle in chain(*self._pending.values()):
             if not (handle.issued or handle.staged):  # interrupted on the way: perhaps it runs
                 self.device.record(handle.event, handle.queue)
                 handle.issued = True
             if handle.issued:
                 self.device.wait(self.compute, handle.event)
-            self._done(handle)
+            handle.kept = None
+        for copies in self._pending.values():
+            copies.clear()
         self.device.record(self._mark, self.compute)
         slab.free = self._mark
         self.driver.slabs.give(slab)
@@ -207,8 +211,8 @@ class QueuedLane:
         known = NOTHING
         if self._disk is not None:
             known = self._disk.learn(direction, *(earlier.known for earlier in after))
-        copy = QueuedCopy(queue, self.device.event(), memory, known)
-        self._pending[copy] = None
+        copy = QueuedCopy(direction, queue, self.device.event(), memory, known)
+        self._pending[direction].append(copy)
         return copy
 
     def _mark_compute(self, queue: Queue) -> None:
@@ -218,17 +222,10 @@ class QueuedLane:
 
     def _count(self, copy: QueuedCopy, after: tuple[QueuedCopy, ...]) -> None:
         """Note what is over once `copy` is; an interrupt before this leaves it to `close`."""
-        over = self._learn(copy.queue, self._over[self.compute], *(e.before for e in after))
-        over[copy.queue] += 1
-        copy.before = dict(over)
-
-    def _learn(self, queue: Queue, *more: Mapping[Queue, int]) -> dict[Queue, int]:
-        """What is over before the next command of `queue`, which comes after `more`."""
-        over = self._over[queue]
-        for each in more:
-            for other, count in each.items():
-                over[other] = max(over[other], count)
-        return over
+        over = self._last[copy.direction].joined(self._over)
+        for earlier in after:
+            over = over.joined(earlier.over)
+        copy.over = self._last[copy.direction] = over.with_one(copy.direction)
 
     def _stage(self, disk: StagedLane, copy: QueuedCopy, direction: Direction, region: int) -> None:
         """Issue a copy to or from a disk."""
@@ -262,10 +259,6 @@ class QueuedLane:
             if last is not None:
                 self.device.wait(queue, last.event)
         self.device.wait(queue, handle.event)
-
-    def _done(self, handle: QueuedCopy) -> None:
-        self._pending.pop(handle, None)
-        handle.kept = None
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
