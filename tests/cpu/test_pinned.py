@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import mmap
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -111,6 +112,29 @@ def test_memory_is_given_back_though_the_device_is_broken(
     del memory
     gc.collect()
     assert [call for call, _ in runtime.calls] == ["register", "unregister"]
+
+
+def test_a_forked_process_gives_back_nothing_that_lies_in_the_place_of_it(
+    runtime: Runtime,
+) -> None:
+    """The memory is not in a forked process: what is mapped there next may lie in its place."""
+    memory = pinned(1 << 20, GPU)
+    process = os.fork()
+    if not process:
+        status = 1
+        try:
+            place = memory.data_ptr()
+            fixed = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10  # MAP_FIXED
+            system = ctypes.CDLL(None).mmap
+            system.restype, system.argtypes = ctypes.c_size_t, [ctypes.c_size_t] * 6
+            if system(place, 1 << 20, mmap.PROT_READ | mmap.PROT_WRITE, fixed, -1, 0) == place:
+                del memory
+                ctypes.memset(place, 7, 1 << 20)
+                status = 0
+        finally:
+            os._exit(status if len(runtime.calls) == 1 else 2)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    del memory
 
 
 def test_more_than_there_is_is_refused(runtime: Runtime) -> None:

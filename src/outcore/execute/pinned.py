@@ -8,6 +8,7 @@ memory node of the GPU where the system tells which that is.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 import sys
@@ -15,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -31,14 +32,32 @@ _TOUCHERS = 16
 
 
 class _Map(mmap.mmap):
-    """Memory that is no longer registered when the system has it back."""
+    """Memory that is no longer registered when the system has it back.
 
+    A forked process has none of it.
+    """
+
+    process: int | None = None
+    """Whose it is; None: the system had no such memory."""
     registered: tuple[int, torch.device] | None = None
     """Where, and for which device."""
 
+    def __new__(cls, nbytes: int) -> Self:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+        made = super().__new__(cls, -1, max(1, nbytes), flags=flags)
+        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):  # a fork would copy what is written later
+            if hasattr(mmap, advice):
+                with contextlib.suppress(OSError):
+                    made.madvise(getattr(mmap, advice))
+        made.process = os.getpid()
+        return made
+
     # Whoever watches a map, or with NumPy 2.5 an array, hears of its end when the memory is gone.
     def __del__(self) -> None:
-        if self.registered is not None and not sys.is_finalizing():
+        if self.process not in (None, os.getpid()):
+            # What lies there by now would be given back in its place: never let that happen.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+        elif self.registered is not None and not sys.is_finalizing():
             _release(*self.registered)
 
 
@@ -52,14 +71,9 @@ def pinned(
     memory.
     """
     try:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-        memory = _Map(-1, max(1, nbytes), flags=flags)
+        memory = _Map(nbytes)
     except (OSError, ValueError, OverflowError) as error:
         raise HostMemoryError(reason=str(error), needed_bytes=nbytes) from error
-    for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):  # a fork would copy what is written later
-        if hasattr(mmap, advice):
-            with contextlib.suppress(OSError):
-                memory.madvise(getattr(mmap, advice))
     array = np.frombuffer(memory, np.uint8)
     with torch.cuda.device(device), near(device):
         touch(array)
@@ -99,10 +113,11 @@ def _register(array: np.ndarray[Any, np.dtype[np.uint8]], device: torch.device) 
 
 
 def _release(address: int, device: torch.device) -> None:
-    with contextlib.suppress(RuntimeError):  # of an earlier kernel: others will hear of it
-        torch.cuda.synchronize(device)  # nobody says that unregistering waits for copies
-    if int(_runtime().cudaHostUnregister(address)):
-        _forget_error(device)
+    with torch.cuda.device(device):  # a thread that is on none would make a context on the first
+        with contextlib.suppress(RuntimeError):  # of an earlier kernel: others will hear of it
+            torch.cuda.synchronize(device)  # nobody says that unregistering waits for copies
+        if int(_runtime().cudaHostUnregister(address)):
+            _forget_error(device)
 
 
 def _runtime() -> Any:
