@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,11 @@ from typer.testing import CliRunner, Result
 
 from outcore.cli import app
 from outcore.execute.cpu import CpuDriver
+
+TESTS_BETWEEN = 50
+"""After so many all objects are visited."""
+
+_tests = count(1)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -27,21 +33,25 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _imports_out_of_sight() -> Iterator[None]:
-    """Without it most time goes to visiting half a million objects of imported modules.
-
-    `resident_bytes` looks among all that the collector knows of, several times for each plan. What
-    a test makes is made later, and seen.
-    """
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+def _imports_are_over() -> None:
+    """Much of torch is imported where something is first compiled."""
+    compiled = torch.compile(torch.sin, backend="aot_eager")
+    compiled(torch.ones(2, requires_grad=True)).sum().backward()
 
 
 @pytest.fixture(autouse=True)
 def _fresh_dynamo() -> Iterator[None]:
+    """Compile as if for the first time, with what others left out of sight.
+
+    Without that most time goes to visiting the objects of imported modules, half a million:
+    `resident_bytes` looks among all that the collector knows of, several times for each plan. What
+    a test makes is made later, and seen.
+    """
     torch._dynamo.reset()
+    if not next(_tests) % TESTS_BETWEEN:  # what was in use then may be garbage by now
+        gc.unfreeze()
+    gc.collect()
+    gc.freeze()
     yield
     torch._dynamo.reset()
 
