@@ -16,6 +16,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from outcore.cli import app
+from outcore.execute import driver as interface
 from outcore.execute.cpu import CpuDriver
 
 TESTS_BETWEEN = 50
@@ -37,6 +38,15 @@ def _imports_are_over() -> None:
     """Much of torch is imported where something is first compiled."""
     compiled = torch.compile(torch.sin, backend="aot_eager")
     compiled(torch.ones(2, requires_grad=True)).sum().backward()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _links_are_measured_in_a_hurry() -> Iterator[None]:
+    """Each test measures them anew; what they are decides nothing that is tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interface, "_MOST_REPEATS", 1)
+        patch.setattr(interface, "_FEWEST_REPEATS", 1)
+        yield
 
 
 @pytest.fixture(autouse=True)
