@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -397,16 +398,22 @@ def test_what_an_optimizer_makes_for_itself_is_told(fused: bool) -> None:
 
 @pytest.mark.parametrize(("room_bytes", "used"), [(0, True), (300 << 10, False), (2 << 20, True)])
 def test_room_is_left_where_a_plan_leaves_it(
-    room_bytes: int, used: bool, monkeypatch: pytest.MonkeyPatch
+    room_bytes: int, used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU, to torch's allocator; a budget too small for that is no smaller for it."""
     monkeypatch.setattr(options, "_room_bytes", lambda *_: room_bytes)
     budget = 4 << 20
-    backend = Backend(budget=budget, policy="search")
-    train(lambda: Tower(64, 16), backend, torch.ones(1024, 64), mean_square)
-    report = backend.report()
-    assert report.state == "planned"
-    assert report.measured_peak_bytes is not None
-    assert report.predicted_peak_bytes is not None
-    assert report.measured_peak_bytes <= report.predicted_peak_bytes <= budget
-    assert (report.predicted_peak_bytes > budget - (300 << 10)) == used
+    path = tmp_path / "plans.json"
+    for plan in (None, path):
+        backend = Backend(budget=budget, policy="search", plan=plan)
+        train(lambda: Tower(64, 16), backend, torch.ones(1024, 64), mean_square)
+        report = backend.report()
+        assert report.state == "planned"
+        assert report.budget_bytes == budget
+        assert report.measured_peak_bytes is not None
+        assert report.predicted_peak_bytes is not None
+        assert report.measured_peak_bytes <= report.predicted_peak_bytes <= budget
+        assert (report.predicted_peak_bytes > budget - (300 << 10)) == used
+        (explained,) = backend.explain()
+        assert explained.peak_bytes == report.predicted_peak_bytes
+        backend.save_plans(path)

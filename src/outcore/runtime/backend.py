@@ -119,7 +119,7 @@ class Backend:
         """
         graphs = [] if self.engine is None else self.engine.standings()
         planned = (graph.planned for graph in graphs if graph.planned is not None)
-        return [explain(p.problem, p.plan, most=most) for p in planned]
+        return [explain(p.lowered_for, p.plan, most=most) for p in planned]
 
     def save_plans(self, path: str | os.PathLike[str], most: int | None = None) -> None:
         """Write what is planned to one file, a plan for each graph (docs/plan-files.md).
@@ -132,7 +132,9 @@ class Backend:
         """
         engine = self.engine
         standings = [] if engine is None else engine.known()
-        found = ((g.planned.problem, g.planned.plan) for g in standings if g.planned is not None)
+        found = (
+            (g.planned.lowered_for, g.planned.plan) for g in standings if g.planned is not None
+        )
         given = Given() if engine is None else engine.settings.given
         save_plans(save_file(found, given, most), path)
 

@@ -27,6 +27,8 @@ class Planned:
     planning_seconds: float
     resident_bytes: int
     """The most that was held besides the graph's own buffers when a profiled step began."""
+    room_bytes: int = 0
+    """What the program leaves free of the budget, for a GPU's allocator."""
     replanned: Replanned | None = None
     """Why the graph was planned again with other times, if it was."""
     from_file: str = ""
@@ -46,6 +48,11 @@ class Planned:
         """The problem of one call, were there no others, and nothing to be retained."""
         besides = self.others_bytes + (self.retaining_bytes or 0)
         return replace(self.problem, outside_bytes=self.problem.outside_bytes - besides)
+
+    @property
+    def lowered_for(self) -> Problem:
+        """The problem with no more of a budget than the program was made for."""
+        return replace(self.problem, budget_bytes=self.problem.budget_bytes - self.room_bytes)
 
     @property
     def everything_kept(self) -> bool:

@@ -230,9 +230,14 @@ class Planner:
 
     def _as_it_is(self, shares: Shares, planned: Planned, calls: Calls) -> Planned:
         """`planned`, with what other calls hold and what was seen to be between, not their room."""
-        outside, between = calls.problem.outside_bytes, calls.problem.between_bytes
+        outside = calls.problem.outside_bytes
         others = calls.others_bytes(planned.program)
-        problem = replace(planned.problem, outside_bytes=outside + others, between_bytes=between)
+        problem = replace(
+            planned.problem,
+            budget_bytes=calls.problem.budget_bytes,
+            outside_bytes=outside + others,
+            between_bytes=calls.problem.between_bytes,
+        )
         return replace(
             planned,
             problem=problem,

@@ -77,7 +77,7 @@ class Solver:
         start = time.perf_counter()
         in_core = lower(problem, make_plan({}, "keep-all"))
         in_core_timeline = simulate(problem, in_core)
-        given = self.settings.given
+        given, budget_bytes = self.settings.given, problem.budget_bytes
         unseen = [rule for rule in given.rules if rule not in self._effective]
         check_rules(unseen, [g.captured.trace for g in shares.active])
         fixed = forced(problem, given.rules)
@@ -86,6 +86,9 @@ class Solver:
         if saved is not None:
             problem = self._with_tiers(shares, problem, saved.plan())
             plan = reused(problem, saved, fixed, given.path)
+            roomy = self._with_room(problem)
+            if plan.moves and fits(roomy, lower(roomy, plan)):
+                problem = roomy
         else:
             problem, plan = self._made(shares, problem, in_core, fixed)
         program = lower(problem, plan)
@@ -97,6 +100,7 @@ class Solver:
             in_core_timeline,
             time.perf_counter() - start,
             resident_bytes,
+            room_bytes=budget_bytes - problem.budget_bytes,
             from_file="" if saved is None else given.path,
             note="; ".join(filter(None, (given.note(saved), self._idle_rules(shares.active)))),
         )
@@ -117,8 +121,8 @@ class Solver:
     ) -> tuple[Problem, Plan]:
         """The policy's plan, but for what is `fixed`; everything else is kept where that fits.
 
-        It leaves room on the device where there is one that does, with no disk for that; the
-        problem then has that room, too.
+        It leaves room on the device where there is one that does, with no disk for that: it is one
+        for a smaller budget then, and so is the problem.
         """
         if fits(problem, in_core):
             kept = make_plan(dict(fixed), FORCED)
@@ -128,12 +132,16 @@ class Solver:
         policy: Policy = self.settings.policy
         if fixed:
             policy = Overridden(policy, self.settings.given.rules)
-        make, room = partial(plan_apart, policy), self.settings.room_bytes
-        if room:
-            roomy = replace(problem, outside_bytes=problem.outside_bytes + room)
+        make, roomy = partial(plan_apart, policy), self._with_room(problem)
+        if roomy is not problem:
             with contextlib.suppress(InfeasibleError):
                 return roomy, make(roomy)  # lowered there, too: fetches fill budgets
         return self.solve(shares, problem, make)
+
+    def _with_room(self, problem: Problem) -> Problem:
+        """`problem` with so much less of a budget as plans leave free where they can."""
+        room = self.settings.room_bytes
+        return replace(problem, budget_bytes=problem.budget_bytes - room) if room else problem
 
     def _with_tiers(self, shares: Shares, problem: Problem, plan: Plan) -> Problem:
         """The problem with a disk beyond the host, where `plan` uses one and there is one."""
