@@ -19,9 +19,11 @@ from outcore.capture.graph import Captured, capture
 from outcore.capture.offline import trace, trace_as_run, trace_network
 from outcore.capture.passing import passing
 from outcore.capture.shells import Shells, shells
+from outcore.capture.sizes import BySizes, is_symbolic
 from outcore.capture.tracing import as_kernels
 
 __all__ = [
+    "BySizes",
     "Captured",
     "Shells",
     "aot_autograd",
@@ -33,6 +35,7 @@ __all__ = [
     "compiles_autograd",
     "default_partition",
     "is_batched",
+    "is_symbolic",
     "keeps_graph",
     "passing",
     "plain",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch._dynamo.exc import ShortenTraceback
 from torch._functorch import config, partitioners
 from torch._functorch.aot_autograd import aot_function
 from torch._prims_common import suggest_memory_format
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.graph import _BoxedCodeGen
 from torch.nn.utils.stateless import _reparametrize_module as with_states
 
@@ -25,6 +25,7 @@ __all__ = [
     "aot_function",
     "as_if_compiled",
     "boxed",
+    "carry_sources",
     "compiles_autograd",
     "cudnn_reserve_bytes",
     "default_partition",
@@ -69,6 +70,19 @@ def boxed(module: GraphModule) -> Callable[[list[Any]], Any]:
 
     call._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's mark for stolen arguments
     return call
+
+
+def carry_sources(module: GraphModule, copy: GraphModule, copies: Mapping[Node, Any]) -> None:
+    """What dynamo says of the inputs of `module`, for its `copy`: which of them are parameters.
+
+    `copies`: the nodes of the copy, by those of `module`; numbers for those that it has not.
+    """
+    copy.meta.update(module.meta)
+    if hasattr(module, "_param_name_to_source"):
+        copy._param_name_to_source = module._param_name_to_source
+    for node in module.graph.find_nodes(op="placeholder"):
+        if isinstance(copies[node], Node) and hasattr(node, "_dynamo_source"):
+            copies[node]._dynamo_source = node._dynamo_source
 
 
 def plain(given: Any) -> Any:

@@ -7,12 +7,14 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Unpack
 
 import torch
 from torch.fx import GraphModule
 
 from outcore.capture import (
+    BySizes,
     Captured,
     aot_autograd,
     as_kernels,
@@ -21,6 +23,7 @@ from outcore.capture import (
     capture,
     compiles_autograd,
     default_partition,
+    is_symbolic,
     passing,
     shells,
 )
@@ -76,6 +79,12 @@ class Backend:
         """
         with passing():
             _refuse_asked(asked)
+        if is_symbolic(module, example_inputs):
+            instead = partial(self._uncompiled, module)
+            return BySizes(module, example_inputs, self._compiled, instead)
+        return self._compiled(module, example_inputs)
+
+    def _compiled(self, module: GraphModule, inputs: Sequence[Any]) -> Call:
         compiler = aot_autograd(
             fw_compiler=self._forward_compiler,
             bw_compiler=self._backward_compiler,
@@ -83,7 +92,7 @@ class Backend:
             partition_fn=self._apart if compiles_autograd() else self._partition,
         )
         with passing(), as_kernels():
-            compiled: Call = compiler(module, example_inputs)
+            compiled: Call = compiler(module, inputs)
         return compiled
 
     def __deepcopy__(self, _: dict[int, Any]) -> Backend:
@@ -232,6 +241,17 @@ class Backend:
             return call(args)
 
         return _as_boxed(counted)
+
+    def _uncompiled(self, module: GraphModule, error: CaptureError) -> Call:
+        """`module` as dynamo captured it, for sizes that have no graph."""
+        self._refuse(error)
+
+        def counted(*args: Any) -> Any:
+            if self.engine is not None:
+                self.engine.pass_by(id(module))
+            return module(*args)
+
+        return counted
 
     def _backward_compiler(self, module: GraphModule, _: Any) -> Call:
         graph: PlannedGraph | None = module.meta.get(KEY)

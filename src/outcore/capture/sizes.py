@@ -1,0 +1,158 @@
+"""sizes: a graph with symbolic sizes, as a graph for each combination of sizes that comes.
+
+torch makes a size symbolic where a second one comes. A plan is one of bytes: so the graph is
+compiled anew where it is called with numbers that it has not had yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any, Final
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from outcore.capture.compat import carry_sources
+from outcore.errors import CaptureError, OutcoreError
+
+MOST_SIZES: Final = 64
+"""Combinations of sizes that a graph is compiled for."""
+MOST_NEW: Final = 16
+"""So many in a row that came once are no sizes, but a counter."""
+
+_SYMBOLS: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+Call = Callable[..., Any]
+
+
+def is_symbolic(module: GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Whether `module` with these inputs is for several sizes, and is differentiated."""
+    if not any(isinstance(x, _SYMBOLS) or _has_symbols(x) for x in example_inputs):
+        return False
+    given = (x for x in example_inputs if isinstance(x, torch.Tensor))
+    trained = any(x.requires_grad for x in chain(given, module.parameters()))
+    return trained and torch.is_grad_enabled()
+
+
+class BySizes:
+    """Calls of `module`, whose `example_inputs` are symbolic, each by a graph for its sizes.
+
+    `compiled` makes such a graph from a module and its inputs. Where there are too many, or one
+    cannot be made, `refused` is told why, and gives what is called instead.
+    """
+
+    def __init__(
+        self,
+        module: GraphModule,
+        example_inputs: Sequence[Any],
+        compiled: Callable[[GraphModule, Sequence[Any]], Call],
+        refused: Callable[[CaptureError], Call],
+    ) -> None:
+        self.module, self._compiled, self._refused = module, compiled, refused
+        placeholders = module.graph.find_nodes(op="placeholder")
+        self._numbers = [
+            i
+            for i, (node, x) in enumerate(zip(placeholders, example_inputs, strict=True))
+            if isinstance(x, _SYMBOLS) or _holds_number(node, x)
+        ]
+        self._sized = [i for i, x in enumerate(example_inputs) if _has_symbols(x)]
+        self._calls: dict[tuple[Any, ...], Call] = {}
+        self._otherwise: Call | None = None
+        self._new = 0
+        """Calls in a row with sizes that had not come before."""
+
+    def __call__(self, *args: Any) -> Any:
+        """What `module` gives for `args`."""
+        key = self._key(args)
+        call = self._calls.get(key)
+        self._new = (self._new + 1) * (call is None)
+        if call is None:
+            call = self._new_call(args)
+            if call is not self._otherwise:
+                self._calls[key] = call
+        return call(*args)
+
+    def _key(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """What a graph depends on that torch does not look at: sizes, and which inputs overlap."""
+        numbers = tuple(_number(args[i]) for i in self._numbers)
+        return numbers, tuple(_layout(args[i]) for i in self._sized), _overlapping(args)
+
+    def _new_call(self, args: Sequence[Any]) -> Call:
+        if self._otherwise is not None:
+            return self._otherwise
+        try:
+            return self._of_these_sizes(args)
+        except CaptureError as error:
+            self._otherwise = self._refused(error)
+            return self._otherwise
+
+    def _of_these_sizes(self, args: Sequence[Any]) -> Call:
+        if self._new > MOST_NEW or len(self._calls) == MOST_SIZES:
+            times = f"{self._new} times in a row" if self._new > MOST_NEW else f"{MOST_SIZES} times"
+            reason = f"it was called with new sizes {times}; pad inputs to a few"
+            raise CaptureError(reason=reason)
+        numbers = {i: _number(args[i]) for i in self._numbers}
+        module = _with_numbers(self.module, numbers)
+        others = [x for i, x in enumerate(args) if i not in numbers]
+        try:
+            call = self._compiled(module, others)
+        except RuntimeError as error:  # of torch: a size that is read from data, and the like
+            if isinstance(error, OutcoreError):
+                raise
+            reason = f"its sizes cannot be told beforehand ({type(error).__name__}: {error})"
+            raise CaptureError(reason=reason) from error
+
+        def without_numbers(*args: Any) -> Any:
+            return call(*(x for i, x in enumerate(args) if i not in numbers))
+
+        return without_numbers
+
+
+def _with_numbers(module: GraphModule, numbers: Mapping[int, float]) -> GraphModule:
+    """A copy of `module` with numbers in the place of the inputs at these positions."""
+    placeholders = module.graph.find_nodes(op="placeholder")
+    copies: dict[Node, Any] = {}
+    for i, number in numbers.items():
+        node = placeholders[i]
+        copies |= dict.fromkeys((node, *(user for user in node.users if _reads(user))), number)
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, copies))
+    found = GraphModule(module, graph)
+    carry_sources(module, found, copies)
+    return found
+
+
+def _holds_number(node: Node, given: Any) -> bool:
+    """Whether it is the tensor that dynamo makes of a float: the graph only reads it."""
+    if not isinstance(given, torch.Tensor) or given.dim() or given.device.type != "cpu":
+        return False
+    return given.dtype is torch.float64 and all(map(_reads, node.users))
+
+
+def _reads(node: Node) -> bool:
+    return node.op == "call_method" and node.target == "item"
+
+
+def _number(given: Any) -> Any:
+    return given.item() if isinstance(given, torch.Tensor) else given
+
+
+def _has_symbols(given: Any) -> bool:
+    if not isinstance(given, torch.Tensor) or given.layout is not torch.strided:
+        return False
+    return any(isinstance(number, torch.SymInt) for number in _layout(given))
+
+
+def _layout(tensor: torch.Tensor) -> tuple[int | torch.SymInt, ...]:
+    return *tensor.shape, *tensor.stride(), tensor.storage_offset()
+
+
+def _overlapping(args: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
+    """Position and layout of the tensors that share memory with others."""
+    places: dict[int, list[int]] = {}
+    for i, given in enumerate(args):
+        if type(given) in (torch.Tensor, torch.nn.Parameter) and given.layout is torch.strided:
+            places.setdefault(given.untyped_storage().data_ptr(), []).append(i)
+    shared = (group for group in places.values() if len(group) > 1)
+    return tuple((i, *_layout(args[i])) for group in shared for i in group)
