@@ -242,9 +242,10 @@ def _nothing_in(model: nn.Module) -> WrapError:
 def _apart() -> dict[str, Any]:
     """How torch is to compile what is wrapped: each shape by itself, and apart from other models.
 
-    Otherwise a batch of another size makes sizes symbolic, which cannot be planned; and where torch
-    compiles the parts of a model on their own, those of one class would share its limit of eight
-    compilations, past which nothing is compiled. (Before torch 2.13 they do.)
+    Otherwise a batch of another size makes sizes symbolic, and its graph takes a look at all inputs
+    in each call (`capture.BySizes`); and where torch compiles the parts of a model on their own,
+    those of one class would share its limit of eight compilations, past which nothing is compiled.
+    (Before torch 2.13 they do.)
     """
     known = inspect.signature(torch.compile).parameters
     wanted: dict[str, Any] = {"isolate_recompiles": True, "recompile_limit": MOST_SHAPES}

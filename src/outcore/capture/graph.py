@@ -76,7 +76,7 @@ def capture(
     `forward_outputs` is how many of the graph's outputs the forward call returns; `static_inputs`
     are the positions of inputs that live through the steps (parameters and module buffers).
 
-    Raises CaptureError where the graph holds what a Trace cannot express: symbolic shapes, values
+    Raises CaptureError where the graph holds what a Trace cannot express: sizes and other values
     read on the host, higher-order ops, tensor subclasses, in-place ops, several devices (but for
     scalars on the host, which ops of any device take).
     """
@@ -321,7 +321,7 @@ class _Capture:
         self._check_tensor(tensor, name)
         nbytes = tensor.untyped_storage().nbytes()
         if not isinstance(nbytes, int):
-            raise CaptureError(reason=f"{name} has a symbolic size; compile with dynamic=False")
+            raise CaptureError(reason=f"the size of {name} is read from data")
         if tensor.dim() or tensor.device.type != "cpu":
             self.devices.add(tensor.device)
         else:
@@ -338,7 +338,7 @@ class _Capture:
             raise CaptureError(reason=f"{name} has a dtype that no plan knows: {tensor.dtype}")
         sizes = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
         if not all(isinstance(n, int) for n in sizes):
-            raise CaptureError(reason=f"{name} has a symbolic shape; compile with dynamic=False")
+            raise CaptureError(reason=f"the size of {name} is read from data")
 
     def _value(self, buffer: int, tensor: torch.Tensor) -> int:
         self._check_tensor(tensor, f"a view of {self.buffers[buffer].name}")
@@ -372,7 +372,7 @@ class _Capture:
 def _fake(node: Node) -> torch.Tensor:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
-        reason = f"{node.name} is a {type(value).__name__}; compile with dynamic=False"
+        reason = f"{node.name} is a {type(value).__name__}, no tensor"
         raise CaptureError(reason=reason, site=site(node))
     return value
 

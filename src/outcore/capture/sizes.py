@@ -100,7 +100,8 @@ class BySizes:
         except RuntimeError as error:  # of torch: a size that is read from data, and the like
             if isinstance(error, OutcoreError):
                 raise
-            reason = f"its sizes cannot be told beforehand ({type(error).__name__}: {error})"
+            what, *_ = str(error).splitlines() or [""]
+            reason = f"its sizes cannot be told beforehand ({type(error).__name__}: {what})"
             raise CaptureError(reason=reason) from error
 
         def without_numbers(*args: Any) -> Any:

@@ -1,0 +1,234 @@
+"""Where torch makes sizes symbolic, each combination of sizes has its graph, and its plan."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from outcore import Backend
+from outcore.capture import sizes
+from outcore.errors import CaptureError
+from tests.cpu.training import PROFILED_STEPS, Broken, Small, batch, mean_square, same, snapshot
+
+MOVING = "2MiB"
+"""What `Small` does not fit in with a batch of 4."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_told() -> Iterator[None]:
+    """A warning that a test does not await is an error."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="outcore")
+        yield
+
+
+def step(module: nn.Module, call: Any, seed: int, *args: Any) -> list[Tensor]:
+    torch.manual_seed(seed)
+    module.zero_grad()
+    loss = mean_square(call(*args))
+    loss.backward()
+    return snapshot(module, loss)
+
+
+def alike(module: nn.Module, backend: Backend, rows: list[int], **options: Any) -> None:
+    """Train with batches of so many rows, as plain PyTorch does, step by step."""
+    plain = copy.deepcopy(module)
+    call = torch.compile(module, backend=backend, **options)
+    for seed, n in enumerate(rows):
+        x = batch(seed, n)
+        assert same([step(module, call, seed, x)], [step(plain, plain, seed, x)]), (seed, n)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_each_size_has_its_plan(*, dynamic: bool | None) -> None:
+    """The first one keeps its own, though torch runs another graph for it from the second on."""
+    backend = Backend(budget=MOVING, policy="swap-all", strict=True)
+    usual, other = [4] * (PROFILED_STEPS + 1), [3] * (PROFILED_STEPS + 1)
+    alike(Small(), backend, [*usual, *other, 4, 3, 4], dynamic=dynamic)
+    report = backend.report()
+    assert report.state == "planned"
+    assert report.graphs == 2
+    assert report.counts.offload > 0
+    assert report.measured_peak_bytes is not None
+    assert report.predicted_peak_bytes is not None
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes <= report.budget_bytes
+
+
+def test_a_smaller_last_batch_leaves_the_others_their_plan() -> None:
+    backend = Backend(budget=MOVING, policy="swap-all")
+    epoch = [4] * (PROFILED_STEPS + 2)
+    alike(Small(), backend, [*epoch, 1, *epoch, 1])
+    assert backend.engine is not None
+    usual, last = backend.engine.standings()
+    assert usual.planned is not None
+    assert usual.planned.plan.policy == "swap-all"
+    assert last.planned is None, "it came twice"
+
+
+def test_parts_hand_sizes_on() -> None:
+    """A graph break: the later graph takes sizes, and the earlier one gives some."""
+
+    class Sized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Broken()
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows = x.shape[0] * 2
+            y = self.inner(x)
+            torch._dynamo.graph_break()
+            flat: Tensor = y.reshape(rows, -1) * rows
+            return flat
+
+    backend = Backend(budget="1GiB")
+    alike(Sized(), backend, [2, 3, 4, 3, 2, 3], dynamic=True)
+    assert not backend.report().notes
+
+
+def test_numbers_are_sizes_too() -> None:
+    """Two sizes of images, and a number that the caller gives."""
+
+    class Scaled(Small):
+        def forward(self, x: Tensor, times: int = 1, factor: float = 1.0) -> Tensor:
+            return super().forward(x) * times * factor
+
+    module = Scaled()
+    plain, backend = copy.deepcopy(module), Backend(budget="1GiB")
+    call = torch.compile(module, backend=backend, dynamic=True)
+    for turn in range(2):
+        for seed, (side, times, factor) in enumerate([(8, 2, 0.5), (12, 3, 0.5), (8, 3, 0.25)]):
+            args = batch(seed, 2, side), times, factor
+            found, expected = step(module, call, seed, *args), step(plain, plain, seed, *args)
+            assert same([found], [expected]), (turn, seed)
+    assert backend.engine is not None
+    assert len(backend.engine.graphs) == 3
+
+
+def test_sizes_of_memory_laid_out_otherwise() -> None:
+    class Along(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.weight).sin().flatten()
+
+    module, backend = Along(), Backend(budget="1GiB")
+    plain = copy.deepcopy(module)
+    call = torch.compile(module, backend=backend, dynamic=True)
+    for n in (4, 5, 4):
+        for x in (
+            torch.rand(n, n, 3),
+            torch.rand(n, n, 3).transpose(0, 1),
+            torch.rand(2 * n, n, 3)[::2],
+        ):
+            assert same([step(module, call, 0, x)], [step(plain, plain, 0, x)])
+
+
+def test_inputs_that_overlap_in_one_call_only() -> None:
+    """torch has its own look at what is written to, when it compiles."""
+
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            x.add_(1.0)
+            return (x * self.weight).sin() + y
+
+    module, backend = Writes(), Backend(budget="1GiB")
+    plain = copy.deepcopy(module)
+    call = torch.compile(module, backend=backend, dynamic=True)
+
+    def pairs(n: int) -> list[tuple[Tensor, Tensor]]:
+        both = torch.arange(2.0 * n * 3).reshape(2 * n, 3)
+        apart = torch.ones(n, 3), torch.zeros(n, 3)
+        return [
+            apart,
+            (both[:n], both[n:]),
+            (both[1 : n + 1], both[:n]),
+            (both[:n], both[:n].view(n, 3)),
+        ]
+
+    for n in (4, 5, 4):
+        for mine, theirs in zip(pairs(n), pairs(n), strict=True):
+            assert same([step(module, call, 0, *mine)], [step(plain, plain, 0, *theirs)])
+            assert torch.equal(mine[0], theirs[0])
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_counter_is_no_size(monkeypatch: pytest.MonkeyPatch, *, strict: bool) -> None:
+    monkeypatch.setattr(sizes, "MOST_NEW", 3)
+    module = nn.Linear(4, 4)
+    backend = Backend(budget="1GiB", strict=strict)
+    call = torch.compile(lambda x, n: module(x) * n, backend=backend, dynamic=True)
+    for n in (2, 3, 4):
+        call(torch.ones(2, 4), n).sum().backward()
+    if strict:
+        with pytest.raises(CaptureError, match="new sizes 4 times in a row; pad"):
+            call(torch.ones(2, 4), 5)
+        return
+    with pytest.warns(UserWarning, match="new sizes 4 times in a row; pad"):
+        call(torch.ones(2, 4), 5).sum().backward()
+    module.zero_grad()
+    call(torch.ones(2, 4), 6).sum().backward()
+    assert module.bias.grad is not None
+    assert bool((module.bias.grad == 12).all())
+    call(torch.ones(2, 4), 4).sum().backward()
+    assert backend.engine is not None
+    assert len(backend.engine.graphs) == 3, "those that had come are as they were"
+
+
+def test_there_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "MOST_SIZES", 2)
+    module = nn.Linear(4, 4)
+    backend = Backend(budget="1GiB")
+    call = torch.compile(module, backend=backend, dynamic=True)
+    for n in (2, 2, 3, 2, 3):
+        call(torch.ones(n, 4)).sum().backward()
+    with pytest.warns(UserWarning, match="new sizes 2 times; pad"):
+        call(torch.ones(5, 4)).sum().backward()
+    module.zero_grad()
+    call(torch.ones(6, 4)).sum().backward()
+    assert module.bias.grad is not None
+    assert bool((module.bias.grad == 6).all())
+
+
+def test_a_size_that_is_read_from_data() -> None:
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            chosen: Tensor = self.linear(x[x.sum(1) > 0])
+            return chosen
+
+    module, backend = Chosen(), Backend(budget="1GiB")
+    plain = copy.deepcopy(module)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        call = torch.compile(module, backend=backend, dynamic=True)
+        x = torch.arange(-12.0, 12.0).reshape(6, 4)
+        with pytest.warns(UserWarning, match=r"in-core.*sizes cannot be told"):
+            found = step(module, call, 0, x)
+        assert same([found], [step(plain, plain, 0, x)])
+        for rows in (6, 5, 4):
+            expected = step(plain, plain, 0, x[:rows])
+            assert same([step(module, call, 0, x[:rows])], [expected])
+
+
+def test_what_is_not_differentiated_is_left_to_torch() -> None:
+    module, backend = nn.Linear(4, 4), Backend(budget="1GiB", strict=True)
+    call = torch.compile(module, backend=backend, dynamic=True)
+    with torch.no_grad():
+        for n in range(2, 6):
+            x = torch.rand(n, 4)
+            assert torch.equal(call(x), module(x))
+    assert backend.engine is None
