@@ -396,6 +396,50 @@ def test_what_an_optimizer_makes_for_itself_is_told(fused: bool) -> None:
     assert bool(told) is not fused
 
 
+class Bulges(Tower):
+    """Its layers hold more while they run than waits for backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.sin(nn.functional.gelu(layer(x))) + x
+        return x
+
+
+def test_profiled_steps_make_way_for_what_comes_after_the_first() -> None:
+    """An optimizer has its state by then: a leaner program runs, or none fits, which is told."""
+    for more, fits in ((600 << 10, True), (1100 << 10, True), (1300 << 10, False)):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        backend = Backend(budget="3MiB")
+        module, x = Bulges(), torch.ones(1024, 64)
+        call = torch.compile(module, backend=backend)
+        mean_square(call(x)).backward()
+        assert backend.engine is not None
+        (graph,) = backend.engine.graphs
+        first = graph.profiling
+        assert first is not None
+        assert (more > first.most_resident_bytes) == (more > 1 << 20)
+        state = torch.empty(more, dtype=torch.uint8)
+        module.zero_grad()
+        if not fits:
+            with pytest.raises(InfeasibleError, match="at least"):
+                call(x)
+            break
+        mean_square(call(x)).backward()
+        now = graph.profiling
+        assert now is not None
+        assert more <= now.resident_bytes <= now.most_resident_bytes
+        assert (now is first) == (more < 1 << 20), "it is asked for again where it must be"
+        for _ in range(STEPS):
+            module.zero_grad()
+            mean_square(call(x)).backward()
+        report = backend.report()
+        assert report.measured_peak_bytes is not None
+        assert report.predicted_peak_bytes is not None
+        assert report.measured_peak_bytes <= report.predicted_peak_bytes <= report.budget_bytes
+        del state
+
+
 @pytest.mark.parametrize(("room_bytes", "used"), [(0, True), (300 << 10, False), (2 << 20, True)])
 def test_room_is_left_where_a_plan_leaves_it(
     room_bytes: int, used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from dataclasses import dataclass
 
 import pytest
@@ -346,6 +347,24 @@ def test_a_thread_looks_while_the_script_runs():
             model(x, more={"y": x})
     assert looking.watch.last.module() is model
     assert looking.watch.last.kwargs["more"]["y"].sizes == (4, 8)
+
+
+def test_who_looks_holds_nothing():
+    """What a function made goes when it returns: on a GPU it may be most of the memory."""
+
+    class Made:
+        pass
+
+    def made() -> weakref.ref[Made]:
+        thing = Made()
+        time.sleep(0.02)  # it is looked at
+        return weakref.ref(thing)
+
+    with Looking() as looking:
+        until = time.monotonic() + 20
+        while looking.watch is None and time.monotonic() < until:
+            time.sleep(0.01)
+        assert [made()() for _ in range(20)] == [None] * 20
 
 
 # ---- the step anew -------------------------------------------------------------------------------

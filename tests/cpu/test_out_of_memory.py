@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from outcore import Backend
 from outcore.execute import Executable
 from outcore.ir.hardware import Tier
 from tests.cpu.test_adversarial import Trained
-from tests.cpu.training import same
+from tests.cpu.training import PROFILED_STEPS, Small, batch, mean_square, same, snapshot
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1024.00 GiB.")
 
@@ -56,6 +58,52 @@ def test_the_next_step_has_a_tighter_plan_once(call: str, error: RuntimeError) -
     assert "lower the budget" in caught.value.__notes__[-1]
     assert trained.graph.planned is after
     assert len(trained.graph.engine.stores) == 0
+
+
+@pytest.mark.parametrize("call", ["forward", "backward"])
+def test_while_it_is_profiled_the_next_step_takes_least(call: str) -> None:
+    """That of the first step fits the budget, but for what the ops take for themselves."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module, backend = Small(), Backend(budget="1GiB")
+    compiled = torch.compile(module, backend=backend)
+    plain = copy.deepcopy(module)
+
+    def step(call: Any) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        loss = mean_square(call(batch(0)))
+        loss.backward()
+        return snapshot(module if call is compiled else plain, loss)
+
+    seen, expected = [step(compiled)], [step(plain)]
+    assert backend.engine is not None
+    (graph,) = backend.engine.graphs
+    first, notes = graph.profiling, []
+    assert first is not None
+    for _ in range(2):
+        assert graph.profiling is not None
+        graph.profiling.checked = failing(graph.profiling.checked, call, FULL)
+        graph.profiling.timed = failing(graph.profiling.timed, call, FULL)
+        buffers = copy.deepcopy(list(module.buffers()))
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            step(compiled)
+        notes.append(caught.value.__notes__[-1])
+        with torch.no_grad():
+            for buffer, before in zip(module.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+        seen.append(step(compiled))
+        expected.append(step(plain))
+        assert graph.profiling is not None
+        taken = [p.checked.program for p in (first, graph.profiling)]
+        assert len(taken[1].body) > len(taken[0].body), "more is moved"
+    assert "the next step is profiled by the plan that takes least" in notes[0]
+    assert "by the plan" not in notes[1]
+    assert "within a budget of 1.00 GiB" in notes[1]
+    for _ in range(PROFILED_STEPS):
+        seen.append(step(compiled))
+        expected.append(step(plain))
+    assert same(seen, expected)
+    assert backend.report().state == "in-core"
 
 
 @pytest.mark.parametrize("call", ["forward", "backward"])

@@ -24,6 +24,17 @@ from tests.gpu.training import PROFILED_STEPS, images, planned, reference, small
 STEPS = PROFILED_STEPS + 3
 
 
+class Bulge(nn.Module):
+    """It holds more while it runs than waits for backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(512, 512)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(nn.functional.gelu(self.layer(x))) + x
+
+
 def held() -> int:
     gc.collect()
     torch.cuda.synchronize()
@@ -81,6 +92,36 @@ def test_out_of_memory_inside_a_step() -> None:
     assert held() <= before
     assert torch.equal(one_step(module, call, data)[0], expected)
     assert backend.report().state == "planned"
+
+
+def test_profiled_steps_are_within_the_budget_too() -> None:
+    """What an optimizer makes after the first step counts from the second on."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = nn.Sequential(*(Bulge() for _ in range(8))).cuda()
+    data = torch.randn(4096, 512, device="cuda")
+    before = held()
+    budget = before + (60 << 20)
+    backend = Backend(budget=budget)
+    call = torch.compile(module, backend=backend)
+    adam = torch.optim.AdamW(module.parameters(), fused=True)
+    peaks = []
+    for _ in range(STEPS):
+        adam.zero_grad()
+        torch.cuda.reset_peak_memory_stats()
+        call(data).square().mean().backward()
+        peaks.append(torch.cuda.max_memory_allocated())
+        adam.step()
+    assert backend.report().state == "planned"
+    assert max(peaks) <= budget, [peak - before for peak in peaks]
+
+
+def test_host_memory_is_of_the_size_that_the_plan_needs() -> None:
+    """The profiled steps needed more: they offload what they can."""
+    _, backend, *_ = planned(STEPS, budget="4GiB")
+    assert backend.report().state == "in-core"
+    assert backend.engine is not None
+    assert backend.engine.driver.slabs.taken_bytes == 0
 
 
 def test_host_memory_that_cannot_be_locked_is_slower_and_right(

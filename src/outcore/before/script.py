@@ -94,8 +94,8 @@ class Looking:
                 if self.watch is None:
                     self.watch = _watch()
                 else:
-                    frames = sys._current_frames()  # noqa: SLF001 - there is no public one
-                    self.watch.look(frames[thread])
+                    # A frame that has a name here holds its locals when it is over.
+                    self.watch.look(sys._current_frames()[thread])  # noqa: SLF001 - no public one
 
 
 def _watch() -> Watch | None:

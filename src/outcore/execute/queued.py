@@ -156,8 +156,7 @@ class QueuedDriver:
         """
         if nbytes.get(Tier.DISK) or self._disk is not None:
             self._staged().reserve(nbytes.get(Tier.DISK, 0))
-        if nbytes.get(Tier.HOST):
-            self.slabs.make_ready(nbytes[Tier.HOST])
+        self.slabs.make_ready(nbytes.get(Tier.HOST, 0))
 
     def open_lane(self, regions: Mapping[int, Region]) -> Lane:
         """A lane of `regions`. Raises as `reserve` where there is no room for one more."""

@@ -77,8 +77,12 @@ class Slabs:
         """Have one of `nbytes`, in the place of all that are not in use. Raises as `take`."""
         with self._lock:
             self._collect()
+            ready = [slab for slab in self._free if len(slab.memory) == nbytes][:1]
+            self._free = [slab for slab in self._free if slab not in ready]
             self._drop()
-        self.give(self.take(nbytes))
+            self._free = ready
+        if not ready:
+            self.give(self.take(nbytes))
 
     def close(self) -> None:
         """Drop all; those of lanes once they are given back."""

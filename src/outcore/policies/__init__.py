@@ -2,7 +2,15 @@
 
 from outcore.policies.ask import ask
 from outcore.policies.candidates import away, candidates, recomputable
-from outcore.policies.floor import Floor, floor, floor_plan, infeasible, lean_plans, plan_floor
+from outcore.policies.floor import (
+    Floor,
+    floor,
+    floor_plan,
+    infeasible,
+    lean_plans,
+    leanest_plan,
+    plan_floor,
+)
 from outcore.policies.overflow import overflow, staging_needed, with_roomy_host
 from outcore.policies.plugins import KnownPolicies, Plugin, plugins
 from outcore.policies.policy import Improver, Policy
@@ -24,6 +32,7 @@ __all__ = [
     "floor_plan",
     "infeasible",
     "lean_plans",
+    "leanest_plan",
     "overflow",
     "parse_policy",
     "plan_floor",

@@ -69,6 +69,14 @@ def floor_plan(problem: Problem) -> Plan:
     raise infeasible(problem, floor(problem))
 
 
+def leanest_plan(problem: Problem) -> Plan:
+    """The same, with the least memory that there is. Raises InfeasibleError below the floor."""
+    lowest, plan = leanest(problem)
+    if not fits(problem, lower(problem, plan, fast=True)):
+        raise infeasible(problem, lowest)
+    return plan
+
+
 def infeasible(problem: Problem, lowest: Floor, policy: str = "") -> InfeasibleError:
     """The error for a device budget below `lowest`, that of `policy` where one is named."""
     return InfeasibleError(

@@ -337,16 +337,18 @@ class Engine:
             and planned.predicted.peak(Tier.DEVICE) + more <= self.settings.budget_bytes
         )
 
-    def floor_program(self, graph: PlannedGraph, inputs: Sequence[Any]) -> Program:
-        """The program of the profiled steps: nothing overlaps, least memory.
+    def floor_program(
+        self, graph: PlannedGraph, inputs: Sequence[Any], *, leanest: bool
+    ) -> tuple[Program, int]:
+        """The program of the profiled steps, and how much may be held besides while it fits.
 
-        Raises InfeasibleError where even that does not fit the budget.
+        Raises InfeasibleError where even the leanest does not fit the budget.
         """
         gc.collect()  # once per graph: what is no one's any more would be counted as resident
         self.driver.bound_memory(self.resident_bytes(), self.settings.budget_bytes)
         resident = self.resident_besides(graph, inputs)
         with naming_the_rank():
-            return self.planner.floor_program(self._shares(graph), resident)
+            return self.planner.floor_program(self._shares(graph), resident, leanest=leanest)
 
     def plan(self, graph: PlannedGraph, profiled: Profiling) -> Planned:
         """Plan `graph` from what was measured. Everything is kept where that fits.
@@ -447,9 +449,10 @@ class Engine:
         if self.device.type == "cpu":
             assistant.dismiss()  # its memory would be missing while the step runs
         self._bound_memory({graph: planned})  # first: host memory that is locked takes some of it
+        plans = [p for p in self._plans_with({graph: planned}) if p is not None]
         try:
             outer = (Tier.HOST, Tier.DISK)
-            self.driver.reserve({tier: planned.predicted.peak(tier) for tier in outer})
+            self.driver.reserve({t: max(p.predicted.peak(t) for p in plans) for t in outer})
         except OutcoreError:
             self._bound_memory()  # the plans before stay
             raise
@@ -463,9 +466,13 @@ class Engine:
         while len(self._plans) > max(REMEMBERED_PLANS, len(self._graphs)):
             self._plans.popitem(last=False)
 
+    def _plans_with(self, latest: dict[PlannedGraph, Planned]) -> list[Planned | None]:
+        """Those of the graphs that run, some of which are about to have others."""
+        return list(({g: g.planned for g in self.active()} | latest).values())
+
     def _bound_memory(self, latest: dict[PlannedGraph, Planned] | None = None) -> None:
         """Hold the process to the plans' peak, unless no graph that runs moves anything."""
-        plans = ({g: g.planned for g in self.active()} | (latest or {})).values()
+        plans = self._plans_with(latest or {})
         bound: int | None = None
         if not all(p is None or p.everything_kept for p in plans):
             known = [p.predicted.peak(Tier.DEVICE) for p in plans if p is not None]

@@ -77,6 +77,8 @@ class PlannedGraph:
         """Graphs of which calls waited when a forward call of this one began; the most calls."""
         self.refused_calls = 0
         """As many as were seen to wait at once, and had no plan."""
+        self.lean = False
+        """Whether it is profiled by the leanest program, for want of device memory."""
         self.tightened = False
         """Whether its plan was made again for want of device memory."""
         self.obstacles: Counter[Obstacle] = Counter()
@@ -227,6 +229,8 @@ class PlannedGraph:
         if self.profiling is None:
             self.profiling = self._begin(inputs)
         resident = self.engine.resident_besides(self, inputs)
+        if waiting == 1 and resident > self.profiling.most_resident_bytes:
+            self.profiling = self._begin(inputs)  # an optimizer has its state by now
         self.profiling.resident_bytes = max(self.profiling.resident_bytes, resident)
         if not self.profiling.done or self._follows_the_unplanned():
             return self.profiling.executable
@@ -280,9 +284,10 @@ class PlannedGraph:
         return planned.may_improve
 
     def _begin(self, inputs: list[Any]) -> Profiling:
-        program, engine = self.engine.floor_program(self, inputs), self.engine
+        engine = self.engine
+        program, most = engine.floor_program(self, inputs, leanest=self.lean)
         return begin_profiling(
-            self.captured.trace, program, engine.driver, engine.readings, engine.mark
+            self.captured.trace, program, most, engine.driver, engine.readings, engine.mark
         )
 
     def _settle(self, planned: Planned) -> Executable:
@@ -453,11 +458,13 @@ class PlannedGraph:
         planned = self.planned
         self.engine.driver.drain()
         if planned is None:
+            hope = "" if self.lean else "; the next step is profiled by the plan that takes least"
             error.add_note(
-                "outcore is still profiling, by the plan that takes least, within a budget of "
-                f"{format_bytes(self.engine.settings.budget_bytes)}; lower it if the device has "
-                "less to spare, or make the batch smaller"
+                "outcore is still profiling, within a budget of "
+                f"{format_bytes(self.engine.settings.budget_bytes)}{hope}: lower it if the device "
+                "has less to spare, or make the batch smaller"
             )
+            self.lean, self.profiling = True, None
             return
         numbers = (
             f"outcore's plan takes {format_bytes(planned.predicted.peak(Tier.DEVICE))} at most, of "

@@ -12,14 +12,14 @@ from weakref import WeakKeyDictionary
 from outcore.errors import InfeasibleError
 from outcore.execute import Driver
 from outcore.ir.hardware import Tier
-from outcore.ir.memory import fits, retained_bytes
+from outcore.ir.memory import fits, peak, retained_bytes
 from outcore.ir.plan import make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Program
 from outcore.ir.timeline import Timeline
 from outcore.lower import lower
-from outcore.policies import floor_plan
+from outcore.policies import floor_plan, leanest_plan
 from outcore.runtime.calls import Calls, gradient_bytes
 from outcore.runtime.drift import Drift, Replanned
 from outcore.runtime.options import Settings
@@ -53,20 +53,26 @@ class Planner:
         state_bytes = solver.driver.generator.get_state().nbytes
         return Shares(graph, active, solver.settings.budget_bytes, state_bytes, self._known)
 
-    def floor_program(self, shares: Shares, resident_bytes: int) -> Program:
-        """The program of the profiled steps: nothing overlaps, least memory.
+    def floor_program(
+        self, shares: Shares, resident_bytes: int, *, leanest: bool = False
+    ) -> tuple[Program, int]:
+        """The program of the profiled steps, and how much may be held besides while it fits.
 
-        Raises InfeasibleError where even that does not fit the budget.
+        Nothing overlaps; with `leanest` nothing takes less. Raises InfeasibleError where even that
+        does not fit the budget.
         """
         ops = len(shares.graph.captured.trace.ops)
         profile = Profile((0.0,) * ops, (0,) * ops, Source.ESTIMATED)
         problem = shares.problem(self.solver.hardware(), profile, resident_bytes)
+        make = leanest_plan if leanest else floor_plan
         try:
-            problem, plan = self.solver.solve(shares, problem, floor_plan)
+            problem, plan = self.solver.solve(shares, problem, make)
         except InfeasibleError as error:
             error.at_least = True
             raise
-        return lower(replace(problem, budget_bytes=1), plan)
+        program = lower(replace(problem, budget_bytes=1), plan)
+        spare = problem.budget_bytes - peak(problem, program, Tier.DEVICE).nbytes
+        return program, resident_bytes + spare
 
     def plan(self, shares: Shares, profiled: Profiling) -> Planned:
         """Plan a graph from what was measured. Everything is kept where that fits.

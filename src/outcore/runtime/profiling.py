@@ -31,6 +31,8 @@ class Profiling:
     first: Stopwatch
     """Notes of the checked run, to place the meter's events."""
     stopwatch: Stopwatch
+    most_resident_bytes: int
+    """What may be held besides the graph's own buffers while the program fits the budget."""
     readings_left: int
     """Steps to be metered before one counts."""
     latest: Reading | None = None
@@ -65,8 +67,8 @@ class Profiling:
 
     def metered(self, reading: Reading, visit: Visit) -> None:
         """Take the workspaces, and what the rest of the step needs between the two calls."""
-        if self.workspace_bytes is not None:
-            return
+        if self.workspace_bytes is not None or len(self.first.notes) < len(self.trace.ops):
+            return  # it is known, or was another program's
         if reading is not self.latest:
             self.latest, self.readings_left = reading, self.readings_left - 1
         if self.readings_left > 0:
@@ -88,7 +90,12 @@ class Profiling:
 
 
 def begin_profiling(
-    trace: Trace, program: Program, driver: Driver, readings: int, mark: Callable[[], object]
+    trace: Trace,
+    program: Program,
+    most_resident_bytes: int,
+    driver: Driver,
+    readings: int,
+    mark: Callable[[], object],
 ) -> Profiling:
     """Build the floor program with its instruments; `readings` steps of it are to be metered.
 
@@ -109,5 +116,6 @@ def begin_profiling(
         build(trace, program, generator, timed, stopwatch.note, clock=clock.now),
         first,
         stopwatch,
+        most_resident_bytes,
         readings,
     )
