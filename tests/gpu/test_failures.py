@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from outcore import Backend
 from outcore.execute import pinned
 from outcore.execute.lane import QueuedLane
+from outcore.execute.queued import QueuedDriver
 from outcore.ir.hardware import Tier
 from tests.cpu.training import mean_square, same, snapshot
 from tests.gpu.training import PROFILED_STEPS, images, planned, reference, small, tight
@@ -121,7 +122,9 @@ def test_host_memory_is_of_the_size_that_the_plan_needs() -> None:
     _, backend, *_ = planned(STEPS, budget="4GiB")
     assert backend.report().state == "in-core"
     assert backend.engine is not None
-    assert backend.engine.driver.slabs.taken_bytes == 0
+    driver = backend.engine.driver
+    assert isinstance(driver, QueuedDriver)
+    assert driver.slabs.taken_bytes == 0
 
 
 def test_host_memory_that_cannot_be_locked_is_slower_and_right(

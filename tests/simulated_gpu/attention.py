@@ -1,6 +1,6 @@
 """Fused attention of CUDA by plain ops of the CPU: its results, their layouts and their devices.
 
-Without dropout: how many random numbers CUDA's kernels draw is theirs to know.
+Dropout draws from the generator of the kernel; its seed is what backward gets.
 """
 
 from __future__ import annotations
@@ -33,28 +33,63 @@ def _as_kept(value: Tensor) -> Tensor:
 
 
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    causal: bool,
+    scale: Any,
+    dropout: float = 0.0,
+    seed: int = 0,
 ) -> tuple[Tensor, Tensor]:
+    shared = query.size(-3) // key.size(-3)
+    if shared > 1:  # several heads of queries share one of keys
+        key, value = (each.repeat_interleave(shared, -3) for each in (key, value))
     scores = _scores(query, key, bias, causal, scale)
-    result = (scores.softmax(-1) @ value.float()).to(query.dtype)
+    shares = scores.softmax(-1)
+    if dropout:
+        generator = None if shares.is_meta else torch.Generator().manual_seed(seed)
+        kept = torch.empty_like(shares).bernoulli_(1 - dropout, generator=generator)
+        shares = shares * kept / (1 - dropout)
+    result = (shares @ value.float()).to(query.dtype)
     return _as_kept(result), scores.logsumexp(-1)
 
 
 def _backward(
-    gradient: Tensor, given: tuple[Tensor, ...], bias: Tensor | None, causal: bool, scale: Any
+    gradient: Tensor,
+    given: tuple[Tensor, ...],
+    bias: Tensor | None,
+    causal: bool,
+    scale: Any,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+    *,
+    of_bias: bool = False,
 ) -> tuple[Tensor, ...]:
     if gradient.is_meta:
-        return tuple(_as_kept(torch.empty_like(each)) for each in given)
+        made = tuple(_as_kept(torch.empty_like(each)) for each in given)
+        return (*made, _padded(bias)) if of_bias and bias is not None else made
     with torch.inference_mode(False), torch.enable_grad():
-        leaves = [each.clone().detach().requires_grad_() for each in given]
-        query, key, value = leaves
-        result, _ = _forward(query, key, value, bias, causal, scale)
-        return tuple(map(_as_kept, torch.autograd.grad(result, leaves, gradient)))
+        wanted = [*given, bias] if of_bias and bias is not None else [*given]
+        leaves = [each.clone().detach().requires_grad_() for each in wanted]
+        query, key, value = leaves[:3]
+        added = leaves[3] if len(leaves) > 3 else None if bias is None else bias.clone()
+        number = int(seed) if dropout and seed is not None else 0
+        result, _ = _forward(query, key, value, added, causal, scale, dropout, number)
+        found = torch.autograd.grad(result, leaves, gradient.clone())
+        made = tuple(map(_as_kept, found[:3]))
+        return (*made, _padded(found[3]).copy_(found[3])) if len(found) > 3 else made
 
 
-def _check(query: Tensor, dropout: float) -> None:
-    if dropout and not query.is_meta:  # what it describes is the same
-        raise NotImplementedError("the simulated GPU has no dropout in fused attention")
+def _padded(bias: Tensor) -> Tensor:
+    """Memory for the gradient of a bias: its rows come in multiples of 16."""
+    columns = bias.size(-1)
+    rows = bias.new_empty((*bias.shape[:-1], -(-columns // 16) * 16))
+    return rows[..., :columns]
+
+
+def _seed(generator: torch.Generator | None) -> int:
+    return 0 if generator is None else generator.initial_seed()
 
 
 def efficient(
@@ -67,15 +102,16 @@ def efficient(
     is_causal: bool = False,
     *,
     scale: float | None = None,
+    generator: torch.Generator | None = None,
 ) -> tuple[Tensor, ...]:
     """`_scaled_dot_product_efficient_attention`."""
-    _check(query, dropout)
-    result, lse = _forward(query, key, value, bias, is_causal, scale)
+    seed = _seed(generator)
+    result, lse = _forward(query, key, value, bias, is_causal, scale, dropout, seed)
     rows = -(-query.size(2) // LSE_ROWS) * LSE_ROWS if sums else 0
     padded = lse.new_zeros((*lse.shape[:2], rows))
     if sums:
         padded[..., : lse.size(2)] = lse
-    return result, padded, *(torch.zeros((), dtype=torch.int64) for _ in range(2))
+    return result, padded, torch.tensor(seed), torch.tensor(0)
 
 
 def efficient_backward(
@@ -86,19 +122,15 @@ def efficient_backward(
     bias: Tensor | None,
     _result: Tensor,
     _sums: Tensor,
-    _seed: Tensor,
-    _offset: Tensor,
-    dropout: float,
-    wanted: list[bool],
-    is_causal: bool = False,
-    *,
+    seed: Tensor,
+    *rest: Any,
     scale: float | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """`_scaled_dot_product_efficient_attention_backward`; none for a bias."""
-    _check(query, dropout)
-    if wanted[3]:
-        raise NotImplementedError("the simulated GPU has no gradient of a bias of attention")
-    return *_backward(gradient, (query, key, value), bias, is_causal, scale), None
+    """`_scaled_dot_product_efficient_attention_backward`."""
+    _offset, dropout, wanted, is_causal = (*rest, False)[:4]
+    how = bias, is_causal, scale, dropout, seed
+    made = _backward(gradient, (query, key, value), *how, of_bias=wanted[3])
+    return made if wanted[3] else (*made, None)
 
 
 def flash(
@@ -110,11 +142,13 @@ def flash(
     _debug: bool = False,
     *,
     scale: float | None = None,
+    generator: torch.Generator | None = None,
 ) -> tuple[Any, ...]:
     """`_scaled_dot_product_flash_attention`."""
-    _check(query, dropout)
-    result, lse = _forward(query, key, value, None, is_causal, scale)
-    seeds = query.new_zeros(2, dtype=torch.uint64), query.new_zeros((), dtype=torch.uint64)
+    seed = _seed(generator)
+    result, lse = _forward(query, key, value, None, is_causal, scale, dropout, seed)
+    drawn = torch.tensor([seed, 0], dtype=torch.uint64, device=query.device)
+    seeds = drawn, query.new_zeros((), dtype=torch.uint64)
     lengths = query.size(2), key.size(2)
     return result, lse, None, None, *lengths, *seeds, query.new_empty(0)
 
@@ -132,14 +166,14 @@ def flash_backward(
     _most_key: int,
     dropout: float,
     is_causal: bool,
-    _seed: Tensor,
+    state: Tensor,
     _offset: Tensor,
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
     """`_scaled_dot_product_flash_attention_backward`."""
-    _check(query, dropout)
-    return _backward(gradient, (query, key, value), None, is_causal, scale)
+    seed = None if state.is_meta else state[0]
+    return _backward(gradient, (query, key, value), None, is_causal, scale, dropout, seed)
 
 
 ATTENTION: dict[str, Callable[..., Any]] = {
@@ -148,3 +182,6 @@ ATTENTION: dict[str, Callable[..., Any]] = {
     "_scaled_dot_product_flash_attention": flash,
     "_scaled_dot_product_flash_attention_backward": flash_backward,
 }
+
+DRAWING = (efficient, flash)
+"""Those that draw random numbers, where they drop out."""

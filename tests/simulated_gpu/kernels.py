@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tests.simulated_gpu.attention import ATTENTION
+from tests.simulated_gpu.attention import ATTENTION, DRAWING
 from tests.simulated_gpu.duration import seconds
 
 COMPUTES = os.environ.get("SIMULATED_GPU_COMPUTES", "1") != "0"
@@ -156,11 +156,12 @@ def _reshape(tensor: Tensor, like: Tensor) -> None:
             tensor.as_strided_(like.size(), like.stride())
 
 
-def _next_generator() -> torch.Generator:
+def _next_generator(*, goes_on: bool = True) -> torch.Generator:
     """The CPU's, seeded by the state of the device's, which goes on."""
     generator = torch.cuda.default_generators[0]
     seed, offset = generator.initial_seed(), generator.get_offset()
-    generator.set_offset(offset + 4)
+    if goes_on:
+        generator.set_offset(offset + 4)
     return torch.Generator().manual_seed((seed * 1_000_003 + offset) % _SEEDS)
 
 
@@ -181,6 +182,8 @@ class _Kernel:
         }
         self.returns = op._schema.returns
         draws = torch.Tag.nondeterministic_seeded in op.tags
+        self.seeds = compute in DRAWING
+        """Whether its results tell the host of the seed, and only some of its calls draw."""
         self.is_random = draws and ("generator" in self.names or compute is _dropout)
         tags = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
         self.needs_values = compute is None and (
@@ -211,7 +214,7 @@ class _Kernel:
     def _work(self, args: _Args, kwargs: _Kwargs) -> Callable[[], Any]:
         """What runs the op on the CPU."""
         given = dict(kwargs)
-        if self.is_random:
+        if self.is_random or (self.seeds and self._drops_out(args, kwargs)):
             given["generator"] = _next_generator()
 
         def work() -> Any:
@@ -224,6 +227,8 @@ class _Kernel:
         if not self.outs and not self._fresh_returns():
             return []
         meta_args, meta_kwargs = tree_map(_ON_META, (args, dict(kwargs)))
+        if self.seeds and self._drops_out(args, kwargs):
+            meta_kwargs["generator"] = _next_generator(goes_on=False)
         try:
             result = self.compute(*meta_args, **meta_kwargs)
         except (NotImplementedError, RuntimeError, TypeError):
@@ -231,6 +236,10 @@ class _Kernel:
         for name in self.outs:
             _reshape(kwargs[name], meta_kwargs[name])
         return self._fresh(result)
+
+    def _drops_out(self, args: _Args, kwargs: _Kwargs) -> bool:
+        share = dict(zip(self.names, args, strict=False)) | dict(kwargs)
+        return bool(share.get("dropout_p"))
 
     def _launch(self, work: Callable[[], Any], made: list[Any]) -> None:
         leaves = tree_leaves(made)
@@ -240,7 +249,8 @@ class _Kernel:
         def run() -> None:
             values = tree_leaves(self._fresh(work()))
             for target, place in zip(targets, places, strict=True):
-                target.copy_(values[place])
+                if values[place].numel():  # the CPU leaves out what CUDA's kernels leave undefined
+                    target.copy_(values[place])
 
         self.streams.launch(run)
 
@@ -344,8 +354,25 @@ def _batch_norm_backward(of: Tensor, gradient: Tensor, *rest: Any) -> tuple[Tens
     return result
 
 
+def _layer_norm_backward(
+    gradient: Tensor, of: Tensor, shape: Sequence[int], mean: Tensor, rstd: Tensor, *rest: Any
+) -> tuple[Tensor | None, ...]:
+    """`native_layer_norm_backward`; mean and rstd are float32 on CUDA, and as the input here."""
+    backward = torch.ops.aten.native_layer_norm_backward
+    given = mean.to(of.dtype), rstd.to(of.dtype)
+    result: tuple[Tensor | None, ...] = backward(gradient, of, shape, *given, *rest)
+    return result
+
+
+def _histc(of: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:  # noqa: A002 - as torch has it
+    """`histc`, which on the CPU counts no integers."""
+    return torch.ops.aten.histc(of.double(), bins, min, max).to(of.dtype)
+
+
 RESERVE_BYTES = 64
 _BY_OTHERS: dict[str, Callable[..., Any]] = {
+    "histc": _histc,
+    "native_layer_norm_backward": _layer_norm_backward,
     "native_dropout": _dropout,
     "cudnn_batch_norm": _batch_norm,
     "cudnn_batch_norm_backward": _batch_norm_backward,
