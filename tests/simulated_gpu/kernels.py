@@ -366,7 +366,8 @@ def _layer_norm_backward(
 
 def _histc(of: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:  # noqa: A002 - as torch has it
     """`histc`, which on the CPU counts no integers."""
-    return torch.ops.aten.histc(of.double(), bins, min, max).to(of.dtype)
+    counts: Tensor = torch.ops.aten.histc(of.double(), bins, min, max)
+    return counts.to(of.dtype)
 
 
 RESERVE_BYTES = 64
