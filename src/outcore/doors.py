@@ -242,14 +242,13 @@ def _nothing_in(model: nn.Module) -> WrapError:
 def _apart() -> dict[str, Any]:
     """How torch is to compile what is wrapped: each shape by itself, and apart from other models.
 
-    Otherwise a batch of another size makes sizes symbolic, and its graph takes a look at all inputs
-    in each call (`capture.BySizes`); and where torch compiles the parts of a model on their own,
-    those of one class would share its limit of eight compilations, past which nothing is compiled.
-    (Before torch 2.13 they do.)
+    Before torch 2.13 it would do so eight times at most, for all models with parts of one class:
+    there sizes are left to be symbolic (`capture.BySizes`), which counts once.
     """
     known = inspect.signature(torch.compile).parameters
-    wanted: dict[str, Any] = {"isolate_recompiles": True, "recompile_limit": MOST_SHAPES}
-    return {"dynamic": False, **{name: wanted[name] for name in wanted if name in known}}
+    if "recompile_limit" not in known:
+        return {}
+    return {"dynamic": False, "isolate_recompiles": True, "recompile_limit": MOST_SHAPES}
 
 
 def _run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -258,17 +258,18 @@ class TestWrap:
 
     def test_torch_that_takes_no_limit_from_us(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Before 2.13. Models have nothing to do with each other there either."""
-        monkeypatch.setattr(doors, "_apart", lambda: {"dynamic": False})
+        monkeypatch.setattr(doors, "_apart", dict)
         most = torch._dynamo.config.recompile_limit
         modules = [outcore.wrap(nn.Linear(4, 4), "1GiB", strict=True) for _ in range(most + 1)]
         for module in modules:
             module(torch.ones(2, 4)).sum().backward()
         assert all(outcore.handle(module).engaged for module in modules)
-        for n in range(3, most + 3):
+        shapes = range(3, most + 5)
+        for n in shapes:
             module(torch.ones(n, 4)).sum().backward()
         engine = outcore.handle(module).engine
         assert engine is not None
-        assert len(engine.graphs) == engine.calls == most
+        assert len(engine.graphs) == engine.calls == 1 + len(shapes)
 
 
 class Counting(nn.Module):

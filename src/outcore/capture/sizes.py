@@ -18,8 +18,6 @@ from outcore.errors import CaptureError, OutcoreError
 
 MOST_SIZES: Final = 64
 """Combinations of sizes that a graph is compiled for."""
-MOST_NEW: Final = 16
-"""So many in a row that came once are no sizes, but a counter."""
 
 _SYMBOLS: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -59,14 +57,11 @@ class BySizes:
         self._sized = [i for i, x in enumerate(example_inputs) if _has_symbols(x)]
         self._calls: dict[tuple[Any, ...], Call] = {}
         self._otherwise: Call | None = None
-        self._new = 0
-        """Calls in a row with sizes that had not come before."""
 
     def __call__(self, *args: Any) -> Any:
         """What `module` gives for `args`."""
         key = self._key(args)
         call = self._calls.get(key)
-        self._new = (self._new + 1) * (call is None)
         if call is None:
             call = self._new_call(args)
             if call is not self._otherwise:
@@ -88,9 +83,8 @@ class BySizes:
             return self._otherwise
 
     def _of_these_sizes(self, args: Sequence[Any]) -> Call:
-        if self._new > MOST_NEW or len(self._calls) == MOST_SIZES:
-            times = f"{self._new} times in a row" if self._new > MOST_NEW else f"{MOST_SIZES} times"
-            reason = f"it was called with new sizes {times}; pad inputs to a few"
+        if len(self._calls) == MOST_SIZES:
+            reason = f"it was called with other sizes {MOST_SIZES} times; pad inputs to a few"
             raise CaptureError(reason=reason)
         numbers = {i: _number(args[i]) for i in self._numbers}
         module = _with_numbers(self.module, numbers)
