@@ -43,10 +43,10 @@ from tests.cpu.training import (
 
 STEPS = PROFILED_STEPS + 2
 TIGHT: dict[str, Any] = {"budget": "2MiB", "policy": "swap-all"}
+"""A budget that `Small` does not fit in with everything kept."""
 LIMITED = pytest.mark.skipif(
     "recompile_limit" not in doors._apart(), reason="before 2.13 torch takes no limit from us"
 )
-"""A budget that `Small` does not fit in with everything kept."""
 
 
 def small() -> Small:
