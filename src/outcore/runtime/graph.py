@@ -26,7 +26,7 @@ from outcore.capture import (
     plain,
     stand_in_survives,
 )
-from outcore.errors import CaptureError, OutcoreError, StepError
+from outcore.errors import CaptureError, InfeasibleError, OutcoreError, StepError
 from outcore.execute import Executable, MismatchError, build
 from outcore.ir.hardware import Tier
 from outcore.ir.store import digest
@@ -230,7 +230,9 @@ class PlannedGraph:
             self.profiling = self._begin(inputs)
         resident = self.engine.resident_besides(self, inputs)
         if waiting == 1 and resident > self.profiling.most_resident_bytes:
-            self.profiling = self._begin(inputs)  # an optimizer has its state by now
+            # An optimizer has its state by now. Where nothing fits any more, planning will say so.
+            with contextlib.suppress(InfeasibleError):
+                self.profiling = self._begin(inputs)
         self.profiling.resident_bytes = max(self.profiling.resident_bytes, resident)
         if not self.profiling.done or self._follows_the_unplanned():
             return self.profiling.executable
