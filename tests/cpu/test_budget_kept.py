@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from outcore import Backend
 from outcore.errors import InfeasibleError
 from outcore.runtime import options
-from tests.cpu.training import mean_square, same, snapshot
+from tests.cpu.training import PROFILED_STEPS, mean_square, same, snapshot
 
 STEPS = 8
 
@@ -443,6 +443,22 @@ def test_profiled_steps_make_way_for_what_comes_after_the_first() -> None:
         assert report.predicted_peak_bytes is not None
         assert report.measured_peak_bytes <= report.predicted_peak_bytes <= report.budget_bytes
         del state
+
+
+def test_what_grows_from_step_to_step_is_planned_all_the_same() -> None:
+    """With enough profiled, what is held is for planning to count, not to profile anew."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    backend = Backend(budget="3MiB")
+    module, x = Bulges(), torch.ones(1024, 64)
+    call = torch.compile(module, backend=backend)
+    grown = []
+    for _ in range(PROFILED_STEPS):
+        module.zero_grad()
+        mean_square(call(x)).backward()
+        grown.append(torch.empty(260 << 10, dtype=torch.uint8))
+    assert backend.engine is not None
+    assert backend.engine.graphs[0].planned is not None
 
 
 @pytest.mark.parametrize(("room_bytes", "used"), [(0, True), (300 << 10, False), (2 << 20, True)])

@@ -106,6 +106,19 @@ def test_while_it_is_profiled_the_next_step_takes_least(call: str) -> None:
     assert backend.report().state == "in-core"
 
 
+def test_a_graph_that_runs_in_core_for_good_is_told_nothing() -> None:
+    trained = Trained("pooch")
+    trained.step()
+    trained.graph.retire("a test")
+    fallback = trained.graph.executable
+    assert fallback is not None
+    trained.graph.fallback = trained.graph.executable = failing(fallback, "backward", FULL)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        trained.step()
+    assert not hasattr(caught.value, "__notes__")
+    assert trained.graph.executable is trained.graph.fallback
+
+
 @pytest.mark.parametrize("call", ["forward", "backward"])
 def test_an_error_of_another_kind_changes_no_plan(call: str) -> None:
     trained = Trained("pooch")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from outcore import Backend
 from outcore.capture import sizes
 from outcore.errors import CaptureError
+from tests.cpu.test_pitfalls import run_in_threads
 from tests.cpu.training import PROFILED_STEPS, Broken, Small, batch, mean_square, same, snapshot
 
 MOVING = "2MiB"
@@ -186,6 +190,96 @@ def test_there_is_a_bound(monkeypatch: pytest.MonkeyPatch, *, strict: bool) -> N
     assert len(backend.engine.graphs) == 3, "those that had come are as they were"
 
 
+class Doubling(TorchFunctionMode):
+    """The sine of what is in it is twice as large."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func in (torch.sin, torch.Tensor.sin) else result
+
+
+@pytest.mark.parametrize("most", [64, 0])
+def test_a_mode_acts_once(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Its effect is in what dynamo captured; it is still on when that is compiled, or run."""
+    monkeypatch.setattr(sizes, "MOST_SIZES", most)
+
+    class Sine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sin(x * self.weight)
+
+    module = Sine()
+    call = torch.compile(module, backend=Backend(budget="1GiB"), dynamic=True)
+    for n in (4, 5, 4):
+        x = torch.rand(n, 3)
+        with Doubling(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # past the most
+            found, expected = call(x), module(x)
+        assert torch.equal(found, expected)
+        found.sum().backward()
+
+
+def test_threads_that_meet_new_sizes_at_once() -> None:
+    module = nn.Sequential(*(nn.Linear(32, 32) for _ in range(6)))
+    plain, backend = copy.deepcopy(module), Backend(budget="1GiB")
+    call = torch.compile(module, backend=backend, dynamic=True)
+    call(torch.ones(2, 32)).sum().backward()
+    together, wrong = threading.Barrier(4), []
+
+    def run(number: int) -> None:
+        for n in range(3, 6):
+            together.wait(timeout=60)
+            x = torch.full((n, 32), float(number))
+            if not torch.equal(call(x), plain(x)):
+                wrong.append((number, n))
+
+    run_in_threads(*(partial(run, number) for number in range(4)))
+    assert not wrong
+    assert backend.engine is not None
+    assert len(backend.engine.graphs) == 4
+
+
+def test_zeros_of_either_sign() -> None:
+    class Shares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor, by: float) -> Tensor:
+            return self.weight * x / by
+
+    module, backend = Shares(), Backend(budget="1GiB")
+    call = torch.compile(module, backend=backend, dynamic=True)
+    for n, by in ((4, 2.0), (4, 3.0), (5, 0.0), (5, -0.0), (5, 0.0)):
+        x = torch.ones(n, 3)
+        assert torch.equal(call(x, by), module(x, by)), by
+
+
+def test_who_overlaps_whom_is_in_the_key() -> None:
+    one, other = torch.ones(4), torch.ones(4)
+    pairs = sizes._overlapping((one, one[:], other, other[:]))
+    assert [[i for i, *_ in group] for group in pairs] == [[0, 1], [2, 3]]
+    assert pairs != sizes._overlapping((one, one[:], one[:], one[:]))
+    assert not sizes._overlapping((one, other))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_run_as_they_are() -> None:
+    module, backend = nn.Linear(4, 4), Backend(budget="1GiB")
+    call = torch.compile(module, backend=backend, dynamic=True)
+    for rows in ((2, 3), (4, 1)):
+        x = torch.nested.nested_tensor([torch.rand(n, 4) for n in rows], layout=torch.jagged)
+        with pytest.warns(UserWarning, match="in-core"):
+            found = call(x)
+        assert torch.equal(found.values(), module(x).values())
+        torch._dynamo.reset()
+
+
 def test_a_size_that_is_read_from_data() -> None:
     class Chosen(nn.Module):
         def __init__(self) -> None:
@@ -204,9 +298,12 @@ def test_a_size_that_is_read_from_data() -> None:
         with pytest.warns(UserWarning, match=r"in-core.*sizes cannot be told"):
             found = step(module, call, 0, x)
         assert same([found], [step(plain, plain, 0, x)])
-        for rows in (6, 5, 4):
+        for rows in (6, 5, 4, 5):
             expected = step(plain, plain, 0, x[:rows])
-            assert same([step(module, call, 0, x[:rows])], [expected])
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                assert same([step(module, call, 0, x[:rows])], [expected])
+    assert len(backend.report().notes) == 1
 
 
 def test_what_is_not_differentiated_is_left_to_torch() -> None:

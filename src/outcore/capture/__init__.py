@@ -14,6 +14,7 @@ from outcore.capture.compat import (
     plain,
     stand_in_survives,
     under_checkpoint,
+    without_function_modes,
 )
 from outcore.capture.graph import Captured, capture
 from outcore.capture.offline import trace, trace_as_run, trace_network
@@ -45,4 +46,5 @@ __all__ = [
     "trace_as_run",
     "trace_network",
     "under_checkpoint",
+    "without_function_modes",
 ]

@@ -9,13 +9,16 @@ from typing import Any
 import torch
 from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import ShortenTraceback
+from torch._dynamo.variables.torch_function import TorchFunctionModeStackStateManager
 from torch._functorch import config, partitioners
 from torch._functorch.aot_autograd import aot_function
 from torch._prims_common import suggest_memory_format
 from torch.fx import GraphModule, Node
 from torch.fx.graph import _BoxedCodeGen
 from torch.nn.utils.stateless import _reparametrize_module as with_states
+from torch.utils._python_dispatch import _disable_current_modes
 
 from outcore.errors import CaptureError
 
@@ -23,6 +26,7 @@ __all__ = [
     "ShortenTraceback",
     "aot_autograd",
     "aot_function",
+    "as_dynamo_compiles",
     "as_if_compiled",
     "boxed",
     "carry_sources",
@@ -37,6 +41,7 @@ __all__ = [
     "stand_in_survives",
     "suggest_memory_format",
     "with_states",
+    "without_function_modes",
 ]
 
 
@@ -90,6 +95,20 @@ def plain(given: Any) -> Any:
     if isinstance(given, torch.Tensor) and type(given) not in (torch.Tensor, torch.nn.Parameter):
         return given.as_subclass(torch.Tensor)
     return given
+
+
+@contextmanager
+def without_function_modes() -> Iterator[None]:
+    """Out of reach of function modes: their effect is in dynamo's graphs."""
+    with TorchFunctionModeStackStateManager():
+        yield
+
+
+@contextmanager
+def as_dynamo_compiles() -> Iterator[None]:
+    """One thread at a time, and out of reach of the modes of who calls."""
+    with compile_lock, _disable_current_modes(), without_function_modes():
+        yield
 
 
 @contextmanager

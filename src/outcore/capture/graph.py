@@ -321,7 +321,7 @@ class _Capture:
         self._check_tensor(tensor, name)
         nbytes = tensor.untyped_storage().nbytes()
         if not isinstance(nbytes, int):
-            raise CaptureError(reason=f"the size of {name} is read from data")
+            raise CaptureError(reason=f"the size of {name} is symbolic")
         if tensor.dim() or tensor.device.type != "cpu":
             self.devices.add(tensor.device)
         else:
@@ -338,7 +338,7 @@ class _Capture:
             raise CaptureError(reason=f"{name} has a dtype that no plan knows: {tensor.dtype}")
         sizes = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
         if not all(isinstance(n, int) for n in sizes):
-            raise CaptureError(reason=f"the size of {name} is read from data")
+            raise CaptureError(reason=f"the size of {name} is symbolic")
 
     def _value(self, buffer: int, tensor: torch.Tensor) -> int:
         self._check_tensor(tensor, f"a view of {self.buffers[buffer].name}")

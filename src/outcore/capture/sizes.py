@@ -12,8 +12,9 @@ from typing import Any, Final
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from outcore.capture.compat import carry_sources
+from outcore.capture.compat import as_dynamo_compiles, carry_sources
 from outcore.errors import CaptureError, OutcoreError
 
 MOST_SIZES: Final = 64
@@ -27,6 +28,8 @@ Call = Callable[..., Any]
 def is_symbolic(module: GraphModule, example_inputs: Sequence[Any]) -> bool:
     """Whether `module` with these inputs is for several sizes, and is differentiated."""
     if not any(isinstance(x, _SYMBOLS) or _has_symbols(x) for x in example_inputs):
+        return False
+    if any(map(is_traceable_wrapper_subclass, example_inputs)):  # of which no plan knows
         return False
     given = (x for x in example_inputs if isinstance(x, torch.Tensor))
     trained = any(x.requires_grad for x in chain(given, module.parameters()))
@@ -57,43 +60,49 @@ class BySizes:
         self._sized = [i for i, x in enumerate(example_inputs) if _has_symbols(x)]
         self._calls: dict[tuple[Any, ...], Call] = {}
         self._otherwise: Call | None = None
+        """What is called for sizes past the most."""
 
     def __call__(self, *args: Any) -> Any:
         """What `module` gives for `args`."""
-        key = self._key(args)
-        call = self._calls.get(key)
+        call = self._calls.get(self._key(args))
         if call is None:
-            call = self._new_call(args)
-            if call is not self._otherwise:
-                self._calls[key] = call
+            with as_dynamo_compiles():
+                call = self._new_call(args)
         return call(*args)
 
     def _key(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """What a graph depends on that torch does not look at: sizes, and which inputs overlap."""
-        numbers = tuple(_number(args[i]) for i in self._numbers)
+        numbers = tuple(_told_apart(_number(args[i])) for i in self._numbers)
         return numbers, tuple(_layout(args[i]) for i in self._sized), _overlapping(args)
 
     def _new_call(self, args: Sequence[Any]) -> Call:
-        if self._otherwise is not None:
-            return self._otherwise
-        try:
-            return self._of_these_sizes(args)
-        except CaptureError as error:
-            self._otherwise = self._refused(error)
-            return self._otherwise
+        key = self._key(args)
+        call = self._calls.get(key)  # another thread may have been here
+        if call is None:
+            if len(self._calls) >= MOST_SIZES:
+                return self._past_the_most()
+            try:
+                call = self._of_these_sizes(args)
+            except CaptureError as error:
+                call = self._refused(error)
+            self._calls[key] = call
+        return call
+
+    def _past_the_most(self) -> Call:
+        if self._otherwise is None:
+            reason = f"it was called with other sizes {MOST_SIZES} times; pad inputs to a few"
+            self._otherwise = self._refused(CaptureError(reason=reason))
+        return self._otherwise
 
     def _of_these_sizes(self, args: Sequence[Any]) -> Call:
-        if len(self._calls) == MOST_SIZES:
-            reason = f"it was called with other sizes {MOST_SIZES} times; pad inputs to a few"
-            raise CaptureError(reason=reason)
         numbers = {i: _number(args[i]) for i in self._numbers}
         module = _with_numbers(self.module, numbers)
         others = [x for i, x in enumerate(args) if i not in numbers]
         try:
             call = self._compiled(module, others)
-        except RuntimeError as error:  # of torch: a size that is read from data, and the like
-            if isinstance(error, OutcoreError):
-                raise
+        except (OutcoreError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # of torch: a size that is read from data, and the like
             what, *_ = str(error).splitlines() or [""]
             reason = f"its sizes cannot be told beforehand ({type(error).__name__}: {what})"
             raise CaptureError(reason=reason) from error
@@ -133,6 +142,11 @@ def _number(given: Any) -> Any:
     return given.item() if isinstance(given, torch.Tensor) else given
 
 
+def _told_apart(number: Any) -> Any:
+    """For a key: zeros of either sign are equal, and no NaN is."""
+    return number.hex() if isinstance(number, float) else number
+
+
 def _has_symbols(given: Any) -> bool:
     if not isinstance(given, torch.Tensor) or given.layout is not torch.strided:
         return False
@@ -143,11 +157,11 @@ def _layout(tensor: torch.Tensor) -> tuple[int | torch.SymInt, ...]:
     return *tensor.shape, *tensor.stride(), tensor.storage_offset()
 
 
-def _overlapping(args: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
-    """Position and layout of the tensors that share memory with others."""
+def _overlapping(args: Sequence[Any]) -> tuple[tuple[tuple[Any, ...], ...], ...]:
+    """Position and layout of tensors that share memory, in one group those that share it."""
     places: dict[int, list[int]] = {}
     for i, given in enumerate(args):
         if type(given) in (torch.Tensor, torch.nn.Parameter) and given.layout is torch.strided:
             places.setdefault(given.untyped_storage().data_ptr(), []).append(i)
     shared = (group for group in places.values() if len(group) > 1)
-    return tuple((i, *_layout(args[i])) for group in shared for i in group)
+    return tuple(tuple((i, *_layout(args[i])) for i in group) for group in shared)

@@ -151,12 +151,13 @@ class QueuedDriver:
     def reserve(self, nbytes: Mapping[Tier, int]) -> None:
         """Take the host memory of a lane now, instead of what is not in use, and its disk space.
 
-        Raises HostMemoryError where the budget or the system does not allow it, SpillError where
-        the disk is full.
+        Where host memory is not named, what is not in use stays. Raises HostMemoryError where
+        the budget or the system does not allow it, SpillError where the disk is full.
         """
         if nbytes.get(Tier.DISK) or self._disk is not None:
             self._staged().reserve(nbytes.get(Tier.DISK, 0))
-        self.slabs.make_ready(nbytes.get(Tier.HOST, 0))
+        if Tier.HOST in nbytes:
+            self.slabs.make_ready(nbytes[Tier.HOST])
 
     def open_lane(self, regions: Mapping[int, Region]) -> Lane:
         """A lane of `regions`. Raises as `reserve` where there is no room for one more."""

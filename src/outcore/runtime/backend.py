@@ -26,6 +26,7 @@ from outcore.capture import (
     is_symbolic,
     passing,
     shells,
+    without_function_modes,
 )
 from outcore.errors import CaptureError, OptionValueError
 from outcore.execute import Executable, in_core
@@ -249,7 +250,8 @@ class Backend:
         def counted(*args: Any) -> Any:
             if self.engine is not None:
                 self.engine.pass_by(id(module))
-            return module(*args)
+            with without_function_modes():  # dynamo's graph has their effect
+                return module(*args)
 
         return counted
 

@@ -449,10 +449,12 @@ class Engine:
         if self.device.type == "cpu":
             assistant.dismiss()  # its memory would be missing while the step runs
         self._bound_memory({graph: planned})  # first: host memory that is locked takes some of it
-        plans = [p for p in self._plans_with({graph: planned}) if p is not None]
+        nbytes = {tier: planned.predicted.peak(tier) for tier in (Tier.HOST, Tier.DISK)}
+        others = (p for p in self._plans_with({graph: planned}) if p is not None)
+        if not nbytes[Tier.HOST] and any(p.predicted.peak(Tier.HOST) for p in others):
+            del nbytes[Tier.HOST]  # theirs stays ready
         try:
-            outer = (Tier.HOST, Tier.DISK)
-            self.driver.reserve({t: max(p.predicted.peak(t) for p in plans) for t in outer})
+            self.driver.reserve(nbytes)
         except OutcoreError:
             self._bound_memory()  # the plans before stay
             raise

@@ -229,7 +229,8 @@ class PlannedGraph:
         if self.profiling is None:
             self.profiling = self._begin(inputs)
         resident = self.engine.resident_besides(self, inputs)
-        if waiting == 1 and resident > self.profiling.most_resident_bytes:
+        fits = resident <= self.profiling.most_resident_bytes
+        if waiting == 1 and not (fits or self.profiling.done):
             # An optimizer has its state by now. Where nothing fits any more, planning will say so.
             with contextlib.suppress(InfeasibleError):
                 self.profiling = self._begin(inputs)
@@ -459,6 +460,8 @@ class PlannedGraph:
         """Let the next step have a plan that leaves more free, once; say so with the error."""
         planned = self.planned
         self.engine.driver.drain()
+        if self.executable is self.fallback:
+            return
         if planned is None:
             hope = "" if self.lean else "; the next step is profiled by the plan that takes least"
             error.add_note(
