@@ -45,12 +45,16 @@ class Window:
     def plan(self, problem: Problem) -> Plan:
         """The schedule's plan. Raises InfeasibleError where not even offloading every gap fits.
 
-        Where the lowered program does not fit although the schedule does, the schedule is made
-        again with its memory less the excess.
+        What fits is kept: a program may take less than its sequence of variables. Where the lowered
+        program does not fit although the schedule does, the schedule is made again with its memory
+        less the excess.
         """
         leave = away(problem)
-        if not isinstance(leave, Offload):
+        try:
             return settle(problem, {}, self)
+        except InfeasibleError:
+            if not isinstance(leave, Offload):
+                raise
         movable = _movable(problem, self.min_bytes)
         sequence = variable_sequence(problem, self.min_bytes)
         capacity_bytes = problem.budget_bytes - sequence.fixed_bytes
