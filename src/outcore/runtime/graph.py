@@ -466,8 +466,8 @@ class PlannedGraph:
             hope = "" if self.lean else "; the next step is profiled by the plan that takes least"
             error.add_note(
                 "outcore is still profiling, within a budget of "
-                f"{format_bytes(self.engine.settings.budget_bytes)}{hope}: lower it if the device "
-                "has less to spare, or make the batch smaller"
+                f"{format_bytes(self.engine.settings.budget_bytes)}: lower it if the device has "
+                f"less to spare, or make the batch smaller{hope}"
             )
             self.lean, self.profiling = True, None
             return
