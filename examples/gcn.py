@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy, dropout
 import outcore
 from outcore.units import format_bytes
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FEATURES, CLASSES = 128, 40
 LARGE = 169_343, 1_166_243, 256, "3.5GiB"
 SMALL = 2_000, 10_000, 64, "12MiB"
@@ -82,10 +83,11 @@ def main(budget: str | None, steps: int, *, small: bool, plain: bool) -> nn.Modu
     """Train, then print what was planned and measured. Returns the network."""
     nodes, edges, width, usual_budget = SMALL if small else LARGE
     torch.manual_seed(0)
-    model = GCN(width)
+    model = GCN(width).to(DEVICE)
     if not plain:
         outcore.wrap(model, budget=budget or usual_budget)
-    graph, labels = generated(nodes, edges)
+    nodes_and_edges, classes = generated(nodes, edges)
+    graph, labels = [each.to(DEVICE) for each in nodes_and_edges], classes.to(DEVICE)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
     losses = []
     for number in range(1, steps + 1):

@@ -23,6 +23,7 @@ import outcore
 from outcore.networks import network, photograph_batches
 from outcore.units import format_bytes
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH, CROP = 2, 427  # the photographs have 640 x 427 pixels
 LARGE = 2048, "4GiB"
 SMALL = 256, "28MiB"
@@ -48,14 +49,14 @@ def main(budget: str | None, steps: int, *, small: bool, plain: bool) -> nn.Modu
     size, usual_budget = SMALL if small else LARGE
     torch.manual_seed(0)
     spec = network("resnet50").small if small else network("resnet50")
-    model = spec.build(classes=2)
+    model = spec.build(classes=2).to(DEVICE)
     if not plain:
         outcore.wrap(model, budget=budget or usual_budget)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     losses = []
     for number, (images, labels) in enumerate(islice(batches(size), steps), 1):
         optimizer.zero_grad()
-        loss = cross_entropy(model(images), labels)
+        loss = cross_entropy(model(images.to(DEVICE)), labels.to(DEVICE))
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         optimizer.step()
         losses.append(loss.item())

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import outcore
 from outcore.units import format_bytes
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LARGE: Any = {"feature_size": 24}, (128, 128, 128), "6GiB"
 SMALL: Any = {"feature_size": 12, "depths": (1,) * 4, "window_size": 4}, (64, 32, 32), "112MiB"
 """Options of the network, voxels, budget."""
@@ -53,14 +54,14 @@ def main(budget: str | None, steps: int, *, small: bool, plain: bool) -> nn.Modu
     """Train, then print what was planned and measured. Returns the network."""
     options, size, usual_budget = SMALL if small else LARGE
     torch.manual_seed(0)
-    net: nn.Module = SwinUNETR(in_channels=4, out_channels=3, **options)
+    net: nn.Module = SwinUNETR(in_channels=4, out_channels=3, **options).to(DEVICE)
     if not plain:
         outcore.wrap(net, budget=budget or usual_budget)
     criterion = DiceCELoss(sigmoid=True)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
     losses = []
     for number in range(1, steps + 1):
-        volume, masks = generated(size, seed=number)
+        volume, masks = (each.to(DEVICE) for each in generated(size, seed=number))
         optimizer.zero_grad()
         loss = criterion(net(volume), masks)
         loss.backward()

@@ -16,10 +16,12 @@ from torch.nn.functional import cross_entropy
 import outcore
 from outcore.networks import network, photograph_batches
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 
 def main(budget: str, batch: int, size: int, iterations: int) -> None:
     """Train, print the losses, and then what was planned and measured."""
-    model = network("resnet50").build(classes=2)
+    model = network("resnet50").build(classes=2).to(DEVICE)
     backend = outcore.Backend(budget=budget)
     compiled = torch.compile(model, backend=backend)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -27,7 +29,7 @@ def main(budget: str, batch: int, size: int, iterations: int) -> None:
     for number, photographs in enumerate(islice(batches, iterations), 1):
         (images,), (labels,) = photographs.inputs, photographs.targets
         optimizer.zero_grad()
-        loss = cross_entropy(compiled(images), labels)
+        loss = cross_entropy(compiled(images.to(DEVICE)), labels.to(DEVICE))
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         optimizer.step()
         print(f"iteration {number}: loss {loss.item():.4f}")

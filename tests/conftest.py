@@ -5,6 +5,7 @@ import difflib
 import os
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,6 +79,24 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
             pytest.fail(_difference(expected, produced, path), pytrace=False)
 
     return check
+
+
+@pytest.fixture
+def outcore(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Run a command; gives exit code, stdout and stderr."""
+    from typer.testing import CliRunner  # noqa: PLC0415 - most of tests/gpu has no need of it
+
+    from outcore.cli import app  # noqa: PLC0415 - as above
+
+    for variable in ("KINETO_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL"):
+        monkeypatch.setenv(variable, "")  # the command sets them: put back what was there
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("COLUMNS", "150")
+
+    def run(*arguments: str) -> Any:
+        return CliRunner().invoke(app, arguments, prog_name="outcore")
+
+    return run
 
 
 def _difference(expected: str, produced: str, path: Path) -> str:

@@ -7,15 +7,13 @@ several processes, these use the other cores.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
 
-from outcore.cli import app
 from outcore.execute import driver as interface
 from outcore.execute.cpu import CpuDriver
 
@@ -73,17 +71,3 @@ def driver(tmp_path: Path) -> Iterator[CpuDriver]:
     yield driver
     driver.close()
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.fixture
-def outcore(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """Run a command; gives exit code, stdout and stderr."""
-    for variable in ("KINETO_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL"):
-        monkeypatch.setenv(variable, "")  # the command sets them: put back what was there
-        monkeypatch.delenv(variable)
-    monkeypatch.setenv("COLUMNS", "150")
-
-    def run(*arguments: str) -> Result:
-        return CliRunner().invoke(app, arguments, prog_name="outcore")
-
-    return run

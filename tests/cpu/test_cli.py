@@ -63,7 +63,7 @@ def test_doctor_without_a_spill_directory_ends_with_the_error(outcore, tmp_path)
         (["--policy", "poch"], "did you mean 'pooch'?"),
         (["--network", "resnet5"], "option network='resnet5': did you mean 'resnet50'?"),
         (["--link-limit", "3"], "option link_limit='3': cannot read '3' as a rate"),
-        (["--device", "cuda"], "the demo trains on the CPU alone"),
+        (["--device", "cuda"], "option device='cuda': torch finds no GPU here"),
         (["--spill-dir", "/none/such"], "spill directory '/none/such': cannot create"),
     ],
 )
@@ -111,7 +111,7 @@ def test_a_full_disk_behind_a_pipe_is_one_line():
 
 
 def test_too_few_iterations_are_refused(outcore):
-    assert outcore("demo", "--iterations", "6").exit_code == 2
+    assert outcore("demo", "--iterations", "7").exit_code == 2
 
 
 def test_the_demo_keeps_its_promises(outcore, tmp_path):
@@ -157,7 +157,7 @@ def test_the_digest_is_of_every_bit_of_every_gradient():
 
 def test_training_again_gives_the_same_numbers():
     spec = NETWORKS["two-heads"].small
-    task = Task(spec, {}, lambda: (spec.batch(2, seed) for seed in range(9)), 4, seed=3)
+    task = Task(spec, {}, 2, lambda: (spec.batch(2, seed) for seed in range(9)), 4, seed=3)
     seen: list[Step] = []
     runs = [train(task, InCore(), seen.append) for _ in range(2)]
     once, again = ([(s.loss, s.gradients) for s in run.steps] for run in runs)

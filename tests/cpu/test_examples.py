@@ -50,7 +50,7 @@ def trained(name: str, *, plain: bool) -> dict[str, Any]:
     gc.collect()  # what an earlier one left behind would count
     main = importlib.import_module(name).main
     state = main(None, STEPS, small=True, plain=plain).state_dict()
-    return {each: value.numpy().copy() for each, value in state.items()}
+    return {each: value.cpu().numpy().copy() for each, value in state.items()}
 
 
 @pytest.mark.parametrize("name", ["gcn", "large_images", "long_context", "swin_unetr"])

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -39,10 +41,13 @@ class Task:
     spec: NetworkSpec
     options: dict[str, Any]
     """For `spec.build`."""
+    samples: int
+    """In a batch."""
     batches: Callable[[], Iterator[Batch]]
-    """Begins the stream of batches anew."""
+    """Begins the stream of batches anew; they come on the CPU."""
     iterations: int
     seed: int
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +133,43 @@ class Budgeted:
 
 
 def train(task: Task, mode: Mode, watch: Callable[[Step], None]) -> Run:
-    """Train from the task's seed; `watch` is called after each iteration. The last is metered."""
+    """Train from the task's seed; `watch` is called after each iteration. The last is metered.
+
+    On a GPU with kernels whose bits are the same each time, where there are such.
+    """
+    with repeatable(task.device):
+        return _trained(task, mode, watch)
+
+
+@contextmanager
+def repeatable(device: str) -> Iterator[None]:
+    """Have torch take kernels that give the same bits each time. Those of a CPU do."""
+    import torch  # noqa: PLC0415 - see the top
+
+    if device == "cpu":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as torch asks for
+    was = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]  # torch's
+    try:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # as above
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(was, warn_only=warned)
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]  # as above
+
+
+def _trained(task: Task, mode: Mode, watch: Callable[[Step], None]) -> Run:
     import torch  # noqa: PLC0415 - see the top
 
     torch.compiler.reset()
     gc.collect()  # what an earlier run left behind would count as held
     torch.manual_seed(task.seed)
-    model = task.spec.build(**task.options)
+    model = task.spec.build(**task.options).to(task.device)
     called = mode.compile(model)
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, MOMENTUM)
     steps: list[Step] = []
@@ -142,9 +177,9 @@ def train(task: Task, mode: Mode, watch: Callable[[Step], None]) -> Run:
     for iteration, batch in enumerate(islice(task.batches(), task.iterations), 1):
         optimizer.zero_grad()
         phase = mode.phase(len(steps))
-        step = partial(_step, task, called, batch)
+        step = partial(_step, task, called, batch.to(task.device))
         if iteration == task.iterations:
-            phase, ((loss, seconds), peak_bytes) = METERING, _metered(step)
+            phase, ((loss, seconds), peak_bytes) = METERING, _metered(step, task.device)
         else:
             loss, seconds = step()
         steps.append(Step(phase, loss, seconds, digest(model)))
@@ -163,12 +198,15 @@ def _step(task: Task, called: Callable[..., Any], batch: Batch) -> tuple[float, 
     return loss.item(), time.perf_counter() - start
 
 
-def _metered(step: Callable[[], T]) -> tuple[T, int]:
+def _metered(step: Callable[[], T], device: str) -> tuple[T, int]:
     """Peak bytes too, by a meter that reads torch's allocator and knows nothing of outcore."""
     import torch  # noqa: PLC0415 - see the top
 
     from outcore.measure import metered, resident_bytes  # noqa: PLC0415 - loads torch
 
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats(device)
+        return step(), torch.cuda.max_memory_allocated(device)
     resident = resident_bytes(torch.device("cpu"))
     result, reading = metered(step)
     return result, resident + reading.peak_bytes()
@@ -180,5 +218,5 @@ def digest(model: nn.Module) -> str:
     for name, parameter in model.named_parameters():
         found.update(name.encode())
         if parameter.grad is not None:
-            found.update(parameter.grad.contiguous().numpy().data)
+            found.update(parameter.grad.cpu().contiguous().numpy().data)
     return found.hexdigest()

@@ -20,11 +20,16 @@ from outcore.errors import BudgetError, OptionValueError
 from outcore.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
-    from outcore.networks import NetworkSpec
+    from collections.abc import Iterator
+
+    from outcore.networks import Batch, NetworkSpec
 
 EXIT_BROKEN_PROMISE = 1
-FEWEST_ITERATIONS = 7
-"""Five until the plan runs and is metered, one to time it, one to meter it from outside."""
+BATCH = 16
+BATCH_ON_A_GPU = 64
+"""Enough to keep one busy: ResNet-50 then takes some 5.6 GiB."""
+FEWEST_ITERATIONS = 8
+"""Six at most until the plan runs and is metered, one to time it, one to meter it from outside."""
 
 
 class DeviceName(StrEnum):
@@ -44,7 +49,10 @@ def demo(  # noqa: PLR0913 - an argument per option of the command
             help='A size ("600MiB") or a part of the in-core peak; else 40%, with --small 75%.'
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Samples per iteration.")] = 16,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples per iteration; else 16, on a GPU 64 without --small."),
+    ] = None,
     policy: Annotated[
         str | None, typer.Option(help="See `outcore policies`; else the library's default.")
     ] = None,
@@ -54,9 +62,11 @@ def demo(  # noqa: PLR0913 - an argument per option of the command
             min=FEWEST_ITERATIONS, help="Iterations of each run; the first five find the plan."
         ),
     ] = 10,
-    device: Annotated[DeviceName, typer.Option(help="Where to train.")] = DeviceName.AUTO,
+    device: Annotated[
+        DeviceName, typer.Option(help="Where to train; auto: on a GPU if there is one.")
+    ] = DeviceName.AUTO,
     link_limit: Annotated[
-        str | None, typer.Option(help='Play a slower link to the disk: "300MiB/s".')
+        str | None, typer.Option(help='Play a slower link to the disk, on a CPU: "300MiB/s".')
     ] = None,
     spill_dir: Annotated[
         Path | None, typer.Option(help="Directory for offloaded bytes; else the temporary one.")
@@ -77,15 +87,17 @@ def demo(  # noqa: PLR0913 - an argument per option of the command
     """
     budget = budget or ("75%" if small else "40%")
     options = {"policy": policy, "link_limit": link_limit, "spill_dir": spill_dir}
-    _check(device, budget, options)
+    found = _device(device, link_limit)
+    _check(budget, options)
     from outcore.report.place import check_file, writing  # noqa: PLC0415 - loads numpy
 
     if json_file is not None:
         check_file("--json", json_file)
-    task = _task(network, batch, iterations, seed, small=small)
+    batch = batch or (BATCH if found == "cpu" or small else BATCH_ON_A_GPU)
+    task = _task(network, batch, iterations, seed, found, small=small)
     console = Console()
     title = "a small variant of " * small + task.spec.summary
-    console.print(f"{task.spec.name}, batch {batch}: {title}", highlight=False)
+    console.print(f"{task.spec.name}, batch {batch}, {_named(found)}: {title}", highlight=False)
     compared = _compare(task, budget, options, console)
     console.print(table(compared))
     for note in compared.report.notes:
@@ -97,14 +109,33 @@ def demo(  # noqa: PLR0913 - an argument per option of the command
         raise typer.Exit(EXIT_BROKEN_PROMISE)
 
 
-def _check(device: DeviceName, budget: str, options: dict[str, Any]) -> None:
+def _device(asked: DeviceName, link_limit: str | None) -> str:
+    """Where to train, as torch names it."""
+    import torch  # noqa: PLC0415 - takes seconds, as below
+
+    there = torch.cuda.is_available()
+    if asked is DeviceName.CUDA and not there:
+        reason = "torch finds no GPU here (see `outcore doctor`); without one: --device cpu"
+        raise OptionValueError(option="device", value=asked.value, reason=reason)
+    if asked is DeviceName.CPU or not there:
+        return "cpu"
+    if link_limit is not None:
+        reason = "the links of a GPU cannot be slowed down; on the CPU: --device cpu"
+        raise OptionValueError(option="link_limit", value=link_limit, reason=reason)
+    return f"cuda:{torch.cuda.current_device()}"
+
+
+def _named(device: str) -> str:
+    import torch  # noqa: PLC0415 - takes seconds, as below
+
+    return "on the CPU" if device == "cpu" else f"on {torch.cuda.get_device_name(device)}"
+
+
+def _check(budget: str, options: dict[str, Any]) -> None:
     """Refuse, before minutes of training, what cannot be done after them."""
     from outcore.api import Backend  # noqa: PLC0415 - loads torch, which takes seconds
     from outcore.execute.disk import SpillFile  # noqa: PLC0415 - as above
 
-    if device is DeviceName.CUDA:
-        reason = "the demo trains on the CPU alone; on a GPU, wrap a model of yours: outcore.wrap"
-        raise OptionValueError(option="device", value=device.value, reason=reason)
     _budget_bytes(budget, 2**50)
     backend = Backend(budget="100%", **options)
     SpillFile(backend.options.spill_dir).close()
@@ -117,7 +148,7 @@ def _budget_bytes(budget: str, in_core_peak_bytes: int) -> int:
         raise BudgetError(option="budget", value=budget, reason=str(error)) from error
 
 
-def _task(name: str, batch: int, iterations: int, seed: int, *, small: bool) -> Task:
+def _task(name: str, batch: int, iterations: int, seed: int, device: str, *, small: bool) -> Task:
     """Photographs of two classes where the network takes images, else random batches."""
     # They load torch, which takes seconds and which `outcore --help` does not need.
     from outcore.networks import network, photograph_batches  # noqa: PLC0415 - see above
@@ -127,11 +158,14 @@ def _task(name: str, batch: int, iterations: int, seed: int, *, small: bool) -> 
     spec = spec.small if small else spec
     size = _image_size(spec)
     if size is None:
-        return Task(
-            spec, {}, lambda: map(partial(spec.batch, batch), count(seed)), iterations, seed
-        )
+        drawn = partial(_drawn, spec, batch, seed)
+        return Task(spec, {}, batch, drawn, iterations, seed, device)
     photographs = partial(photograph_batches, batch, seed, size=size)
-    return Task(spec, {"classes": CLASSES}, photographs, iterations, seed)
+    return Task(spec, {"classes": CLASSES}, batch, photographs, iterations, seed, device)
+
+
+def _drawn(spec: NetworkSpec, batch: int, seed: int) -> Iterator[Batch]:
+    return map(partial(spec.batch, batch), count(seed))
 
 
 def _image_size(spec: NetworkSpec) -> int | None:
@@ -147,8 +181,9 @@ def _compare(task: Task, budget: str, options: dict[str, Any], console: Console)
     from outcore.api import Backend  # noqa: PLC0415 - loads torch, as above
     from outcore.execute.malloc import own_malloc  # noqa: PLC0415 - as above
 
-    own_malloc()  # as the driver does later, so that both runs have the same
-    in_core = _train(task, InCore(), console)
+    if task.device == "cpu":
+        own_malloc()  # as the driver does later, so that both runs have the same
+    in_core = _in_core(task, console)
     budget_bytes = _budget_bytes(budget, in_core.peak_bytes)
     console.print(f"budget: {format_bytes(budget_bytes)} ({budget})", highlight=False)
     backend = Backend(budget=budget_bytes, **options)
@@ -159,6 +194,18 @@ def _compare(task: Task, budget: str, options: dict[str, Any], console: Console)
         traced = _train(task, InCore("aot_eager", "aot_eager"), console)
         compared = replace(compared, traced=traced)
     return compared
+
+
+def _in_core(task: Task, console: Console) -> Run:
+    from outcore.measure import says_memory  # noqa: PLC0415 - loads torch, as above
+
+    try:
+        return _train(task, InCore(), console)
+    except RuntimeError as error:
+        if not says_memory(error):
+            raise
+        reason = "plain training, with which the demo compares, ran out of memory: take a smaller"
+        raise OptionValueError(option="batch", value=task.samples, reason=reason) from error
 
 
 def _train(task: Task, mode: Mode, console: Console) -> Run:
