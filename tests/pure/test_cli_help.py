@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -130,6 +131,33 @@ def test_promises_kept_and_broken():
     )
     assert traced.kept
     assert "yes to aot_eager, which is not equal to eager" in text(table(traced))
+
+
+def with_gradients(*gradients):
+    run = a_run("any", 390 << 20, 0.5)
+    steps = (replace(step, gradients=g) for step, g in zip(run.steps, gradients, strict=True))
+    return replace(run, steps=tuple(steps))
+
+
+@pytest.mark.parametrize(
+    ("budgeted", "repeated", "differing", "verdict"),
+    [
+        ("abxy", "abef", 0, "yes, in 2 of 4; then PyTorch's own vary"),
+        ("axyz", "abef", 1, "no: 1 of 2 iterations differ"),
+        ("wxyz", "efgh", 0, "unknown: PyTorch's own vary"),
+    ],
+)
+def test_iterations_in_which_pytorch_itself_varies_are_not_compared(
+    budgeted, repeated, differing, verdict
+):
+    found = compared(
+        budgeted=with_gradients(*budgeted),
+        traced=with_gradients(*"abcd"),
+        repeated=with_gradients(*repeated),
+    )
+    assert (found.differing, found.kept) == (differing, not differing)
+    assert verdict in text(table(found))
+    assert to_dict(found)["varying_iterations"] == found.varying > 0
 
 
 def test_figures_that_are_not_known_are_dashes():
