@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from outcore import Backend
-from outcore.execute import Instruments, build
+from outcore.execute import Executable, Instruments, build
 from outcore.execute.adversarial import AdversarialDriver
 from outcore.ir.program import Copy, Program, Stream
+from outcore.runtime.following import Following
 from outcore.runtime.graph import PlannedGraph
 from tests.cpu.training import PROFILED_STEPS, Small, batch, mean_square, same, snapshot
 
@@ -40,6 +41,12 @@ class Trained:
         # Without the running statistics, which move on with each step.
         return snapshot(self.module, loss)[: 1 + len(list(self.module.parameters()))]
 
+    def follow(self, executable: Executable) -> None:
+        """Let the next steps run that, and no trial of the plan in its stead."""
+        assert self.graph.planned is not None
+        self.graph.following = Following(self.graph.planned, executable)
+        self.graph.standing.steps = 0
+
     @property
     def program(self) -> Program:
         assert self.graph.planned is not None
@@ -49,7 +56,7 @@ class Trained:
         engine = self.graph.engine
         engine.driver = AdversarialDriver()
         trace, generator = self.graph.captured.trace, engine.driver.generator
-        self.graph.executable = build(trace, program, generator, POISONED)
+        self.follow(build(trace, program, generator, POISONED))
         return self.step()
 
 

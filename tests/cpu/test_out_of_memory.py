@@ -27,6 +27,12 @@ def failing(executable: Executable, call: str, error: RuntimeError) -> Executabl
     return replace(executable, backward=fail)
 
 
+def fail(trained: Trained, call: str, error: RuntimeError) -> None:
+    """Let that call fail in the steps to come."""
+    assert trained.graph.following is not None
+    trained.follow(failing(trained.graph.following.executable, call, error))
+
+
 @pytest.mark.parametrize("call", ["forward", "backward"])
 @pytest.mark.parametrize(
     "error", [FULL, RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublas")]
@@ -36,8 +42,7 @@ def test_the_next_step_has_a_tighter_plan_once(call: str, error: RuntimeError) -
     expected = trained.step()
     before = trained.graph.planned
     assert before is not None
-    assert trained.graph.executable is not None
-    trained.graph.executable = failing(trained.graph.executable, call, error)
+    fail(trained, call, error)
 
     with pytest.raises(type(error), match=str(error)[:20]) as caught:
         trained.step()
@@ -51,8 +56,7 @@ def test_the_next_step_has_a_tighter_plan_once(call: str, error: RuntimeError) -
     assert more == before.problem.budget_bytes // 10
     assert same([trained.step()], [expected])
 
-    assert trained.graph.executable is not None
-    trained.graph.executable = failing(trained.graph.executable, call, error)
+    fail(trained, call, error)
     with pytest.raises(type(error)) as caught:
         trained.step()
     assert "lower the budget" in caught.value.__notes__[-1]
@@ -110,9 +114,7 @@ def test_a_graph_that_runs_in_core_for_good_is_told_nothing() -> None:
     trained = Trained("pooch")
     trained.step()
     trained.graph.retire("a test")
-    fallback = trained.graph.executable
-    assert fallback is not None
-    trained.graph.fallback = trained.graph.executable = failing(fallback, "backward", FULL)
+    trained.graph.fallback = failing(trained.graph.fallback, "backward", FULL)
     with pytest.raises(torch.OutOfMemoryError) as caught:
         trained.step()
     assert not hasattr(caught.value, "__notes__")
@@ -123,9 +125,8 @@ def test_a_graph_that_runs_in_core_for_good_is_told_nothing() -> None:
 def test_an_error_of_another_kind_changes_no_plan(call: str) -> None:
     trained = Trained("pooch")
     trained.step()
-    before, executable = trained.graph.planned, trained.graph.executable
-    assert executable is not None
-    trained.graph.executable = failing(executable, call, RuntimeError("shapes differ"))
+    before = trained.graph.planned
+    fail(trained, call, RuntimeError("shapes differ"))
     with pytest.raises(RuntimeError, match="shapes differ") as caught:
         trained.step()
     assert not hasattr(caught.value, "__notes__")

@@ -438,7 +438,7 @@ class Queued(Trained):
         device.deaf = deaf
         engine.driver = QueuedDriver(device)
         trace, program = self.graph.captured.trace, program or on_tiers(self.program, Tier.HOST)
-        self.graph.executable = build(trace, program, device.generator, POISONED)
+        self.follow(build(trace, program, device.generator, POISONED))
         result = self.step()
         device.check_given_back()
         engine.driver.close()

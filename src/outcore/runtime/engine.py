@@ -38,7 +38,7 @@ from outcore.runtime.session import Session, in_backward, metered_elsewhere
 from outcore.runtime.shares import Shares
 from outcore.runtime.standing import Standing
 from outcore.runtime.store import Stores
-from outcore.runtime.trial import Trial, begin_trial
+from outcore.runtime.trial import Trial, Trials
 from outcore.units import format_seconds
 
 log = logging.getLogger("outcore")
@@ -53,9 +53,6 @@ IDLE_STEPS = 4
 """Steps without a call after which a graph counts as one that runs no more, unless it has paused
 for longer and come back. Fewer than a graph is profiled for: what torch compiles in its stead is
 planned without it."""
-
-LONGEST_TRIAL = 256
-"""Steps after which a trial is ended: its graph may not run any more."""
 
 MOST_PEAK_TRIES = 8
 """Steps that are metered for their peak since a graph was planned: another one may never be."""
@@ -78,7 +75,7 @@ class Engine:
             device, settings.spill_dir, settings.link_bytes_per_second
         )
         self.planner = Planner(settings, self.driver)
-        self.recorder = Recorder(self.driver)
+        self.recorder, self.trials = Recorder(self.driver), Trials(self.driver)
         self.stores = Stores()
         self._graphs: list[tuple[ref[PlannedGraph], Standing]] = []
         self._plans: OrderedDict[str, Planned] = OrderedDict()
@@ -97,8 +94,6 @@ class Engine:
         self.measured_after_bytes: int | None = None
         """That of what came between its last backward call and the next step."""
         self._peak_tries = 0
-        self._trial: ref[Trial] | None = None
-        """The one that hears of the driver's copies; its graph holds it."""
 
     @property
     def graphs(self) -> list[PlannedGraph]:
@@ -230,8 +225,7 @@ class Engine:
     def next_step(self, caller: PlannedGraph) -> None:
         """Count the forward call of `caller` that now begins; a new step's ends the session."""
         self._count(caller)
-        if self._trial is not None:
-            self._check_trial()
+        self.trials.check(self.steps)
         session = self.session
         if session is None:
             return
@@ -380,44 +374,23 @@ class Engine:
 
         Not while a step is metered, nor beside the trial of another graph.
         """
-        planned, busy = graph.planned, self.session is not None or self._trial is not None
+        planned, busy = graph.planned, self.session is not None or self.trials.busy
         if planned is None or busy or self.recorder.busy or self.settings.drift is None:
             return None
         drift = graph.standing.drift(self.driver.clock, WATCHED_STEPS, done=True)
         if drift is None or not drift.beyond(self.settings.drift):
             return None
-        trial = begin_trial(graph.captured.trace, planned, drift, self.driver, self.steps)
-        self._trial = ref(trial)
-        return trial
+        return self.trials.begin(graph.captured.trace, planned, drift, self.steps)
 
     def begin_recording(self, graph: PlannedGraph) -> Recording | None:
         """Time the next step of `graph`, if somebody asked and it is a step like any other.
 
         Not while a step is metered, nor beside a trial; nor where a call waits for its backward.
         """
-        planned, busy = graph.planned, self.session is not None or self._trial is not None
+        planned, busy = graph.planned, self.session is not None or self.trials.busy
         if planned is None or busy or graph.recorded >= self.recorder.asked or self.waiting(graph):
             return None
         return self.recorder.begin(graph, planned)
-
-    def hears(self, trial: Trial) -> bool:
-        """Whether it is `trial` that hears of the driver's copies."""
-        return self._trial is not None and self._trial() is trial
-
-    def end_trial(self, trial: Trial | None) -> None:
-        """Record copies no more, if it is `trial` that hears of them."""
-        if trial is not None and self.hears(trial):
-            self._stop_recording()
-
-    def _check_trial(self) -> None:
-        """End a trial whose graph is gone, or does not go on."""
-        trial = None if self._trial is None else self._trial()
-        if trial is None or self.steps - trial.began > LONGEST_TRIAL:
-            self._stop_recording()
-
-    def _stop_recording(self) -> None:
-        self._trial = None
-        self.driver.record(None)
 
     def plan_again(self, graph: PlannedGraph, trial: Trial) -> Planned:
         """Plan `graph` from what a trial of its plan measured. That plan stays if it is the best.
@@ -425,7 +398,7 @@ class Engine:
         It also stays where the outer tiers have no room for the better one.
         """
         self.driver.drain()  # what is still under way has not been reported
-        self.end_trial(trial)
+        self.trials.end(trial)
         planned, problem, drift = trial.planned, trial.problem(), trial.drift
         plans = self.planner.plan_again(self._shares(graph), planned, problem, drift)
         for better in plans[:-1]:

@@ -32,14 +32,12 @@ from outcore.ir.hardware import Tier
 from outcore.ir.store import digest
 from outcore.ir.verify import verify_trace
 from outcore.measure import Reading, says_memory
-from outcore.runtime.drift import Watch
+from outcore.runtime.following import Following
 from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.profiling import Profiling, begin_profiling
-from outcore.runtime.recording import Recording
 from outcore.runtime.session import Replay, Visit
 from outcore.runtime.standing import MOST_FRUITLESS, Standing, State
 from outcore.runtime.store import Store, addresses, made_since, versions_of
-from outcore.runtime.trial import Trial
 from outcore.units import format_bytes
 
 if TYPE_CHECKING:  # the engine holds graphs, and a graph calls its engine
@@ -70,9 +68,9 @@ class PlannedGraph:
         self.digest = digest(captured.trace)
         self.standing = Standing(kind=tuple(op.target for op in captured.trace.ops))
         self.profiling: Profiling | None = None
-        self.executable: Executable | None = None
-        self.adopted = False
-        """Whether its plan was made for another graph, and has not been held against this one."""
+        self.following: Following | None = None
+        self.retired = False
+        """Whether it runs in-core from now on, by the executable that it was given for that."""
         self.before: WeakKeyDictionary[PlannedGraph, int] = WeakKeyDictionary()
         """Graphs of which calls waited when a forward call of this one began; the most calls."""
         self.refused_calls = 0
@@ -85,11 +83,6 @@ class PlannedGraph:
         """Steps in a row that could not be metered."""
         self.corrections = 0
         """How often a kernel did otherwise than was captured."""
-        self.watch = Watch()
-        self.trial: Trial | None = None
-        """The plan under instruments: it takes another time than predicted."""
-        self.recording: Recording | None = None
-        """The plan under instruments for one step: somebody asked."""
         self.recorded = 0
         """How often somebody had asked when it was last recorded."""
 
@@ -98,6 +91,13 @@ class PlannedGraph:
         """Its plan, once it has one."""
         return self.standing.planned
 
+    @property
+    def executable(self) -> Executable | None:
+        """What its steps run from now on; None while it is profiled."""
+        if self.retired:
+            return self.fallback
+        return None if self.following is None else self.following.executable
+
     def __deepcopy__(self, _: dict[int, Any]) -> PlannedGraph:
         """Itself: AOTAutograd copies modules, and the copies stand for the same graph."""
         return self
@@ -105,8 +105,7 @@ class PlannedGraph:
     def adopt(self, planned: Planned) -> None:
         """Take over the plan of a graph with the same trace, and what its kernels corrected."""
         self.captured = replace(self.captured, trace=planned.problem.trace)
-        self._settle(planned)
-        self.adopted = True
+        self._settle(planned).adopted = True
         self.standing.most_outstanding = planned.calls
         self.standing.retained = planned.retaining_bytes is not None
 
@@ -131,8 +130,8 @@ class PlannedGraph:
                 executable = self._ready(inputs)
             if self._wants_meter(executable):
                 self.standing.fruitless += self.engine.begin_session(self)
-            elif executable is self.executable:
-                executable = self._recorded(executable)
+            elif self.following is not None and executable is self.following.executable:
+                executable = self.following.recorded(self)
             visit = Visit(ref(self), self._replay_of(executable, inputs))
             given = self.engine.storages(inputs) if self._is_timed(executable) else None
             start = clock.now()
@@ -220,12 +219,12 @@ class PlannedGraph:
             self.before[graph] = max(calls, self.before.get(graph, 0))
         waiting = 1 + self.engine.waiting(self)
         self.standing.most_outstanding = max(self.standing.most_outstanding, waiting)
-        if self.adopted:
-            self._hold_against(inputs)
-        if self.executable is not None:
-            if waiting == 1 and self.trial is None:
-                self._plan_for_calls()
-            return self._followed(self.executable)
+        if self.retired:
+            return self.fallback
+        if self.following is not None and self.following.adopted:
+            self._hold_against(self.following, inputs)
+        if self.following is not None:
+            return self._followed(self.following, waiting)
         if self.profiling is None:
             self.profiling = self._begin(inputs)
         resident = self.engine.resident_besides(self, inputs)
@@ -238,7 +237,7 @@ class PlannedGraph:
         if not self.profiling.done or self._follows_the_unplanned():
             return self.profiling.executable
         self.standing.gone_bytes = self.profiling.gone_bytes or 0
-        return self._settle(self.engine.plan(self, self.profiling))
+        return self._settle(self.engine.plan(self, self.profiling)).executable
 
     def _follows_the_unplanned(self) -> bool:
         """Whether a graph that waits for its backward is to be planned first, and may yet be."""
@@ -246,45 +245,36 @@ class PlannedGraph:
         first = any(graph.profiling is not None for graph in self.engine.outstanding(self))
         return first and self.profiling.timed_steps < PATIENCE * self.standing.most_outstanding
 
-    def _plan_for_calls(self) -> None:
-        """Plan again if more calls waited at once than was known. Where no plan fits, it stays."""
-        planned, calls = self.planned, self.standing.most_outstanding
-        if planned is None or calls <= max(planned.calls, self.refused_calls):
-            return
-        try:
-            self._settle(self.engine.plan_for_calls(self, planned))
-        except OutcoreError:  # the report tells
-            self.refused_calls = calls
+    def _for_calls(self, following: Following) -> Following:
+        """A plan for more calls, if more waited at once than was known; it where none fits."""
+        planned, calls = following.planned, self.standing.most_outstanding
+        if calls > max(planned.calls, self.refused_calls):
+            try:
+                return self._settle(self.engine.plan_for_calls(self, planned))
+            except OutcoreError:  # the report tells
+                self.refused_calls = calls
+        return following
 
-    def _hold_against(self, inputs: list[Any]) -> None:
+    def _hold_against(self, following: Following, inputs: list[Any]) -> None:
         """Forget an adopted plan that was made when less was held besides the graph."""
-        self.adopted = False
-        planned = self.standing.planned
-        if planned is not None and not self.engine.still_fits(planned, self, inputs):
+        following.adopted = False
+        if not self.engine.still_fits(following.planned, self, inputs):
             self.standing.unsettle()
-            self.executable = None
+            self.following = None
 
-    def _followed(self, executable: Executable) -> Executable:
-        """`executable`; where its time drifts, the same under instruments, then a new plan's.
+    def _followed(self, following: Following, waiting: int) -> Executable:
+        """The plan's executable, or its trial's; a new plan's, once the trial is done.
 
-        Once, and only where no call of the graph waits for its backward.
+        `waiting`: calls of the graph whose backward is to come, this one among them.
         """
-        engine = self.engine
-        if self.trial is None:
-            if self.watch.due(self.standing.steps) and self._may_improve(executable):
-                self.trial = engine.begin_trial(self)
-        elif not engine.hears(self.trial):
-            self.trial = None  # it took too long
-        trial = self.trial
-        if trial is None or (trial.done and engine.waiting(self)):
-            return executable
-        return self._settle(engine.plan_again(self, trial)) if trial.done else trial.executable
-
-    def _may_improve(self, executable: Executable) -> bool:
-        planned, waiting = self.planned, self.engine.waiting(self)
-        if planned is None or waiting or planned.program is not executable.program:
-            return False
-        return planned.may_improve
+        if waiting == 1 and following.trial is None:
+            following = self._for_calls(following)
+        trial = following.tried(self)
+        if trial is None or (trial.done and waiting > 1):
+            return following.executable
+        if not trial.done:
+            return trial.executable
+        return self._settle(self.engine.plan_again(self, trial)).executable
 
     def _begin(self, inputs: list[Any]) -> Profiling:
         engine = self.engine
@@ -293,27 +283,18 @@ class PlannedGraph:
             self.captured.trace, program, most, engine.driver, engine.readings, engine.mark
         )
 
-    def _settle(self, planned: Planned) -> Executable:
+    def _settle(self, planned: Planned) -> Following:
         self.standing.settle(planned)
-        self.engine.end_trial(self.trial)
-        self.watch, self.trial = Watch(), None
+        self._end_trial()
         generator = self.engine.driver.generator
-        self.executable = build(self.captured.trace, planned.program, generator)
+        executable = build(self.captured.trace, planned.program, generator)
         self.captured = replace(self.captured, joint=None)
-        self.profiling = None
-        return self.executable
+        self.profiling, self.following = None, Following(planned, executable)
+        return self.following
 
-    def _recorded(self, executable: Executable) -> Executable:
-        """`executable`, or the same under instruments where somebody asked for a recording.
-
-        While a call waits for its backward, a recording may be under way: that is left alone.
-        """
-        if self.engine.waiting(self):
-            return executable
-        planned, self.recording = self.planned, None
-        if planned is not None and planned.program is executable.program:
-            self.recording = self.engine.begin_recording(self)
-        return executable if self.recording is None else self.recording.executable
+    def _end_trial(self) -> None:
+        if self.following is not None:
+            self.engine.trials.end(self.following.trial)
 
     def _wants_meter(self, executable: Executable) -> bool:
         if self.standing.fruitless >= MOST_FRUITLESS:
@@ -337,8 +318,8 @@ class PlannedGraph:
         except BaseException:
             lane.close()
             raise
-        if self.recording is not None and executable is self.recording.executable:
-            self.recording.lane = id(lane)
+        if self.following and (recording := self.following.records(executable)):
+            recording.lane = id(lane)
         versions = versions_of(crossing, overwritten)
         made = () if given is None else made_since(crossing, given)
         return [*results, *saved], Store(visit, executable, lane, crossing, versions, made)
@@ -408,9 +389,9 @@ class PlannedGraph:
     # ---- after a step ---------------------------------------------------------------------------
 
     def _finish(self, executable: Executable, visit: Visit) -> None:
-        recording = self.recording
-        if recording is not None and executable is recording.executable:
-            self._finish_recording(recording, visit)
+        following = self.following
+        if following and (recording := following.records(executable)):
+            following.end_recording(self, recording, visit.work[1][0])
             return
         session = self.engine.session
         elsewhere = visit.thread is not threading.current_thread()
@@ -424,15 +405,10 @@ class PlannedGraph:
                 self.profiling.timed_steps += 1  # another's may be metered for many steps
         elif executable is self.executable and visit.once:
             self.standing.note(tuple(visit.work))
-        elif self.trial is not None and executable is self.trial.executable:
-            self.trial.steps += visit.once
+        elif following and (trial := following.tries(executable)):
+            trial.steps += visit.once
         elif self.profiling is not None and executable is self.profiling.timed:
             self.profiling.timed_steps += 1
-
-    def _finish_recording(self, recording: Recording, visit: Visit) -> None:
-        self.recording, self.recorded = None, self.engine.recorder.asked
-        recording.backward = visit.work[1][0]
-        self.engine.recorder.finish(self, recording)
 
     def unmetered(self, obstacle: Obstacle) -> None:
         """Take that a step could not be metered. Too many in a row, and it runs in-core."""
@@ -460,7 +436,7 @@ class PlannedGraph:
         """Let the next step have a plan that leaves more free, once; say so with the error."""
         planned = self.planned
         self.engine.driver.drain()
-        if self.executable is self.fallback:
+        if self.retired:
             return
         if planned is None:
             hope = "" if self.lean else "; the next step is profiled by the plan that takes least"
@@ -487,10 +463,9 @@ class PlannedGraph:
     def retire(self, reason: str) -> None:
         """Run in-core from now on, without a word."""
         self.standing.state, self.standing.reason = State.IN_CORE, reason
-        self.executable, self.profiling = self.fallback, None
+        self._end_trial()
+        self.retired, self.profiling, self.following = True, None, None
         self.captured = replace(self.captured, joint=None)
-        self.engine.end_trial(self.trial)
-        self.trial = None
 
     def _give_up(self, error: CaptureError) -> None:
         """Run in-core from now on: the graph does not behave as it was captured."""

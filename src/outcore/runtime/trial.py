@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
+from weakref import ref
 
 from outcore.execute import Driver, Executable, Instruments, build
 from outcore.execute.driver import CopySpan
@@ -18,6 +19,8 @@ from outcore.runtime.planned import Planned
 TRIAL_STEPS = 3
 """Steps that are timed before the graph is planned again."""
 
+LONGEST_TRIAL = 256
+"""Steps after which a trial is ended: its graph may not run any more."""
 
 LATEST_COPIES = 4096
 """Copies that are remembered: a trial may be long in coming to its end."""
@@ -61,14 +64,49 @@ class Trial:
         return {(Tier.DEVICE, outer): pairs("out"), (outer, Tier.DEVICE): pairs("in")}
 
 
-def begin_trial(trace: Trace, planned: Planned, drift: Drift, driver: Driver, began: int) -> Trial:
-    """Build the program of `planned` with its instruments, and hear of the driver's copies."""
-    clock = driver.clock
-    stopwatch = Stopwatch(planned.program, clock, reruns=True)
-    timed = Instruments(timed=True)
-    executable = build(
-        trace, planned.program, driver.generator, timed, stopwatch.note, clock=clock.now
-    )
-    trial = Trial(planned, drift, executable, stopwatch, began)
-    driver.record(trial.copies.append)
-    return trial
+class Trials:
+    """Trials of a driver's plans, one at a time: it hears of the driver's copies."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self._current: ref[Trial] | None = None
+        """Its graph holds it."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether one is under way."""
+        return self._current is not None
+
+    def hears(self, trial: Trial) -> bool:
+        """Whether it is `trial` that hears of copies."""
+        return self._current is not None and self._current() is trial
+
+    def begin(self, trace: Trace, planned: Planned, drift: Drift, step: int) -> Trial:
+        """Build the program of `planned` with its instruments. None other may be under way."""
+        clock = self.driver.clock
+        stopwatch = Stopwatch(planned.program, clock, reruns=True)
+        timed = Instruments(timed=True)
+        executable = build(
+            trace, planned.program, self.driver.generator, timed, stopwatch.note, clock=clock.now
+        )
+        trial = Trial(planned, drift, executable, stopwatch, step)
+        self.driver.record(trial.copies.append)
+        self._current = ref(trial)
+        return trial
+
+    def end(self, trial: Trial | None) -> None:
+        """Record copies no more, if it is `trial` that hears of them."""
+        if trial is not None and self.hears(trial):
+            self._stop()
+
+    def check(self, step: int) -> None:
+        """End one whose graph is gone, or does not go on."""
+        if self._current is None:
+            return
+        trial = self._current()
+        if trial is None or step - trial.began > LONGEST_TRIAL:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._current = None
+        self.driver.record(None)
