@@ -220,7 +220,7 @@ _doors: WeakKeyDictionary[nn.Module, _Door] = WeakKeyDictionary()
 
 
 def _calls(backend: Backend) -> int:
-    return 0 if backend.engine is None else backend.engine.calls
+    return 0 if backend.engine is None else backend.engine.steps.calls
 
 
 def _check(model: nn.Module) -> None:

@@ -24,7 +24,7 @@ from outcore.ir.trace import Effect, Ref, Role
 from outcore.lower import lower
 from outcore.measure import metered
 from outcore.policies import floor
-from outcore.runtime import engine as engines
+from outcore.runtime import steps
 from outcore.runtime.engine import IDLE_STEPS, MOST_PEAK_TRIES
 from outcore.runtime.margin import MARGIN_DIVISOR
 from outcore.runtime.shares import _states_bytes
@@ -765,16 +765,16 @@ class TestSeveralGraphs:
     def test_a_call_that_never_goes_back_is_no_step_for_ever(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(engines, "LONGEST_STEP", 3)
+        monkeypatch.setattr(steps, "LONGEST_STEP", 3)
         call, backend = compiled(Wide(), budget="1GiB")
         kept = call(torch.ones(256, 64))
         assert backend.engine is not None
-        before = backend.engine.steps
+        before = backend.engine.steps.number
         for _ in range(9):
             call(torch.ones(256, 64)).sum().backward()
-        assert backend.engine.steps - before == 3
+        assert backend.engine.steps.number - before == 3
         (standing,) = backend.engine.standings()
-        assert standing.calls(backend.engine.steps) == 1, "none of these was one"
+        assert standing.calls(backend.engine.steps.number) == 1, "none of these was one"
         assert kept.requires_grad
 
     def test_backward_that_always_retains_is_counted(self) -> None:

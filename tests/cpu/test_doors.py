@@ -217,7 +217,7 @@ class TestWrap:
             module(torch.ones(n, 4)).sum().backward()
         engine = outcore.handle(module).engine
         assert engine is not None
-        assert len(engine.graphs) == engine.calls == 10
+        assert len(engine.graphs) == engine.steps.calls == 10
         assert not outcore.handle(module).notes
 
     @LIMITED
@@ -228,7 +228,7 @@ class TestWrap:
             module(torch.ones(n, 4)).sum().backward()
         engine = outcore.handle(module).engine
         assert engine is not None
-        assert len(engine.graphs) == engine.calls == 2
+        assert len(engine.graphs) == engine.steps.calls == 2
 
     @LIMITED
     def test_steps_of_which_none_is_like_another_are_told_of_once(self) -> None:
@@ -269,7 +269,7 @@ class TestWrap:
             module(torch.ones(n, 4)).sum().backward()
         engine = outcore.handle(module).engine
         assert engine is not None
-        assert len(engine.graphs) == engine.calls == 1 + len(shapes)
+        assert len(engine.graphs) == engine.steps.calls == 1 + len(shapes)
 
 
 class Counting(nn.Module):

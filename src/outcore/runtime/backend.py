@@ -151,7 +151,7 @@ class Backend:
     @property
     def engaged(self) -> bool:
         """Whether a graph with a backward came here, and has run."""
-        return self.engine is not None and self.engine.calls > 0
+        return self.engine is not None and self.engine.steps.calls > 0
 
     def close(self) -> None:
         """Run in-core from now on, and give back threads, host memory and disk space.
@@ -197,7 +197,7 @@ class Backend:
         )
         graph = PlannedGraph(engine, captured, outside.saved_inputs, fallback)
         engine.add(graph)
-        self._note_capture(engine.steps)
+        self._note_capture(engine.steps.number)
         outside.forward.meta[KEY] = outside.backward.meta[KEY] = graph
         self.capture_seconds += time.perf_counter() - start
         return outside.forward, outside.backward

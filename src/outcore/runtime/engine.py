@@ -37,6 +37,7 @@ from outcore.runtime.recording import Recorder, Recording
 from outcore.runtime.session import Session, in_backward, metered_elsewhere
 from outcore.runtime.shares import Shares
 from outcore.runtime.standing import Standing
+from outcore.runtime.steps import Steps
 from outcore.runtime.store import Stores
 from outcore.runtime.trial import Trial, Trials
 from outcore.units import format_seconds
@@ -45,9 +46,6 @@ log = logging.getLogger("outcore")
 
 LONGEST_SESSION = 1024
 """Forward calls after which a metered step is ended: a call that never goes back holds it open."""
-
-LONGEST_STEP = 1024
-"""Forward calls after which a step counts as over, where one of its calls never goes back."""
 
 IDLE_STEPS = 4
 """Steps without a call after which a graph counts as one that runs no more, unless it has paused
@@ -80,14 +78,7 @@ class Engine:
         self._graphs: list[tuple[ref[PlannedGraph], Standing]] = []
         self._plans: OrderedDict[str, Planned] = OrderedDict()
         """Digest of a captured trace -> its plan, latest last; outlives graphs, for recompiles."""
-        self.calls = 0
-        """Forward calls so far, of all graphs."""
-        self.steps = 0
-        """Steps so far, the one under way included (`_count`)."""
-        self._passed: set[int] = set()
-        """Graphs that cannot be planned and were called in the step under way."""
-        self._step_calls = 0
-        """Forward calls before the step under way."""
+        self.steps = Steps()
         self.session: Session | None = None
         self.measured_peak_bytes: int | None = None
         """The peak of the last metered step after all graphs were planned."""
@@ -115,7 +106,7 @@ class Engine:
         return [s for each, s in self._graphs if each() is not None or self._recent(s)]
 
     def _recent(self, standing: Standing) -> bool:
-        return self.steps - standing.last_step <= max(IDLE_STEPS, 2 * standing.longest_pause)
+        return self.steps.number - standing.last_step <= max(IDLE_STEPS, 2 * standing.longest_pause)
 
     def add(self, graph: PlannedGraph) -> None:
         """Take in a captured graph. One that was planned before (a recompile) keeps its plan.
@@ -128,7 +119,7 @@ class Engine:
         if planned is not None:
             self._plans.move_to_end(graph.digest)
             graph.adopt(planned)
-        graph.standing.last_step = self.steps
+        graph.standing.last_step = self.steps.number
         self.planner.solver.captured(graph)
         self._graphs = [(ref(g), g.standing) for g in (*self.graphs, graph)]
         self._peak_tries = 0
@@ -191,7 +182,8 @@ class Engine:
         """Meter the step that begins with `leader`; False where impossible, or under way."""
         if self.session is not None:
             return False
-        session = Session(ref(leader), self.resident_bytes(), self.calls, open_meter(self.device))
+        calls, meter = self.steps.calls, open_meter(self.device)
+        session = Session(ref(leader), self.resident_bytes(), calls, meter)
         begun = session.start()
         if not begun and in_backward():
             leader.unmetered(Obstacle.INSIDE_BACKWARD)
@@ -225,7 +217,7 @@ class Engine:
     def next_step(self, caller: PlannedGraph) -> None:
         """Count the forward call of `caller` that now begins; a new step's ends the session."""
         self._count(caller)
-        self.trials.check(self.steps)
+        self.trials.check(self.steps.number)
         session = self.session
         if session is None:
             return
@@ -233,32 +225,22 @@ class Engine:
         if leader is caller and not self.waiting(caller):
             if session.visits or not under_checkpoint():  # where backward calls each block again
                 self.end_session()
-        elif leader not in self.active() or self.calls - session.calls > LONGEST_SESSION:
+        elif leader not in self.active() or self.steps.calls - session.calls > LONGEST_SESSION:
             self.end_session(whole=False)
 
     def pass_by(self, caller: int) -> None:
-        """Note the forward call of a graph that cannot be planned: others may run no more.
-
-        When it comes round, and no step of planned graphs began in between, that is a step.
-        """
+        """Note the forward call of a graph that cannot be planned: others may run no more."""
         with self.lock:
-            if caller in self._passed and not len(self.stores):
-                self.steps += 1
-                self._step_calls = self.calls
-                self._passed.clear()
-            self._passed.add(caller)
+            self.steps.pass_by(caller, waiting=bool(len(self.stores)))
 
     def _count(self, caller: PlannedGraph) -> None:
-        """A step begins where no call waits for its backward, however many calls it has."""
-        over = not len(self.stores)
-        if over or self.calls - self._step_calls >= LONGEST_STEP:
-            for _, standing in () if over else self._graphs:
-                standing.forget(self.steps)
-            self.steps += 1
-            self._step_calls = self.calls
-            self._passed.clear()
-        self.calls += 1
-        caller.standing.called(self.steps)
+        begins = not len(self.stores)
+        if not begins and self.steps.overlong:
+            for _, standing in self._graphs:
+                standing.forget(self.steps.number)
+            begins = True
+        self.steps.call(begins=begins)
+        caller.standing.called(self.steps.number)
 
     def close_step(self) -> None:
         """End the session where its step is over: every graph that runs came through backward.
@@ -380,7 +362,7 @@ class Engine:
         drift = graph.standing.drift(self.driver.clock, WATCHED_STEPS, done=True)
         if drift is None or not drift.beyond(self.settings.drift):
             return None
-        return self.trials.begin(graph.captured.trace, planned, drift, self.steps)
+        return self.trials.begin(graph.captured.trace, planned, drift, self.steps.number)
 
     def begin_recording(self, graph: PlannedGraph) -> Recording | None:
         """Time the next step of `graph`, if somebody asked and it is a step like any other.

@@ -7,7 +7,6 @@ graph is planned and runs the plan; again, if its time drifts or memory runs out
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import warnings
 from collections import Counter
@@ -15,8 +14,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
-
-import torch
 
 from outcore.capture import (
     Captured,
@@ -34,17 +31,17 @@ from outcore.ir.verify import verify_trace
 from outcore.measure import Reading, says_memory
 from outcore.runtime.following import Following
 from outcore.runtime.obstacle import Obstacle
+from outcore.runtime.planned import Planned
 from outcore.runtime.profiling import Profiling, begin_profiling
-from outcore.runtime.session import Replay, Visit
+from outcore.runtime.replay import Replay, replay_of
+from outcore.runtime.session import Visit
 from outcore.runtime.standing import MOST_FRUITLESS, Standing, State
-from outcore.runtime.store import Store, addresses, made_since, versions_of
+from outcore.runtime.store import Store, addresses, made_since
+from outcore.runtime.versions import versions_of
 from outcore.units import format_bytes
 
 if TYPE_CHECKING:  # the engine holds graphs, and a graph calls its engine
     from outcore.runtime.engine import Engine
-from outcore.runtime.planned import Planned
-
-log = logging.getLogger("outcore")
 
 PATIENCE = 16
 """Timed calls after which a graph is planned though one before it is not: it may never be."""
@@ -189,7 +186,8 @@ class PlannedGraph:
         visit.backward_stop = self.engine.mark()
         checked = self.profiling is not None and store.executable is self.profiling.checked
         if visit.once:
-            self.standing.came_back(self.engine.steps, self.engine.calls)
+            steps = self.engine.steps
+            self.standing.came_back(steps.number, steps.calls)
         if not again:
             visit.replay = None
         self._finish(store.executable, visit)
@@ -329,13 +327,8 @@ class PlannedGraph:
     def _replay_of(self, executable: Executable, inputs: list[Any]) -> Replay | None:
         if self.profiling is None or executable is not self.profiling.checked:
             return None
-        overwritten = self.captured.overwritten
-        return Replay(
-            tuple(inputs),
-            self.engine.driver.generator.get_state(),
-            {index: _copy(inputs[index]) for index in overwritten},
-            versions_of(inputs, [inputs[index] for index in overwritten]),
-        )
+        state = self.engine.driver.generator.get_state()
+        return replay_of(inputs, self.captured.overwritten, state)
 
     def _learn(self, error: CaptureError, visit: Visit, executable: Executable) -> list[Any]:
         """Correct the trace by what a kernel really returned, or run in-core from now on.
@@ -473,10 +466,3 @@ class PlannedGraph:
         if self.engine.strict:
             raise error
         warnings.warn(f"outcore runs a graph in-core: {error}", stacklevel=2)
-
-
-def _copy(given: torch.Tensor) -> torch.Tensor:
-    """A copy that lies in a storage of its own as `given` does in its: views are made of it."""
-    storage: Any = given.untyped_storage()
-    whole = storage.clone()
-    return given.new_empty(0).set_(whole, given.storage_offset(), given.shape, given.stride())

@@ -12,16 +12,15 @@ import atexit
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from outcore.errors import StepError
 from outcore.gauges import Moment
 from outcore.measure import Meter, Reading
 from outcore.runtime.pause import Pause
+from outcore.runtime.replay import Replay
 
 
 class Metered(Protocol):
@@ -30,35 +29,6 @@ class Metered(Protocol):
     def metered(self, reading: Reading, visit: Visit) -> None:
         """Take what the meter saw of the step that `visit` belongs to."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """What it takes to run a forward call once more: its inputs, and the generator before it.
-
-    `copies`: of inputs that AOTAutograd overwrites once the forward call is over, by position.
-    `versions`: per input how often it had been written, None where that does not matter.
-    """
-
-    inputs: tuple[Any, ...]
-    generator_state: torch.Tensor
-    copies: Mapping[int, torch.Tensor]
-    versions: Sequence[int | None]
-
-    def inputs_before(self) -> list[Any]:
-        """The inputs as they were before the forward call, though it is over.
-
-        Raises StepError where one was overwritten since.
-        """
-        for each, version in zip(self.inputs, self.versions, strict=True):
-            if version is not None and each._version != version:
-                shape = tuple(each.shape)
-                raise StepError(
-                    reason=f"an input of shape {shape} was changed in place between forward and "
-                    "backward of the first step, which has to begin again: a kernel did otherwise "
-                    "than torch describes it. Change it after backward, in the first step at least"
-                )
-        return [self.copies.get(index, each) for index, each in enumerate(self.inputs)]
 
 
 @dataclass(slots=True)

@@ -62,12 +62,6 @@ class Store:
         self.versions = ()
 
 
-def versions_of(crossing: Sequence[Any], may_change: Sequence[Any]) -> list[int | None]:
-    """Per entry how often that tensor was written so far; None for those of `may_change`."""
-    exempt = {id(t) for t in may_change}
-    return [None if id(t) in exempt else _version(t) for t in crossing]
-
-
 def addresses(things: Sequence[Any]) -> list[int | None]:
     """Where the storage of each tensor lies; None for what is no tensor."""
     tensors = (thing if isinstance(thing, torch.Tensor) else None for thing in things)
@@ -78,11 +72,6 @@ def made_since(crossing: Sequence[Any], given: Collection[int | None]) -> tuple[
     """Which tensors of the crossing lie in none of the storages at the addresses `given`."""
     where = enumerate(addresses(crossing))
     return tuple(i for i, address in where if address is not None and address not in given)
-
-
-def _version(thing: Any) -> int | None:
-    watched = isinstance(thing, torch.Tensor) and not thing.is_inference()
-    return int(thing._version) if watched else None
 
 
 class _Name(bytearray):

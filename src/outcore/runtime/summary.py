@@ -65,7 +65,7 @@ def report_of(backend: Backend, *, bound: bool = False) -> Report:
     )
     if not any(g.planned for g in graphs):
         return common
-    under_way = engine.steps if len(engine.stores) else None
+    under_way = engine.steps.number if len(engine.stores) else None
     often = [(graph, graph.calls(under_way)) for graph in graphs]
     report = _with_plans(common, engine, often, everything)
     return _with_bound(report, often) if bound else report

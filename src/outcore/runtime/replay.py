@@ -1,0 +1,57 @@
+"""Replay: what it takes to run a forward call once more, whose graph is not as it was captured."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from outcore.errors import StepError
+from outcore.runtime.versions import versions_of
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The inputs of a forward call, and the generator before it.
+
+    `copies`: of inputs that AOTAutograd overwrites once the forward call is over, by position.
+    `versions`: per input how often it had been written, None where that does not matter.
+    """
+
+    inputs: tuple[Any, ...]
+    generator_state: torch.Tensor
+    copies: Mapping[int, torch.Tensor]
+    versions: Sequence[int | None]
+
+    def inputs_before(self) -> list[Any]:
+        """The inputs as they were before the forward call, though it is over.
+
+        Raises StepError where one was overwritten since.
+        """
+        for each, version in zip(self.inputs, self.versions, strict=True):
+            if version is not None and each._version != version:
+                shape = tuple(each.shape)
+                raise StepError(
+                    reason=f"an input of shape {shape} was changed in place between forward and "
+                    "backward of the first step, which has to begin again: a kernel did otherwise "
+                    "than torch describes it. Change it after backward, in the first step at least"
+                )
+        return [self.copies.get(index, each) for index, each in enumerate(self.inputs)]
+
+
+def replay_of(
+    inputs: Sequence[Any], overwritten: Collection[int], generator_state: torch.Tensor
+) -> Replay:
+    """That of a forward call about to begin; `overwritten`: positions of inputs."""
+    copies = {index: _copy(inputs[index]) for index in overwritten}
+    may_change = [inputs[index] for index in overwritten]
+    return Replay(tuple(inputs), generator_state, copies, versions_of(inputs, may_change))
+
+
+def _copy(given: torch.Tensor) -> torch.Tensor:
+    """A copy that lies in a storage of its own as `given` does in its: views are made of it."""
+    storage: Any = given.untyped_storage()
+    whole = storage.clone()
+    return given.new_empty(0).set_(whole, given.storage_offset(), given.shape, given.stride())
