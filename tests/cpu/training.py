@@ -126,13 +126,19 @@ def small_planned(steps: int, **options: Any) -> tuple[list[list[Tensor]], Backe
     return train(module, call, [batch(0)], mean_square, steps), backend
 
 
-def tight_budget(module: nn.Module, args: Sequence[Any], loss_of: Loss, share: float = 0.3) -> int:
+def tight_budget(
+    module: nn.Module,
+    args: Sequence[Any],
+    loss_of: Loss,
+    share: float = 0.3,
+    profiled_steps: int = PROFILED_STEPS,
+) -> int:
     """Bytes between what the model needs at least and what it takes with everything kept."""
     torch._dynamo.reset()
     roomy = 1 << 30
     backend = Backend(budget=roomy)
     call = torch.compile(module, backend=backend)
-    for _ in range(PROFILED_STEPS):
+    for _ in range(profiled_steps):
         module.zero_grad()
         loss_of(call(*args)).backward()
     module.zero_grad()

@@ -18,6 +18,7 @@ from outcore.capture.compat import (
 )
 from outcore.capture.graph import Captured, capture
 from outcore.capture.offline import trace, trace_as_run, trace_network
+from outcore.capture.opaque import as_ops
 from outcore.capture.passing import passing
 from outcore.capture.shells import Shells, shells
 from outcore.capture.sizes import BySizes, is_symbolic
@@ -29,6 +30,7 @@ __all__ = [
     "Shells",
     "aot_autograd",
     "as_kernels",
+    "as_ops",
     "boxed",
     "by_cudnn",
     "capture",

@@ -14,6 +14,10 @@ from torch._dynamo.exc import ShortenTraceback
 from torch._dynamo.variables.torch_function import TorchFunctionModeStackStateManager
 from torch._functorch import config, partitioners
 from torch._functorch.aot_autograd import aot_function
+from torch._higher_order_ops.triton_kernel_wrap import (
+    kernel_side_table,
+    triton_kernel_wrapper_functional,
+)
 from torch._prims_common import suggest_memory_format
 from torch.fx import GraphModule, Node
 from torch.fx.graph import _BoxedCodeGen
@@ -34,12 +38,14 @@ __all__ = [
     "cudnn_reserve_bytes",
     "default_partition",
     "keeps_graph",
+    "kernel_side_table",
     "mutated_inputs",
     "normalised_by_cudnn",
     "plain",
     "runs_in_backward",
     "stand_in_survives",
     "suggest_memory_format",
+    "triton_kernel_wrapper_functional",
     "with_states",
     "without_function_modes",
 ]

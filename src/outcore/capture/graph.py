@@ -115,7 +115,8 @@ class _Capture:
             self._input(node, self._role(index, trained=trained), node.name)
         overwritten = frozenset(mutated_inputs(output, primals))
         self.unstable = {self._buffer(primals[i]) for i in overwritten}
-        constants = self.joint.graph.find_nodes(op="get_attr")
+        attributes = self.joint.graph.find_nodes(op="get_attr")
+        constants = [node for node in attributes if not self._is_graph(node)]
         for node in constants:
             self._constant(node)
         for node in tangents:
@@ -164,6 +165,10 @@ class _Capture:
         tensor = _fake(node)
         buffer = self._new_buffer(tensor, role, name, borrowed=True)
         self.results[node] = self._value(buffer, tensor)
+
+    def _is_graph(self, node: Node) -> bool:
+        """Whether it names a graph, of which whoever calls it may know what to do."""
+        return isinstance(getattr(self.joint, str(node.target), None), GraphModule)
 
     def _constant(self, node: Node) -> None:
         tensor = getattr(self.joint, str(node.target), None)

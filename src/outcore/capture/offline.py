@@ -17,9 +17,11 @@ from outcore.capture.compat import (
     aot_autograd,
     aot_function,
     as_if_compiled,
+    default_partition,
     with_states,
 )
 from outcore.capture.graph import Captured, capture
+from outcore.capture.opaque import as_ops
 from outcore.capture.passing import passing
 from outcore.capture.tracing import as_kernels
 from outcore.errors import CaptureError
@@ -81,8 +83,11 @@ def trace_as_run(step: Callable[..., Any], owner: nn.Module, *inputs: Any) -> Tr
         with with_states(owner, states):
             return step(*tree_unflatten(again, structure))
 
-    def partition(joint: GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
+    def partition(joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
+        if not inputs:  # as in `_partition`
+            return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
         by_cudnn(joint)
+        as_ops(joint)
         captured = capture(joint, num_fwd_outputs, range(len(states)))
         verify_trace(captured.trace)
         raise _Seen(captured)
@@ -117,13 +122,16 @@ def _backend(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
 
 def _partition(
     joint: GraphModule,
-    _inputs: Any,
+    inputs: Any,
     *,
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
     **_: Any,
 ) -> tuple[GraphModule, GraphModule]:
+    if not inputs:  # of a region within, which the graph around it calls
+        return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
     by_cudnn(joint)
+    as_ops(joint)
     captured = capture(joint, num_fwd_outputs, list(static_lifetime_input_indices or ()))
     verify_trace(captured.trace)
     raise _Seen(captured)

@@ -18,6 +18,7 @@ from outcore.capture import (
     Captured,
     aot_autograd,
     as_kernels,
+    as_ops,
     boxed,
     by_cudnn,
     capture,
@@ -178,9 +179,12 @@ class Backend:
         static_lifetime_input_indices: Sequence[int] | None = None,
         **_: Any,
     ) -> tuple[GraphModule, GraphModule]:
+        if not joint_inputs:  # of a region within, which the graph around it calls
+            return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs)
         start = time.perf_counter()
         static = list(static_lifetime_input_indices or ())
         by_cudnn(joint)
+        as_ops(joint)
         captured = self._capture(joint, num_fwd_outputs, static)
         forward, backward = default_partition(
             joint,

@@ -1,0 +1,268 @@
+"""Higher-order calls as ops: a kernel in Triton, an op that writes what it is given, a condition.
+
+torch traces them as calls that take more than tensors and numbers: kernels, other ops, graphs. Each
+becomes an op of its own, which takes tensors and gives tensors, and runs as torch runs the call
+without a compiler. Nothing is known of what is inside, so it runs once.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import count
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+from outcore.capture.triton_kernel import triton_kernel
+
+NAMESPACE = "outcore"
+
+TAKEN = frozenset(
+    {
+        "associative_scan",
+        "auto_functionalized",
+        "auto_functionalized_v2",
+        "cond",
+        "flex_attention",
+        "flex_attention_backward",
+        "map_impl",
+        "scan",
+        "triton_kernel_wrapper_functional",
+    }
+)
+"""Calls whose results depend on their arguments alone, and lie in memory of their own."""
+
+
+def as_ops(joint: GraphModule) -> None:
+    """Let the higher-order calls of `joint` be ops, if they take and give tensors. In place.
+
+    Others stay as they are.
+    """
+    changed = False
+    for node in [n for n in joint.graph.nodes if _name(n) in TAKEN]:
+        call = _call(joint, node)  # not before: what it is given may be of one before it
+        if call is not None:
+            _replace(joint.graph, call)
+            changed = True
+    if changed:
+        for node in reversed(joint.graph.find_nodes(op="get_attr")):
+            if not node.users and isinstance(_attribute(joint, node), GraphModule):
+                joint.graph.erase_node(node)
+        joint.graph.lint()
+        joint.recompile()
+
+
+def _name(node: Node) -> str:
+    """Of the call that a node is; empty where it is another kind of node."""
+    return node.target.__name__ if isinstance(node.target, HigherOrderOperator) else ""
+
+
+Place: TypeAlias = int | Node | None
+"""Where a result of a call is: one of its op's, a tensor that it was given, or nowhere (None)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call, the tensors it is given, each once, an op that does the same, and its results."""
+
+    node: Node
+    given: tuple[Node, ...]
+    op: OpOverload
+    places: tuple[Place, ...]
+
+
+def _call(joint: GraphModule, node: Node) -> _Call | None:
+    """`node` as a call of an op; None where it takes or gives what no op does."""
+    graphs = [n for n in node.all_input_nodes if isinstance(_attribute(joint, n), GraphModule)]
+    given = {n: n.meta.get("val", _attribute(joint, n)) for n in node.all_input_nodes}
+    given = {n: tensor for n, tensor in given.items() if n not in graphs}
+    made = tree_leaves(node.meta.get("val"))
+    tensors = [each for each in (*given.values(), *made) if each is not None]
+    if not all(isinstance(each, Tensor) for each in tensors) or not _is_taken_apart(node):
+        return None
+    places = _places(given, made)
+    own = [leaf for leaf, place in enumerate(places or ()) if isinstance(place, int)]
+    if places is None or not own:
+        return None
+    return _Call(node, tuple(given), _ops.find(_alone(joint, node, tuple(given), own)), places)
+
+
+def _places(given: dict[Node, Tensor], made: list[Any]) -> tuple[Place, ...] | None:
+    """Where each result is; None where one is a view of another, or of what is given."""
+    known: dict[int, tuple[Node, Tensor]] = {}
+    for node, tensor in given.items():
+        known.setdefault(tensor.untyped_storage()._cdata, (node, tensor))
+    places: list[Place] = []
+    own: set[int] = set()
+    for each in made:
+        storage = None if each is None else each.untyped_storage()._cdata
+        if storage is None:
+            places.append(None)
+        elif storage not in known and storage not in own:
+            places.append(len(own))
+            own.add(storage)
+        elif storage in known and _lie_alike(known[storage][1], each):
+            places.append(known[storage][0])
+        else:
+            return None
+    return tuple(places)
+
+
+def _lie_alike(tensor: Tensor, other: Tensor) -> bool:
+    """Whether two tensors in one storage are the same."""
+    layouts = [(t.dtype, t.shape, t.stride(), t.storage_offset()) for t in (tensor, other)]
+    return layouts[0] == layouts[1]
+
+
+def _attribute(joint: GraphModule, node: Node) -> Any:
+    """What a node names that is no call; None for other nodes."""
+    return getattr(joint, str(node.target), None) if node.op == "get_attr" else None
+
+
+# ---- the op of a call ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """A call as a module of its own, and what it is: by name, in full, and what no text tells."""
+
+    module: GraphModule
+    own: list[int]
+    """Which of its results, by position, are neither None nor what it was given."""
+    name: str
+    told: str
+    kernel: object = None
+
+
+def _alone(joint: GraphModule, node: Node, given: tuple[Node, ...], own: list[int]) -> _Alone:
+    """The call, to be given tensors alone."""
+    graph = Graph()
+    new = {n: graph.placeholder(f"given_{i}") for i, n in enumerate(given)}
+    inside: list[Node] = []
+    for n in node.all_input_nodes:
+        if n not in new:
+            new[n] = graph.create_node("get_attr", str(n.target))
+            inside.append(n)
+    args, kwargs = map_arg((node.args, node.kwargs), new.__getitem__)
+    made = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]  # one is called like a function
+    graph.output(made)
+    module = GraphModule(joint, graph)
+    if (kernel := triton_kernel(made)) is not None:
+        return _Alone(module, own, kernel.name, kernel.told, kernel.function)
+    told = (module.code, str(own), *(_told(_attribute(joint, n)) for n in inside))
+    wrapped = (each._opname for each in node.args if isinstance(each, OpOverload))
+    return _Alone(module, own, next(wrapped, _name(node)), "\n".join(told))
+
+
+def _told(module: GraphModule) -> str:
+    """The text of a graph and those within; of one with tensors of its own, which graph it is."""
+    graphs = [m for m in module.modules() if isinstance(m, GraphModule)]
+    held = [
+        _attribute(m, n)
+        for m in graphs
+        for n in m.graph.find_nodes(op="get_attr")
+        if not isinstance(_attribute(m, n), GraphModule)
+    ]
+    return "\n".join([*(m.code for m in graphs), *(str(id(each)) for each in held)])
+
+
+class _Ops:
+    """The ops that were made for calls. They stay: torch keeps ops, and graphs come again."""
+
+    def __init__(self) -> None:
+        self.library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
+        self.lock = threading.Lock()
+        self.found: dict[str, tuple[OpOverload, _Alone]] = {}
+        """By name; with the call, by which what it is stays alive."""
+
+    def find(self, call: _Alone) -> OpOverload:
+        """An op that does what `call` does: that of an earlier one which was told alike."""
+        with self.lock:
+            for number in count():
+                digest = blake2b(f"{call.told}\n{number}".encode(), digest_size=6).hexdigest()
+                name = f"{call.name}_{digest}"
+                if name not in self.found:
+                    self.found[name] = self._define(name, call), call
+                op, known = self.found[name]
+                if known.kernel is call.kernel and known.told == call.told:
+                    return op
+        raise AssertionError  # numbers do not end
+
+    def _define(self, name: str, call: _Alone) -> OpOverload:
+        def run(given: list[Tensor]) -> list[Tensor]:
+            made = tree_leaves(call.module(*given))
+            return [made[leaf] for leaf in call.own]
+
+        self.library.define(f"{name}(Tensor[] given) -> Tensor[]")  # type: ignore[no-untyped-call]  # torch's
+        self.library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch's
+        torch.library.register_fake(f"{NAMESPACE}::{name}", run, lib=self.library)
+        found: OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
+        return found
+
+
+_ops = _Ops()
+
+
+# ---- in the graph -------------------------------------------------------------------------------
+
+
+def _replace(graph: Graph, call: _Call) -> None:
+    """Put the op in the place of the call, and its results in those of the call's."""
+    node = call.node
+    leaves, spec = tree_flatten(node.meta["val"])
+    own = [leaf for leaf, place in zip(leaves, call.places, strict=True) if isinstance(place, int)]
+    with graph.inserting_before(node):
+        made = graph.call_function(call.op, (list(call.given),))
+        made.meta = dict(node.meta) | {"val": own}
+        for each, place in list(_taken(node, spec.unflatten(call.places))):
+            if isinstance(place, int):
+                result = graph.call_function(operator.getitem, (made, place))
+                result.meta = dict(each.meta)
+                each.replace_all_uses_with(result)
+            elif place is not None:
+                each.replace_all_uses_with(place)
+            else:
+                _forget(each)
+    for each in reversed(list(_takers(node))):
+        graph.erase_node(each)
+
+
+def _is_taken_apart(node: Node) -> bool:
+    """Whether all that takes `node` takes one of its results, and so on, where it is several."""
+    if not isinstance(node.meta["val"], list | tuple | dict):
+        return True
+    users = list(node.users)
+    return all(user.target is operator.getitem and _is_taken_apart(user) for user in users)
+
+
+def _takers(node: Node) -> Iterator[Node]:
+    """`node`, and what only takes one of the results that it is."""
+    yield node
+    for user in list(node.users):
+        if user.target is operator.getitem:
+            yield from _takers(user)
+
+
+def _taken(node: Node, places: Any) -> Iterator[tuple[Node, Place]]:
+    """Nodes that are one result of `node`, each with where that is."""
+    if isinstance(places, list | tuple | dict):
+        for user in list(node.users):
+            yield from _taken(user, places[user.args[1]])  # type: ignore[index]  # by position, or by name
+    else:
+        yield node, places
+
+
+def _forget(node: Node) -> None:
+    """Let all that takes `node`, which is None, take that."""
+    for user in list(node.users):
+        user.args = map_arg(user.args, lambda n: None if n is node else n)
+        user.kwargs = map_arg(user.kwargs, lambda n: None if n is node else n)

@@ -1,0 +1,230 @@
+"""Calls that take more than tensors and numbers, as ops: planned, with plain PyTorch's bits."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._higher_order_ops.map import map as along
+from torch._higher_order_ops.scan import scan
+from torch._subclasses import FakeTensorMode
+from torch.fx import Graph, GraphModule
+
+from outcore import Backend
+from outcore.capture import as_ops
+from outcore.ir.trace import Effect
+from tests.cpu.training import PROFILED_STEPS, mean_square, same, tight_budget, train
+
+STEPS = PROFILED_STEPS + 2
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+ROWS, WIDTH = 256, 64
+IMAGES = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+@torch.library.custom_op("test_opaque::sine_into", mutates_args=("out",))
+def sine_into(x: Tensor, out: Tensor, shift: float) -> None:
+    out.copy_((x + shift).sin())
+
+
+@sine_into.register_fake
+def _(x: Tensor, out: Tensor, shift: float) -> None:
+    pass
+
+
+class Sine(torch.autograd.Function):
+    """By an op that writes into what it is given, there and back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        out = torch.empty_like(x)
+        sine_into(x, out, 0.0)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        out = torch.empty_like(x)
+        sine_into(x, out, torch.pi / 2)
+        return gradient * out
+
+
+class Layers(nn.Module):
+    """Some layers, and between them what `between` does."""
+
+    def __init__(self, between: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(12))
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = self.between(layer, torch.relu(layer(x)))
+        return x
+
+
+def written(_: nn.Module, x: Tensor) -> Tensor:
+    result: Tensor = Sine.apply(x)
+    return result
+
+
+def conditional(layer: nn.Module, x: Tensor) -> Tensor:
+    result: Tensor = torch.cond(
+        x.sum() > 0, lambda y: torch.sin(layer(y)), lambda y: torch.cos(y) * 2, (x,)
+    )
+    return result
+
+
+def mapped(layer: nn.Module, x: Tensor) -> Tensor:
+    rows = x.view(4, ROWS // 4, WIDTH)
+    weight: Any = layer.weight
+    result: Tensor = along(lambda row, w: torch.tanh(row @ w), rows, weight)
+    return result.reshape(ROWS, WIDTH)
+
+
+def scanned(_: nn.Module, x: Tensor) -> Tensor:
+    rows = x.view(4, ROWS // 4, WIDTH)
+    start = x.new_zeros(ROWS // 4, WIDTH)
+    _, result = scan(lambda c, row: (c * 0.5 + row, torch.sin(c + row)), start, rows)
+    made: Tensor = result
+    return made.reshape(ROWS, WIDTH)
+
+
+Between = Callable[[nn.Module, Tensor], Tensor]
+
+
+def trained(between: Between, backend: Any) -> list[list[Tensor]]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = Layers(between)
+    call = torch.compile(module, backend=backend)
+    return train(module, call, [IMAGES], mean_square, STEPS)
+
+
+def planned(backend: Backend) -> Any:
+    assert backend.engine is not None
+    (graph,) = backend.engine.graphs
+    assert graph.planned is not None
+    return graph.planned
+
+
+@pytest.mark.parametrize(
+    ("between", "name"),
+    [(written, "sine_into"), (conditional, "cond"), (mapped, "map_impl"), (scanned, "scan")],
+)
+def test_a_call_is_planned_like_an_op(between: Between, name: str) -> None:
+    expected = trained(between, "eager")
+    budget = tight_budget(Layers(between), [IMAGES], mean_square, share=0.9)
+    backend = Backend(budget=budget, policy="pooch", strict=True)
+    assert same(trained(between, backend), expected)
+    report = backend.report()
+    assert report.state == "planned"
+    assert report.counts.offload
+    assert report.measured_peak_bytes
+    assert report.predicted_peak_bytes
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes <= report.budget_bytes
+    trace = planned(backend).problem.trace
+    calls = [op for op in trace.ops if op.target.startswith(f"outcore.{name}_")]
+    assert len(calls) >= 6
+    assert all(Effect.UNREPEATABLE in op.effects for op in calls)
+
+
+def test_the_same_call_is_the_same_op() -> None:
+    backend = Backend(budget="1GiB")
+    trained(written, backend)
+    targets = [op.target for op in planned(backend).problem.trace.ops]
+    assert len({t for t in targets if "sine_into" in t}) == 2, "there and back"
+    again = Backend(budget="1GiB")
+    trained(written, again)
+    assert [op.target for op in planned(again).problem.trace.ops] == targets
+
+
+def test_a_region_within_runs_in_core() -> None:
+    @torch.compiler.nested_compile_region
+    def region(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.tanh(x @ weight)
+
+    def between(layer: nn.Module, x: Tensor) -> Tensor:
+        result: Tensor = region(x, layer.weight)
+        return result
+
+    expected = trained(between, "aot_eager")
+    backend = Backend(budget="1GiB")
+    with pytest.warns(UserWarning, match="op invoke_subgraph is not an ATen op"):
+        assert same(trained(between, backend), expected)
+
+
+# ---- one call in a graph ------------------------------------------------------------------------
+
+
+def called(results: Callable[[Tensor], Any], take: Callable[[Graph, Any], Any]) -> GraphModule:
+    """A graph with a condition on x; `results` makes them, of which `take` returns some."""
+    graph, mode = Graph(), FakeTensorMode()
+    module = GraphModule(nn.Module(), graph)
+    with mode:
+        x = torch.ones(3)
+    branch = Graph()
+    branch.output(results_node(branch, results))
+    module.branch = GraphModule(nn.Module(), branch)
+    given = graph.placeholder("x")
+    given.meta["val"] = x
+    attribute = graph.get_attr("branch")
+    call = graph.call_function(torch.ops.higher_order.cond, (given, attribute, attribute, (given,)))
+    with mode:
+        call.meta["val"] = results(x)
+    graph.output(take(graph, call))
+    return module
+
+
+def results_node(branch: Graph, results: Callable[[Tensor], Any]) -> Any:
+    return branch.call_function(results, (branch.placeholder("x"),))
+
+
+def result_of(graph: Graph, call: Any, *path: Any) -> Any:
+    for key in path:
+        value = call.meta["val"][key]
+        call = graph.call_function(operator.getitem, (call, key))
+        call.meta["val"] = value
+    return call
+
+
+def targets(module: GraphModule) -> list[str]:
+    return [str(n.target) for n in module.graph.nodes if n.op == "call_function"]
+
+
+def test_results_by_name_and_inside_others_are_found() -> None:
+    module = called(
+        lambda x: {"a": x + 1, "b": (x + 2, None, x)},
+        lambda graph, call: [
+            result_of(graph, call, "a"),
+            *(result_of(graph, call, "b", i) for i in range(3)),
+        ],
+    )
+    as_ops(module)
+    results: Any = module.graph.output_node().args[0]
+    one, two, nothing, given = results
+    assert (one.args[1], two.args[1], nothing) == (0, 1, None)
+    assert given.op == "placeholder"
+    assert one.args[0] is two.args[0]
+    assert [tuple(each.shape) for each in one.args[0].meta["val"]] == [(3,), (3,)]
+    assert not module.graph.find_nodes(op="get_attr")
+
+
+@pytest.mark.parametrize(
+    "results",
+    [lambda x: (x[1:],), lambda x: (x + 1, 2), lambda x: (x,), lambda x: twice(x + 1)],
+    ids=["a view of what it is given", "a number", "nothing of its own", "views of one another"],
+)
+def test_other_calls_stay_as_they_are(results: Callable[[Tensor], Any]) -> None:
+    module = called(results, lambda graph, call: [result_of(graph, call, 0)])
+    before = targets(module)
+    as_ops(module)
+    assert targets(module) == before
+
+
+def twice(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x[:2], x[1:]
