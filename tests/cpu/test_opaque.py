@@ -35,8 +35,20 @@ def _(x: Tensor, out: Tensor, shift: float) -> None:
     pass
 
 
+@torch.library.custom_op("test_opaque::add_into", mutates_args=("out",))
+def add_into(x: Tensor, out: Tensor) -> Tensor:
+    out += x * 0.1
+    made: Tensor = out.mean(0)
+    return made
+
+
+@add_into.register_fake
+def _(_: Tensor, out: Tensor) -> Tensor:
+    return out.new_empty(out.shape[1:])
+
+
 class Sine(torch.autograd.Function):
-    """By an op that writes into what it is given, there and back."""
+    """By ops that write into what they are given, there and back: new memory, and a result."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -50,7 +62,9 @@ class Sine(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         out = torch.empty_like(x)
         sine_into(x, out, torch.pi / 2)
-        return gradient * out
+        product = gradient * out
+        means = add_into(out, product)
+        return product + means
 
 
 class Layers(nn.Module):
@@ -138,6 +152,8 @@ def test_the_same_call_is_the_same_op() -> None:
     trained(written, backend)
     targets = [op.target for op in planned(backend).problem.trace.ops]
     assert len({t for t in targets if "sine_into" in t}) == 2, "there and back"
+    assert len({t for t in targets if "add_into" in t}) == 1
+    assert not any("empty" in t for t in targets), "made where it is written into"
     again = Backend(budget="1GiB")
     trained(written, again)
     assert [op.target for op in planned(again).problem.trace.ops] == targets

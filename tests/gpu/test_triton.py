@@ -125,3 +125,4 @@ def test_a_step_with_kernels_of_its_own_is_planned() -> None:
         "scaled_sine",
     ]
     assert all(Effect.UNREPEATABLE in op.effects for op in ours.values())
+    assert not any("empty" in op.target for op in ops), "made where it is written into"

@@ -14,11 +14,16 @@ from torch._dynamo.exc import ShortenTraceback
 from torch._dynamo.variables.torch_function import TorchFunctionModeStackStateManager
 from torch._functorch import config, partitioners
 from torch._functorch.aot_autograd import aot_function
+from torch._higher_order_ops.auto_functionalize import (
+    auto_functionalized_v2,
+    auto_functionalized_v2_dense,
+)
 from torch._higher_order_ops.triton_kernel_wrap import (
     kernel_side_table,
     triton_kernel_wrapper_functional,
+    triton_kernel_wrapper_mutation,
 )
-from torch._prims_common import suggest_memory_format
+from torch._prims_common import clone_preserve_strides, suggest_memory_format
 from torch.fx import GraphModule, Node
 from torch.fx.graph import _BoxedCodeGen
 from torch.nn.utils.stateless import _reparametrize_module as with_states
@@ -32,8 +37,11 @@ __all__ = [
     "aot_function",
     "as_dynamo_compiles",
     "as_if_compiled",
+    "auto_functionalized_v2",
+    "auto_functionalized_v2_dense",
     "boxed",
     "carry_sources",
+    "clone_preserve_strides",
     "compiles_autograd",
     "cudnn_reserve_bytes",
     "default_partition",
@@ -46,6 +54,7 @@ __all__ = [
     "stand_in_survives",
     "suggest_memory_format",
     "triton_kernel_wrapper_functional",
+    "triton_kernel_wrapper_mutation",
     "with_states",
     "without_function_modes",
 ]

@@ -22,7 +22,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from outcore.capture.triton_kernel import triton_kernel
+from outcore.capture.triton_kernel import PROCESS_NUMBERS, triton_kernel
+from outcore.capture.writing import made_for, write_into
 
 NAMESPACE = "outcore"
 
@@ -82,9 +83,10 @@ class _Call:
 
 def _call(joint: GraphModule, node: Node) -> _Call | None:
     """`node` as a call of an op; None where it takes or gives what no op does."""
-    graphs = [n for n in node.all_input_nodes if isinstance(_attribute(joint, n), GraphModule)]
-    given = {n: n.meta.get("val", _attribute(joint, n)) for n in node.all_input_nodes}
-    given = {n: tensor for n, tensor in given.items() if n not in graphs}
+    fresh = made_for(node)
+    read = [m for n in node.all_input_nodes for m in (n.all_input_nodes if n in fresh else [n])]
+    graphs = [n for n in read if isinstance(_attribute(joint, n), GraphModule)]
+    given = {n: n.meta.get("val", _attribute(joint, n)) for n in read if n not in graphs}
     made = tree_leaves(node.meta.get("val"))
     tensors = [each for each in (*given.values(), *made) if each is not None]
     if not all(isinstance(each, Tensor) for each in tensors) or not _is_taken_apart(node):
@@ -93,7 +95,8 @@ def _call(joint: GraphModule, node: Node) -> _Call | None:
     own = [leaf for leaf, place in enumerate(places or ()) if isinstance(place, int)]
     if places is None or not own:
         return None
-    return _Call(node, tuple(given), _ops.find(_alone(joint, node, tuple(given), own)), places)
+    alone = _alone(joint, node, tuple(given), fresh, own)
+    return _Call(node, tuple(given), _ops.find(alone), places)
 
 
 def _places(given: dict[Node, Tensor], made: list[Any]) -> tuple[Place, ...] | None:
@@ -143,24 +146,49 @@ class _Alone:
     kernel: object = None
 
 
-def _alone(joint: GraphModule, node: Node, given: tuple[Node, ...], own: list[int]) -> _Alone:
-    """The call, to be given tensors alone."""
+def _alone(
+    joint: GraphModule,
+    node: Node,
+    given: tuple[Node, ...],
+    fresh: tuple[Node, ...],
+    own: list[int],
+) -> _Alone:
+    """The call, to be given tensors alone. It makes `fresh` itself, to write into."""
     graph = Graph()
     new = {n: graph.placeholder(f"given_{i}") for i, n in enumerate(given)}
     inside: list[Node] = []
     for n in node.all_input_nodes:
-        if n not in new:
+        if n in fresh:
+            new[n] = _again(graph, n, new, f"fresh_{len(new)}")
+        elif n not in new:
             new[n] = graph.create_node("get_attr", str(n.target))
             inside.append(n)
-    args, kwargs = map_arg((node.args, node.kwargs), new.__getitem__)
-    made = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]  # one is called like a function
+    made = _again(graph, node, new, "made")
     graph.output(made)
+    kernel = triton_kernel(made)
+    told = [_text(graph, made), str(own), *(_told(_attribute(joint, n)) for n in inside)]
+    if fresh:
+        write_into(made, [new[n] for n in fresh])
     module = GraphModule(joint, graph)
-    if (kernel := triton_kernel(made)) is not None:
-        return _Alone(module, own, kernel.name, kernel.told, kernel.function)
-    told = (module.code, str(own), *(_told(_attribute(joint, n)) for n in inside))
+    if kernel is not None:
+        return _Alone(module, own, kernel.name, "\n".join([*told, kernel.told]), kernel.function)
     wrapped = (each._opname for each in node.args if isinstance(each, OpOverload))
     return _Alone(module, own, next(wrapped, _name(node)), "\n".join(told))
+
+
+def _again(graph: Graph, node: Node, new: dict[Node, Node], name: str) -> Node:
+    """The same call in `graph`, of the `new` nodes there, under a name that any has there."""
+    args, kwargs = map_arg((node.args, node.kwargs), new.__getitem__)
+    return graph.create_node("call_function", node.target, args, kwargs, name)
+
+
+def _text(graph: Graph, made: Node) -> str:
+    """What a graph around one call does, without the numbers that a process has for kernels."""
+    kwargs = dict(made.kwargs)
+    made.kwargs = kwargs | {name: 0 for name in PROCESS_NUMBERS if name in kwargs}
+    text = str(graph)
+    made.kwargs = kwargs
+    return text
 
 
 def _told(module: GraphModule) -> str:
@@ -232,7 +260,8 @@ def _replace(graph: Graph, call: _Call) -> None:
                 each.replace_all_uses_with(place)
             else:
                 _forget(each)
-    for each in reversed(list(_takers(node))):
+    fresh = made_for(node)
+    for each in (*reversed(list(_takers(node))), *fresh):
         graph.erase_node(each)
 
 
