@@ -44,7 +44,7 @@ def add_into(x: Tensor, out: Tensor) -> Tensor:
 
 @add_into.register_fake
 def _(_: Tensor, out: Tensor) -> Tensor:
-    return out.new_empty(out.shape[1:])
+    return torch.empty_like(out[0])
 
 
 class Sine(torch.autograd.Function):
@@ -62,8 +62,8 @@ class Sine(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         out = torch.empty_like(x)
         sine_into(x, out, torch.pi / 2)
-        product = gradient * out
-        means = add_into(out, product)
+        product: Tensor = gradient * out
+        means: Tensor = add_into(out, product)
         return product + means
 
 

@@ -33,8 +33,6 @@ TAKEN = frozenset(
         "auto_functionalized",
         "auto_functionalized_v2",
         "cond",
-        "flex_attention",
-        "flex_attention_backward",
         "map_impl",
         "scan",
         "triton_kernel_wrapper_functional",
