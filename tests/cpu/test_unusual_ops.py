@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._decomp import decomposition_table
-from torch._higher_order_ops.effects import has_effects
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
@@ -352,16 +351,66 @@ class Solved(nn.Module):
         return result
 
 
-@pytest.mark.skipif(
-    not has_effects(torch.ops.aten._linalg_check_errors.default),
-    reason="before torch 2.13 that op is like any other",
-)
-def test_an_op_inside_another_is_named_and_told_once() -> None:
-    backend = Backend(budget="1GiB")
-    inner = r"op with_effects \(aten\._linalg_check_errors\.default\) is not an ATen op"
-    for rows in (8, 16):
+def test_checks_for_errors_are_planned() -> None:
+    backend = Backend(budget="1GiB", strict=True)
+    module = Solved()
+    call = torch.compile(module, backend=backend)
+    for _ in range(PROFILED_STEPS + 1):
+        call(torch.ones(8, 8)).sum().backward()
+    assert backend.engine is not None
+    (graph,) = backend.engine.graphs
+    assert graph.planned is not None
+    assert any("_linalg_check_errors" in op.target for op in graph.planned.problem.trace.ops)
+    with torch.no_grad():
+        module.weight.zero_()
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        call(torch.ones(8, 8))
+    with torch.no_grad():
+        module.weight.copy_(torch.eye(8))
+    call(torch.ones(8, 8)).sum().backward()
+
+
+class Inverse(torch.autograd.Function):
+    """With checks in its backward too."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, x: Tensor) -> Tensor:
+        result: Tensor = torch.linalg.solve(weight, x)
+        ctx.save_for_backward(weight, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        weight, result = ctx.saved_tensors
+        of_x = torch.linalg.solve(weight.T, gradient)
+        return -of_x @ result.T, of_x
+
+
+class Inverses(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            assert isinstance(layer, nn.Linear)
+            weight = layer.weight @ layer.weight.T + 10 * torch.eye(64)
+            solve: Any = Inverse.apply if number % 2 else torch.linalg.solve
+            x = solve(weight, torch.relu(layer(x)).T).T + torch.linalg.cholesky(weight).mean()
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_ops_with_effects_move_nothing_out_of_order() -> None:
+    def trained(backend: Any) -> list[list[Tensor]]:
         torch._dynamo.reset()
-        call = torch.compile(Solved(), backend=backend, dynamic=False)
-        with pytest.warns(UserWarning, match=inner):
-            call(torch.ones(8, rows)).sum().backward()
-    assert len(backend.report().notes) == 1
+        torch.manual_seed(0)
+        module = Inverses()
+        call = torch.compile(module, backend=backend)
+        return train(module, call, [x], mean_square, PROFILED_STEPS + 2)
+
+    x = torch.randn(512, 64, generator=torch.Generator().manual_seed(0))
+    budget = tight_budget(Inverses(), [x], mean_square, share=0.7)
+    backend = Backend(budget=budget, policy="pooch", strict=True)
+    assert same(trained(backend), trained("eager"))
+    assert backend.report().counts.offload

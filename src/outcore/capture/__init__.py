@@ -22,6 +22,7 @@ from outcore.capture.opaque import as_ops
 from outcore.capture.passing import passing
 from outcore.capture.shells import Shells, shells
 from outcore.capture.sizes import BySizes, is_symbolic
+from outcore.capture.tokens import without_tokens
 from outcore.capture.tracing import as_kernels
 
 __all__ = [
@@ -49,4 +50,5 @@ __all__ = [
     "trace_network",
     "under_checkpoint",
     "without_function_modes",
+    "without_tokens",
 ]

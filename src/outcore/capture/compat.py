@@ -18,6 +18,7 @@ from torch._higher_order_ops.auto_functionalize import (
     auto_functionalized_v2,
     auto_functionalized_v2_dense,
 )
+from torch._higher_order_ops.effects import with_effects
 from torch._higher_order_ops.triton_kernel_wrap import (
     kernel_side_table,
     triton_kernel_wrapper_functional,
@@ -55,6 +56,7 @@ __all__ = [
     "suggest_memory_format",
     "triton_kernel_wrapper_functional",
     "triton_kernel_wrapper_mutation",
+    "with_effects",
     "with_states",
     "without_function_modes",
 ]

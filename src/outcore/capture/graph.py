@@ -327,7 +327,7 @@ class _Capture:
         nbytes = tensor.untyped_storage().nbytes()
         if not isinstance(nbytes, int):
             raise CaptureError(reason=f"the size of {name} is symbolic")
-        if tensor.dim() or tensor.device.type != "cpu":
+        if (tensor.dim() and nbytes) or tensor.device.type != "cpu":
             self.devices.add(tensor.device)
         else:
             self.scalars.add(len(self.buffers))

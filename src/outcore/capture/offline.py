@@ -23,6 +23,7 @@ from outcore.capture.compat import (
 from outcore.capture.graph import Captured, capture
 from outcore.capture.opaque import as_ops
 from outcore.capture.passing import passing
+from outcore.capture.tokens import without_tokens
 from outcore.capture.tracing import as_kernels
 from outcore.errors import CaptureError
 from outcore.ir.trace import Trace
@@ -88,7 +89,7 @@ def trace_as_run(step: Callable[..., Any], owner: nn.Module, *inputs: Any) -> Tr
             return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
         by_cudnn(joint)
         as_ops(joint)
-        captured = capture(joint, num_fwd_outputs, range(len(states)))
+        captured = capture(without_tokens(joint), num_fwd_outputs, range(len(states)))
         verify_trace(captured.trace)
         raise _Seen(captured)
 
@@ -132,7 +133,8 @@ def _partition(
         return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
     by_cudnn(joint)
     as_ops(joint)
-    captured = capture(joint, num_fwd_outputs, list(static_lifetime_input_indices or ()))
+    static = list(static_lifetime_input_indices or ())
+    captured = capture(without_tokens(joint), num_fwd_outputs, static)
     verify_trace(captured.trace)
     raise _Seen(captured)
 

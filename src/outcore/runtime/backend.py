@@ -28,6 +28,7 @@ from outcore.capture import (
     passing,
     shells,
     without_function_modes,
+    without_tokens,
 )
 from outcore.errors import CaptureError, OptionValueError
 from outcore.execute import Executable, in_core
@@ -224,7 +225,7 @@ class Backend:
     def _capture(self, joint: GraphModule, outputs: int, static: list[int]) -> Captured | None:
         """The graph's trace, and an engine for its device; None where it cannot be planned."""
         try:
-            captured = capture(joint, outputs, static)
+            captured = capture(without_tokens(joint), outputs, static)
             verify_trace(captured.trace)
             self._engine(captured.device)
         except CaptureError as error:

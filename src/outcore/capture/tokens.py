@@ -1,0 +1,56 @@
+"""Ops with an effect, as the ops they are: torch has a token go from each to the next."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
+
+from outcore.capture.compat import with_effects
+
+
+def without_tokens(joint: GraphModule) -> GraphModule:
+    """A copy of `joint` in which such ops are called themselves; itself where there are none.
+
+    What has an effect alone has no users then: the copy is for a Trace, whose ops all run in order.
+    """
+    if not any(map(_is_within, joint.graph.nodes)):
+        return joint
+    graph = Graph()
+    new: dict[Node, Node] = {}
+    results: Any = graph.graph_copy(joint.graph, new)
+    output = joint.graph.output_node()
+    graph.output(results).meta = dict(output.meta)
+    for node, copied in new.items():
+        copied.meta = dict(node.meta)
+    for node in [n for n in graph.nodes if _is_within(n)]:
+        _unwrap(graph, node)
+    graph.lint()
+    return GraphModule(joint, graph)
+
+
+def _is_within(node: Node) -> bool:
+    return node.target is with_effects and isinstance(node.args[1], OpOverload)
+
+
+def _unwrap(graph: Graph, node: Node) -> None:
+    token, op, *args = node.args
+    assert isinstance(token, Node)  # noqa: S101 - as torch calls it
+    assert isinstance(op, OpOverload)  # noqa: S101 - as `_is_within` says
+    _, *described = node.meta["val"]
+    several = len(op._schema.returns) > 1
+    with graph.inserting_before(node):
+        made = graph.call_function(op, tuple(args), node.kwargs)
+        made.meta = dict(node.meta)
+        made.meta["val"] = tuple(described) if several else next(iter(described), None)
+        for user in list(node.users):
+            position: Any = user.args[1]
+            result = token if position == 0 else made
+            if position and several:
+                result = graph.call_function(operator.getitem, (made, position - 1))
+                result.meta = dict(user.meta)
+            user.replace_all_uses_with(result)
+            graph.erase_node(user)
+    graph.erase_node(node)
