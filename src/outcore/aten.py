@@ -137,6 +137,12 @@ safe and gives the same bits. Where there is no name, the overload with an out a
 tensor of its own first, and the op of the same name with an underscore writes in place.
 """
 
+IN_PLACE = {"aten.mul.Scalar": "aten.mul_.Tensor"}
+"""target -> the op that writes in place with the same bits, where it is not the one by that name.
+
+`mul_.Scalar` rounds the number to the tensor's dtype first, which shows in half precision.
+"""
+
 
 def resolve(target: str) -> torch._ops.OpOverload:
     """The overload that `target` names, such as `aten.convolution.default`."""
@@ -234,7 +240,7 @@ def in_place(target: str) -> torch._ops.OpOverload:
     namespace, packet, overload = target.split(".")
     wanted = DONATIONS[target][1]
     if not wanted:
-        return resolve(f"{namespace}.{packet}_.{overload}")
+        return resolve(IN_PLACE.get(target, f"{namespace}.{packet}_.{overload}"))
     overloads = getattr(getattr(torch.ops, namespace), packet)
     functional = resolve(target)._schema.arguments
     for name in overloads.overloads():
