@@ -185,16 +185,16 @@ class _Door:
             # Nothing to plan: each of its shapes would be one of those that torch compiles.
             if self.backend.engine is not None:
                 self.backend.engine.close_step()  # else the meter would go on
-            return _run(model, *args, **kwargs)
+            return _run(model, "", *args, **kwargs)
         if self.trained:
-            return self._run(model, *args, **kwargs)
+            return self._run(model, _hooks(model), *args, **kwargs)
         return self._until_trained(model, args, kwargs)
 
     def _until_trained(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run the module; where that was its first training call, see what it brought."""
         backend = self.backend
         calls, notes = _calls(backend), len(backend.notes)
-        results = self._run(model, *args, **kwargs)
+        results = self._run(model, _hooks(model), *args, **kwargs)
         self._noted |= len(backend.notes) > notes
         if model.training:
             self.trained = True
@@ -251,9 +251,25 @@ def _apart() -> dict[str, Any]:
     return {"dynamic": False, "isolate_recompiles": True, "recompile_limit": MOST_SHAPES}
 
 
-def _run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """What is compiled of a module: torch's own (nn.Sequential, ...) it compiles only inside it."""
+def _run(self: nn.Module, hooks: str, /, *args: Any, **kwargs: Any) -> Any:
+    """What is compiled of a module: torch's own (nn.Sequential, ...) it compiles only inside it.
+
+    `hooks`: those of the module (`_hooks`), which are compiled with it. torch does not look whether
+    there are others since, but does at an argument that is read.
+    """
+    str(hooks)
     return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
+
+
+def _hooks(model: nn.Module) -> str:
+    """The hooks that a call of `model` runs, by the numbers that torch gives them."""
+    held = (
+        model._forward_pre_hooks,  # noqa: SLF001 - torch has no other way to ask
+        model._forward_hooks,  # noqa: SLF001 - as above
+        model._backward_pre_hooks,  # noqa: SLF001 - as above
+        model._backward_hooks,  # noqa: SLF001 - as above
+    )
+    return ";".join(",".join(map(str, each)) for each in held) if any(held) else ""
 
 
 def _wrap(model: M, backend: Backend, *, owns: bool) -> M:

@@ -75,6 +75,31 @@ class TestWrap:
         assert report.counts.offload
         assert same(seen, small_reference(STEPS, eager=True))
 
+    def test_hooks_that_come_and_go(self) -> None:
+        def results(module: nn.Module) -> list[float]:
+            seen, backward = [], []
+
+            def run() -> None:
+                loss = mean_square(module(batch(0).requires_grad_()))
+                loss.backward()
+                seen.append(loss.item())
+
+            run()
+            for hook in (lambda _, __, y: y * 2, lambda _, __, y: y * 3):
+                handle = module.register_forward_hook(hook)
+                run()
+                handle.remove()
+                run()
+            with module.register_forward_pre_hook(lambda _, given: (given[0] * 2,)):
+                run()
+            with module.register_full_backward_hook(lambda *_: backward.append(1)):
+                run()
+            return [*seen, len(backward)]
+
+        expected = results(small().eval())
+        assert len(set(expected)) == 5
+        assert results(outcore.wrap(small(), "1GiB").eval()) == expected
+
     def test_options_are_read_at_once(self) -> None:
         with pytest.raises(OptionError, match="did you mean 'policy'"):
             outcore.wrap(small(), budget="2MiB", polcy="pooch")  # type: ignore[call-arg]  # refused by mypy as well

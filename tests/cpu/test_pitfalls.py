@@ -882,6 +882,35 @@ class TestCheckpointAround:
         assert backend.report().state == "in-core"
 
 
+class Normalised(nn.Module):
+    """Blocks that are checkpointed, each with running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU())
+            for _ in range(6)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+def test_batch_norm_inside_a_checkpoint() -> None:
+    """torch's own graph saves the statistics, which are overwritten after the forward call."""
+
+    def trained(backend: Any) -> list[list[Tensor]]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module = Normalised()
+        return train(module, torch.compile(module, backend=backend), images, mean_square, STEPS)
+
+    images = [batch(0)]
+    assert same(trained(Backend(budget="1GiB", strict=True)), trained("aot_eager"))
+
+
 def test_batched_gradients_are_refused() -> None:
     module = Stacked()
     call, _ = compiled(module)

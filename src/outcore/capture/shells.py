@@ -8,6 +8,7 @@ unless compiled autograd, enabled after the graph was compiled, copies them into
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +25,21 @@ class Shells:
     saved_inputs: tuple[int, ...]
 
 
-def shells(forward: GraphModule, backward: GraphModule, forward_outputs: int) -> Shells:
-    """Shells for the in-core modules `forward` and `backward` (which stay as they are)."""
+def shells(
+    forward: GraphModule,
+    backward: GraphModule,
+    forward_outputs: int,
+    overwritten: Collection[int] = (),
+) -> Shells:
+    """Shells for the in-core modules `forward` and `backward` (which stay as they are).
+
+    `overwritten`: positions of inputs that AOTAutograd itself overwrites once the forward call is
+    over. It would have autograd find that out where one is saved too, as inside of a checkpoint.
+    """
     primals = forward.graph.find_nodes(op="placeholder")
     results = _results(forward)
-    saved = [n for n in results[forward_outputs:] if isinstance(n, Node) and n in set(primals)]
+    stable = {n for position, n in enumerate(primals) if position not in overwritten}
+    saved = [n for n in results[forward_outputs:] if isinstance(n, Node) and n in stable]
     tangents = _tangents(backward, len(results) - forward_outputs)
     stand_in = _stand_in(primals)
     return Shells(

@@ -195,7 +195,7 @@ class Backend:
         )
         if captured is None:
             return forward, backward
-        outside = shells(forward, backward, num_fwd_outputs)
+        outside = shells(forward, backward, num_fwd_outputs, captured.overwritten)
         engine = self._engine(captured.device)
         fallback: Executable = in_core(
             boxed(forward), boxed(backward), num_fwd_outputs, len(captured.constants)

@@ -326,6 +326,10 @@ class Engine:
         with naming_the_rank():
             return self.planner.floor_program(self._shares(graph), resident, leanest=leanest)
 
+    def kept_program(self, graph: PlannedGraph, resident_bytes: int) -> tuple[Program, int]:
+        """The program that keeps everything, and how much may be held besides while it fits."""
+        return self.planner.kept_program(self._shares(graph), resident_bytes)
+
     def plan(self, graph: PlannedGraph, profiled: Profiling) -> Planned:
         """Plan `graph` from what was measured. Everything is kept where that fits.
 

@@ -233,9 +233,20 @@ class PlannedGraph:
                 self.profiling = self._begin(inputs)
         self.profiling.resident_bytes = max(self.profiling.resident_bytes, resident)
         if not self.profiling.done or self._follows_the_unplanned():
-            return self.profiling.executable
+            return self._unplanned(self.profiling, resident)
         self.standing.gone_bytes = self.profiling.gone_bytes or 0
         return self._settle(self.engine.plan(self, self.profiling)).executable
+
+    def _unplanned(self, profiling: Profiling, resident_bytes: int) -> Executable:
+        """What is profiled; where nobody differentiates, what moves nothing, if that has room."""
+        if self.standing.fruitless < MOST_FRUITLESS:
+            return profiling.executable
+        if profiling.kept is None:
+            program, most = self.engine.kept_program(self, resident_bytes)
+            generator = self.engine.driver.generator
+            profiling.kept = build(self.captured.trace, program, generator), most
+        executable, most = profiling.kept
+        return executable if resident_bytes <= most else profiling.executable
 
     def _follows_the_unplanned(self) -> bool:
         """Whether a graph that waits for its backward is to be planned first, and may yet be."""

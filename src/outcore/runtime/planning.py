@@ -61,9 +61,7 @@ class Planner:
         Nothing overlaps; with `leanest` nothing takes less. Raises InfeasibleError where even that
         does not fit the budget.
         """
-        ops = len(shares.graph.captured.trace.ops)
-        profile = Profile((0.0,) * ops, (0,) * ops, Source.ESTIMATED)
-        problem = shares.problem(self.solver.hardware(), profile, resident_bytes)
+        problem = self._unmeasured(shares, resident_bytes)
         make = leanest_plan if leanest else floor_plan
         try:
             problem, plan = self.solver.solve(shares, problem, make)
@@ -73,6 +71,21 @@ class Planner:
         program = lower(replace(problem, budget_bytes=1), plan)
         spare = problem.budget_bytes - peak(problem, program, Tier.DEVICE).nbytes
         return program, resident_bytes + spare
+
+    def kept_program(self, shares: Shares, resident_bytes: int) -> tuple[Program, int]:
+        """The program that keeps everything, and how much may be held besides while it fits.
+
+        Workspaces are not known: half of the budget is left to them, and to other graphs.
+        """
+        problem = self._unmeasured(shares, resident_bytes)
+        program = lower(problem, make_plan({}, "keep-all"))
+        spare = problem.budget_bytes // 2 - peak(problem, program, Tier.DEVICE).nbytes
+        return program, resident_bytes + spare
+
+    def _unmeasured(self, shares: Shares, resident_bytes: int) -> Problem:
+        ops = len(shares.graph.captured.trace.ops)
+        profile = Profile((0.0,) * ops, (0,) * ops, Source.ESTIMATED)
+        return shares.problem(self.solver.hardware(), profile, resident_bytes)
 
     def plan(self, shares: Shares, profiled: Profiling) -> Planned:
         """Plan a graph from what was measured. Everything is kept where that fits.

@@ -49,6 +49,8 @@ class Profiling:
     """What went while the graph waited, in each timed step, and was not of that step itself;
     None: not known."""
     timed_steps: int = 0
+    kept: tuple[Executable, int] | None = None
+    """The same without a move, and what may be held besides it; once nobody differentiates."""
 
     @property
     def done(self) -> bool:
