@@ -159,6 +159,28 @@ def test_the_same_call_is_the_same_op() -> None:
     assert [op.target for op in planned(again).problem.trace.ops] == targets
 
 
+@torch.library.custom_op("test_opaque::scale_into", mutates_args=("out",))
+def scale_into(x: Tensor, out: Tensor, how: str | None) -> None:
+    out.copy_(x * (2 if how is None else 3))
+
+
+@scale_into.register_fake
+def _(x: Tensor, out: Tensor, how: str | None) -> None:
+    pass
+
+
+def test_calls_that_read_alike_are_two_ops() -> None:
+    def both(x: Tensor) -> Tensor:
+        outs = [torch.empty_like(x) for _ in range(2)]
+        scale_into(x, outs[0], None)
+        scale_into(x, outs[1], "None")
+        return outs[0] + 10 * outs[1] + x.sin()
+
+    x = torch.ones(4, requires_grad=True)
+    backend = Backend(budget="1GiB", strict=True)
+    assert torch.equal(torch.compile(both, backend=backend)(x), both(x))
+
+
 def test_a_region_within_runs_in_core() -> None:
     @torch.compiler.nested_compile_region
     def region(x: Tensor, weight: Tensor) -> Tensor:

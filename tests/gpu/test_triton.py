@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
 from benchmarks.kit.modes import same_graph
 from outcore import Backend
@@ -89,6 +90,23 @@ class Layers(nn.Module):
         for number, layer in enumerate(self.layers):
             x = Sine.apply(layer(x), 2.0 + number % 2)
         return x
+
+
+def test_kernels_are_found_after_torch_forgot_their_places() -> None:
+    def gradients(backend: Any, *, twice: bool) -> list[Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module = Layers().cuda()
+        call = torch.compile(module, backend=backend)
+        for _ in range(1 + twice):
+            module.zero_grad()
+            mean_square(call(images())).backward()
+            kernel_side_table.reset_table()
+            kernel_side_table.add_kernel(add_into)
+        return [p.grad.clone() for p in module.parameters() if p.grad is not None]
+
+    expected = gradients(same_graph, twice=False)
+    assert same([gradients(Backend(budget="1GiB"), twice=True)], [expected])
 
 
 def trained(backend: Any) -> list[list[Tensor]]:

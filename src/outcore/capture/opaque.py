@@ -22,7 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from outcore.capture.triton_kernel import PROCESS_NUMBERS, triton_kernel
+from outcore.capture.triton_kernel import NUMBERS, TritonKernel, triton_kernel
 from outcore.capture.writing import made_for, write_into
 
 NAMESPACE = "outcore"
@@ -134,14 +134,25 @@ def _attribute(joint: GraphModule, node: Node) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Alone:
-    """A call as a module of its own, and what it is: by name, in full, and what no text tells."""
+    """A call as a module of its own, and what it is: by name, and in full."""
 
     module: GraphModule
     own: list[int]
     """Which of its results, by position, are neither None nor what it was given."""
     name: str
     told: str
-    kernel: object = None
+    kernel: TritonKernel | None = None
+
+    @property
+    def function(self) -> object:
+        """What no text tells: the kernel itself."""
+        return None if self.kernel is None else self.kernel.function
+
+    def run(self, given: list[Tensor]) -> list[Tensor]:
+        """Its own results."""
+        numbers = () if self.kernel is None else self.kernel.numbers()
+        made = tree_leaves(self.module(*given, *numbers))
+        return [made[leaf] for leaf in self.own]
 
 
 def _alone(
@@ -154,7 +165,8 @@ def _alone(
     """The call, to be given tensors alone. It makes `fresh` itself, to write into."""
     graph = Graph()
     new = {n: graph.placeholder(f"given_{i}") for i, n in enumerate(given)}
-    inside: list[Node] = []
+    kernel, inside = triton_kernel(node), list[Node]()
+    numbers = {} if kernel is None else {name: graph.placeholder(name) for name in NUMBERS}
     for n in node.all_input_nodes:
         if n in fresh:
             new[n] = _again(graph, n, new, f"fresh_{len(new)}")
@@ -162,14 +174,14 @@ def _alone(
             new[n] = graph.create_node("get_attr", str(n.target))
             inside.append(n)
     made = _again(graph, node, new, "made")
+    made.kwargs = {**made.kwargs, **numbers}
     graph.output(made)
-    kernel = triton_kernel(made)
-    told = [_text(graph, made), str(own), *(_told(_attribute(joint, n)) for n in inside)]
     if fresh:
         write_into(made, [new[n] for n in fresh])
     module = GraphModule(joint, graph)
+    told = [module.code, str(own), *(_told(_attribute(joint, n)) for n in inside)]
     if kernel is not None:
-        return _Alone(module, own, kernel.name, "\n".join([*told, kernel.told]), kernel.function)
+        return _Alone(module, own, kernel.name, "\n".join([*told, kernel.told]), kernel)
     wrapped = (each._opname for each in node.args if isinstance(each, OpOverload))
     return _Alone(module, own, next(wrapped, _name(node)), "\n".join(told))
 
@@ -178,15 +190,6 @@ def _again(graph: Graph, node: Node, new: dict[Node, Node], name: str) -> Node:
     """The same call in `graph`, of the `new` nodes there, under a name that any has there."""
     args, kwargs = map_arg((node.args, node.kwargs), new.__getitem__)
     return graph.create_node("call_function", node.target, args, kwargs, name)
-
-
-def _text(graph: Graph, made: Node) -> str:
-    """What a graph around one call does, without the numbers that a process has for kernels."""
-    kwargs = dict(made.kwargs)
-    made.kwargs = kwargs | {name: 0 for name in PROCESS_NUMBERS if name in kwargs}
-    text = str(graph)
-    made.kwargs = kwargs
-    return text
 
 
 def _told(module: GraphModule) -> str:
@@ -219,18 +222,14 @@ class _Ops:
                 if name not in self.found:
                     self.found[name] = self._define(name, call), call
                 op, known = self.found[name]
-                if known.kernel is call.kernel and known.told == call.told:
+                if known.function is call.function and known.told == call.told:
                     return op
         raise AssertionError  # numbers do not end
 
     def _define(self, name: str, call: _Alone) -> OpOverload:
-        def run(given: list[Tensor]) -> list[Tensor]:
-            made = tree_leaves(call.module(*given))
-            return [made[leaf] for leaf in call.own]
-
         self.library.define(f"{name}(Tensor[] given) -> Tensor[]")  # type: ignore[no-untyped-call]  # torch's
-        self.library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch's
-        torch.library.register_fake(f"{NAMESPACE}::{name}", run, lib=self.library)
+        self.library.impl(name, call.run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch's
+        torch.library.register_fake(f"{NAMESPACE}::{name}", call.run, lib=self.library)
         found: OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
         return found
 

@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from torch.fx import Node
 
 from outcore.capture.compat import kernel_side_table, triton_kernel_wrapper_functional
 
-PROCESS_NUMBERS = ("kernel_idx", "constant_args_idx")
-"""Arguments by which a graph refers to a kernel and to its constants: numbers of the process."""
+NUMBERS = ("kernel_idx", "constant_args_idx")
+"""Arguments by which a graph refers to a kernel and its constants: places in a table of torch's."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class TritonKernel:
-    """A kernel as a graph calls it: its name, what tells it from others, and itself."""
+    """A kernel and its constants as a graph launches them."""
 
+    function: Any
+    constants: dict[str, Any]
     name: str
     told: str
-    function: object
+    """What tells it from others, but for functions that were made twice from one text."""
+    _place: int = field(default=-1, init=False)
+
+    def numbers(self) -> tuple[int, int]:
+        """Their places in torch's table now, which `torch._dynamo.reset` empties."""
+        if kernel_side_table.constant_args.get(self._place) is not self.constants:
+            self._place = kernel_side_table.add_constant_args(self.constants)
+        return kernel_side_table.add_kernel(self.function), self._place
 
 
 def triton_kernel(node: Node) -> TritonKernel | None:
-    """The kernel that `node` launches; None where it does not.
-
-    Two kernels may be told alike, if functions were made twice from one text.
-    """
+    """The kernel that `node` launches; None where it does not."""
     if node.target is not triton_kernel_wrapper_functional:
         return None
-    function: Any = kernel_side_table.get_kernel(cast(int, node.kwargs["kernel_idx"]))
-    constants = kernel_side_table.get_constant_args(cast(int, node.kwargs["constant_args_idx"]))
+    places = [cast(int, node.kwargs[name]) for name in NUMBERS]
+    function: Any = kernel_side_table.get_kernel(places[0])
+    constants = kernel_side_table.get_constant_args(places[1])
     inner, settings = function, []
     while hasattr(inner, "fn") and not hasattr(inner, "src"):  # autotuned, or with heuristics
         settings.append(str(getattr(inner, "configs", "")))
         inner = inner.fn
     name = getattr(inner, "__name__", "triton_kernel")
-    told = (name, getattr(inner, "src", ""), *settings, constants)
-    return TritonKernel(name, "\n".join(map(str, told)), function)
+    told = (name, getattr(inner, "src", ""), *settings, str(constants))
+    return TritonKernel(function, constants, name, "\n".join(told))
