@@ -93,6 +93,16 @@ def conditional(layer: nn.Module, x: Tensor) -> Tensor:
     return result
 
 
+def with_constants(layer: nn.Module, x: Tensor) -> Tensor:
+    result: Tensor = torch.cond(
+        x.sum() > 0,
+        lambda y: torch.sin(layer(y)) * torch.tensor([0.5, 2.0]).repeat(WIDTH // 2),
+        lambda y: y * torch.tensor([3.0, 0.25]).repeat(WIDTH // 2),
+        (x,),
+    )
+    return result
+
+
 def mapped(layer: nn.Module, x: Tensor) -> Tensor:
     rows = x.view(4, ROWS // 4, WIDTH)
     weight: Any = layer.weight
@@ -145,6 +155,16 @@ def test_a_call_is_planned_like_an_op(between: Between, name: str) -> None:
     calls = [op for op in trace.ops if op.target.startswith(f"outcore.{name}_")]
     assert len(calls) >= 6
     assert all(Effect.UNREPEATABLE in op.effects for op in calls)
+
+
+@pytest.mark.parametrize("between", [conditional, with_constants])
+def test_graphs_within_are_told_by_what_they_are(between: Between) -> None:
+    seen, expected = [], trained(between, "eager")
+    for _ in range(2):
+        backend = Backend(budget="1GiB", strict=True)
+        assert same(trained(between, backend), expected)
+        seen.append([op.target for op in planned(backend).problem.trace.ops])
+    assert seen[0] == seen[1]
 
 
 def test_the_same_call_is_the_same_op() -> None:

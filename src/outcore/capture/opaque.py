@@ -18,6 +18,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses import FakeTensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten, tree_leaves
@@ -26,6 +28,9 @@ from outcore.capture.triton_kernel import NUMBERS, TritonKernel, triton_kernel
 from outcore.capture.writing import made_for, write_into
 
 NAMESPACE = "outcore"
+
+FEW = 4096
+"""Elements of a constant up to which it is known by its contents."""
 
 TAKEN = frozenset(
     {
@@ -193,7 +198,7 @@ def _again(graph: Graph, node: Node, new: dict[Node, Node], name: str) -> Node:
 
 
 def _told(module: GraphModule) -> str:
-    """The text of a graph and those within; of one with tensors of its own, which graph it is."""
+    """The text of a graph and those within, and their constants."""
     graphs = [m for m in module.modules() if isinstance(m, GraphModule)]
     held = [
         _attribute(m, n)
@@ -201,7 +206,17 @@ def _told(module: GraphModule) -> str:
         for n in m.graph.find_nodes(op="get_attr")
         if not isinstance(_attribute(m, n), GraphModule)
     ]
-    return "\n".join([*(m.code for m in graphs), *(str(id(each)) for each in held)])
+    return "\n".join([*(m.code for m in graphs), *map(_told_constant, held)])
+
+
+def _told_constant(held: Any) -> str:
+    """Its contents where they are few; else which object it is."""
+    if not isinstance(held, Tensor) or isinstance(held, FakeTensor) or held.numel() > FEW:
+        return str(id(held))
+    layout = held.dtype, tuple(held.shape), held.stride(), held.device
+    with unset_fake_temporarily():
+        numbers = held.detach().cpu().contiguous().view(-1).view(torch.uint8).tolist()
+    return f"{layout} {numbers}"
 
 
 class _Ops:

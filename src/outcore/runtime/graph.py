@@ -293,10 +293,10 @@ class PlannedGraph:
         )
 
     def _settle(self, planned: Planned) -> Following:
-        self.standing.settle(planned)
-        self._end_trial()
         generator = self.engine.driver.generator
         executable = build(self.captured.trace, planned.program, generator)
+        self.standing.settle(planned)
+        self._end_trial()
         self.captured = replace(self.captured, joint=None)
         self.profiling, self.following = None, Following(planned, executable)
         return self.following
