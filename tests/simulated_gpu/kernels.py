@@ -249,8 +249,9 @@ class _Kernel:
         def run() -> None:
             values = tree_leaves(self._fresh(work()))
             for target, place in zip(targets, places, strict=True):
-                if values[place].numel():  # the CPU leaves out what CUDA's kernels leave undefined
-                    target.copy_(values[place])
+                value = values[place]
+                if value is not None and value.numel():
+                    target.copy_(value)  # the CPU leaves out what CUDA's kernels leave undefined
 
         self.streams.launch(run)
 
