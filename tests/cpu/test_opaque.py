@@ -22,7 +22,6 @@ from tests.cpu.training import PROFILED_STEPS, mean_square, same, tight_budget, 
 STEPS = PROFILED_STEPS + 2
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 ROWS, WIDTH = 256, 64
-IMAGES = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
 @torch.library.custom_op("test_opaque::sine_into", mutates_args=("out",))
@@ -65,6 +64,10 @@ class Sine(torch.autograd.Function):
         product: Tensor = gradient * out
         means: Tensor = add_into(out, product)
         return product + means
+
+
+def images() -> Tensor:
+    return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
 class Layers(nn.Module):
@@ -126,7 +129,7 @@ def trained(between: Between, backend: Any) -> list[list[Tensor]]:
     torch.manual_seed(0)
     module = Layers(between)
     call = torch.compile(module, backend=backend)
-    return train(module, call, [IMAGES], mean_square, STEPS)
+    return train(module, call, [images()], mean_square, STEPS)
 
 
 def planned(backend: Backend) -> Any:
@@ -142,7 +145,7 @@ def planned(backend: Backend) -> Any:
 )
 def test_a_call_is_planned_like_an_op(between: Between, name: str) -> None:
     expected = trained(between, "eager")
-    budget = tight_budget(Layers(between), [IMAGES], mean_square, share=0.9)
+    budget = tight_budget(Layers(between), [images()], mean_square, share=0.9)
     backend = Backend(budget=budget, policy="pooch", strict=True)
     assert same(trained(between, backend), expected)
     report = backend.report()
@@ -151,6 +154,7 @@ def test_a_call_is_planned_like_an_op(between: Between, name: str) -> None:
     assert report.measured_peak_bytes
     assert report.predicted_peak_bytes
     assert report.measured_peak_bytes <= report.predicted_peak_bytes <= report.budget_bytes
+    assert (name == "cond") == any("torch.cond" in note for note in report.notes)
     trace = planned(backend).problem.trace
     calls = [op for op in trace.ops if op.target.startswith(f"outcore.{name}_")]
     assert len(calls) >= 6

@@ -179,6 +179,14 @@ def runs_in_backward(node: torch.fx.Node) -> bool:
     return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
 
 
+def is_within(joint_inputs: Any) -> bool:
+    """Whether a joint graph is that of a region which the graph around it calls.
+
+    torch gives such a graph no inputs to look at; each other has a tuple of two.
+    """
+    return not joint_inputs
+
+
 def mutated_inputs(output: torch.fx.Node, inputs: Sequence[torch.fx.Node]) -> tuple[int, ...]:
     """Which of `inputs`, those of the forward call, AOTAutograd overwrites once that is over.
 

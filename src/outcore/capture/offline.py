@@ -18,6 +18,7 @@ from outcore.capture.compat import (
     aot_function,
     as_if_compiled,
     default_partition,
+    is_within,
     with_states,
 )
 from outcore.capture.graph import Captured, capture
@@ -85,7 +86,7 @@ def trace_as_run(step: Callable[..., Any], owner: nn.Module, *inputs: Any) -> Tr
             return step(*tree_unflatten(again, structure))
 
     def partition(joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
-        if not inputs:  # as in `_partition`
+        if is_within(inputs):
             return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
         by_cudnn(joint)
         as_ops(joint)
@@ -129,7 +130,7 @@ def _partition(
     static_lifetime_input_indices: Sequence[int] | None = None,
     **_: Any,
 ) -> tuple[GraphModule, GraphModule]:
-    if not inputs:  # of a region within, which the graph around it calls
+    if is_within(inputs):
         return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
     by_cudnn(joint)
     as_ops(joint)

@@ -24,7 +24,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from outcore.capture.triton_kernel import NUMBERS, TritonKernel, triton_kernel
+from outcore.capture.triton_kernel import NUMBERS, TritonKernel, launches, triton_kernel
 from outcore.capture.writing import made_for, write_into
 
 NAMESPACE = "outcore"
@@ -32,7 +32,7 @@ NAMESPACE = "outcore"
 FEW = 4096
 """Elements of a constant up to which it is known by its contents."""
 
-TAKEN = frozenset(
+CALLS = frozenset(
     {
         "associative_scan",
         "auto_functionalized",
@@ -52,7 +52,7 @@ def as_ops(joint: GraphModule) -> None:
     Others stay as they are.
     """
     changed = False
-    for node in [n for n in joint.graph.nodes if _name(n) in TAKEN]:
+    for node in [n for n in joint.graph.nodes if _name(n) in CALLS]:
         call = _call(joint, node)  # not before: what it is given may be of one before it
         if call is not None:
             _replace(joint.graph, call)
@@ -80,6 +80,8 @@ class _Call:
 
     node: Node
     given: tuple[Node, ...]
+    fresh: tuple[Node, ...]
+    """What is made for it to write into, which the op makes itself."""
     op: OpOverload
     places: tuple[Place, ...]
 
@@ -91,15 +93,17 @@ def _call(joint: GraphModule, node: Node) -> _Call | None:
     graphs = [n for n in read if isinstance(_attribute(joint, n), GraphModule)]
     given = {n: n.meta.get("val", _attribute(joint, n)) for n in read if n not in graphs}
     made = tree_leaves(node.meta.get("val"))
-    tensors = [each for each in (*given.values(), *made) if each is not None]
-    if not all(isinstance(each, Tensor) for each in tensors) or not _is_taken_apart(node):
+    tensors = [*given.values(), *(each for each in made if each is not None)]
+    if not all(isinstance(each, Tensor) for each in tensors) or not _gives_items_alone(node):
         return None
+    if any(map(launches, (_attribute(joint, graph) for graph in graphs))):
+        return None  # by numbers that nobody keeps up to date in there
     places = _places(given, made)
     own = [leaf for leaf, place in enumerate(places or ()) if isinstance(place, int)]
     if places is None or not own:
         return None
     alone = _alone(joint, node, tuple(given), fresh, own)
-    return _Call(node, tuple(given), _ops.find(alone), places)
+    return _Call(node, tuple(given), fresh, _ops.find(alone), places)
 
 
 def _places(given: dict[Node, Tensor], made: list[Any]) -> tuple[Place, ...] | None:
@@ -131,7 +135,12 @@ def _lie_alike(tensor: Tensor, other: Tensor) -> bool:
 
 def _attribute(joint: GraphModule, node: Node) -> Any:
     """What a node names that is no call; None for other nodes."""
-    return getattr(joint, str(node.target), None) if node.op == "get_attr" else None
+    if node.op != "get_attr":
+        return None
+    try:
+        return operator.attrgetter(str(node.target))(joint)
+    except AttributeError:
+        return None
 
 
 # ---- the op of a call ---------------------------------------------------------------------------
@@ -213,6 +222,8 @@ def _told_constant(held: Any) -> str:
     """Its contents where they are few; else which object it is."""
     if not isinstance(held, Tensor) or isinstance(held, FakeTensor) or held.numel() > FEW:
         return str(id(held))
+    if held.layout is not torch.strided or held.is_quantized or held.is_conj() or held.is_neg():
+        return str(id(held))
     layout = held.dtype, tuple(held.shape), held.stride(), held.device
     with unset_fake_temporarily():
         numbers = held.detach().cpu().contiguous().view(-1).view(torch.uint8).tolist()
@@ -263,7 +274,7 @@ def _replace(graph: Graph, call: _Call) -> None:
     with graph.inserting_before(node):
         made = graph.call_function(call.op, (list(call.given),))
         made.meta = dict(node.meta) | {"val": own}
-        for each, place in list(_taken(node, spec.unflatten(call.places))):
+        for each, place in list(_results_of(node, spec.unflatten(call.places))):
             if isinstance(place, int):
                 result = graph.call_function(operator.getitem, (made, place))
                 result.meta = dict(each.meta)
@@ -272,32 +283,31 @@ def _replace(graph: Graph, call: _Call) -> None:
                 each.replace_all_uses_with(place)
             else:
                 _forget(each)
-    fresh = made_for(node)
-    for each in (*reversed(list(_takers(node))), *fresh):
+    for each in (*reversed(list(_with_items(node))), *call.fresh):
         graph.erase_node(each)
 
 
-def _is_taken_apart(node: Node) -> bool:
+def _gives_items_alone(node: Node) -> bool:
     """Whether all that takes `node` takes one of its results, and so on, where it is several."""
     if not isinstance(node.meta["val"], list | tuple | dict):
         return True
     users = list(node.users)
-    return all(user.target is operator.getitem and _is_taken_apart(user) for user in users)
+    return all(user.target is operator.getitem and _gives_items_alone(user) for user in users)
 
 
-def _takers(node: Node) -> Iterator[Node]:
+def _with_items(node: Node) -> Iterator[Node]:
     """`node`, and what only takes one of the results that it is."""
     yield node
     for user in list(node.users):
         if user.target is operator.getitem:
-            yield from _takers(user)
+            yield from _with_items(user)
 
 
-def _taken(node: Node, places: Any) -> Iterator[tuple[Node, Place]]:
+def _results_of(node: Node, places: Any) -> Iterator[tuple[Node, Place]]:
     """Nodes that are one result of `node`, each with where that is."""
     if isinstance(places, list | tuple | dict):
         for user in list(node.users):
-            yield from _taken(user, places[user.args[1]])  # type: ignore[index]  # by position, or by name
+            yield from _results_of(user, places[user.args[1]])  # type: ignore[index]  # by position, or by name
     else:
         yield node, places
 

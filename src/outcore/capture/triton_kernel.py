@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
-from outcore.capture.compat import kernel_side_table, triton_kernel_wrapper_functional
+from outcore.capture.compat import (
+    kernel_side_table,
+    triton_kernel_wrapper_functional,
+    triton_kernel_wrapper_mutation,
+)
 
 NUMBERS = ("kernel_idx", "constant_args_idx")
 """Arguments by which a graph refers to a kernel and its constants: places in a table of torch's."""
@@ -45,3 +49,10 @@ def triton_kernel(node: Node) -> TritonKernel | None:
     name = getattr(inner, "__name__", "triton_kernel")
     told = (name, getattr(inner, "src", ""), *settings, str(constants))
     return TritonKernel(function, constants, name, "\n".join(told))
+
+
+def launches(module: GraphModule) -> bool:
+    """Whether a graph, or one within, launches kernels."""
+    launching = triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation
+    graphs = (m.graph for m in module.modules() if isinstance(m, GraphModule))
+    return any(node.target in launching for graph in graphs for node in graph.nodes)

@@ -190,11 +190,13 @@ def _trained(task: Task, mode: Mode, watch: Callable[[Step], None]) -> Run:
 
 def _step(task: Task, called: Callable[..., Any], batch: Batch) -> tuple[float, float]:
     """Loss and seconds of one forward and backward pass."""
-    from torch import autograd  # noqa: PLC0415 - see the top
+    import torch  # noqa: PLC0415 - see the top
 
+    if task.device != "cpu":
+        torch.cuda.synchronize(task.device)  # what the optimizer began is not of this step
     start = time.perf_counter()
     loss = task.spec.loss(called, batch)
-    autograd.backward(loss)
+    torch.autograd.backward(loss)
     return loss.item(), time.perf_counter() - start
 
 

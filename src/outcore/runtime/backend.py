@@ -25,6 +25,7 @@ from outcore.capture import (
     compiles_autograd,
     default_partition,
     is_symbolic,
+    is_within,
     passing,
     shells,
     without_function_modes,
@@ -46,6 +47,9 @@ log = logging.getLogger("outcore")
 
 KEY = "outcore_graph"
 """Where a shell module carries its graph, which then lives as long as what torch compiled of it."""
+
+CONDITION = "outcore.cond_"
+"""How the targets of ops begin that choose between branches (`capture.as_ops`)."""
 
 RESTLESS_STEPS = 16
 """So many steps in a row that are captured anew are no accident."""
@@ -180,7 +184,7 @@ class Backend:
         static_lifetime_input_indices: Sequence[int] | None = None,
         **_: Any,
     ) -> tuple[GraphModule, GraphModule]:
-        if not joint_inputs:  # of a region within, which the graph around it calls
+        if is_within(joint_inputs):
             return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs)
         start = time.perf_counter()
         static = list(static_lifetime_input_indices or ())
@@ -196,6 +200,8 @@ class Backend:
         if captured is None:
             return forward, backward
         outside = shells(forward, backward, num_fwd_outputs, captured.overwritten)
+        if any(op.target.startswith(CONDITION) for op in captured.trace.ops):
+            self._note_branches()
         engine = self._engine(captured.device)
         fallback: Executable = in_core(
             boxed(forward), boxed(backward), num_fwd_outputs, len(captured.constants)
@@ -206,6 +212,15 @@ class Backend:
         outside.forward.meta[KEY] = outside.backward.meta[KEY] = graph
         self.capture_seconds += time.perf_counter() - start
         return outside.forward, outside.backward
+
+    def _note_branches(self) -> None:
+        """Say, once, that not all of a condition can be measured."""
+        text = (
+            "torch.cond: the working memory of a branch is known once it was taken, in the "
+            "profiled steps; one that is taken later may need more than predicted"
+        )
+        if text not in self.notes:
+            self.notes.append(text)
 
     def _note_capture(self, step: int) -> None:
         """Say so, once, where step after step brings a new graph: none of them is ever planned."""

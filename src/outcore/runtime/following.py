@@ -30,7 +30,7 @@ class Following:
     recording: Recording | None = None
     """The plan under instruments for one step: somebody asked."""
 
-    def tried(self, graph: PlannedGraph) -> Trial | None:
+    def trial_under_way(self, graph: PlannedGraph) -> Trial | None:
         """The trial under way: one begins where the plan's time drifts and it may improve.
 
         None too where it took too long.
@@ -42,7 +42,7 @@ class Following:
             self.trial = None if engine.waiting(graph) else engine.begin_trial(graph)
         return self.trial
 
-    def recorded(self, graph: PlannedGraph) -> Executable:
+    def executable_of_step(self, graph: PlannedGraph) -> Executable:
         """The executable, or the same under instruments where somebody asked for a recording.
 
         While a call waits for its backward, a recording may be under way: that is left alone.
@@ -52,12 +52,12 @@ class Following:
         self.recording = graph.engine.begin_recording(graph)
         return self.executable if self.recording is None else self.recording.executable
 
-    def records(self, executable: Executable) -> Recording | None:
+    def recording_by(self, executable: Executable) -> Recording | None:
         """The recording that is made with `executable`, if it is."""
         recording = self.recording
         return recording if recording is not None and recording.executable is executable else None
 
-    def tries(self, executable: Executable) -> Trial | None:
+    def trial_by(self, executable: Executable) -> Trial | None:
         """The trial that is made with `executable`, if it is."""
         trial = self.trial
         return trial if trial is not None and trial.executable is executable else None
@@ -67,3 +67,9 @@ class Following:
         self.recording, graph.recorded = None, graph.engine.recorder.asked
         recording.backward = backward
         graph.engine.recorder.finish(graph, recording)
+
+    def end(self, graph: PlannedGraph) -> None:
+        """Take all instruments away: the plan is followed no more."""
+        graph.engine.trials.end(self.trial)
+        if self.recording is not None:
+            graph.engine.recorder.drop(self.recording)

@@ -128,7 +128,7 @@ class PlannedGraph:
             if self._wants_meter(executable):
                 self.standing.fruitless += self.engine.begin_session(self)
             elif self.following is not None and executable is self.following.executable:
-                executable = self.following.recorded(self)
+                executable = self.following.executable_of_step(self)
             visit = Visit(ref(self), self._replay_of(executable, inputs))
             given = self.engine.storages(inputs) if self._is_timed(executable) else None
             start = clock.now()
@@ -278,7 +278,7 @@ class PlannedGraph:
         """
         if waiting == 1 and following.trial is None:
             following = self._for_calls(following)
-        trial = following.tried(self)
+        trial = following.trial_under_way(self)
         if trial is None or (trial.done and waiting > 1):
             return following.executable
         if not trial.done:
@@ -296,14 +296,15 @@ class PlannedGraph:
         generator = self.engine.driver.generator
         executable = build(self.captured.trace, planned.program, generator)
         self.standing.settle(planned)
-        self._end_trial()
+        self._unfollow()
         self.captured = replace(self.captured, joint=None)
         self.profiling, self.following = None, Following(planned, executable)
         return self.following
 
-    def _end_trial(self) -> None:
+    def _unfollow(self) -> None:
         if self.following is not None:
-            self.engine.trials.end(self.following.trial)
+            self.following.end(self)
+            self.following = None
 
     def _wants_meter(self, executable: Executable) -> bool:
         if self.standing.fruitless >= MOST_FRUITLESS:
@@ -327,7 +328,7 @@ class PlannedGraph:
         except BaseException:
             lane.close()
             raise
-        if self.following and (recording := self.following.records(executable)):
+        if self.following and (recording := self.following.recording_by(executable)):
             recording.lane = id(lane)
         versions = versions_of(crossing, overwritten)
         made = () if given is None else made_since(crossing, given)
@@ -394,7 +395,7 @@ class PlannedGraph:
 
     def _finish(self, executable: Executable, visit: Visit) -> None:
         following = self.following
-        if following and (recording := following.records(executable)):
+        if following and (recording := following.recording_by(executable)):
             following.end_recording(self, recording, visit.work[1][0])
             return
         session = self.engine.session
@@ -409,7 +410,7 @@ class PlannedGraph:
                 self.profiling.timed_steps += 1  # another's may be metered for many steps
         elif executable is self.executable and visit.once:
             self.standing.note(tuple(visit.work))
-        elif following and (trial := following.tries(executable)):
+        elif following and (trial := following.trial_by(executable)):
             trial.steps += visit.once
         elif self.profiling is not None and executable is self.profiling.timed:
             self.profiling.timed_steps += 1
@@ -467,8 +468,8 @@ class PlannedGraph:
     def retire(self, reason: str) -> None:
         """Run in-core from now on, without a word."""
         self.standing.state, self.standing.reason = State.IN_CORE, reason
-        self._end_trial()
-        self.retired, self.profiling, self.following = True, None, None
+        self._unfollow()
+        self.retired, self.profiling = True, None
         self.captured = replace(self.captured, joint=None)
 
     def _give_up(self, error: CaptureError) -> None:

@@ -92,6 +92,12 @@ class Recorder:
         if not self._open:
             self._stop()
 
+    def drop(self, recording: Recording) -> None:
+        """Take that a step under way will not be recorded."""
+        open_now, self._open = self._open, [e for e in self._live() if e() is not recording]
+        if open_now and not self._open:
+            self._stop()
+
     def _stop(self) -> None:
         """Hear of copies no more, and give the graphs that are done their timelines."""
         zero, self._zero = self._zero, None

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from outcore.networks import Batch, NetworkSpec
 
 EXIT_BROKEN_PROMISE = 1
+RESNET = "resnet50"
 BATCH = 16
 BATCH_ON_A_GPU = 64
 """Enough to keep one busy: ResNet-50 then takes some 5.6 GiB."""
@@ -42,7 +43,7 @@ class DeviceName(StrEnum):
 
 def demo(  # noqa: PLR0913 - an argument per option of the command
     *,
-    network: Annotated[str, typer.Option(help="See `outcore networks`.")] = "resnet50",
+    network: Annotated[str, typer.Option(help="See `outcore networks`.")] = RESNET,
     budget: Annotated[
         str | None,
         typer.Option(
@@ -51,7 +52,7 @@ def demo(  # noqa: PLR0913 - an argument per option of the command
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(min=1, help="Samples per iteration; else 16, on a GPU 64 without --small."),
+        typer.Option(min=1, help="Samples per iteration; else 16; of ResNet-50 on a GPU 64."),
     ] = None,
     policy: Annotated[
         str | None, typer.Option(help="See `outcore policies`; else the library's default.")
@@ -93,7 +94,8 @@ def demo(  # noqa: PLR0913 - an argument per option of the command
 
     if json_file is not None:
         check_file("--json", json_file)
-    batch = batch or (BATCH if found == "cpu" or small else BATCH_ON_A_GPU)
+    usual = (network, found == "cpu", small) != (RESNET, False, False)
+    batch = batch or (BATCH if usual else BATCH_ON_A_GPU)
     task = _task(network, batch, iterations, seed, found, small=small)
     console = Console()
     title = "a small variant of " * small + task.spec.summary
