@@ -841,31 +841,28 @@ class TestMeter:
         assert backend.report().measured_peak_bytes is not None
         assert not self.metering()
 
-    def test_evaluation_with_gradients_moves_nothing_where_there_is_room(self) -> None:
-        call, backend = compiled(Wide(), budget="1GiB")
+    def evaluated(self, rows: int, budget: str) -> tuple[Any, Backend, int]:
+        """A model evaluated under gradients, and the bytes that a call writes in the end."""
+        call, backend = compiled(Wide(), budget=budget)
         for _ in range(MOST_FRUITLESS + 1):
-            call(torch.ones(256, 64))
+            call(torch.ones(rows, 64))
         assert backend.engine is not None
         written = backend.engine.driver.disk_bytes_written
         before = written()
-        for _ in range(3):
-            call(torch.ones(256, 64))
-        assert written() == before
-        (graph,) = backend.engine.graphs
-        call(torch.ones(256, 64)).sum().backward()  # after all
-        for _ in range(PROFILED_STEPS):
+        call(torch.ones(rows, 64))
+        return call, backend, written() - before
+
+    def test_evaluation_with_gradients_moves_nothing_where_there_is_room(self) -> None:
+        call, backend, written = self.evaluated(256, "1GiB")
+        assert not written
+        for _ in range(PROFILED_STEPS + 1):  # after all
             call(torch.ones(256, 64)).sum().backward()
-        assert graph.planned is not None
+        assert backend.engine is not None
+        assert backend.engine.graphs[0].planned is not None
 
     def test_evaluation_with_gradients_keeps_to_the_budget(self) -> None:
-        call, backend = compiled(Wide(), budget="2400KiB")
-        for _ in range(MOST_FRUITLESS + 1):
-            call(torch.ones(1024, 64))
-        assert backend.engine is not None
-        written = backend.engine.driver.disk_bytes_written
-        before = written()
-        call(torch.ones(1024, 64))
-        assert written() > before
+        _, _, written = self.evaluated(1024, "2400KiB")
+        assert written > 0
 
     def test_a_graph_that_comes_late_does_not_keep_others_from_being_timed(self) -> None:
         """Neither while it is metered, nor do metered steps whose peak is not final."""
