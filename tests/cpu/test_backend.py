@@ -841,6 +841,19 @@ class TestMeter:
         assert backend.report().measured_peak_bytes is not None
         assert not self.metering()
 
+    def test_a_recording_that_is_cut_short(self) -> None:
+        call, backend = compiled(Wide(), budget="1GiB")
+        for _ in range(PROFILED_STEPS + 1):
+            call(torch.ones(256, 64)).sum().backward()
+        assert backend.engine is not None
+        driver: Any = backend.engine.driver
+        backend.record_step()
+        y = call(torch.ones(256, 64))
+        assert driver.recorder is not None
+        backend.close()
+        assert driver.recorder is None
+        y.sum().backward()
+
     def evaluated(self, rows: int, budget: str) -> tuple[Any, Backend, int]:
         """A model evaluated under gradients, and the bytes that a call writes in the end."""
         call, backend = compiled(Wide(), budget=budget)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.map import map as along
 from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_functional
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule
 
@@ -284,6 +285,16 @@ def test_results_by_name_and_inside_others_are_found() -> None:
 )
 def test_other_calls_stay_as_they_are(results: Callable[[Tensor], Any]) -> None:
     module = called(results, lambda graph, call: [result_of(graph, call, 0)])
+    before = targets(module)
+    as_ops(module)
+    assert targets(module) == before
+
+
+def test_a_branch_that_launches_kernels_stays_as_it_is() -> None:
+    module = called(lambda x: (x + 1,), lambda graph, call: [result_of(graph, call, 0)])
+    branch: Any = module.branch
+    with branch.graph.inserting_before(branch.graph.output_node()):
+        branch.graph.call_function(triton_kernel_wrapper_functional)
     before = targets(module)
     as_ops(module)
     assert targets(module) == before
