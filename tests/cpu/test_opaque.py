@@ -173,6 +173,40 @@ def test_graphs_within_are_told_by_what_they_are(between: Between) -> None:
     assert seen[0] == seen[1]
 
 
+def heavy(y: Tensor) -> Tensor:
+    """Which holds four times its argument at once."""
+    return torch.stack([y.sin(), y.cos(), y.tanh(), y.exp()]).sum(0)
+
+
+def halved(y: Tensor) -> Tensor:
+    result: Tensor = torch.cond(y.min() > 0, heavy, lambda z: z / 2, (y,))
+    return result
+
+
+@pytest.mark.parametrize("branch", [heavy, halved], ids=["branch", "condition_within"])
+def test_a_branch_that_was_not_taken_is_counted(branch: Callable[[Tensor], Tensor]) -> None:
+    def between(layer: nn.Module, x: Tensor) -> Tensor:
+        x = torch.relu(layer(x)) + 1.0
+        result: Tensor = torch.cond(x.sum() * layer.sign > 0, branch, lambda y: y * 2, (x,))
+        return result
+
+    def workspaces(sign: float) -> list[int]:
+        torch._dynamo.reset()
+        module = Layers(between)
+        for layer in module.layers:
+            layer.register_buffer("sign", torch.tensor(sign))
+        backend = Backend(budget="1GiB", strict=True)
+        train(module, torch.compile(module, backend=backend), [images()], mean_square, STEPS)
+        problem = planned(backend).problem
+        ops = zip(problem.trace.ops, problem.profile.workspace_bytes, strict=True)
+        return [nbytes for op, nbytes in ops if op.target.startswith("outcore.cond_")]
+
+    taken, untaken = workspaces(1.0), workspaces(-1.0)
+    assert min(taken) >= 4 * ROWS * WIDTH
+    assert all(a >= b for a, b in zip(untaken, taken, strict=True))
+    assert taken == untaken, "and no more than that"
+
+
 def test_the_same_call_is_the_same_op() -> None:
     backend = Backend(budget="1GiB")
     trained(written, backend)

@@ -8,8 +8,8 @@ graph, never an address.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from outcore import aten
 from outcore.capture.compat import mutated_inputs, runs_in_backward
 from outcore.capture.sites import site
+from outcore.capture.within import BYTES, attribute
 from outcore.errors import CaptureError
 from outcore.ir.trace import (
     Arg,
@@ -58,13 +59,16 @@ class Captured:
 
     `constants` are tensors that the graph holds itself; they are passed behind the forward inputs.
     `overwritten` are positions of forward inputs that get new values after the forward call.
-    `device` is the one device all tensors live on. `joint` is None once nothing will be corrected.
+    `device` is the one device all tensors live on. `within` are ops that run graphs of their own,
+    with what these hold at least beside the ops' results, in bytes. `joint` is None once nothing
+    will be corrected.
     """
 
     trace: Trace
     constants: tuple[torch.Tensor, ...]
     overwritten: frozenset[int]
     device: torch.device
+    within: Mapping[int, int] = field(default_factory=dict)
     joint: Joint | None = None
 
 
@@ -116,7 +120,9 @@ class _Capture:
         overwritten = frozenset(mutated_inputs(output, primals))
         self.unstable = {self._buffer(primals[i]) for i in overwritten}
         attributes = self.joint.graph.find_nodes(op="get_attr")
-        constants = [node for node in attributes if not self._is_graph(node)]
+        # Of a graph, whoever calls it may know what to do.
+        graphs = [n for n in attributes if isinstance(attribute(self.joint, n), GraphModule)]
+        constants = [node for node in attributes if node not in graphs]
         for node in constants:
             self._constant(node)
         for node in tangents:
@@ -145,7 +151,8 @@ class _Capture:
         )
         source = Joint(self.joint, self.forward_outputs, self.static, tuple(self.nodes))
         (device,) = self.devices
-        return Captured(trace, tuple(self.constants), overwritten, device, source)
+        within = {op: n.meta[BYTES] for op, n in enumerate(self.nodes) if n.meta.get(BYTES)}
+        return Captured(trace, tuple(self.constants), overwritten, device, within, source)
 
     def _near(self, donation: Donation) -> bool:
         """Whether what it gives away is the device's memory: a scalar's on the host is not."""
@@ -166,12 +173,8 @@ class _Capture:
         buffer = self._new_buffer(tensor, role, name, borrowed=True)
         self.results[node] = self._value(buffer, tensor)
 
-    def _is_graph(self, node: Node) -> bool:
-        """Whether it names a graph, of which whoever calls it may know what to do."""
-        return isinstance(getattr(self.joint, str(node.target), None), GraphModule)
-
     def _constant(self, node: Node) -> None:
-        tensor = getattr(self.joint, str(node.target), None)
+        tensor = attribute(self.joint, node)
         if not isinstance(tensor, torch.Tensor):
             raise CaptureError(reason=f"attribute {node.target} is not a tensor", site=site(node))
         self.constants.append(tensor)

@@ -25,6 +25,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from outcore.capture.triton_kernel import NUMBERS, TritonKernel, launches, triton_kernel
+from outcore.capture.within import BYTES, attribute, working_bytes
 from outcore.capture.writing import made_for, write_into
 
 NAMESPACE = "outcore"
@@ -59,7 +60,7 @@ def as_ops(joint: GraphModule) -> None:
             changed = True
     if changed:
         for node in reversed(joint.graph.find_nodes(op="get_attr")):
-            if not node.users and isinstance(_attribute(joint, node), GraphModule):
+            if not node.users and isinstance(attribute(joint, node), GraphModule):
                 joint.graph.erase_node(node)
         joint.graph.lint()
         joint.recompile()
@@ -84,26 +85,28 @@ class _Call:
     """What is made for it to write into, which the op makes itself."""
     op: OpOverload
     places: tuple[Place, ...]
+    working_bytes: int
 
 
 def _call(joint: GraphModule, node: Node) -> _Call | None:
     """`node` as a call of an op; None where it takes or gives what no op does."""
     fresh = made_for(node)
     read = [m for n in node.all_input_nodes for m in (n.all_input_nodes if n in fresh else [n])]
-    graphs = [n for n in read if isinstance(_attribute(joint, n), GraphModule)]
-    given = {n: n.meta.get("val", _attribute(joint, n)) for n in read if n not in graphs}
+    graphs = {n: g for n in read if isinstance(g := attribute(joint, n), GraphModule)}
+    given = {n: n.meta.get("val", attribute(joint, n)) for n in read if n not in graphs}
     made = tree_leaves(node.meta.get("val"))
     tensors = [*given.values(), *(each for each in made if each is not None)]
     if not all(isinstance(each, Tensor) for each in tensors) or not _gives_items_alone(node):
         return None
-    if any(map(launches, (_attribute(joint, graph) for graph in graphs))):
+    if any(map(launches, graphs.values())):
         return None  # by numbers that nobody keeps up to date in there
     places = _places(given, made)
     own = [leaf for leaf, place in enumerate(places or ()) if isinstance(place, int)]
     if places is None or not own:
         return None
     alone = _alone(joint, node, tuple(given), fresh, own)
-    return _Call(node, tuple(given), fresh, _ops.find(alone), places)
+    held = working_bytes(graphs.values())
+    return _Call(node, tuple(given), fresh, _ops.find(alone), places, held)
 
 
 def _places(given: dict[Node, Tensor], made: list[Any]) -> tuple[Place, ...] | None:
@@ -131,16 +134,6 @@ def _lie_alike(tensor: Tensor, other: Tensor) -> bool:
     """Whether two tensors in one storage are the same."""
     layouts = [(t.dtype, t.shape, t.stride(), t.storage_offset()) for t in (tensor, other)]
     return layouts[0] == layouts[1]
-
-
-def _attribute(joint: GraphModule, node: Node) -> Any:
-    """What a node names that is no call; None for other nodes."""
-    if node.op != "get_attr":
-        return None
-    try:
-        return operator.attrgetter(str(node.target))(joint)
-    except AttributeError:
-        return None
 
 
 # ---- the op of a call ---------------------------------------------------------------------------
@@ -193,7 +186,7 @@ def _alone(
     if fresh:
         write_into(made, [new[n] for n in fresh])
     module = GraphModule(joint, graph)
-    told = [module.code, str(own), *(_told(_attribute(joint, n)) for n in inside)]
+    told = [module.code, str(own), *(_told(attribute(joint, n)) for n in inside)]
     if kernel is not None:
         return _Alone(module, own, kernel.name, "\n".join([*told, kernel.told]), kernel)
     wrapped = (each._opname for each in node.args if isinstance(each, OpOverload))
@@ -210,10 +203,10 @@ def _told(module: GraphModule) -> str:
     """The text of a graph and those within, and their constants."""
     graphs = [m for m in module.modules() if isinstance(m, GraphModule)]
     held = [
-        _attribute(m, n)
+        attribute(m, n)
         for m in graphs
         for n in m.graph.find_nodes(op="get_attr")
-        if not isinstance(_attribute(m, n), GraphModule)
+        if not isinstance(attribute(m, n), GraphModule)
     ]
     return "\n".join([*(m.code for m in graphs), *map(_told_constant, held)])
 
@@ -273,7 +266,7 @@ def _replace(graph: Graph, call: _Call) -> None:
     own = [leaf for leaf, place in zip(leaves, call.places, strict=True) if isinstance(place, int)]
     with graph.inserting_before(node):
         made = graph.call_function(call.op, (list(call.given),))
-        made.meta = dict(node.meta) | {"val": own}
+        made.meta = dict(node.meta) | {"val": own, BYTES: call.working_bytes}
         for each, place in list(_results_of(node, spec.unflatten(call.places))):
             if isinstance(place, int):
                 result = graph.call_function(operator.getitem, (made, place))

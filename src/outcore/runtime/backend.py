@@ -216,8 +216,8 @@ class Backend:
     def _note_branches(self) -> None:
         """Say, once, that not all of a condition can be measured."""
         text = (
-            "torch.cond: the working memory of a branch is known once it was taken, in the "
-            "profiled steps; one that is taken later may need more than predicted"
+            "torch.cond: of a branch that was not taken in the profiled steps, tensors are "
+            "counted, but not what kernels take for themselves: it may need more than predicted"
         )
         if text not in self.notes:
             self.notes.append(text)

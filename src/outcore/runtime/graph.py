@@ -289,7 +289,7 @@ class PlannedGraph:
         engine = self.engine
         program, most = engine.floor_program(self, inputs, leanest=self.lean)
         return begin_profiling(
-            self.captured.trace, program, most, engine.driver, engine.readings, engine.mark
+            self.captured, program, most, engine.driver, engine.readings, engine.mark
         )
 
     def _settle(self, planned: Planned) -> Following:

@@ -5,9 +5,10 @@ One step (on a GPU two) is checked against the trace and metered, the next are t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from outcore.capture import Captured
 from outcore.execute import Driver, Executable, Instruments, build, checker
 from outcore.gauges import Moment
 from outcore.ir.profile import Profile, Source
@@ -26,6 +27,8 @@ class Profiling:
     """The floor program's runs, and what they gave so far."""
 
     trace: Trace
+    within: Mapping[int, int]
+    """Ops that run graphs of their own, and what these hold at least; not all may run."""
     checked: Executable
     timed: Executable
     first: Stopwatch
@@ -76,7 +79,8 @@ class Profiling:
         if self.readings_left > 0:
             return
         spans = (self.first.last(op) for op in range(len(self.trace.ops)))
-        self.workspace_bytes = tuple(reading.workspace_bytes(a, b) for a, b in spans)
+        seen = (reading.workspace_bytes(a, b) for a, b in spans)
+        self.workspace_bytes = tuple(max(n, self.within.get(i, 0)) for i, n in enumerate(seen))
         tangents = nbytes_of(self.trace, tuple(map(Ref, self.trace.tangents)))
         waiting = reading.level_bytes(visit.forward_stop)
         lingering = reading.level_bytes(visit.backward_start) - waiting - tangents
@@ -92,7 +96,7 @@ class Profiling:
 
 
 def begin_profiling(
-    trace: Trace,
+    captured: Captured,
     program: Program,
     most_resident_bytes: int,
     driver: Driver,
@@ -104,6 +108,7 @@ def begin_profiling(
     `mark` is called where the meter will be asked for a time: as each op begins and ends.
     """
     clock, generator = driver.clock, driver.generator
+    trace = captured.trace
     first, stopwatch = Stopwatch(program, clock), Stopwatch(program, clock)
     timed = Instruments(timed=True)
     both = Instruments(timed=True, checked=True)
@@ -114,6 +119,7 @@ def begin_profiling(
 
     return Profiling(
         trace,
+        captured.within,
         build(trace, program, generator, both, first.note, checker(trace), marked),
         build(trace, program, generator, timed, stopwatch.note, clock=clock.now),
         first,
