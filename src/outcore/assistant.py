@@ -124,7 +124,7 @@ def ask_once(code: str, question: object, tell: Callable[[str], None]) -> Any:
 def _asked(assistant: Assistant, question: object, tell: Callable[[str], None]) -> Any:
     answer = assistant.ask(question, tell)
     timer = threading.Timer(IDLE_SECONDS, _end, [assistant])
-    timer.daemon = True
+    timer.daemon, timer.name = True, "outcore-assistant"
     with _lock:
         others = list(_waiting)
         _waiting[assistant] = timer

@@ -15,6 +15,7 @@ from torch._dynamo import OptimizedModule
 from torch._dynamo.eval_frame import remove_from_cache
 from torch.fx import GraphModule
 
+from outcore.capture import runs_plainly
 from outcore.errors import NotEngagedError, WrapError
 from outcore.explain import Explanation
 from outcore.report import Report
@@ -23,6 +24,11 @@ from outcore.runtime.options import Keywords
 
 M = TypeVar("M", bound=nn.Module)
 Call = Callable[..., Any]
+
+PLAINLY = (
+    "a call inside a transform (torch.func, forward-mode AD), a dispatch mode (one that counts "
+    "FLOPs, fake tensors) or torch.jit.trace ran plainly: no budget holds there"
+)
 
 MOST_SHAPES = 64
 """Shapes of inputs that a wrapped model is compiled for; with yet another it runs plainly.
@@ -183,12 +189,19 @@ class _Door:
         assert model is not None  # noqa: S101 - it is being called
         if not torch.is_grad_enabled():
             # Nothing to plan: each of its shapes would be one of those that torch compiles.
-            if self.backend.engine is not None:
-                self.backend.engine.close_step()  # else the meter would go on
-            return _run(model, "", *args, **kwargs)
+            return self._plainly(model, args, kwargs)
+        if runs_plainly():
+            if PLAINLY not in self.backend.notes:
+                self.backend.notes.append(PLAINLY)
+            return self._plainly(model, args, kwargs)
         if self.trained:
             return self._run(model, _hooks(model), *args, **kwargs)
         return self._until_trained(model, args, kwargs)
+
+    def _plainly(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self.backend.engine is not None:
+            self.backend.engine.close_step()  # else the meter would go on
+        return _run(model, "", *args, **kwargs)
 
     def _until_trained(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run the module; where that was its first training call, see what it brought."""

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 Moment: TypeAlias = Any
 """What a clock gives, to be handed back to the same clock; opaque to others."""
 
+OWN_THREADS = "outcore-"
+"""How the names of outcore's own threads begin, which train nothing."""
+
 
 class Clock(Protocol):
     """Tells when a device comes to what it is given to do."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -18,6 +19,9 @@ from weakref import ref
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
 
 import outcore
 from outcore import doors
@@ -56,6 +60,38 @@ def small() -> Small:
 
 def trained(module: nn.Module, steps: int = STEPS) -> list[list[Tensor]]:
     return train(module, module, (batch(0),), mean_square, steps)
+
+
+def gradients_of_each(module: nn.Module) -> None:
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return mean_square(torch.func.functional_call(module, parameters, (x[None],)))
+
+    detached = {name: p.detach() for name, p in module.named_parameters()}
+    torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(detached, batch(0))
+
+
+def tangents(module: nn.Module) -> None:
+    with forward_ad.dual_level():
+        module(forward_ad.make_dual(batch(0), batch(1)))
+
+
+def counted_flops(module: nn.Module) -> None:
+    with FlopCounterMode(display=False) as counter:
+        mean_square(module(batch(0))).backward()
+    assert counter.get_total_flops() > 0
+    module.zero_grad()
+
+
+def shapes(module: nn.Module) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        module(torch.empty_like(batch(0)))
+
+
+def drawn(module: nn.Module) -> None:
+    torch.jit.trace(module, batch(0), check_trace=False)
+
+
+APART = [gradients_of_each, tangents, counted_flops, shapes, drawn]
 
 
 class TestWrap:
@@ -99,6 +135,24 @@ class TestWrap:
         expected = results(small().eval())
         assert len(set(expected)) == 5
         assert results(outcore.wrap(small(), "1GiB").eval()) == expected
+
+    @pytest.mark.parametrize("done", [2, STEPS], ids=["profiling", "planned"])
+    @pytest.mark.parametrize("apart", APART)
+    def test_calls_that_nothing_compiles_run_plainly(
+        self, apart: Callable[[nn.Module], object], done: int
+    ) -> None:
+        """torch.compile leaves a function alone for good that it first meets in one of them."""
+        module, plain = outcore.wrap(small(), **TIGHT), small()
+        seen, expected = trained(module, done), trained(plain, done)
+        for each in module, plain:
+            each.eval()
+            apart(each)
+            each.train()
+        assert same(seen + trained(module), expected + trained(plain))
+        report = outcore.handle(module).report()
+        assert report.state == "planned"
+        assert report.measured_peak_bytes
+        assert any("ran plainly" in note for note in report.notes)
 
     def test_options_are_read_at_once(self) -> None:
         with pytest.raises(OptionError, match="did you mean 'policy'"):

@@ -591,6 +591,57 @@ class TestThreads:
         assert not broken.is_set()
 
 
+def test_counting_tensors_leaves_the_gradients_of_other_threads_alone() -> None:
+    """One that is read as it goes ends the process: this is another."""
+    code = """
+import threading
+import torch
+from outcore.measure import resident_bytes
+
+done = threading.Event()
+
+def work():
+    model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(60)])
+    while not done.is_set():
+        model.zero_grad()
+        model(torch.ones(4, 8)).sum().backward()
+
+threads = [threading.Thread(target=work) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for _ in range(300):
+    resident_bytes(torch.device("cpu"))
+done.set()
+for thread in threads:
+    thread.join()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_gradients_that_nobody_asked_for_are_counted() -> None:
+    code = """
+import threading
+import torch
+from outcore.measure import resident_bytes
+
+cpu = torch.device("cpu")
+used, other = torch.ones(1000, requires_grad=True), torch.ones(100, requires_grad=True)
+before = resident_bytes(cpu), resident_bytes(cpu, [used])
+(used.sum() + other.sum()).backward()
+after = resident_bytes(cpu), resident_bytes(cpu, [used])
+assert [b - a for a, b in zip(before, after)] == [4400, 4400], (before, after)
+used, other = torch.ones(1000, requires_grad=True), torch.ones(100, requires_grad=True)
+done = threading.Event()
+threading.Thread(target=done.wait).start()
+before = resident_bytes(cpu, [used])
+(used.sum() + other.sum()).backward()
+after = resident_bytes(cpu, [used])
+done.set()
+assert after - before == 4000, "beside another thread, of what is used by this one"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_counting_tensors_runs_no_code_of_auditors() -> None:
     """They would give other threads their turn. Nobody can take a hook back: in another process."""
     code = """

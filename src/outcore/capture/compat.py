@@ -25,10 +25,14 @@ from torch._higher_order_ops.triton_kernel_wrap import (
     triton_kernel_wrapper_mutation,
 )
 from torch._prims_common import clone_preserve_strides, suggest_memory_format
+from torch.autograd import forward_ad
 from torch.fx import GraphModule, Node
 from torch.fx.graph import _BoxedCodeGen
 from torch.nn.utils.stateless import _reparametrize_module as with_states
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 from outcore.errors import CaptureError
 
@@ -52,6 +56,7 @@ __all__ = [
     "normalised_by_cudnn",
     "plain",
     "runs_in_backward",
+    "runs_plainly",
     "stand_in_survives",
     "suggest_memory_format",
     "triton_kernel_wrapper_functional",
@@ -153,6 +158,19 @@ def is_batched(tangent: Any) -> bool:
     """Whether it stands for several tensors: `torch.autograd.grad` with `is_grads_batched`."""
     # One of two keys, by the kind of vmap; torch has only the names of both.
     return isinstance(tangent, torch.Tensor) and "Batched" in str(torch._C._dispatch_keys(tangent))
+
+
+def runs_plainly() -> bool:
+    """Whether no call can be compiled as things stand: in a transform, a mode, a trace.
+
+    What torch.compile first meets there it leaves alone for good, in later calls elsewhere too.
+    """
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    transformed |= forward_ad._current_level >= 0
+    for mode in _get_current_dispatch_mode_stack():
+        # Those of torch's own, such as fake tensors, torch.compile passes over: what runs does not.
+        transformed |= mode.is_infra_mode() or not mode.ignore_compile_internals()
+    return transformed or torch.jit.is_tracing()
 
 
 def stand_in_survives() -> bool:

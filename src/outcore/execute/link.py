@@ -19,6 +19,7 @@ import torch
 
 from outcore.execute.disk import FILE_BLOCK_BYTES, SpillFile, new_bounce
 from outcore.execute.driver import CopySpan, Direction, Recorder, Region
+from outcore.gauges import OWN_THREADS
 
 CHUNK_BYTES: Final = 8 << 20
 """One call to the kernel. Measured: from 4 MiB on, larger chunks are no faster."""
@@ -230,8 +231,8 @@ class Spill:
         self.out: _Queue = SimpleQueue()
         self.into: _Queue = SimpleQueue()
         self.threads = (
-            _start("outcore-out", self.out, Throttle(rate), self.into),
-            _start("outcore-in", self.into, Throttle(rate), None),
+            _start(f"{OWN_THREADS}out", self.out, Throttle(rate), self.into),
+            _start(f"{OWN_THREADS}in", self.into, Throttle(rate), None),
         )
 
     def take(self, nbytes: int) -> int:

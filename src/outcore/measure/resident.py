@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain, compress, islice, repeat, starmap
@@ -10,7 +11,7 @@ from operator import call
 
 import torch
 
-from outcore.gauges import Ledger
+from outcore.gauges import OWN_THREADS, Ledger
 
 
 def resident_bytes(
@@ -20,14 +21,16 @@ def resident_bytes(
 
     `besides`: tensors whose storages are left out. On CUDA this is the allocator's own figure less
     those. On a CPU it is what `ledger` counts, where there is one, and then every tensor that the
-    interpreter knows of is visited, and the gradients of leaves, which need not be known to it.
+    interpreter knows of is visited, and the gradients of leaves, which need not be known to it:
+    while other threads live, of the leaves in `besides` alone.
     """
     # Subclasses of tensors may answer for themselves, and differently.
     with torch._C.DisableTorchFunctionSubclass():
-        left_out = dict(_extents(t for t in besides if t.device == device))
+        given = [t for t in besides if t.device == device]
+        left_out = dict(_extents(given))
         if device.type == "cuda":
             return torch.cuda.memory_allocated(device) - sum(left_out.values())
-        found = {a: n for a, n in _extents(_tensors(device)) if a not in left_out}
+        found = {a: n for a, n in _extents(_tensors(device, given)) if a not in left_out}
         if ledger is None:
             return sum(found.values())
         counted = range(ledger.start, ledger.stop)
@@ -45,14 +48,22 @@ def _extents(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[int, int]]:
             continue
 
 
-def _tensors(device: torch.device) -> Iterator[torch.Tensor]:
-    for tensor in _known_tensors():
-        if not _is_real(tensor) or tensor.device != device:
-            continue
-        yield tensor
+def _tensors(device: torch.device, given: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    known = [t for t in _known_tensors() if _is_real(t) and t.device == device]
+    yield from known
+    # One that another thread sets at that time may be gone as it is read, which ends the process:
+    # torch guards nothing there. What is `given` is used by this thread.
+    for tensor in known if _is_alone() else given:
         gradient = _gradient(tensor)
         if gradient is not None and _is_real(gradient):
             yield gradient
+
+
+def _is_alone() -> bool:
+    """Whether no other thread of the interpreter could train."""
+    this = threading.current_thread()
+    others = (t for t in threading.enumerate() if t is not this)
+    return all(thread.name.startswith(OWN_THREADS) for thread in others)
 
 
 def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -49,6 +49,10 @@ KEY = "outcore_graph"
 """Where a shell module carries its graph, which then lives as long as what torch compiled of it."""
 
 CONDITION = "outcore.cond_"
+BRANCHES = (
+    "torch.cond: of a branch that was not taken in the profiled steps, tensors are counted, but "
+    "not what kernels take for themselves: it may need more than predicted"
+)
 """How the targets of ops begin that choose between branches (`capture.as_ops`)."""
 
 RESTLESS_STEPS = 16
@@ -201,7 +205,7 @@ class Backend:
             return forward, backward
         outside = shells(forward, backward, num_fwd_outputs, captured.overwritten)
         if any(op.target.startswith(CONDITION) for op in captured.trace.ops):
-            self._note_branches()
+            self._note(BRANCHES)
         engine = self._engine(captured.device)
         fallback: Executable = in_core(
             boxed(forward), boxed(backward), num_fwd_outputs, len(captured.constants)
@@ -213,12 +217,7 @@ class Backend:
         self.capture_seconds += time.perf_counter() - start
         return outside.forward, outside.backward
 
-    def _note_branches(self) -> None:
-        """Say, once, that not all of a condition can be measured."""
-        text = (
-            "torch.cond: of a branch that was not taken in the profiled steps, tensors are "
-            "counted, but not what kernels take for themselves: it may need more than predicted"
-        )
+    def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
 
@@ -294,8 +293,7 @@ class Backend:
         """A graph that cannot be planned runs in-core, and says so once."""
         if self.options.strict:
             raise error
-        if str(error) not in self.notes:
-            self.notes.append(str(error))
+        self._note(str(error))
         warnings.warn(f"outcore runs a graph in-core: {error}", stacklevel=2)
 
 
