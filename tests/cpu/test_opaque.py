@@ -187,7 +187,8 @@ def halved(y: Tensor) -> Tensor:
 def test_a_branch_that_was_not_taken_is_counted(branch: Callable[[Tensor], Tensor]) -> None:
     def between(layer: nn.Module, x: Tensor) -> Tensor:
         x = torch.relu(layer(x)) + 1.0
-        result: Tensor = torch.cond(x.sum() * layer.sign > 0, branch, lambda y: y * 2, (x,))
+        sign: Any = layer.sign
+        result: Tensor = torch.cond(x.sum() * sign > 0, branch, lambda y: y * 2, (x,))
         return result
 
     def workspaces(sign: float) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outcore.ir.hardware import Hardware, Link, Tier
 from outcore.ir.liveness import dead_gaps, gaps, liveness
@@ -50,11 +50,20 @@ class TraceBuilder:
         return self._value(buffer.id, dtype, (items,), (1,), 0)
 
     def view(
-        self, value: int, shape: tuple[int, ...], stride: tuple[int, ...], offset: int = 0
+        self,
+        value: int,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        offset: int = 0,
+        *,
+        conj: bool = False,
+        neg: bool = False,
     ) -> int:
         """One more Value on the buffer of `value`; returns its id."""
         base = self.values[value]
-        return self._value(base.buffer, base.dtype, shape, stride, offset)
+        made = self._value(base.buffer, base.dtype, shape, stride, offset)
+        self.values[made] = replace(self.values[made], conj=conj, neg=neg)
+        return made
 
     def op(
         self,

@@ -166,7 +166,7 @@ def _view(dice: Dice, t: TraceBuilder, value: int) -> int:
     second_half = ((n // 2,), (1,), n // 2)
     expanded = ((3, n), (0, 1), 0)
     shape, stride, offset = dice.pick([reshaped, transposed, second_half, expanded])
-    return t.view(value, shape, stride, offset)
+    return t.view(value, shape, stride, offset, neg=dice.one_in(4))
 
 
 def _output(dice: Dice, t: TraceBuilder, source: int) -> int:

@@ -26,13 +26,14 @@ from outcore.ir.program import (
     Slot,
     Stream,
 )
+from outcore.ir.store import load, save
 from outcore.ir.text import instruction_text, op_text, parse, to_text
 from outcore.ir.timeline import Cause, Span, Stall, Timeline
-from outcore.ir.trace import Arg, Effect, Op, Phase, Ref, Symbol, Trace
+from outcore.ir.trace import Arg, Effect, Op, Phase, Ref, Role, Symbol, Trace
 from outcore.ir.verify import verify_trace
 from outcore.ir.verify_plan import verify_plan
 from outcore.ir.verify_program import verify_program
-from tests.pure.building import dense_plan, dense_problem
+from tests.pure.building import TraceBuilder, dense_plan, dense_problem
 from tests.pure.strategies import (
     hardwares,
     plans,
@@ -213,6 +214,19 @@ def test_text_of_one_op_and_of_one_instruction() -> None:
     instruction = Instruction(run, Stream.COMPUTE, after=(15, 16), pace=(2,))
     text = "17: compute run 12 s3 s4 -> s9 donate s3:s9 after 15 16 pace 2"
     assert instruction_text(17, instruction) == text
+
+
+def test_values_that_are_not_read_as_they_lie(tmp_path: Path) -> None:
+    t = TraceBuilder()
+    x = t.new(8, Role.INPUT, dtype="complex64", borrowed=True)
+    t.view(x, (4,), (2,), conj=True)
+    t.view(x, (4,), (2,), 1, conj=True, neg=True)
+    text = to_text(trace := t.trace([x], ()))
+    assert "value %1 on 0 complex64 (4,) stride (2,) conj\n" in text
+    assert "value %2 on 0 complex64 (4,) stride (2,) offset 1 conj neg\n" in text
+    assert parse(text, Trace) == trace
+    save(trace, tmp_path / "trace.json")
+    assert load(tmp_path / "trace.json", Trace) == trace
 
 
 def test_comments_blank_lines_and_line_ends_are_free() -> None:

@@ -55,6 +55,8 @@ FAULTS = [
     ("(256,) stride (1,)", "(257,) stride (1,)", "inside its buffer", f"{ENDS} 1028 of buffer 0"),
     ("(256,) stride (1,)", "(256,) stride (2,)", "inside its buffer", f"{ENDS} 2044 of buffer 0"),
     ("(256,) stride (1,)", "(256,) stride (1,) offset 1", "inside its buffer", f"{ENDS} 1028"),
+    ("(256,) stride (1,)", "(256,) stride (1,) conj", "the first value on a buffer", "conjugate"),
+    ("(256,) stride (1,)", "(256,) stride (1,) neg", "the first value on a buffer", "negative"),
     ("value %4 on 4 float32", "value %4 on 4 float64", "inside its buffer", f"{ENDS} 2048"),
     ("op 4 forward", "op 4 backward", "the forward ops are those before the boundary", ""),
     ("op 5 backward", "op 5 forward", "the forward ops are those before the boundary", ""),

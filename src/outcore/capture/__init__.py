@@ -6,6 +6,7 @@ from outcore.capture.again import capture_again
 from outcore.capture.batch_norm import by_cudnn
 from outcore.capture.compat import (
     aot_autograd,
+    as_it_lies,
     boxed,
     compiles_autograd,
     default_partition,
@@ -18,6 +19,7 @@ from outcore.capture.compat import (
     under_checkpoint,
     without_function_modes,
 )
+from outcore.capture.conjugates import as_tensors
 from outcore.capture.graph import Captured, capture
 from outcore.capture.offline import trace, trace_as_run, trace_network
 from outcore.capture.opaque import as_ops
@@ -32,8 +34,10 @@ __all__ = [
     "Captured",
     "Shells",
     "aot_autograd",
+    "as_it_lies",
     "as_kernels",
     "as_ops",
+    "as_tensors",
     "boxed",
     "by_cudnn",
     "capture",

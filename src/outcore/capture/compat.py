@@ -42,6 +42,7 @@ __all__ = [
     "aot_function",
     "as_dynamo_compiles",
     "as_if_compiled",
+    "as_it_lies",
     "auto_functionalized_v2",
     "auto_functionalized_v2_dense",
     "boxed",
@@ -119,6 +120,13 @@ def plain(given: Any) -> Any:
     return given
 
 
+def as_it_lies(tangent: Any) -> Any:
+    """A tangent that may be read as the conjugate of what lies there, as a tensor that is not."""
+    if isinstance(tangent, torch.Tensor) and (tangent.is_conj() or tangent.is_neg()):
+        return tangent.resolve_conj().resolve_neg()
+    return tangent
+
+
 @contextmanager
 def without_function_modes() -> Iterator[None]:
     """Out of reach of function modes: their effect is in dynamo's graphs."""
@@ -170,7 +178,7 @@ def runs_plainly() -> bool:
     for mode in _get_current_dispatch_mode_stack():
         # Those of torch's own, such as fake tensors, torch.compile passes over: what runs does not.
         transformed |= mode.is_infra_mode() or not mode.ignore_compile_internals()
-    return transformed or torch.jit.is_tracing()
+    return transformed or torch._C._get_tracing_state() is not None
 
 
 def stand_in_survives() -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -98,7 +98,8 @@ class _Capture:
         self.donations: list[Donation] = []
         self.results: dict[Node, Any] = {}
         """Node -> Value id, None, or a list of these."""
-        self.known: dict[tuple[Any, ...], int] = {}
+        self.known: dict[Value, int] = {}
+        """By all that tells a Value from others but its id."""
         self.constants: list[torch.Tensor] = []
         self.devices: set[torch.device] = set()
         self.scalars: set[int] = set()
@@ -309,12 +310,7 @@ class _Capture:
             return
         source = self.values[args[given].value]  # type: ignore[union-attr]  # checked above
         made = self.values[ids[0]]
-        same = (source.dtype, source.shape, source.stride, source.offset) == (
-            made.dtype,
-            made.shape,
-            made.stride,
-            made.offset,
-        )
+        same = replace(source, id=made.id, buffer=made.buffer) == made
         read = [r.value for a in args for r in refs(a) if self._of(r) == source.buffer]
         alone = read == [source.id]
         whole = self.buffers[source.buffer].nbytes == self.buffers[made.buffer].nbytes
@@ -327,6 +323,8 @@ class _Capture:
         self, tensor: torch.Tensor, role: Role, name: str, *, borrowed: bool = False
     ) -> int:
         self._check_tensor(tensor, name)
+        if tensor.is_conj() or tensor.is_neg():
+            raise CaptureError(reason=f"{name} is the conjugate or the negative of what lies there")
         nbytes = tensor.untyped_storage().nbytes()
         if not isinstance(nbytes, int):
             raise CaptureError(reason=f"the size of {name} is symbolic")
@@ -338,8 +336,7 @@ class _Capture:
         return len(self.buffers) - 1
 
     def _check_tensor(self, tensor: torch.Tensor, name: str) -> None:
-        unlike = tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor()
-        plain = tensor.layout is torch.strided and not unlike
+        plain = tensor.layout is torch.strided and not tensor._is_zerotensor()
         if not plain or tensor.is_quantized:
             raise CaptureError(reason=f"{name} is not a plain strided tensor")
         if str(tensor.dtype).removeprefix("torch.") not in ITEM_BYTES:
@@ -351,13 +348,20 @@ class _Capture:
     def _value(self, buffer: int, tensor: torch.Tensor) -> int:
         self._check_tensor(tensor, f"a view of {self.buffers[buffer].name}")
         dtype = str(tensor.dtype).removeprefix("torch.")
-        key = (buffer, dtype, *map(tuple, (tensor.shape, tensor.stride())), tensor.storage_offset())
-        if key not in self.known:
-            self.known[key] = len(self.values)
-            shape, stride = tuple(tensor.shape), tuple(tensor.stride())
-            offset = int(tensor.storage_offset())
-            self.values.append(Value(len(self.values), buffer, dtype, shape, stride, offset))
-        return self.known[key]
+        value = Value(
+            len(self.values),
+            buffer,
+            dtype,
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            int(tensor.storage_offset()),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+        known = self.known.setdefault(replace(value, id=0), value.id)
+        if known == value.id:
+            self.values.append(value)
+        return known
 
     def _arg(self, arg: Any) -> Arg:
         if isinstance(arg, Node):
@@ -392,6 +396,7 @@ def _tensor(result: Any) -> Any:
 
 def _symbol(arg: Any) -> Symbol:
     kinds = {
+        complex: "complex",
         torch.dtype: "dtype",
         torch.device: "device",
         torch.layout: "layout",

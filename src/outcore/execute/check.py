@@ -64,6 +64,8 @@ def _as_it_is(value: Value, tensor: torch.Tensor) -> Value:
         shape=tuple(tensor.shape),
         stride=tensor.stride(),
         offset=int(tensor.storage_offset()),
+        conj=tensor.is_conj(),
+        neg=tensor.is_neg(),
     )
 
 
@@ -77,6 +79,8 @@ def _fault(trace: Trace, value: Value, tensor: torch.Tensor) -> str:
         return f"is {tensor.dtype} {tuple(tensor.shape)}, captured {value.dtype} {value.shape}"
     if tensor.numel() > 1 and tensor.stride() != value.stride:  # sides of 1 choose kernels too
         return f"has strides {tensor.stride()}, captured {value.stride}"
+    if (tensor.is_conj(), tensor.is_neg()) != (value.conj, value.neg):
+        return f"is read conjugated ({tensor.is_conj()}) or negated ({tensor.is_neg()})"
     if tensor.storage_offset() != value.offset:
         return f"starts at {tensor.storage_offset()}, captured {value.offset}"
     size, planned_size = tensor.untyped_storage().nbytes(), trace.buffers[value.buffer].nbytes

@@ -260,11 +260,25 @@ class _Writer:
         if symbol.kind == "device":
             self.names["device"] = torch.device
             return f"device({symbol.name!r})"
+        if symbol.kind == "complex":
+            return f"complex({symbol.name!r})"
         self.names[f"{symbol.kind}_{symbol.name}"] = getattr(torch, symbol.name)
         return f"{symbol.kind}_{symbol.name}"
 
     def _value(self, value: Value) -> str:
         """The tensor in the buffer's slot, or a view of it."""
+        text = self._laid_out(value)
+        for turned, name, function in (
+            (value.conj, "conjugate", torch._conj),  # noqa: SLF001 - torch.conj leaves reals alone
+            (value.neg, "negative", torch._neg_view),  # noqa: SLF001 - torch has no other
+        ):
+            if turned:
+                self.names[name] = function
+                text = f"{name}({text})"
+        return text
+
+    def _laid_out(self, value: Value) -> str:
+        """The same, read as it lies."""
         slot = f"s{self.slot_of[value.buffer]}"
         root = self.roots[value.buffer]
         if (value.dtype, value.shape, value.stride, value.offset) == (

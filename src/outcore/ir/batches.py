@@ -52,7 +52,8 @@ class Batches:
         return replace(one, nbytes=self._size(one.nbytes, two.nbytes, samples))
 
     def _value(self, one: Value, two: Value, samples: int) -> Value:
-        if (one.buffer, one.dtype) != (two.buffer, two.dtype):
+        kinds = [(v.buffer, v.dtype, v.conj, v.neg) for v in (one, two)]
+        if kinds[0] != kinds[1]:
             raise self._apart(f"{one} and {two}")
         return replace(
             one,

@@ -99,7 +99,17 @@ ARG = Codec(_encode_arg, _decode_arg)
 ARGS = tuple_of(ARG)
 
 BUFFER = record(Buffer, id=INT, nbytes=INT, role=member(Role), borrowed=BOOL, name=TEXT)
-VALUE = record(Value, id=INT, buffer=INT, dtype=TEXT, shape=INTS, stride=INTS, offset=INT)
+VALUE = record(
+    Value,
+    id=INT,
+    buffer=INT,
+    dtype=TEXT,
+    shape=INTS,
+    stride=INTS,
+    offset=INT,
+    conj=sparse(BOOL, False),
+    neg=sparse(BOOL, False),
+)
 OP = record(
     Op,
     id=INT,

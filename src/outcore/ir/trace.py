@@ -59,7 +59,10 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A strided view onto a buffer: shape, stride and offset in elements of `dtype`."""
+    """A strided view onto a buffer: shape, stride and offset in elements of `dtype`.
+
+    `conj`, `neg`: it is read as the conjugate, as the negative, of what lies there.
+    """
 
     id: int
     buffer: int
@@ -67,6 +70,8 @@ class Value:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int = 0
+    conj: bool = False
+    neg: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,10 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """An argument that is a named constant of the framework, as `dtype float32`."""
+    """An argument that is a named constant of the framework, as `dtype float32`.
+
+    Also one that is a complex number, as `complex 1j`.
+    """
 
     kind: str
     name: str

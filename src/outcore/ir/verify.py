@@ -32,8 +32,13 @@ def verify_trace(trace: Trace) -> None:
     for buffer in trace.buffers:
         if buffer.nbytes < 0:
             _fail(f"buffer {buffer.id}", "no size is negative", f"it has {buffer.nbytes} B")
+    met: set[int] = set()
     for value in trace.values:
         _verify_value(trace, value)
+        if value.buffer not in met and (value.conj or value.neg):
+            rule = "the first value on a buffer is read as it lies"
+            _fail(f"value %{value.id}", rule, "it is read as the conjugate or the negative")
+        met.add(value.buffer)
     _verify_order(trace)
     for donation in trace.donations:
         _verify_donation(trace, donation)
@@ -155,4 +160,4 @@ def _verify_donation(trace: Trace, donation: Donation) -> None:
 
 
 def _layout(value: Value) -> tuple[object, ...]:
-    return value.dtype, value.shape, value.stride, value.offset
+    return value.dtype, value.shape, value.stride, value.offset, value.conj, value.neg

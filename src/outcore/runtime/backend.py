@@ -19,6 +19,7 @@ from outcore.capture import (
     aot_autograd,
     as_kernels,
     as_ops,
+    as_tensors,
     boxed,
     by_cudnn,
     capture,
@@ -194,6 +195,7 @@ class Backend:
         static = list(static_lifetime_input_indices or ())
         by_cudnn(joint)
         as_ops(joint)
+        as_tensors(joint)
         captured = self._capture(joint, num_fwd_outputs, static)
         forward, backward = default_partition(
             joint,

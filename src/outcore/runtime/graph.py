@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary, ref
 
 from outcore.capture import (
     Captured,
+    as_it_lies,
     capture_again,
     is_batched,
     keeps_graph,
@@ -147,7 +148,7 @@ class PlannedGraph:
 
     def _backward(self, args: list[Any]) -> tuple[Any, ...]:
         saved = len(self.saved_inputs)
-        stand_in, tangents = args[saved], list(map(plain, args[saved + 1 :]))
+        stand_in, tangents = args[saved], [as_it_lies(plain(t)) for t in args[saved + 1 :]]
         args.clear()
         store = self.engine.stores.find(stand_in)
         store.check_versions()

@@ -40,7 +40,12 @@ def _buffer_text(buffer: Buffer) -> str:
 def _value_text(value: Value) -> str:
     shape, stride = arg_text(value.shape), arg_text(value.stride)
     text = f"value %{value.id} on {value.buffer} {bare(value.dtype)} {shape} stride {stride}"
-    return row(text, f"offset {value.offset}" if value.offset else "")
+    return row(
+        text,
+        f"offset {value.offset}" if value.offset else "",
+        "conj" if value.conj else "",
+        "neg" if value.neg else "",
+    )
 
 
 def op_text(op: Op) -> str:
@@ -91,7 +96,8 @@ def _value(line: Line) -> Value:
     line.expect("stride")
     stride = _ints(line)
     offset = line.integer() if line.accept("offset") else 0
-    return Value(number, buffer, dtype, shape, stride, offset)
+    conj, neg = line.accept("conj"), line.accept("neg")
+    return Value(number, buffer, dtype, shape, stride, offset, conj, neg)
 
 
 def _ints(line: Line) -> tuple[int, ...]:
