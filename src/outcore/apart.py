@@ -16,6 +16,7 @@ from outcore.ir.problem import Problem
 from outcore.planfile import Overridden
 from outcore.policies import Policy, ask
 from outcore.policies.search import Search
+from outcore.uncollected import uncollected
 
 log = logging.getLogger("outcore")
 search_log = logging.getLogger("outcore.search")
@@ -72,6 +73,7 @@ def serve() -> None:
 def _answer(question: tuple[Policy, Problem]) -> Plan | OutcoreError:
     policy, problem = question
     try:
-        return ask(policy, problem)
+        with uncollected():
+            return ask(policy, problem)
     except OutcoreError as error:
         return error

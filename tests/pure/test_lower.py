@@ -37,6 +37,15 @@ def run(problem: Problem, program: Program, choose: Chooser = in_order) -> dict[
     return {b: arrays[b] for b in meaning.results_of(trace)}
 
 
+@given(problems(), st.integers(1, 1 << 40), st.integers(0, 1 << 40))
+def test_budgets_are_nothing_to_what_keeps_everything(
+    problem: Problem, budget_bytes: int, outside_bytes: int
+) -> None:
+    other = replace(problem, budget_bytes=budget_bytes, outside_bytes=outside_bytes)
+    kept = make_plan({}, "keep-all")
+    assert lower(other, kept) == lower(problem, kept) == lower(problem, kept, fast=True)
+
+
 def lowered(problem: Problem, plan: Plan) -> Program | None:
     """The program, or None where the plan recomputes from something that is gone for good."""
     try:

@@ -11,6 +11,7 @@ run, `o2` the third distinct op.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -41,9 +42,10 @@ NONE = Instruments()
 
 @dataclass(slots=True)
 class Source:
-    """Generated text, and the globals it needs besides the driver's verbs."""
+    """Generated text of two functions, and the globals they need besides the driver's verbs."""
 
-    text: str
+    forward: str
+    backward: str
     names: dict[str, object] = field(default_factory=dict)
 
 
@@ -76,19 +78,17 @@ class _Writer:
         crossing = self._crossing(forward, [*backward, gradients])
         arguments = _unpack(self._values(self.trace.inputs), "A")
         tangents = _unpack(self._values(self.trace.tangents), "T")
-        text = "\n".join(
-            (
-                "def forward(A, L):",
-                *_indent((*self._verbs(forward), *arguments, *forward)),
-                f"    return {outputs}, [{', '.join(self._crossed(n) for n in crossing)}]",
-                "",
-                "def backward(C, T, L):",
-                *_indent((*self._verbs(backward), *_unpack(crossing, "C"), *tangents, *backward)),
-                f"    return {gradients}",
-                "",
-            )
-        )
-        return Source(text, self.names)
+        forward = [
+            "def forward(A, L):",
+            *_indent((*self._verbs(forward), *arguments, *forward)),
+            f"    return {outputs}, [{', '.join(self._crossed(n) for n in crossing)}]",
+        ]
+        backward = [
+            "def backward(C, T, L):",
+            *_indent((*self._verbs(backward), *_unpack(crossing, "C"), *tangents, *backward)),
+            f"    return {gradients}",
+        ]
+        return Source("\n".join([*forward, "", ""]), "\n".join([*backward, ""]), self.names)
 
     def _verbs(self, lines: Iterable[str]) -> Iterator[str]:
         text = "\n".join(lines)
@@ -102,8 +102,8 @@ class _Writer:
         made |= {n for v in self._values(self.trace.inputs) for n in _names(v)}
         own = {n for v in self._values(self.trace.tangents) for n in _names(v)}
         read = dict.fromkeys(n for line in backward for n in _names(line))
-        deleted = {n for line in forward if line.startswith("del ") for n in _names(line)}
-        return [n for n in read if n in made - deleted and n not in own]
+        made -= {n for line in forward if line.startswith("del ") for n in _names(line)}
+        return [n for n in read if n in made and n not in own]
 
     def _crossed(self, name: str) -> str:
         """`name` as the backward call gets it.
@@ -343,13 +343,9 @@ def _indent(lines: Iterable[str]) -> Iterator[str]:
     return (f"    {line}" for line in lines)
 
 
-def _names(line: str) -> Iterator[str]:
+_NAME = re.compile(r"\b[skr][0-9]+\b")
+
+
+def _names(line: str) -> list[str]:
     """Local names of slots, copies and generator states in `line`."""
-    word = ""
-    for character in line + " ":
-        if character.isalnum() or character == "_":
-            word += character
-            continue
-        if len(word) > 1 and word[0] in "skr" and word[1:].isdigit():
-            yield word
-        word = ""
+    return _NAME.findall(line)

@@ -19,6 +19,7 @@ from outcore.gauges import Moment
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Program, Run, Slot
 from outcore.ir.trace import Trace, Value
+from outcore.uncollected import uncollected
 
 _numbers = count()
 
@@ -55,7 +56,8 @@ def build(
     Raises VerifyError for a program with variants of ops: torch has none (docs/decisions/0010).
     """
     _refuse_variants(trace, program)
-    source = generate(trace, program, instruments)
+    with uncollected():
+        source = generate(trace, program, instruments)
     names: dict[str, Any] = {
         **source.names,
         "clock": clock,
@@ -66,11 +68,14 @@ def build(
     }
     # A file name of its own, known to linecache, gives tracebacks the generated line.
     file = f"<outcore program {next(_numbers)}>"
-    exec(compile(source.text, file, "exec"), names)  # noqa: S102 - our own generated text
+    before = "\n" * source.forward.count("\n")
+    for part in source.forward, before + source.backward:  # at once it takes twice the memory
+        exec(compile(part, file, "exec"), names)  # noqa: S102 - our own generated text
+    text = source.forward + source.backward
     executable = Executable(
-        program, names["forward"], names["backward"], _regions(trace, program), source.text
+        program, names["forward"], names["backward"], _regions(trace, program), text
     )
-    linecache.cache[file] = (len(source.text), None, source.text.splitlines(keepends=True), file)
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     weakref.finalize(executable, linecache.cache.pop, file, None).atexit = False
     return executable
 

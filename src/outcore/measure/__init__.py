@@ -7,9 +7,10 @@ from outcore.measure.exhausted import ran_out, says_memory
 from outcore.measure.meter import Meter, open_meter
 from outcore.measure.metered import metered
 from outcore.measure.reading import Reading
-from outcore.measure.resident import resident_bytes
+from outcore.measure.resident import Elsewhere, resident_bytes
 
 __all__ = [
+    "Elsewhere",
     "Meter",
     "Reading",
     "Stopwatch",

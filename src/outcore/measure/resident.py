@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain, compress, islice, repeat, starmap
 from operator import call
+from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from outcore.gauges import OWN_THREADS, Ledger
+from outcore.uncollected import uncollected
+
+_weakly: Any = StorageWeakRef  # torch gives it no types
+ALL, YOUNG = range(3), range(2)
+"""Generations of the collector."""
+
+TQDM_THREAD = "tqdm_monitor"
+"""The name of one that is there once something was compiled, and trains nothing."""
 
 
 def resident_bytes(
-    device: torch.device, besides: Iterable[torch.Tensor] = (), ledger: Ledger | None = None
+    device: torch.device,
+    besides: Iterable[torch.Tensor] = (),
+    ledger: Ledger | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> int:
     """Bytes in storages on `device` that live tensors hold, each storage once.
 
     `besides`: tensors whose storages are left out. On CUDA this is the allocator's own figure less
     those. On a CPU it is what `ledger` counts, where there is one, and then every tensor that the
     interpreter knows of is visited, and the gradients of leaves, which need not be known to it:
-    while other threads live, of the leaves in `besides` alone.
+    while other threads live, of the leaves in `besides` alone. `elsewhere`: what was found so
+    before, beside the ledger, so that few are to be visited.
     """
     # Subclasses of tensors may answer for themselves, and differently.
     with torch._C.DisableTorchFunctionSubclass():
@@ -30,26 +45,75 @@ def resident_bytes(
         left_out = dict(_extents(given))
         if device.type == "cuda":
             return torch.cuda.memory_allocated(device) - sum(left_out.values())
-        found = {a: n for a, n in _extents(_tensors(device, given)) if a not in left_out}
         if ledger is None:
-            return sum(found.values())
+            found = {s.data_ptr(): s.nbytes() for s in _storages(_tensors(device, given, ALL))}
+            return sum(n for a, n in found.items() if a not in left_out)
         counted = range(ledger.start, ledger.stop)
         held = ledger.live_bytes - sum(n for a, n in left_out.items() if a in counted)
-        return max(0, held) + sum(n for a, n in found.items() if a not in counted)
+        found = (elsewhere or Elsewhere()).extents(device, given, counted)
+        return max(0, held) + sum(n for a, n in found.items() if a not in left_out)
+
+
+class Elsewhere:
+    """The storages on a device that tensors hold and no ledger counts, as they were found last.
+
+    A tensor made since is young to the collector, unless that has moved some: then, and only then,
+    all of the process's objects are gone through, which takes a tenth of a second in a large one.
+    """
+
+    def __init__(self) -> None:
+        self._moves: object = None
+        """How often the collector had moved objects to where the oldest are."""
+        self._found: dict[int, tuple[Any, int]] = {}
+        """By address, weakly, with their bytes."""
+
+    def extents(
+        self, device: torch.device, given: list[torch.Tensor], counted: range
+    ) -> dict[int, int]:
+        """Address and bytes of each storage that lies nowhere in `counted`.
+
+        Gradients of leaves that are old and were not there before are left out: they are new
+        memory, as a ledger counts it.
+        """
+        before, self._moves = self._moves, _moves()
+        if before != self._moves:
+            self._found, generations = {}, ALL
+        else:
+            generations = YOUNG
+        for storage in _storages(_tensors(device, given, generations)):
+            address = storage.data_ptr()
+            if address not in counted:
+                self._found[address] = _weakly(storage), storage.nbytes()
+        self._found = {a: f for a, f in self._found.items() if not f[0].expired()}
+        return {address: nbytes for address, (_, nbytes) in self._found.items()}
+
+
+def _moves() -> object:
+    """What changes whenever the collector moves objects to its oldest generation."""
+    moving = gc.get_stats()[0 if sys.version_info >= (3, 14) else 1 :]
+    return [generation["collections"] for generation in moving]
 
 
 def _extents(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[int, int]]:
     """Address and bytes of each storage that has memory."""
+    return ((storage.data_ptr(), storage.nbytes()) for storage in _storages(tensors))
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
+    """The storages that have memory."""
     for tensor in tensors:
         try:
             storage = tensor.untyped_storage()
-            yield storage.data_ptr(), storage.nbytes()
+            storage.data_ptr()
         except (RuntimeError, ValueError):  # wrappers around other tensors, lazy parameters
             continue
+        yield storage
 
 
-def _tensors(device: torch.device, given: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    known = [t for t in _known_tensors() if _is_real(t) and t.device == device]
+def _tensors(
+    device: torch.device, given: list[torch.Tensor], generations: range
+) -> Iterator[torch.Tensor]:
+    known = [t for t in _known_tensors(generations) if _is_real(t) and t.device == device]
     yield from known
     # One that another thread sets at that time may be gone as it is read, which ends the process:
     # torch guards nothing there. What is `given` is used by this thread.
@@ -63,7 +127,7 @@ def _is_alone() -> bool:
     """Whether no other thread of the interpreter could train."""
     this = threading.current_thread()
     others = (t for t in threading.enumerate() if t is not this)
-    return all(thread.name.startswith(OWN_THREADS) for thread in others)
+    return all(t.name.startswith(OWN_THREADS) or t.name == TQDM_THREAD for t in others)
 
 
 def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -79,18 +143,13 @@ _is_kind = partial(type.__subclasscheck__, torch.Tensor)
 """Whether a type is that of tensors. It runs nobody's code, as torch's own answer would."""
 
 
-def _known_tensors() -> list[torch.Tensor]:
-    """All tensors that the collector knows of, found without a Python step per object.
+def _known_tensors(generations: range) -> list[torch.Tensor]:
+    """The tensors that the collector knows of, found without a Python step per object.
 
     By type(), not isinstance(): proxies run code when asked for their class.
     """
-    collecting = gc.isenabled()
-    gc.disable()  # it would move objects between generations, and run finalizers
-    try:
-        return [t for generation in range(3) for t in _of_generation(generation)]
-    finally:
-        if collecting:
-            gc.enable()
+    with uncollected():  # it would move objects between generations, and run finalizers
+        return [t for generation in generations for t in _of_generation(generation)]
 
 
 def _of_generation(generation: int) -> list[torch.Tensor]:

@@ -61,7 +61,7 @@ class Calls:
     @cached_property
     def most(self) -> Taken:
         """What a call takes with everything kept."""
-        return self._taken(lower(self.problem, make_plan({}, "keep-all")))
+        return self._taken(lower(self.problem, make_plan({}, "keep-all"), fast=True))
 
     @property
     def least(self) -> Taken:
@@ -76,7 +76,7 @@ class Calls:
     def _least(self) -> tuple[Floor, Taken]:
         nothing_overlaps = replace(self.problem, budget_bytes=1)
         plans = list(lean_plans(self.problem))
-        lean = (self._taken(lower(nothing_overlaps, plan)) for plan in plans)
+        lean = (self._taken(lower(nothing_overlaps, plan, fast=True)) for plan in plans)
         found = zip((plan_floor(self.problem, plan) for plan in plans), lean, strict=True)
         return min(found, key=lambda pair: pair[1].by(self.number))
 

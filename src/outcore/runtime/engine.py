@@ -16,12 +16,12 @@ import torch
 
 from outcore import assistant
 from outcore.capture import under_checkpoint
-from outcore.errors import HostMemoryError, OutcoreError, SpillError
+from outcore.errors import HostMemoryError, InfeasibleError, OutcoreError, SpillError
 from outcore.execute import Driver, open_driver
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Program
 from outcore.ir.trace import Trace
-from outcore.measure import open_meter, resident_bytes
+from outcore.measure import Elsewhere, open_meter, resident_bytes
 from outcore.runtime.announce import announcement
 from outcore.runtime.drift import WATCHED_STEPS, Drift
 from outcore.runtime.graph import PlannedGraph
@@ -85,6 +85,9 @@ class Engine:
         self.measured_after_bytes: int | None = None
         """That of what came between its last backward call and the next step."""
         self._peak_tries = 0
+        self._elsewhere = Elsewhere()
+        self._collected_in = -1
+        """The number of the step in which what is no one's any more was let go last."""
 
     @property
     def graphs(self) -> list[PlannedGraph]:
@@ -297,7 +300,7 @@ class Engine:
 
     def resident_bytes(self, besides: Sequence[torch.Tensor] = ()) -> int:
         """Bytes that live tensors hold on the device, those of `besides` left out."""
-        return resident_bytes(self.device, besides, self.driver.ledger())
+        return resident_bytes(self.device, besides, self.driver.ledger(), self._elsewhere)
 
     # ---- plans ----------------------------------------------------------------------------------
 
@@ -320,11 +323,20 @@ class Engine:
 
         Raises InfeasibleError where even the leanest does not fit the budget.
         """
-        gc.collect()  # once per graph: what is no one's any more would be counted as resident
-        self.driver.bound_memory(self.resident_bytes(), self.settings.budget_bytes)
-        resident = self.resident_besides(graph, inputs)
-        with naming_the_rank():
-            return self.planner.floor_program(self._shares(graph), resident, leanest=leanest)
+        collect = self._collected_in != self.steps.number
+        while True:
+            if collect:
+                gc.collect()  # what is no one's any more would be counted as resident
+                self._collected_in = self.steps.number
+            self.driver.bound_memory(self.resident_bytes(), self.settings.budget_bytes)
+            resident, shares = self.resident_besides(graph, inputs), self._shares(graph)
+            try:
+                with naming_the_rank():
+                    return self.planner.floor_program(shares, resident, leanest=leanest)
+            except InfeasibleError:
+                if collect:
+                    raise
+            collect = True  # the compilation of other graphs in this step may have left something
 
     def kept_program(self, graph: PlannedGraph, resident_bytes: int) -> tuple[Program, int]:
         """The program that keeps everything, and how much may be held besides while it fits."""

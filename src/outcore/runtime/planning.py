@@ -13,7 +13,6 @@ from outcore.errors import InfeasibleError
 from outcore.execute import Driver
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import fits, peak, retained_bytes
-from outcore.ir.plan import make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Program
@@ -28,6 +27,7 @@ from outcore.runtime.profiling import Profiling
 from outcore.runtime.shares import Shares, later_gradient_bytes
 from outcore.runtime.solving import Solver
 from outcore.simulate import simulate
+from outcore.uncollected import uncollected
 
 if TYPE_CHECKING:  # graphs are planned through here
     from outcore.runtime.graph import PlannedGraph
@@ -53,6 +53,7 @@ class Planner:
         state_bytes = solver.driver.generator.get_state().nbytes
         return Shares(graph, active, solver.settings.budget_bytes, state_bytes, self._known)
 
+    @uncollected()
     def floor_program(
         self, shares: Shares, resident_bytes: int, *, leanest: bool = False
     ) -> tuple[Program, int]:
@@ -68,17 +69,18 @@ class Planner:
         except InfeasibleError as error:
             error.at_least = True
             raise
-        program = lower(replace(problem, budget_bytes=1), plan)
+        program = lower(replace(problem, budget_bytes=1), plan, fast=True)
         spare = problem.budget_bytes - peak(problem, program, Tier.DEVICE).nbytes
         return program, resident_bytes + spare
 
+    @uncollected()
     def kept_program(self, shares: Shares, resident_bytes: int) -> tuple[Program, int]:
         """The program that keeps everything, and how much may be held besides while it fits.
 
         Workspaces are not known: half of the budget is left to them, and to other graphs.
         """
         problem = self._unmeasured(shares, resident_bytes)
-        program = lower(problem, make_plan({}, "keep-all"))
+        program = self.solver.kept(problem)
         spare = problem.budget_bytes // 2 - peak(problem, program, Tier.DEVICE).nbytes
         return program, resident_bytes + spare
 
@@ -87,6 +89,7 @@ class Planner:
         profile = Profile((0.0,) * ops, (0,) * ops, Source.ESTIMATED)
         return shares.problem(self.solver.hardware(), profile, resident_bytes)
 
+    @uncollected()
     def plan(self, shares: Shares, profiled: Profiling) -> Planned:
         """Plan a graph from what was measured. Everything is kept where that fits.
 
@@ -109,6 +112,7 @@ class Planner:
             raise
         return self._retaining(shares, planned) if shares.graph.standing.retained else planned
 
+    @uncollected()
     def plan_for_calls(self, shares: Shares, planned: Planned) -> Planned:
         """The same for as many calls as waited at once. Raises InfeasibleError as `plan` does."""
         return self._as_before(shares, planned, planned.problem)
@@ -152,6 +156,7 @@ class Planner:
         again = self._planned(shares, alone, planned.resident_bytes)
         return again if planned.retaining_bytes is None else self._retaining(shares, again)
 
+    @uncollected()
     def plan_tighter(self, shares: Shares, planned: Planned) -> Planned:
         """The same with less of the budget. Raises InfeasibleError where no plan fits."""
         problem, tighter = planned.problem, planned.problem.budget_bytes // TIGHTER_DIVISOR
@@ -159,6 +164,7 @@ class Planner:
         again = self._as_before(shares, planned, problem)
         return replace(again, replanned=planned.replanned)
 
+    @uncollected()
     def plan_again(
         self,
         shares: Shares,
@@ -273,7 +279,7 @@ class Planner:
 
         Where that is so, later graphs count what they find.
         """
-        kept = lower(problem, make_plan({}, "keep-all"))
+        kept = self.solver.kept(problem)
         outside, between = problem.outside_bytes + calls.others_bytes(kept), problem.between_bytes
         if not planned.everything_kept:
             between = max(between, shares.most_bytes(problem.hardware))

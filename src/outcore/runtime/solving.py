@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from outcore.apart import plan_apart
 from outcore.errors import InfeasibleError, SpillError
@@ -18,6 +18,8 @@ from outcore.ir.memory import fits
 from outcore.ir.plan import Choice, Gap, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
+from outcore.ir.store import digest
+from outcore.ir.trace import Trace
 from outcore.lower import lower
 from outcore.planfile import Overridden, Rule, check_rules, forced, has_effect
 from outcore.policies import Policy, overflow, with_roomy_host
@@ -42,6 +44,8 @@ class Solver:
     def __init__(self, settings: Settings, driver: Driver) -> None:
         self.settings, self.driver = settings, driver
         self._hardware: Hardware | None = None
+        self._kept: tuple[Callable[[], Trace | None], Program | None] = (lambda: None, None)
+        """The trace of the graph that was planned last, and the program that keeps everything."""
         self._rules: WeakKeyDictionary[PlannedGraph, frozenset[Rule]] = WeakKeyDictionary()
         """The overrides that have an effect on each graph."""
         self._effective: set[Rule] = set()
@@ -59,6 +63,14 @@ class Solver:
             self._hardware = self.driver.hardware(self._budgets)
         return self._hardware
 
+    def kept(self, problem: Problem) -> Program:
+        """The program that keeps everything. Made once for a graph: budgets are nothing to it."""
+        known, program = self._kept
+        if known() is not problem.trace or program is None:
+            program = lower(problem, make_plan({}, "keep-all"), fast=True)
+            self._kept = ref(problem.trace), program
+        return program
+
     @property
     def _budgets(self) -> dict[Tier, int]:
         settings = self.settings
@@ -75,7 +87,7 @@ class Solver:
         DigestError or VerifyError where that is for another graph or machine.
         """
         start = time.perf_counter()
-        in_core = lower(problem, make_plan({}, "keep-all"))
+        in_core = self.kept(problem)
         in_core_timeline = simulate(problem, in_core)
         given, budget_bytes = self.settings.given, problem.budget_bytes
         unseen = [rule for rule in given.rules if rule not in self._effective]
@@ -87,11 +99,14 @@ class Solver:
             problem = self._with_tiers(shares, problem, saved.plan())
             plan = reused(problem, saved, fixed, given.path)
             roomy = self._with_room(problem)
-            if plan.moves and fits(roomy, lower(roomy, plan)):
+            if plan.moves and fits(roomy, lower(roomy, plan, fast=True)):
                 problem = roomy
         else:
             problem, plan = self._made(shares, problem, in_core, fixed)
-        program = lower(problem, plan)
+        if plan.choices or plan.variants:
+            program = lower(problem, plan, fast=True)
+        else:
+            program = replace(in_core, plan_digest=digest(plan))
         return Planned(
             problem,
             plan,
@@ -127,7 +142,7 @@ class Solver:
         if fits(problem, in_core):
             kept = make_plan(dict(fixed), FORCED)
             kept = kept if kept.moves else replace(kept, policy="keep-all")
-            if not fixed or fits(problem, lower(problem, kept)):
+            if not fixed or fits(problem, lower(problem, kept, fast=True)):
                 return problem, kept
         policy: Policy = self.settings.policy
         if fixed:

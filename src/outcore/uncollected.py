@@ -1,0 +1,22 @@
+"""uncollected: work that makes many objects and no cycles, without the collector going over them.
+
+In graphs of thousands of ops it would take a third of the time.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Put the collector off, for all threads; afterwards it is as it was."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

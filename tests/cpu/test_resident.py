@@ -1,0 +1,81 @@
+"""What tensors hold beside an allocator's own count, found without going through all each time."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from outcore.gauges import Ledger
+from outcore.measure import Elsewhere, resident, resident_bytes
+
+CPU = torch.device("cpu")
+NOTHING = Ledger(0, 0, 0)
+"""It counts nothing: all is elsewhere."""
+EVENTS = ["make", "drop", "collect 0", "collect 1", "collect 2"]
+
+
+def counted(elsewhere: Elsewhere) -> int:
+    return resident_bytes(CPU, [], NOTHING, elsewhere)
+
+
+def test_what_comes_and_goes_is_counted() -> None:
+    elsewhere, held = Elsewhere(), [torch.ones(1000)]
+    before = counted(elsewhere)
+    assert before >= 4000
+    held.append(torch.ones(100))
+    assert counted(elsewhere) == before + 400
+    gc.collect()
+    view = held[0][:10]
+    assert counted(elsewhere) == before + 400, "a view is nothing more"
+    held.clear()
+    assert counted(elsewhere) == before, "it holds all of its storage"
+    del view
+    assert counted(elsewhere) == before - 4000
+
+
+def test_gradients_are_counted_once_all_is_gone_through() -> None:
+    elsewhere, leaf = Elsewhere(), torch.ones(1000, requires_grad=True)
+    gc.collect()  # it is old
+    before = counted(elsewhere)
+    leaf.sum().backward()
+    gc.collect()
+    assert counted(elsewhere) == before + 4000
+
+
+@given(st.lists(st.sampled_from(EVENTS), max_size=20))
+def test_it_is_what_is_found_anew(events: list[str]) -> None:
+    elsewhere, held = Elsewhere(), list[Tensor]()
+    for event in events:
+        if event == "make":
+            held.append(torch.ones(100 * len(held)))
+        elif event == "drop":
+            held = held[1:]
+        else:
+            gc.collect(int(event[-1]))
+        assert counted(elsewhere) == resident_bytes(CPU, [], NOTHING)
+
+
+def test_all_objects_are_gone_through_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[range] = []
+    known = resident._known_tensors
+
+    def noted(generations: range) -> list[Tensor]:
+        seen.append(generations)
+        return known(generations)
+
+    monkeypatch.setattr(resident, "_known_tensors", noted)
+    elsewhere = Elsewhere()
+    gc.collect()
+    for _ in range(10):
+        counted(elsewhere)
+    assert seen[0] == resident.ALL
+    assert seen.count(resident.ALL) <= 2
+    seen.clear()
+    gc.collect()
+    counted(elsewhere)
+    assert seen == [resident.ALL]
