@@ -12,6 +12,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from outcore.capture.graph import Captured, Joint, capture
+from outcore.capture.layouts import VIEWS
 from outcore.capture.tracing import as_kernels
 from outcore.errors import CaptureError
 from outcore.ir.trace import Value
@@ -127,10 +128,38 @@ def _describe(joint: Joint, changed: set[Node]) -> None:
         for node in joint.module.graph.nodes:
             if node.op == "call_function" and not dirty.isdisjoint(node.all_input_nodes):
                 dirty.add(node)
-                args, kwargs = map_arg((node.args, node.kwargs), lambda n: _known(joint, mode, n))
-                node.meta["val"] = _real(node, node.target(*args, **kwargs))
+                try:
+                    made = _described(joint, mode, node)
+                except (RuntimeError, ValueError):
+                    if node.target not in VIEWS:
+                        raise
+                    dirty.add(_copied_first(joint, mode, node))
+                    made = _described(joint, mode, node)
+                node.meta["val"] = _real(node, made)
             elif node in changed:
                 node.meta["val"] = _real(node, node.meta["val"])
+
+
+def _described(joint: Joint, mode: FakeTensorMode, node: Node) -> Any:
+    """What a node makes of what is known."""
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: _known(joint, mode, n))
+    return node.target(*args, **kwargs)  # type: ignore[operator]  # it is a call
+
+
+def _copied_first(joint: Joint, mode: FakeTensorMode, node: Node) -> Node:
+    """Let a view that does not fit what is really there be one of a copy. Returns the copy.
+
+    It was a `reshape`, of which torch leaves a view where it takes that to fit.
+    """
+    graph, whole = joint.module.graph, node.args[0]
+    with graph.inserting_before(node):
+        copy = graph.call_function(
+            torch.ops.aten.clone.default, (whole,), {"memory_format": torch.contiguous_format}
+        )
+    copy.meta = {key: kept for key, kept in node.meta.items() if key not in (REAL, "val")}
+    copy.meta["val"] = _described(joint, mode, copy)
+    node.args = (copy, *node.args[1:])
+    return copy
 
 
 def _mode_of(node: Node) -> FakeTensorMode:
