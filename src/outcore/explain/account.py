@@ -14,8 +14,10 @@ from outcore.ir.problem import Problem
 from outcore.ir.program import Program, Run
 from outcore.lower import lower
 from outcore.simulate import simulate
+from outcore.uncollected import uncollected
 
 
+@uncollected()
 def explain(problem: Problem, plan: Plan, *, most: int | None = None) -> Explanation:
     """Why `plan` moves what it moves, and where its step waits.
 

@@ -17,10 +17,12 @@ from outcore.lower.expand import expand
 from outcore.lower.place import place
 from outcore.lower.prefetch import prefetch
 from outcore.lower.release import release
+from outcore.uncollected import uncollected
 
 __all__ = ["lower"]
 
 
+@uncollected()
 def lower(problem: Problem, plan: Plan, *, fast: bool = False) -> Program:
     """The Program that carries out `plan`, named after the trace and the plan.
 
