@@ -30,6 +30,11 @@ PLAINLY = (
     "FLOPs, fake tensors) or torch.jit.trace ran plainly: no budget holds there"
 )
 
+UNSEEN = (
+    "a training call came to no graph: torch.compile runs it plainly, as it does past so many "
+    "shapes of inputs, and no budget holds there. TORCH_LOGS=recompiles,graph_breaks says why"
+)
+
 MOST_SHAPES = 64
 """Shapes of inputs that a wrapped model is compiled for; with yet another it runs plainly.
 
@@ -194,9 +199,18 @@ class _Door:
             if PLAINLY not in self.backend.notes:
                 self.backend.notes.append(PLAINLY)
             return self._plainly(model, args, kwargs)
-        if self.trained:
-            return self._run(model, _hooks(model), *args, **kwargs)
-        return self._until_trained(model, args, kwargs)
+        if not self.trained:
+            return self._until_trained(model, args, kwargs)
+        seen = _seen(self.backend)
+        results = self._run(model, _hooks(model), *args, **kwargs)
+        if seen == _seen(self.backend) and model.training:
+            self._note_unseen(model)
+        return results
+
+    def _note_unseen(self, model: nn.Module) -> None:
+        notes = self.backend.notes
+        if UNSEEN not in notes and any(p.requires_grad for p in model.parameters()):
+            notes.append(UNSEEN)
 
     def _plainly(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         if self.backend.engine is not None:
@@ -230,6 +244,12 @@ class _Weakly:
 
 _doors: WeakKeyDictionary[nn.Module, _Door] = WeakKeyDictionary()
 """Of each module that is wrapped."""
+
+
+def _seen(backend: Backend) -> int:
+    """Calls of its graphs so far, planned or not."""
+    steps = None if backend.engine is None else backend.engine.steps
+    return 0 if steps is None else steps.calls + steps.passes
 
 
 def _calls(backend: Backend) -> int:
