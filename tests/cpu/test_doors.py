@@ -458,7 +458,7 @@ class Opaque(nn.Module):
         return y
 
 
-class Forwarded(nn.Module):
+class Regional(nn.Module):
     """Torch compiles it, and a Trace cannot express it."""
 
     def __init__(self) -> None:
@@ -466,8 +466,13 @@ class Forwarded(nn.Module):
         self.inner = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = torch.func.jvp(self.inner, (x,), (torch.ones_like(x),))[1]
+        result: Tensor = tanh_of(x, self.inner.weight)
         return result
+
+
+@torch.compiler.nested_compile_region
+def tanh_of(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.tanh(x @ weight)
 
 
 class TestNothingToDo:
@@ -518,7 +523,7 @@ class TestNothingToDo:
         """Not by a training call either that runs what an earlier call had torch compile."""
         ooc = outcore.session("1GiB")
         ooc.wrap(nn.Linear(4, 4))(torch.ones(2, 4)).sum().backward()
-        module = ooc.wrap(Forwarded())
+        module = ooc.wrap(Regional())
         module.eval()
         with pytest.warns(UserWarning, match="runs a graph in-core"):
             module(torch.ones(2, 4))
