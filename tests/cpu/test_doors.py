@@ -466,7 +466,7 @@ class Regional(nn.Module):
         self.inner = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = tanh_of(x, self.inner.weight)
+        result: Tensor = tanh_of(tanh_of(x, self.inner.weight), self.inner.weight)
         return result
 
 

@@ -50,11 +50,12 @@ KEY = "outcore_graph"
 """Where a shell module carries its graph, which then lives as long as what torch compiled of it."""
 
 CONDITION = "outcore.cond_"
+"""How the targets of ops begin that choose between branches (`capture.as_ops`)."""
+
 BRANCHES = (
     "torch.cond: of a branch that was not taken in the profiled steps, tensors are counted, but "
     "not what kernels take for themselves: it may need more than predicted"
 )
-"""How the targets of ops begin that choose between branches (`capture.as_ops`)."""
 
 RESTLESS_STEPS = 16
 """So many steps in a row that are captured anew are no accident."""
