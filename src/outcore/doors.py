@@ -196,8 +196,7 @@ class _Door:
             # Nothing to plan: each of its shapes would be one of those that torch compiles.
             return self._plainly(model, args, kwargs)
         if runs_plainly():
-            if PLAINLY not in self.backend.notes:
-                self.backend.notes.append(PLAINLY)
+            self._note_plainly(model)
             return self._plainly(model, args, kwargs)
         if not self.trained:
             return self._until_trained(model, args, kwargs)
@@ -206,6 +205,18 @@ class _Door:
         if seen == _seen(self.backend) and model.training:
             self._note_unseen(model)
         return results
+
+    def _note_plainly(self, model: nn.Module) -> None:
+        """Before anything was trained otherwise, it may be that nothing ever will: say so aloud."""
+        if PLAINLY in self.backend.notes:
+            return
+        self.backend.notes.append(PLAINLY)
+        if model.training and not self.trained:
+            if self.backend.options.strict:
+                error = NotEngagedError(model=type(model).__name__)
+                error.add_note(f"outcore: {PLAINLY}")
+                raise error
+            warnings.warn(f"outcore: {PLAINLY}", stacklevel=4)  # where the model is called
 
     def _note_unseen(self, model: nn.Module) -> None:
         notes = self.backend.notes

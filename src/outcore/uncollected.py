@@ -12,7 +12,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Put the collector off, for all threads; afterwards it is as it was."""
+    """Put the collector off; afterwards it is as it was.
+
+    For all threads: cycles that others leave meanwhile stay until then.
+    """
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from outcore import Backend
+from outcore.capture import trace
+from outcore.ir.store import digest
 from tests.cpu.training import PROFILED_STEPS, mean_square, same, tight_budget, train
 
 STEPS = PROFILED_STEPS + 2
@@ -124,16 +126,52 @@ def test_a_gradient_that_is_read_as_a_conjugate() -> None:
     assert backend.report().state == "in-core", "all of it fits"
 
 
-def test_an_input_that_is_read_as_a_conjugate_runs_in_core() -> None:
+def complex_images() -> Tensor:
+    return torch.complex(images(), images().sin())
+
+
+def turn(z: Tensor) -> Tensor:
+    return z.conj()
+
+
+def turn_back(z: Tensor) -> Tensor:
+    return z.conj().imag
+
+
+@pytest.mark.parametrize("of_input", [torch.clone, turn])
+@pytest.mark.parametrize("of_output", [torch.clone, turn, turn_back])
+def test_inputs_and_outputs_that_are_read_as_conjugates(
+    of_input: Callable[[Tensor], Tensor], of_output: Callable[[Tensor], Tensor]
+) -> None:
+    """As where a graph breaks after such a view."""
+
     def product(weight: Tensor, z: Tensor) -> Tensor:
-        return (z @ weight).abs()
+        return of_output(torch.tanh(z @ weight))
 
-    def gradient(call: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    def gradients(call: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+        found: list[Tensor] = []
         weight = torch.eye(WIDTH, dtype=torch.complex64).requires_grad_()
-        call(weight, images().to(torch.complex64).conj()).sum().backward()
-        assert weight.grad is not None
-        return weight.grad
+        for _ in range(STEPS):
+            result = call(weight, of_input(complex_images()))
+            loss = (torch.view_as_real(result) if result.is_complex() else result).square().mean()
+            found += [result.detach(), *torch.autograd.grad(loss, weight)]
+        return found
 
-    with pytest.warns(UserWarning, match="is the conjugate or the negative of what lies there"):
-        found = gradient(torch.compile(product, backend=Backend(budget="1GiB")))
-    assert torch.equal(found, gradient(product))
+    def resolved(call: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda weight, z: call(weight, z).resolve_conj()
+
+    expected = gradients(resolved(product))
+    torch._dynamo.reset()
+    backend = Backend(budget="1GiB", strict=True)
+    assert same([gradients(resolved(torch.compile(product, backend=backend)))], [expected])
+    assert backend.report().graphs == 1
+
+
+def test_a_trace_made_beforehand_is_that_of_training() -> None:
+    torch._dynamo.reset()
+    module, x = Stack(waves), images()
+    backend = Backend(budget="1GiB")
+    mean_square(torch.compile(module, backend=backend)(x)).backward()
+    assert backend.engine is not None
+    (graph,) = backend.engine.graphs
+    assert digest(trace(module, x)) == graph.digest

@@ -154,6 +154,18 @@ class TestWrap:
         assert report.measured_peak_bytes
         assert any("ran plainly" in note for note in report.notes)
 
+    def test_where_nothing_ever_compiles_it_is_said(self) -> None:
+        module = outcore.wrap(small(), **TIGHT)
+        with (
+            pytest.warns(UserWarning, match="ran plainly") as warned,
+            FlopCounterMode(display=False),
+        ):
+            trained(module, 2)
+        assert Path(warned[0].filename).parent.parent.name == "tests"
+        strict = outcore.wrap(small(), strict=True, **TIGHT)
+        with pytest.raises(NotEngagedError), FlopCounterMode(display=False):
+            trained(strict, 1)
+
     def test_options_are_read_at_once(self) -> None:
         with pytest.raises(OptionError, match="did you mean 'policy'"):
             outcore.wrap(small(), budget="2MiB", polcy="pooch")  # type: ignore[call-arg]  # refused by mypy as well

@@ -47,6 +47,28 @@ def test_gradients_are_counted_once_all_is_gone_through() -> None:
     assert counted(elsewhere) == before + 4000
 
 
+def test_a_storage_is_as_large_as_it_is_now() -> None:
+    elsewhere, held = Elsewhere(), torch.ones(1000)
+    gc.collect()
+    before = counted(elsewhere)
+    held.untyped_storage().resize_(8000)
+    assert counted(elsewhere) == before + 4000
+    held.untyped_storage().resize_(0)
+    assert counted(elsewhere) == before - 4000
+
+
+def test_what_the_collector_is_told_to_leave_alone_stays_counted() -> None:
+    elsewhere, held = Elsewhere(), torch.ones(1000)
+    before = counted(elsewhere)
+    gc.freeze()
+    try:
+        gc.collect()
+        assert counted(elsewhere) == before
+    finally:
+        gc.unfreeze()
+    assert held.nbytes == 4000
+
+
 @given(st.lists(st.sampled_from(EVENTS), max_size=20))
 def test_it_is_what_is_found_anew(events: list[str]) -> None:
     elsewhere, held = Elsewhere(), list[Tensor]()

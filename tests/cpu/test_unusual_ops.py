@@ -157,6 +157,23 @@ def test_a_view_that_does_not_fit_what_is_really_there(kind: type[nn.Module]) ->
     assert report.measured_peak_bytes <= report.predicted_peak_bytes <= budget
 
 
+def test_such_a_view_is_a_copy_in_core_too() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module, x = Normalised(), torch.randn(ROWS // 8, 64, 32)
+    backend = Backend(budget="1GiB", strict=True)
+    call = torch.compile(module, backend=backend)
+
+    def gradients(call: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        module.zero_grad()
+        mean_square(call(x)).backward()
+        return [p.grad for p in module.parameters() if p.grad is not None]
+
+    gradients(call)
+    backend.close()
+    assert same([gradients(call)], [gradients(module)])
+
+
 class Restored(nn.Module):
     """The gradient of a batch norm whose result is asked for channels last is laid out anyhow."""
 

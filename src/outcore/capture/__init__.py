@@ -19,11 +19,11 @@ from outcore.capture.compat import (
     under_checkpoint,
     without_function_modes,
 )
-from outcore.capture.conjugates import as_tensors
 from outcore.capture.graph import Captured, capture
 from outcore.capture.offline import trace, trace_as_run, trace_network
 from outcore.capture.opaque import as_ops
 from outcore.capture.passing import passing
+from outcore.capture.prepare import prepare
 from outcore.capture.shells import Shells, shells
 from outcore.capture.sizes import BySizes, is_symbolic
 from outcore.capture.tokens import without_tokens
@@ -37,7 +37,6 @@ __all__ = [
     "as_it_lies",
     "as_kernels",
     "as_ops",
-    "as_tensors",
     "boxed",
     "by_cudnn",
     "capture",
@@ -50,6 +49,7 @@ __all__ = [
     "keeps_graph",
     "passing",
     "plain",
+    "prepare",
     "runs_plainly",
     "shells",
     "stand_in_survives",

@@ -85,9 +85,12 @@ def boxed(module: GraphModule) -> Callable[[list[Any]], Any]:
     """`module` as a call that empties the list of its arguments, so that each dies at its last use.
 
     An ordinary call's caller holds them until it returns: for a backward call, all that was saved.
-    Tensors of subclasses are taken as the tensors they are (`plain`). Changes how `module` itself
-    is called.
+    Tensors of subclasses are taken as the tensors they are (`plain`). A view that does not fit what
+    a kernel really made is a copy. Changes how `module` itself is called.
     """
+    for op in torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default:
+        for node in module.graph.find_nodes(op="call_function", target=op):
+            node.target = torch.ops.aten.reshape.default
     module.graph.set_codegen(_BoxedCodeGen())
     module.recompile()
     forward: Callable[[list[Any]], Any] = module.forward
@@ -120,11 +123,16 @@ def plain(given: Any) -> Any:
     return given
 
 
-def as_it_lies(tangent: Any) -> Any:
-    """A tangent that may be read as the conjugate of what lies there, as a tensor that is not."""
-    if isinstance(tangent, torch.Tensor) and (tangent.is_conj() or tangent.is_neg()):
-        return tangent.resolve_conj().resolve_neg()
-    return tangent
+def as_it_lies(given: Any, *, conj: bool = False, neg: bool = False) -> Any:
+    """What lies at a tensor that is to be read as the conjugate, or the negative, of it.
+
+    Where it is read otherwise than so, that is a copy.
+    """
+    if not isinstance(given, torch.Tensor) or is_batched(given):
+        return given
+    turned = given.conj() if conj else given
+    turned = torch._neg_view(turned) if neg else turned
+    return turned.resolve_conj().resolve_neg()
 
 
 @contextmanager

@@ -58,7 +58,8 @@ class Captured:
     """A Trace and what it needs of the graph it came from.
 
     `constants` are tensors that the graph holds itself; they are passed behind the forward inputs.
-    `overwritten` are positions of forward inputs that get new values after the forward call.
+    `overwritten` are positions of forward inputs that get new values after the forward call,
+    `turned` those of inputs that are read as the conjugate or the negative of what lies there.
     `device` is the one device all tensors live on. `within` are ops that run graphs of their own,
     with what these hold at least beside the ops' results, in bytes. `joint` is None once nothing
     will be corrected.
@@ -67,6 +68,7 @@ class Captured:
     trace: Trace
     constants: tuple[torch.Tensor, ...]
     overwritten: frozenset[int]
+    turned: tuple[int, ...]
     device: torch.device
     within: Mapping[int, int] = field(default_factory=dict)
     joint: Joint | None = None
@@ -153,7 +155,10 @@ class _Capture:
         source = Joint(self.joint, self.forward_outputs, self.static, tuple(self.nodes))
         (device,) = self.devices
         within = {op: n.meta[BYTES] for op, n in enumerate(self.nodes) if n.meta.get(BYTES)}
-        return Captured(trace, tuple(self.constants), overwritten, device, within, source)
+        values = [self.values[v] for v in trace.inputs]
+        turned = tuple(i for i, value in enumerate(values) if value.conj or value.neg)
+        held = tuple(self.constants)
+        return Captured(trace, held, overwritten, turned, device, within, source)
 
     def _near(self, donation: Donation) -> bool:
         """Whether what it gives away is the device's memory: a scalar's on the host is not."""
@@ -170,8 +175,12 @@ class _Capture:
         return Role.PARAM if trained else Role.STATE
 
     def _input(self, node: Node, role: Role, name: str) -> None:
+        """One that is read as a conjugate or a negative is a view of what lies there."""
         tensor = _fake(node)
-        buffer = self._new_buffer(tensor, role, name, borrowed=True)
+        lying = torch._conj(tensor) if tensor.is_conj() else tensor
+        lying = torch._neg_view(lying) if lying.is_neg() else lying
+        buffer = self._new_buffer(lying, role, name, borrowed=True)
+        self._value(buffer, lying)
         self.results[node] = self._value(buffer, tensor)
 
     def _constant(self, node: Node) -> None:

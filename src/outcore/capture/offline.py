@@ -11,7 +11,6 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from outcore.capture.batch_norm import by_cudnn
 from outcore.capture.compat import (
     ShortenTraceback,
     aot_autograd,
@@ -22,8 +21,8 @@ from outcore.capture.compat import (
     with_states,
 )
 from outcore.capture.graph import Captured, capture
-from outcore.capture.opaque import as_ops
 from outcore.capture.passing import passing
+from outcore.capture.prepare import prepare
 from outcore.capture.tokens import without_tokens
 from outcore.capture.tracing import as_kernels
 from outcore.errors import CaptureError
@@ -88,8 +87,7 @@ def trace_as_run(step: Callable[..., Any], owner: nn.Module, *inputs: Any) -> Tr
     def partition(joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
         if is_within(inputs):
             return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
-        by_cudnn(joint)
-        as_ops(joint)
+        prepare(joint)
         captured = capture(without_tokens(joint), num_fwd_outputs, range(len(states)))
         verify_trace(captured.trace)
         raise _Seen(captured)
@@ -132,8 +130,7 @@ def _partition(
 ) -> tuple[GraphModule, GraphModule]:
     if is_within(inputs):
         return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
-    by_cudnn(joint)
-    as_ops(joint)
+    prepare(joint)
     static = list(static_lifetime_input_indices or ())
     captured = capture(without_tokens(joint), num_fwd_outputs, static)
     verify_trace(captured.trace)

@@ -132,7 +132,10 @@ def _places(given: dict[Node, Tensor], made: list[Any]) -> tuple[Place, ...] | N
 
 def _lie_alike(tensor: Tensor, other: Tensor) -> bool:
     """Whether two tensors in one storage are the same."""
-    layouts = [(t.dtype, t.shape, t.stride(), t.storage_offset()) for t in (tensor, other)]
+    layouts = [
+        (t.dtype, t.shape, t.stride(), t.storage_offset(), t.is_conj(), t.is_neg())
+        for t in (tensor, other)
+    ]
     return layouts[0] == layouts[1]
 
 

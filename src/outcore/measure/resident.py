@@ -64,8 +64,8 @@ class Elsewhere:
     def __init__(self) -> None:
         self._moves: object = None
         """How often the collector had moved objects to where the oldest are."""
-        self._found: dict[int, tuple[Any, int]] = {}
-        """By address, weakly, with their bytes."""
+        self._found: dict[int, Any] = {}
+        """Weakly, each once."""
 
     def extents(
         self, device: torch.device, given: list[torch.Tensor], counted: range
@@ -73,19 +73,24 @@ class Elsewhere:
         """Address and bytes of each storage that lies nowhere in `counted`.
 
         Gradients of leaves that are old and were not there before are left out: they are new
-        memory, as a ledger counts it.
+        memory, as a ledger counts it. So is, until the collector has moved something, what an old
+        tensor was given for its data.
         """
-        before, self._moves = self._moves, _moves()
-        if before != self._moves:
-            self._found, generations = {}, ALL
-        else:
-            generations = YOUNG
-        for storage in _storages(_tensors(device, given, generations)):
-            address = storage.data_ptr()
-            if address not in counted:
-                self._found[address] = _weakly(storage), storage.nbytes()
-        self._found = {a: f for a, f in self._found.items() if not f[0].expired()}
-        return {address: nbytes for address, (_, nbytes) in self._found.items()}
+        with uncollected():
+            moves = _moves()
+            generations = YOUNG if moves == self._moves else ALL
+            for storage in _storages(_tensors(device, given, generations)):
+                if storage.data_ptr() not in counted:
+                    self._found[storage._cdata] = _weakly(storage)
+            self._moves = moves if moves == _moves() else None  # another thread has a collector too
+        extents = {}
+        for cdata, weak in list(self._found.items()):
+            there: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
+            if there is None:
+                del self._found[cdata]
+            elif there.data_ptr() not in counted:
+                extents[there.data_ptr()] = there.nbytes()
+        return extents
 
 
 def _moves() -> object:

@@ -18,8 +18,6 @@ from outcore.capture import (
     Captured,
     aot_autograd,
     as_kernels,
-    as_ops,
-    as_tensors,
     boxed,
     by_cudnn,
     capture,
@@ -28,6 +26,7 @@ from outcore.capture import (
     is_symbolic,
     is_within,
     passing,
+    prepare,
     shells,
     without_function_modes,
     without_tokens,
@@ -194,9 +193,7 @@ class Backend:
             return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs)
         start = time.perf_counter()
         static = list(static_lifetime_input_indices or ())
-        by_cudnn(joint)
-        as_ops(joint)
-        as_tensors(joint)
+        prepare(joint)
         captured = self._capture(joint, num_fwd_outputs, static)
         forward, backward = default_partition(
             joint,

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
@@ -28,6 +28,7 @@ from outcore.errors import CaptureError, InfeasibleError, OutcoreError, StepErro
 from outcore.execute import Executable, MismatchError, build
 from outcore.ir.hardware import Tier
 from outcore.ir.store import digest
+from outcore.ir.trace import Trace
 from outcore.ir.verify import verify_trace
 from outcore.measure import Reading, says_memory
 from outcore.runtime.following import Following
@@ -148,10 +149,12 @@ class PlannedGraph:
 
     def _backward(self, args: list[Any]) -> tuple[Any, ...]:
         saved = len(self.saved_inputs)
-        stand_in, tangents = args[saved], [as_it_lies(plain(t)) for t in args[saved + 1 :]]
+        stand_in, tangents = args[saved], list(map(plain, args[saved + 1 :]))
         args.clear()
         store = self.engine.stores.find(stand_in)
         store.check_versions()
+        trace = self.captured.trace
+        tangents = _as_they_lie(trace, trace.tangents, tangents, range(len(tangents)))
         if any(map(is_batched, tangents)):
             raise StepError(
                 reason="is_grads_batched=True cannot run a graph that outcore plans: call "
@@ -321,8 +324,9 @@ class PlannedGraph:
         lane = self.engine.driver.open_lane(executable.regions)
         saved = [inputs[i] for i in self.saved_inputs]
         overwritten = [inputs[i] for i in self.captured.overwritten]
-        arguments = [*inputs, *self.captured.constants]
+        trace, arguments = self.captured.trace, [*inputs, *self.captured.constants]
         inputs.clear()
+        arguments = _as_they_lie(trace, trace.inputs, arguments, self.captured.turned)
         given = set(addresses(arguments)) if self.profiling is not None else None
         try:
             results, crossing = executable.forward(arguments, lane)
@@ -479,3 +483,13 @@ class PlannedGraph:
         if self.engine.strict:
             raise error
         warnings.warn(f"outcore runs a graph in-core: {error}", stacklevel=2)
+
+
+def _as_they_lie(
+    trace: Trace, values: Sequence[int], given: list[Any], positions: Iterable[int]
+) -> list[Any]:
+    """What is `given` for `values`, those at `positions` as they lie, and not as they are read."""
+    for position in positions:
+        value = trace.values[values[position]]
+        given[position] = as_it_lies(given[position], conj=value.conj, neg=value.neg)
+    return given

@@ -1,0 +1,16 @@
+"""What is done to a joint graph before it is captured."""
+
+from __future__ import annotations
+
+from torch.fx import GraphModule
+
+from outcore.capture.batch_norm import by_cudnn
+from outcore.capture.conjugates import as_tensors
+from outcore.capture.opaque import as_ops
+
+
+def prepare(joint: GraphModule) -> None:
+    """Let `joint` say what plain PyTorch runs, by ops that a Trace has words for. In place."""
+    by_cudnn(joint)
+    as_ops(joint)
+    as_tensors(joint)
