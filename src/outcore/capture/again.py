@@ -14,6 +14,7 @@ from torch.fx.node import map_arg
 from outcore.capture.graph import Captured, Joint, capture
 from outcore.capture.layouts import VIEWS
 from outcore.capture.tracing import as_kernels
+from outcore.capture.within import attribute
 from outcore.errors import CaptureError
 from outcore.ir.trace import Value
 
@@ -170,7 +171,7 @@ def _mode_of(node: Node) -> FakeTensorMode:
 def _known(joint: Joint, mode: FakeTensorMode, node: Node) -> Any:
     """What is known of a node; constants are real."""
     if node.op == "get_attr":
-        return mode.from_tensor(getattr(joint.module, str(node.target)), static_shapes=True)
+        return mode.from_tensor(attribute(joint.module, node), static_shapes=True)
     return node.meta.get("val")
 
 
