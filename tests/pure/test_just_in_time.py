@@ -42,8 +42,11 @@ def issues(program: Program) -> list[tuple[int, int]]:
 
 
 def at_runs(problem: Problem, program: Program) -> list[int]:
-    """Device bytes held at each run."""
-    held = held_bytes(problem, program, Tier.DEVICE)
+    """Device bytes held at each run, but for what waits before the first position of backward.
+
+    Which is a run or, where a copy is asked for then, the allocation for that.
+    """
+    held = held_bytes(replace(problem, between_bytes=0), program, Tier.DEVICE)
     return [h for h, x in zip(held, program.body, strict=True) if isinstance(x.action, Run)]
 
 
