@@ -151,7 +151,9 @@ def test_inputs_and_outputs_that_are_read_as_conjugates(
     def gradients(call: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
         found: list[Tensor] = []
         weight = torch.eye(WIDTH, dtype=torch.complex64).requires_grad_()
-        for _ in range(STEPS):
+        for step in range(STEPS + 2):
+            if step == STEPS:
+                backend.close()  # what follows runs in-core
             result = call(weight, of_input(complex_images()))
             loss = (torch.view_as_real(result) if result.is_complex() else result).square().mean()
             found += [result.detach(), *torch.autograd.grad(loss, weight)]
@@ -160,11 +162,10 @@ def test_inputs_and_outputs_that_are_read_as_conjugates(
     def resolved(call: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
         return lambda weight, z: call(weight, z).resolve_conj()
 
-    expected = gradients(resolved(product))
     torch._dynamo.reset()
     backend = Backend(budget="1GiB", strict=True)
-    assert same([gradients(resolved(torch.compile(product, backend=backend)))], [expected])
-    assert backend.report().graphs == 1
+    found = gradients(resolved(torch.compile(product, backend=backend)))
+    assert same([found], [gradients(resolved(product))])
 
 
 def test_a_trace_made_beforehand_is_that_of_training() -> None:

@@ -25,7 +25,7 @@ from outcore.capture import (
     stand_in_survives,
 )
 from outcore.errors import CaptureError, InfeasibleError, OutcoreError, StepError
-from outcore.execute import Executable, MismatchError, build
+from outcore.execute import Executable, Lane, MismatchError, build
 from outcore.ir.hardware import Tier
 from outcore.ir.store import digest
 from outcore.ir.trace import Trace
@@ -153,8 +153,6 @@ class PlannedGraph:
         args.clear()
         store = self.engine.stores.find(stand_in)
         store.check_versions()
-        trace = self.captured.trace
-        tangents = _as_they_lie(trace, trace.tangents, tangents, range(len(tangents)))
         if any(map(is_batched, tangents)):
             raise StepError(
                 reason="is_grads_batched=True cannot run a graph that outcore plans: call "
@@ -171,7 +169,7 @@ class PlannedGraph:
         inputs: list[Any] | None = None
         try:
             crossing = list(store.crossing) if again else store.crossing
-            gradients = store.executable.backward(crossing, tangents, store.lane)
+            gradients = self._gradients(store.executable, crossing, tangents, store.lane)
         except CaptureError as error:
             state = self.engine.driver.generator.get_state()
             inputs = self._learn_late(error, visit, store.executable)
@@ -326,7 +324,8 @@ class PlannedGraph:
         overwritten = [inputs[i] for i in self.captured.overwritten]
         trace, arguments = self.captured.trace, [*inputs, *self.captured.constants]
         inputs.clear()
-        arguments = _as_they_lie(trace, trace.inputs, arguments, self.captured.turned)
+        if executable.program is not None:  # what runs as captured reads them as they are
+            _let_lie(arguments, trace, trace.inputs, self.captured.turned)
         given = set(addresses(arguments)) if self.profiling is not None else None
         try:
             results, crossing = executable.forward(arguments, lane)
@@ -338,6 +337,15 @@ class PlannedGraph:
         versions = versions_of(crossing, overwritten)
         made = () if given is None else made_since(crossing, given)
         return [*results, *saved], Store(visit, executable, lane, crossing, versions, made)
+
+    def _gradients(
+        self, executable: Executable, crossing: list[Any], tangents: list[Any], lane: Lane
+    ) -> tuple[Any, ...]:
+        """What the backward call gives. Empties the lists."""
+        trace = self.captured.trace
+        if executable.program is not None:  # as in `_run_forward`
+            _let_lie(tangents, trace, trace.tangents, range(len(tangents)))
+        return executable.backward(crossing, tangents, lane)
 
     # ---- a graph that is not as captured --------------------------------------------------------
 
@@ -390,7 +398,8 @@ class PlannedGraph:
                     executable = self._ready(inputs)
                     store = self._run_forward(executable, inputs, visit)[1]
                     try:
-                        return executable.backward(store.crossing, list(tangents), store.lane)
+                        given, lane = list(tangents), store.lane
+                        return self._gradients(executable, store.crossing, given, lane)
                     finally:
                         store.release()
             except CaptureError as error:
@@ -485,11 +494,10 @@ class PlannedGraph:
         warnings.warn(f"outcore runs a graph in-core: {error}", stacklevel=2)
 
 
-def _as_they_lie(
-    trace: Trace, values: Sequence[int], given: list[Any], positions: Iterable[int]
-) -> list[Any]:
-    """What is `given` for `values`, those at `positions` as they lie, and not as they are read."""
+def _let_lie(
+    given: list[Any], trace: Trace, values: Sequence[int], positions: Iterable[int]
+) -> None:
+    """Let what is `given` for `values` at `positions` be as it lies, and not as it is read."""
     for position in positions:
         value = trace.values[values[position]]
         given[position] = as_it_lies(given[position], conj=value.conj, neg=value.neg)
-    return given
