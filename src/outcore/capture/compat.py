@@ -34,6 +34,7 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
 )
 
+from outcore.capture.layouts import VIEWS
 from outcore.errors import CaptureError
 
 __all__ = [
@@ -88,7 +89,7 @@ def boxed(module: GraphModule) -> Callable[[list[Any]], Any]:
     Tensors of subclasses are taken as the tensors they are (`plain`). A view that does not fit what
     a kernel really made is a copy. Changes how `module` itself is called.
     """
-    for op in torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default:
+    for op in VIEWS:
         for node in module.graph.find_nodes(op="call_function", target=op):
             node.target = torch.ops.aten.reshape.default
     module.graph.set_codegen(_BoxedCodeGen())
@@ -128,7 +129,7 @@ def as_it_lies(given: Any, *, conj: bool = False, neg: bool = False) -> Any:
 
     Where it is read otherwise than so, that is a copy.
     """
-    if not isinstance(given, torch.Tensor) or is_batched(given):
+    if not isinstance(given, torch.Tensor):
         return given
     turned = given.conj() if conj else given
     turned = torch._neg_view(turned) if neg else turned
