@@ -16,7 +16,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from outcore import aten
-from outcore.capture.compat import mutated_inputs, runs_in_backward
+from outcore.capture.compat import mutated_inputs
+from outcore.capture.phases import arguments, phases
 from outcore.capture.sites import site
 from outcore.capture.within import BYTES, attribute
 from outcore.errors import CaptureError
@@ -110,9 +111,7 @@ class _Capture:
         """Buffers that are overwritten between the forward and the backward call."""
 
     def run(self) -> Captured:
-        placeholders = self.joint.graph.find_nodes(op="placeholder")
-        tangents = [n for n in placeholders if runs_in_backward(n) or "tangents" in n.name]
-        primals = [n for n in placeholders if n not in tangents]
+        primals, tangents = arguments(self.joint)
         output = next(iter(self.joint.graph.find_nodes(op="output")))
         results = output.args[0]
         assert isinstance(results, list | tuple)  # noqa: S101 - an output node holds a sequence
@@ -130,7 +129,7 @@ class _Capture:
             self._constant(node)
         for node in tangents:
             self._input(node, Role.GRAD, node.name)
-        forward, backward = self._phases(results, tangents)
+        forward, backward = phases(self.joint, self.forward_outputs)
         for node in forward:
             self._node(node, Phase.FORWARD)
         boundary = len(self.ops)
@@ -197,32 +196,6 @@ class _Capture:
     def _buffer(self, node: Node) -> int:
         value: int = self.results[node]
         return self.values[value].buffer
-
-    # ---- order ----------------------------------------------------------------------------------
-
-    def _phases(
-        self, results: Sequence[Any], tangents: Sequence[Node]
-    ) -> tuple[list[Node], list[Node]]:
-        """Nodes of the forward and of the backward call, each in graph order.
-
-        What reads a tangent runs late, tagged by the tracer or not: the backward of a Function that
-        somebody wrote is not.
-        """
-        needed = _ancestors(results[: self.forward_outputs])
-        forward: list[Node] = []
-        backward: list[Node] = []
-        late: set[Node] = set(tangents)
-        for node in self.joint.graph.nodes:
-            if node.op == "call_function":
-                fed_late = not late.isdisjoint(node.all_input_nodes)
-                if node not in needed and (runs_in_backward(node) or fed_late):
-                    late.add(node)
-                    backward.append(node)
-                else:
-                    forward.append(node)
-            elif node.op in ("call_module", "call_method"):
-                raise CaptureError(reason=f"{node.op} {node.target}", site=site(node))
-        return forward, backward
 
     # ---- nodes ----------------------------------------------------------------------------------
 
@@ -415,14 +388,3 @@ def _symbol(arg: Any) -> Symbol:
     if kind is None:
         raise CaptureError(reason=f"an argument of type {type(arg).__name__}")
     return Symbol(kind, str(arg).removeprefix("torch."))
-
-
-def _ancestors(roots: Sequence[Any]) -> set[Node]:
-    seen: set[Node] = set()
-    stack = [n for n in roots if isinstance(n, Node)]
-    while stack:
-        node = stack.pop()
-        if node not in seen:
-            seen.add(node)
-            stack += node.all_input_nodes
-    return seen

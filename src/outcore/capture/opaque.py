@@ -8,11 +8,8 @@ without a compiler. Nothing is known of what is inside, so it runs once.
 from __future__ import annotations
 
 import operator
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import blake2b
-from itertools import count
 from typing import Any, TypeAlias
 
 import torch
@@ -24,6 +21,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten, tree_leaves
 
+from outcore.capture.named import NamedOps
 from outcore.capture.triton_kernel import NUMBERS, TritonKernel, launches, triton_kernel
 from outcore.capture.within import BYTES, attribute, working_bytes
 from outcore.capture.writing import made_for, write_into
@@ -164,6 +162,8 @@ class _Alone:
         made = tree_leaves(self.module(*given, *numbers))
         return [made[leaf] for leaf in self.own]
 
+    describe = run
+
 
 def _alone(
     joint: GraphModule,
@@ -226,37 +226,7 @@ def _told_constant(held: Any) -> str:
     return f"{layout} {numbers}"
 
 
-class _Ops:
-    """The ops that were made for calls. They stay: torch keeps ops, and graphs come again."""
-
-    def __init__(self) -> None:
-        self.library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
-        self.lock = threading.Lock()
-        self.found: dict[str, tuple[OpOverload, _Alone]] = {}
-        """By name; with the call, by which what it is stays alive."""
-
-    def find(self, call: _Alone) -> OpOverload:
-        """An op that does what `call` does: that of an earlier one which was told alike."""
-        with self.lock:
-            for number in count():
-                digest = blake2b(f"{call.told}\n{number}".encode(), digest_size=6).hexdigest()
-                name = f"{call.name}_{digest}"
-                if name not in self.found:
-                    self.found[name] = self._define(name, call), call
-                op, known = self.found[name]
-                if known.function is call.function and known.told == call.told:
-                    return op
-        raise AssertionError  # numbers do not end
-
-    def _define(self, name: str, call: _Alone) -> OpOverload:
-        self.library.define(f"{name}(Tensor[] given) -> Tensor[]")  # type: ignore[no-untyped-call]  # torch's
-        self.library.impl(name, call.run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch's
-        torch.library.register_fake(f"{NAMESPACE}::{name}", call.run, lib=self.library)
-        found: OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
-        return found
-
-
-_ops = _Ops()
+_ops = NamedOps(NAMESPACE)
 
 
 # ---- in the graph -------------------------------------------------------------------------------

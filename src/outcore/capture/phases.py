@@ -1,0 +1,55 @@
+"""Which nodes of a joint graph run in the forward call, and which in the backward call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from outcore.capture.compat import runs_in_backward
+from outcore.capture.sites import site
+from outcore.errors import CaptureError
+
+
+def arguments(joint: GraphModule) -> tuple[list[Node], list[Node]]:
+    """The placeholders of the forward call, and those of the backward call (tangents)."""
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    tangents = [n for n in placeholders if runs_in_backward(n) or "tangents" in n.name]
+    return [n for n in placeholders if n not in tangents], tangents
+
+
+def phases(joint: GraphModule, forward_outputs: int) -> tuple[list[Node], list[Node]]:
+    """Nodes of the forward and of the backward call, each in graph order.
+
+    What reads a tangent runs late, tagged by the tracer or not: the backward of a Function that
+    somebody wrote is not. Raises CaptureError for calls of modules and of methods.
+    """
+    output = next(iter(joint.graph.find_nodes(op="output")))
+    results: Sequence[Any] = output.args[0]
+    needed = _ancestors(results[:forward_outputs])
+    forward: list[Node] = []
+    backward: list[Node] = []
+    late = set(arguments(joint)[1])
+    for node in joint.graph.nodes:
+        if node.op == "call_function":
+            fed_late = not late.isdisjoint(node.all_input_nodes)
+            if node not in needed and (runs_in_backward(node) or fed_late):
+                late.add(node)
+                backward.append(node)
+            else:
+                forward.append(node)
+        elif node.op in ("call_module", "call_method"):
+            raise CaptureError(reason=f"{node.op} {node.target}", site=site(node))
+    return forward, backward
+
+
+def _ancestors(roots: Sequence[Any]) -> set[Node]:
+    seen: set[Node] = set()
+    stack = [n for n in roots if isinstance(n, Node)]
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            stack += node.all_input_nodes
+    return seen
