@@ -98,7 +98,10 @@ EXACT_ON_INTEGERS = frozenset({"aten.cumsum.default"})
 COLLECTIVES = frozenset({"c10d_functional", "_c10d_functional", "c10d"})
 """The namespaces of ops that talk to other processes."""
 
-KNOWN_NAMESPACES = frozenset({"aten", "prims", *COLLECTIVES})
+FUSED = "outcore_fused"
+"""The namespace of ops that stand for several of torch's (`capture.fuse`)."""
+
+KNOWN_NAMESPACES = frozenset({"aten", "prims", FUSED, *COLLECTIVES})
 """Ops of others may keep state of their own: nothing is known of them, so they run once."""
 
 RUNNING_STATISTICS = {
@@ -110,6 +113,14 @@ RUNNING_STATISTICS = {
 While training, those arguments reach only the outputs that are the new statistics, so that a rerun
 after their update still gives the first run's normalised output.
 """
+
+
+def statistics(target: str, args: Sequence[Any]) -> tuple[int, ...]:
+    """Positions of arguments that reach nothing but new running statistics."""
+    positions, flag = RUNNING_STATISTICS.get(target, ((), None))
+    training = flag is None or (flag < len(args) and bool(args[flag]))
+    return positions if training else ()
+
 
 DONATIONS: dict[str, tuple[int, str]] = {
     "aten.relu.default": (0, ""),

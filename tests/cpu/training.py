@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from outcore import Backend
 from outcore.ir.hardware import Tier
 from outcore.policies import floor
 from outcore.runtime.margin import MARGIN_DIVISOR
+from outcore.runtime.options import Keywords
 
 Loss = Callable[[Any], Tensor]
 
@@ -132,11 +133,12 @@ def tight_budget(
     loss_of: Loss,
     share: float = 0.3,
     profiled_steps: int = PROFILED_STEPS,
+    **options: Unpack[Keywords],
 ) -> int:
     """Bytes between what the model needs at least and what it takes with everything kept."""
     torch._dynamo.reset()
     roomy = 1 << 30
-    backend = Backend(budget=roomy)
+    backend = Backend(budget=roomy, **options)
     call = torch.compile(module, backend=backend)
     for _ in range(profiled_steps):
         module.zero_grad()

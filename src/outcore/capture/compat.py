@@ -14,6 +14,7 @@ from torch._dynamo.exc import ShortenTraceback
 from torch._dynamo.variables.torch_function import TorchFunctionModeStackStateManager
 from torch._functorch import config, partitioners
 from torch._functorch.aot_autograd import aot_function
+from torch._guards import TracingContext, tracing
 from torch._higher_order_ops.auto_functionalize import (
     auto_functionalized_v2,
     auto_functionalized_v2_dense,
@@ -25,8 +26,10 @@ from torch._higher_order_ops.triton_kernel_wrap import (
     triton_kernel_wrapper_mutation,
 )
 from torch._prims_common import clone_preserve_strides, suggest_memory_format
+from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import _BoxedCodeGen
 from torch.nn.utils.stateless import _reparametrize_module as with_states
 from torch.utils._python_dispatch import (
@@ -47,6 +50,7 @@ __all__ = [
     "auto_functionalized_v2",
     "auto_functionalized_v2_dense",
     "boxed",
+    "by_inductor",
     "carry_sources",
     "clone_preserve_strides",
     "compiles_autograd",
@@ -54,6 +58,7 @@ __all__ = [
     "default_partition",
     "keeps_graph",
     "kernel_side_table",
+    "marked_as_backward",
     "mutated_inputs",
     "normalised_by_cudnn",
     "plain",
@@ -80,6 +85,35 @@ def default_partition(
         parts: tuple[GraphModule, GraphModule]
         parts = partitioners.default_partition(joint, joint_inputs, **options)
     return parts
+
+
+_KERNELS = {"compile_threads": 1, "triton.cudagraphs": False}
+"""For one kernel at a time torch's pool of processes is of no use. Graphs would keep memory."""
+
+
+def by_inductor(
+    module: GraphModule, given: Sequence[torch.Tensor]
+) -> Callable[..., Sequence[torch.Tensor]]:
+    """`module` as kernels of torch's own compiler, for tensors that are laid out as `given`.
+
+    Raises whatever that does.
+    """
+    # Loads much that nobody else needs.
+    from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415 - see above
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast():
+        with mode:
+            fakes = [
+                torch.empty(
+                    t.untyped_storage().nbytes() // t.itemsize, dtype=t.dtype, device=t.device
+                ).as_strided(t.shape, t.stride(), t.storage_offset())
+                for t in given
+            ]
+        with tracing(TracingContext(mode)):
+            compiled: Any = compile_fx(module, fakes, config_patches=_KERNELS)
+    kernel: Callable[..., Sequence[torch.Tensor]] = compiled
+    return kernel
 
 
 def boxed(module: GraphModule) -> Callable[[list[Any]], Any]:
@@ -212,6 +246,11 @@ def _saved_tensor_hooks() -> Any:
 def runs_in_backward(node: torch.fx.Node) -> bool:
     """Whether the tracer recorded `node` while it differentiated."""
     return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
+
+
+def marked_as_backward(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of a node, for one alike that backward runs (`runs_in_backward`)."""
+    return {**meta, "partitioner_tag": "is_backward"}
 
 
 def is_within(joint_inputs: Any) -> bool:

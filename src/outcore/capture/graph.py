@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 
 from outcore import aten
 from outcore.capture.compat import mutated_inputs
+from outcore.capture.fusion import INTO, STATISTICS
 from outcore.capture.phases import arguments, phases
 from outcore.capture.sites import site
 from outcore.capture.within import BYTES, attribute
@@ -256,11 +257,16 @@ class _Capture:
         args = tuple(self._arg(a) for a in node.args)
         kwargs = tuple((k, self._arg(v)) for k, v in node.kwargs.items())
         index = len(self.ops)
-        effects = aten.effects(op) | self._stale(str(op), args, kwargs)
+        effects = aten.effects(op) | self._stale(node, args, kwargs)
         effects |= aten.effects_on_cuda(op, node.args, node.meta.get("val"))
         self.nodes.append(node)
         self.ops.append(Op(index, str(op), args, tuple(ids), phase, kwargs, effects, site(node)))
-        self._donation(index, str(op), args, ids)
+        if INTO in node.meta:
+            given: Any = args[0]
+            for source, result in node.meta[INTO]:
+                self._donation(index, given[source], given, ids[result])
+        elif str(op) in aten.DONATIONS:
+            self._donation(index, args[aten.DONATIONS[str(op)][0]], args, ids[0])
 
     def _made(self, node: Node, tensor: Any, phase: Phase) -> int | None:
         if tensor is None:
@@ -271,27 +277,24 @@ class _Capture:
         role = Role.GRAD if phase is Phase.BACKWARD else Role.ACTIVATION
         return self._value(self._new_buffer(tensor, role, node.name), tensor)
 
-    def _stale(self, target: str, args: Sequence[Arg], kwargs: Sequence[Any]) -> frozenset[Effect]:
+    def _stale(self, node: Node, args: Sequence[Arg], kwargs: Sequence[Any]) -> frozenset[Effect]:
         """UNREPEATABLE where an argument is overwritten before a rerun could read it again."""
         if not self.unstable:
             return frozenset()
-        statistics, flag = aten.RUNNING_STATISTICS.get(target, ((), None))
-        training = flag is None or (flag < len(args) and bool(args[flag]))
-        safe = set(statistics) if training else set()
+        safe = aten.statistics(str(node.target), args)
+        if STATISTICS in node.meta:
+            (args,), safe = args, node.meta[STATISTICS]  # type: ignore[assignment]  # one list
         for index, arg in enumerate((*args, *(v for _, v in kwargs))):
             read = {self._of(r) for r in refs(arg)}
             if read & self.unstable and index not in safe:
                 return frozenset({Effect.UNREPEATABLE})
         return frozenset()
 
-    def _donation(
-        self, index: int, target: str, args: Sequence[Arg], ids: Sequence[int | None]
-    ) -> None:
-        given, _ = aten.DONATIONS.get(target, (0, ""))
-        if target not in aten.DONATIONS or not isinstance(args[given], Ref) or ids[0] is None:
+    def _donation(self, index: int, given: Arg, args: Sequence[Arg], result: int | None) -> None:
+        """Let the op write `result` over what is `given`, if that alone lies there."""
+        if not isinstance(given, Ref) or result is None:
             return
-        source = self.values[args[given].value]  # type: ignore[union-attr]  # checked above
-        made = self.values[ids[0]]
+        source, made = self.values[given.value], self.values[result]
         same = replace(source, id=made.id, buffer=made.buffer) == made
         read = [r.value for a in args for r in refs(a) if self._of(r) == source.buffer]
         alone = read == [source.id]

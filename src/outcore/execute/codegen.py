@@ -20,7 +20,7 @@ import torch
 from outcore import aten
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Copy, Free, Instruction, Program, Run, Stream
-from outcore.ir.trace import Arg, Effect, Op, Ref, Symbol, Trace, Value
+from outcore.ir.trace import Arg, Effect, Op, Ref, Symbol, Trace, Value, refs
 from outcore.ir.verify import ITEM_BYTES
 
 
@@ -207,6 +207,8 @@ class _Writer:
         overload = aten.resolve(op.target)
         args = [self._arg(a) for a in op.args]
         args += [f"{name}={self._arg(a)}" for name, a in op.kwargs]
+        if run.donate and overload.namespace == aten.FUSED:
+            return self._call_over(op, run)
         if run.donate:
             (_, target), (given, out) = run.donate[0], aten.DONATIONS[op.target]
             args += [f"{out}={args[given]}"] if out else []
@@ -220,6 +222,16 @@ class _Writer:
             return call
         made = ", ".join("_" if v is None else self._made(v) for v in op.outputs)
         return f"{made}, = {call}"
+
+    def _call_over(self, op: Op, run: Run) -> str:
+        """The call of a fused op that writes over what it is given."""
+        (given,) = op.args
+        sources = {self.slots[source].buffer for source, _ in run.donate}
+        buffers = [self.trace.values[r.value].buffer for r in refs(given)]
+        donated = [i for i, buffer in enumerate(buffers) if buffer in sources]
+        name = self._name(aten.resolve(op.target.removesuffix("default") + "over"))
+        made = ", ".join("_" if v is None else self._made(v) for v in op.outputs)
+        return f"{made}, = {name}({self._arg(given)}, {donated})"
 
     def _follows_caller(self, op: Op) -> bool:
         """Whether the result lies in its storage as a tensor of the caller's does: anywhere."""

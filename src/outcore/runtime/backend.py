@@ -23,6 +23,7 @@ from outcore.capture import (
     capture,
     compiles_autograd,
     default_partition,
+    fuse,
     is_symbolic,
     is_within,
     passing,
@@ -193,6 +194,8 @@ class Backend:
             return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs)
         start = time.perf_counter()
         static = list(static_lifetime_input_indices or ())
+        if self.options.fuse:
+            self._note_unfused(fuse(joint, num_fwd_outputs))
         prepare(joint)
         captured = self._capture(joint, num_fwd_outputs, static)
         forward, backward = default_partition(
@@ -220,6 +223,11 @@ class Backend:
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+    def _note_unfused(self, reasons: Sequence[str]) -> None:
+        if reasons:
+            first = reasons[0].splitlines()[0]
+            self._note(f"fuse: ops run one by one where torch's compiler fails ({first})")
 
     def _note_capture(self, step: int) -> None:
         """Say so, once, where step after step brings a new graph: none of them is ever planned."""

@@ -46,6 +46,7 @@ ENVIRONMENT = {
     "drift": "OUTCORE_DRIFT",
     "plan": "OUTCORE_PLAN",
     "overrides": "OUTCORE_OVERRIDES",
+    "fuse": "OUTCORE_FUSE",
     "strict": "OUTCORE_STRICT",
 }
 
@@ -66,7 +67,8 @@ class Options:
     the part of the predicted time by which steps may take more or less before their graph is
     planned again, once ("25%", 0.25; default: a quarter; "off": never).
     `plan`: a file of plans, saved by `Backend.save_plans`; graphs that it has one for take it.
-    `overrides`: a file of rules that hold for any plan (docs/plan-files.md). `strict`: raise where
+    `overrides`: a file of rules that hold for any plan (docs/plan-files.md). `fuse`: compile runs
+    of elementwise ops and normalisations to one kernel each (docs/fusion.md). `strict`: raise where
     a graph cannot be planned, or is not in the file, instead of a warning or a note.
 
     "auto", the default of `host_budget` and `disk_budget`, is looked up when the first graph is
@@ -88,6 +90,7 @@ class Options:
     drift: str | float | None = None
     plan: str | os.PathLike[str] | None = None
     overrides: str | os.PathLike[str] | None = None
+    fuse: bool = False
     strict: bool = False
 
 
@@ -102,13 +105,14 @@ class Keywords(TypedDict, total=False):
     drift: str | float | None
     plan: str | os.PathLike[str] | None
     overrides: str | os.PathLike[str] | None
+    fuse: bool
     strict: bool
 
 
 def make_options(given: Mapping[str, Any]) -> Options:
     """Options from keyword arguments.
 
-    Raises OptionError for a name that does not exist, OptionValueError for an unreadable `strict`.
+    Raises OptionError for a name that does not exist, OptionValueError for an unreadable switch.
     """
     known = tuple(f.name for f in fields(Options))
     for name in given:
@@ -120,7 +124,8 @@ def make_options(given: Mapping[str, Any]) -> Options:
         if os.environ.get(variable) and given.get(name) is None
     }
     merged = {**given, **from_environment}
-    return Options(**{**merged, "strict": _switch("strict", merged.get("strict"))})
+    switches = {name: _switch(name, merged.get(name)) for name in ("fuse", "strict")}
+    return Options(**{**merged, **switches})
 
 
 def checked_options(given: Mapping[str, Any]) -> Options:

@@ -1,0 +1,202 @@
+"""Groups of ops as one op each, with a kernel that torch's Inductor compiles (decision 0025).
+
+What lies between the ops of a group is never in memory. Sums may be rounded otherwise than by the
+ops one by one, so gradients are no longer those of eager to the last bit; under any plan they are
+the same.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from outcore import aten
+from outcore.capture.absorb import absorb
+from outcore.capture.compat import by_inductor, clone_preserve_strides
+from outcore.capture.groups import LEAST_BYTES, Group, groups, views
+from outcore.capture.named import NamedOps
+from outcore.capture.order import reorder
+
+STATISTICS = "outcore_statistics"
+"""In a node's metadata: positions of what is given to it that reach new running statistics only."""
+
+INTO = "outcore_into"
+"""In a node's metadata: pairs of what is given to it, and the result that may take its memory."""
+
+MOST_NAMES = 3
+MOST_FAILURES = 3
+
+Layout = tuple[object, ...]
+
+
+def fuse(joint: GraphModule, forward_outputs: int, least_bytes: int = LEAST_BYTES) -> list[str]:
+    """Let groups of ops of `joint` be ops of their own. In place.
+
+    Groups that Inductor cannot compile stay as they are. Returns the reasons, one for each of
+    these; after so many as `MOST_FAILURES`, no more is tried. Raises CaptureError as `phases`.
+    """
+    absorb(joint, forward_outputs, least_bytes)
+    reorder(joint, forward_outputs)
+    reasons: list[str] = []
+    for group in groups(joint, forward_outputs, least_bytes):
+        kernel = _kernel(joint, group)
+        try:
+            kernel.compile([_tensor(n) for n in group.given()])
+        except Exception as error:  # noqa: BLE001 - what a compiler raises is not ours
+            reasons.append(f"{kernel.name}: {type(error).__name__}: {error}")
+            if len(reasons) == MOST_FAILURES:
+                break
+            continue
+        op = _ops.find(kernel)
+        _ops.define_over(op, kernel.run_over)
+        _replace(joint.graph, group, op)
+    joint.graph.lint()
+    joint.recompile()
+    return reasons
+
+
+# ---- the kernel of a group ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """What a group does, compiled once for each way in which what it is given has been laid out.
+
+    `into`: which results are written over something that is given, by position. There is one
+    kernel whether or not a plan gives that memory away, so that its results are the same bits: of
+    what is not given away, the kernel gets a copy, whose memory is then the result's.
+    """
+
+    module: GraphModule
+    name: str
+    told: str
+    into: tuple[tuple[int, int], ...]
+    compiled: dict[tuple[Layout, ...], Callable[..., Any]] = field(default_factory=dict)
+    function: object = None
+
+    def compile(self, given: Sequence[Tensor]) -> Callable[..., Any]:
+        """What is called with tensors that are laid out as `given`, fake ones or real ones."""
+        key = tuple(map(_layout, given))
+        if key not in self.compiled:
+            self.compiled[key] = by_inductor(_writing(self.module, self.into), given)
+        return self.compiled[key]
+
+    def run(self, given: list[Tensor]) -> list[Tensor]:
+        """The group's results, in the order of `Group.escaping`."""
+        return self.run_over(given, [])
+
+    def run_over(self, given: list[Tensor], donated: list[int]) -> list[Tensor]:
+        """The same, which may be written over what is `donated`, by position."""
+        taken = list(given)
+        for source, _ in self.into:
+            if source not in donated:
+                taken[source] = clone_preserve_strides(taken[source])  # type: ignore[no-untyped-call]  # torch's
+        others = iter(self.compile(taken)(*taken))
+        written = {result: taken[source] for source, result in self.into}
+        return [written[i] if i in written else next(others) for i in range(self.results)]
+
+    @property
+    def results(self) -> int:
+        """How many there are."""
+        output = next(iter(self.module.graph.find_nodes(op="output")))
+        return len(output.args[0])
+
+    def describe(self, given: list[Tensor]) -> list[Tensor]:
+        """The same op by op, for fake tensors."""
+        return list(self.module(*given))
+
+
+def _layout(tensor: Tensor) -> Layout:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+
+
+_ops = NamedOps(aten.FUSED)
+_kernels: dict[str, _Kernel] = {}
+"""By what they are told to do. They stay, as their ops do: graphs come again."""
+
+
+def _kernel(joint: GraphModule, group: Group) -> _Kernel:
+    graph, given = Graph(), group.given()
+    new = {n: graph.placeholder(f"given_{i}") for i, n in enumerate(given)}
+
+    def copied(node: Node) -> Node:
+        if node not in new:
+            args, kwargs = map_arg((node.args, node.kwargs), copied)
+            new[node] = graph.create_node("call_function", node.target, args, kwargs)
+        return new[node]
+
+    for op in group.ops:
+        copied(op)
+    graph.output([copied(n) for n in group.escaping()])
+    module, into = GraphModule(joint, graph), group.into()
+    layouts = [(*_layout(t), t.storage_offset()) for t in map(_tensor, given)]
+    told = "\n".join([module.code, *map(str, layouts), str(into)])
+    return _kernels.setdefault(told, _Kernel(module, _name(group), told, into))
+
+
+def _writing(module: GraphModule, into: Sequence[tuple[int, int]]) -> GraphModule:
+    """A copy that writes some results over what it is given, and gives the others."""
+    graph = Graph()
+    output: Any = graph.graph_copy(module.graph, {})
+    written = {result for _, result in into}
+    given = graph.find_nodes(op="placeholder")
+    for source, result in into:
+        graph.call_function(torch.ops.aten.copy_.default, (given[source], output[result]))
+    graph.output([n for i, n in enumerate(output) if i not in written])
+    return GraphModule(module, graph)
+
+
+def _name(group: Group) -> str:
+    """Of what the group does, in short: `batch_norm_relu`."""
+    packets = (str(op.target).split(".")[1] for op in group.ops)
+    plain = (re.sub("^_*(native_)?|_legit|_functional|_default", "", p) for p in packets)
+    names = list(dict.fromkeys(plain))
+    more = ["and_more"] if len(names) > MOST_NAMES else []
+    return "_".join([*names[:MOST_NAMES], *more])
+
+
+# ---- in the graph -------------------------------------------------------------------------------
+
+
+def _replace(graph: Graph, group: Group, op: OpOverload) -> None:
+    """Put the op in the place of the last of the group, and its results in those of theirs."""
+    escaping, given, members = group.escaping(), group.given(), set(group.ops)
+    facts = {
+        "val": [_tensor(n) for n in escaping],
+        STATISTICS: group.statistics(),
+        INTO: group.into(),
+    }
+    after = sorted(view for op in group.ops for view in views(op))
+    gone = sorted((*group.ops, *after), reverse=True)
+    with graph.inserting_after(group.ops[-1]):
+        fused = graph.call_function(op, (given,))
+    fused.meta = dict(group.ops[0].meta) | facts
+    group.among.add(fused)
+    place = fused
+    for position, result in enumerate(escaping):
+        with graph.inserting_after(place):
+            item = graph.call_function(operator.getitem, (fused, position))
+        item.meta = dict(result.meta)
+        result.replace_all_uses_with(item, lambda user: user not in members)
+        place = item
+    for view in after:
+        place.append(view)
+        place = view
+    for node in gone:
+        if not node.users:
+            graph.erase_node(node)
+
+
+def _tensor(node: Node) -> Tensor:
+    made = node.meta["val"]
+    assert isinstance(made, Tensor)  # noqa: S101 - groups are of tensors
+    return made

@@ -1,0 +1,298 @@
+"""Groups of ops that one kernel can do: elementwise ops and normalisations, one after another.
+
+A group is a stretch of one phase without any other op in between, so that nothing which the group
+makes is needed before the group is done. Views are no ops, and go with whatever reads them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from outcore import aten
+from outcore.capture.phases import phases
+
+LEAST_BYTES = 1 << 20
+"""What a group must spare in reads and writes: a kernel takes seconds to compile."""
+
+MOST_OPS = 64
+MOST_ENDS = 2.0
+"""A group may need this many times the memory at once that one of its ops needs by itself."""
+
+_aten = torch.ops.aten
+REDUCTIONS = frozenset(
+    {
+        _aten._log_softmax.default,
+        _aten._log_softmax_backward_data.default,
+        _aten._native_batch_norm_legit.no_stats,
+        _aten._native_batch_norm_legit_functional.default,
+        _aten._softmax.default,
+        _aten._softmax_backward_data.default,
+        _aten._to_copy.default,
+        _aten.amax.default,
+        _aten.full.default,
+        _aten.full_like.default,
+        _aten.mean.dim,
+        _aten.native_batch_norm_backward.default,
+        _aten.native_group_norm.default,
+        _aten.native_group_norm_backward.default,
+        _aten.native_layer_norm.default,
+        _aten.native_layer_norm_backward.default,
+        _aten.sum.dim_IntList,
+        _aten.var.correction,
+        _aten.var_mean.correction,
+    }
+)
+"""What a kernel can do beside elementwise ops, which torch marks as such."""
+
+DTYPES = frozenset(
+    {
+        torch.bfloat16,
+        torch.bool,
+        torch.float16,
+        torch.float32,
+        torch.float64,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ops in the order in which they run, all of one phase: those `among` which they are."""
+
+    ops: tuple[Node, ...]
+    among: set[Node] = field(repr=False, compare=False)
+
+    def escaping(self) -> list[Node]:
+        """Results of the ops that something else reads, also as views: tensors, in order."""
+        members = set(self.ops)
+        return [n for op in self.ops for n in results(op) if _escapes(n, members)]
+
+    def given(self) -> list[Node]:
+        """What the ops read of others, each once: tensors, as they are viewed."""
+        members = set(self.ops)
+        read = (n for op in self.ops for n in op.all_input_nodes)
+        return list(dict.fromkeys(n for n in read if op_of(n) not in members))
+
+    def statistics(self) -> tuple[int, ...]:
+        """Which of `given` are running statistics that the group, while it trains, makes anew.
+
+        Nothing else of what it makes depends on them.
+        """
+        safe: set[Any] = set()
+        other: set[Any] = set()
+        for op in self.ops:
+            positions = aten.statistics(str(op.target), op.args)
+            for position, arg in enumerate((*op.args, *op.kwargs.values())):
+                (safe if position in positions else other).update(_leaves(arg))
+        return tuple(i for i, n in enumerate(self.given()) if n in safe - other)
+
+    def into(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of `given` and `escaping`, by position: a result may be written over an argument.
+
+        Over what a call of the same phase made, in memory of its own, and nothing reads later.
+        """
+        given, escaping = self.given(), self.escaping()
+        storages = [_tensor(n).untyped_storage()._cdata for n in given]
+        dying = [
+            i
+            for i, n in enumerate(given)
+            if storages.count(storages[i]) == 1
+            and op_of(n) in self.among
+            and max(readers(_base(n))) <= self.ops[-1]
+        ]
+        pairs = []
+        for position, result in enumerate(escaping):
+            alike = (i for i in dying if _lie_alike(_tensor(given[i]), _tensor(result)))
+            source = next(alike, None)
+            if source is not None:
+                pairs.append((source, position))
+                dying.remove(source)
+        return tuple(pairs)
+
+    def ends_bytes(self) -> int:
+        """What the group needs at once: all that it is given, and all that it gives."""
+        storages = {}
+        for node in (*self.given(), *self.escaping()):
+            storage = _tensor(node).untyped_storage()
+            storages[storage._cdata] = storage.nbytes()
+        return sum(storages.values())
+
+    def spared_bytes(self) -> int:
+        """Reads and writes of memory that one kernel does without."""
+        members = set(self.ops)
+        escaping = set(self.escaping())
+        spared = 0
+        for result in (n for op in self.ops for n in results(op)):
+            reads = len([1 for reader in readers(result) if reader in members])
+            writes = 1 if reads and result not in escaping else 0
+            spared += (reads + writes) * _tensor(result).nbytes
+        return spared
+
+
+def groups(joint: GraphModule, forward_outputs: int, least_bytes: int = LEAST_BYTES) -> list[Group]:
+    """The groups of two ops and more that spare `least_bytes`, in the order in which they run.
+
+    Raises CaptureError as `phases`.
+    """
+    found = (g for nodes in phases(joint, forward_outputs) for g in _of_phase(nodes))
+    return [g for g in found if len(g.ops) > 1 and g.spared_bytes() >= least_bytes]
+
+
+def op_of(node: Node) -> Node:
+    """The op, or the argument of the graph, that made what `node` is, or is a view of."""
+    while is_view(node) or node.target is operator.getitem:
+        node = node.args[0]  # type: ignore[assignment]  # such calls begin with what they view
+    return node
+
+
+def is_view(node: Node) -> bool:
+    """Whether a call gives its first argument again, in another shape."""
+    if not isinstance(node.target, OpOverload) or not aten.may_alias(node.target):
+        return False
+    base = node.args[0] if node.args else None
+    if not isinstance(base, Node):
+        return False
+    tensors = [*_leaves(base.meta.get("val")), *_leaves(node.meta.get("val"))]
+    if not all(isinstance(t, Tensor) for t in tensors):
+        return False
+    return len({t.untyped_storage()._cdata for t in tensors}) == 1
+
+
+def views(op: Node) -> list[Node]:
+    """All that is one of several results, or a view, of what an op makes; in order."""
+    found: set[Node] = set()
+    stack = [op]
+    while stack:
+        near = {u for u in stack.pop().users if not is_call_of_op(u)} - found
+        stack += near
+        found |= near
+    return sorted(n for n in found if n.op == "call_function")
+
+
+def is_call_of_op(node: Node) -> bool:
+    """Whether it computes something: it is no view, and takes none of several results."""
+    called = node.op == "call_function"
+    return called and node.target is not operator.getitem and not is_view(node)
+
+
+def results(op: Node) -> list[Node]:
+    """The tensors that an op makes: itself, or those of several that somebody takes."""
+    if isinstance(op.meta["val"], Tensor):
+        return [op]
+    taken = (user for user in op.users if user.target is operator.getitem)
+    return [item for item in taken if isinstance(item.meta["val"], Tensor)]
+
+
+# ---- growing ------------------------------------------------------------------------------------
+
+
+def _of_phase(nodes: Sequence[Node]) -> Iterator[Group]:
+    """All groups, of one op too.
+
+    Those that grow side by side read nothing of each other, and nothing but ops of theirs has come
+    since the first of them: so whatever a group is given is there before all of them.
+    """
+    growing: list[Group] = []
+    among = set(nodes)
+    for node in nodes:
+        if not is_call_of_op(node):
+            continue
+        sources = {op_of(n) for n in node.all_input_nodes}
+        near = [g for g in growing if not sources.isdisjoint(g.ops)]
+        joined = Group((*sorted(n for g in near for n in g.ops), node), among)
+        if not fusible(node) or (near and not _fits(joined)):
+            yield from growing
+            growing, near, joined = [], [], Group((node,), among)
+        if fusible(node):
+            growing = [*(g for g in growing if g not in near), joined]
+    yield from growing
+
+
+def _fits(group: Group) -> bool:
+    most = max(Group((op,), group.among).ends_bytes() for op in group.ops)
+    return len(group.ops) <= MOST_OPS and group.ends_bytes() <= MOST_ENDS * most
+
+
+def fusible(op: Node) -> bool:
+    """Whether a kernel can do it, and does it twice alike, on plain tensors of one device."""
+    if not isinstance(op.target, OpOverload) or op.target.namespace not in ("aten", "prims"):
+        return False
+    elementwise = torch.Tag.pointwise in op.target.tags
+    random = torch.Tag.nondeterministic_seeded in op.target.tags
+    if random or not (elementwise or op.target in REDUCTIONS):
+        return False
+    if aten.effects(op.target) or aten.may_alias(op.target) or str(op.target) in aten.WRITES:
+        return False
+    values = [n.meta.get("val") for n in op.all_input_nodes]
+    made = [t for t in _leaves(op.meta.get("val")) if t is not None]
+    tensors = [*values, *made]
+    if not all(isinstance(t, Tensor) and _is_plain(t) for t in tensors):
+        return False
+    if any(u.meta.get("val") is None for u in op.users if u.target is operator.getitem):
+        return False
+    return len({t.device for t in tensors}) == 1
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    sizes = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+    return (
+        tensor.layout is torch.strided
+        and tensor.dtype in DTYPES
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and all(isinstance(n, int) for n in sizes)
+    )
+
+
+# ---- nodes --------------------------------------------------------------------------------------
+
+
+def _escapes(node: Node, members: set[Node]) -> bool:
+    return any(reader not in members for reader in readers(node))
+
+
+def readers(node: Node) -> Iterator[Node]:
+    """What reads a tensor or a view of it: ops, and the output of the graph."""
+    for user in node.users:
+        if is_view(user) or user.target is operator.getitem:
+            yield from readers(user)
+        else:
+            yield user
+
+
+def _base(node: Node) -> Node:
+    """The tensor that `node` is, or is a view of."""
+    base = node
+    while not is_call_of_op(base) and base.op == "call_function":
+        node, base = base, base.args[0]  # type: ignore[assignment]  # such calls begin with what they view
+    return node if node.target is operator.getitem and is_call_of_op(base) else base
+
+
+def _lie_alike(tensor: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have storages that are the same but for what lies there."""
+    layouts = [
+        (t.dtype, t.shape, t.stride(), t.storage_offset(), t.untyped_storage().nbytes())
+        for t in (tensor, other)
+    ]
+    return layouts[0] == layouts[1]
+
+
+def _leaves(made: Any) -> Sequence[Any]:
+    return made if isinstance(made, list | tuple) else [made]
+
+
+def _tensor(node: Node) -> Tensor:
+    made = node.meta["val"]
+    assert isinstance(made, Tensor)  # noqa: S101 - `fusible` has seen to it
+    return made

@@ -1,0 +1,62 @@
+"""The order of a joint graph's ops in which most can be fused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from outcore.capture.groups import fusible, is_call_of_op, op_of, readers, views
+from outcore.capture.phases import phases
+
+
+def reorder(joint: GraphModule, forward_outputs: int) -> None:
+    """Let all of forward stand before all of backward, and ops near to what reads them. In place.
+
+    An elementwise op goes down to the first that reads it, past products of matrices and the like,
+    if that is another which can be fused, and no more memory is held on the way. Raises
+    CaptureError as `phases`.
+    """
+    output = next(iter(joint.graph.find_nodes(op="output")))
+    parts = phases(joint, forward_outputs)
+    for nodes in parts:
+        for node in nodes:
+            output.prepend(node)
+    for nodes in parts:
+        _sink(nodes)
+
+
+def _sink(nodes: Sequence[Node]) -> None:
+    barriers = {n for n in nodes if is_call_of_op(n) and not fusible(n)}
+    among = set(nodes)
+    near: dict[Node, Node] = {}
+    """Per op, the first barrier after it."""
+    barrier: Node | None = None
+    for node in reversed(nodes):
+        if barrier is not None:
+            near[node] = barrier
+        barrier = node if node in barriers else barrier
+    for node in reversed(nodes):
+        if node in barriers or not is_call_of_op(node) or node not in near:
+            continue
+        first = min(readers(node), default=None)
+        if first is None or first not in among or first in barriers or first < near[node]:
+            continue
+        if _is_free(node):
+            for each in (node, *views(node)):
+                first.prepend(each)
+
+
+def _is_free(op: Node) -> bool:
+    """Whether no more memory is held if `op` runs later: it makes as much as it lets go."""
+    made = op.meta["val"]
+    if not isinstance(made, Tensor):
+        return False
+    ending = {op_of(n): n for n in op.all_input_nodes if max(readers(op_of(n))) <= op}
+    return sum(_nbytes(n) for n in ending.values()) <= made.nbytes
+
+
+def _nbytes(node: Node) -> int:
+    nbytes: int = node.meta["val"].untyped_storage().nbytes()
+    return nbytes

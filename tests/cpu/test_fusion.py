@@ -1,0 +1,348 @@
+"""Fused ops: groups of ops as one, with kernels of torch's own compiler."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from outcore import Backend, aten
+from outcore.capture import aot_autograd, as_kernels, boxed, capture, default_partition
+from outcore.capture import fusion as fusion_module
+from outcore.capture.absorb import absorb
+from outcore.capture.fusion import fuse
+from outcore.capture.groups import groups
+from outcore.capture.named import NamedOps
+from outcore.capture.order import reorder
+from outcore.ir.trace import refs
+from tests.cpu.training import PROFILED_STEPS, mean_square, snapshot, tight_budget
+
+compiled = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+Change = Callable[[GraphModule, int], object]
+
+
+def run(model: nn.Module, inputs: Sequence[Tensor], change: Change | None) -> list[Tensor]:
+    """Loss, gradients and buffers of a step whose joint graph was changed, run op by op."""
+    torch._dynamo.reset()
+
+    def partition(joint: GraphModule, *args: Any, num_fwd_outputs: int, **kwargs: Any) -> Any:
+        if change is not None:
+            change(joint, num_fwd_outputs)
+        return default_partition(joint, *args, num_fwd_outputs=num_fwd_outputs, **kwargs)
+
+    def backend(module: GraphModule, examples: Sequence[Any]) -> Any:
+        plain = lambda graph, _: boxed(graph)  # noqa: E731 - both compilers
+        compiler = aot_autograd(fw_compiler=plain, bw_compiler=plain, partition_fn=partition)
+        with as_kernels():
+            return compiler(module, examples)
+
+    torch.manual_seed(1)
+    model.zero_grad()
+    loss = torch.compile(model, backend=backend)(*inputs).square().sum()
+    loss.backward()
+    return snapshot(model, loss)
+
+
+def same(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+def near(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return all((a - b).norm() <= 1e-4 * b.norm() + 1e-6 for a, b in zip(some, others, strict=True))
+
+
+KERNELS: dict[str, Any] = {}
+OPS_OF_TESTS = NamedOps("outcore_tests")
+
+
+def fuse_plainly(joint: GraphModule, outputs: int) -> None:
+    """Fuse all that can be, into kernels that run op by op: the same to the last bit."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fusion_module, "by_inductor", lambda module, _: module)
+        patch.setattr(fusion_module, "_kernels", KERNELS)
+        patch.setattr(fusion_module, "_ops", OPS_OF_TESTS)
+        assert fuse(joint, outputs, least_bytes=0) == []
+
+
+# ---- what is a group ----------------------------------------------------------------------------
+
+
+class Rms(nn.Module):
+    """RMSNorm and a gated unit, as language models have them."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.gate, self.up = nn.Linear(width, 2 * width), nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        y = self.weight * y
+        made: Tensor = self.down(torch.nn.functional.silu(self.gate(y)) * self.up(y))
+        return made + x
+
+
+class Normed(nn.Module):
+    """Convolutions, batch normalisation, ReLU, a skip."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, width, 3, padding=1)
+        self.convolutions = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(4))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            y = torch.relu(norm(convolution(y)) + y)
+        made: Tensor = y
+        return made
+
+
+def names(model: nn.Module, inputs: Sequence[Tensor], least_bytes: int = 0) -> list[list[str]]:
+    """The groups of a model's step, as the names of their ops."""
+    found: list[list[str]] = []
+
+    def look(joint: GraphModule, outputs: int) -> None:
+        absorb(joint, outputs, least_bytes)
+        reorder(joint, outputs)
+        found.extend(
+            [str(op.target).split(".")[1] for op in g.ops]
+            for g in groups(joint, outputs, least_bytes)
+        )
+
+    run(model, inputs, look)
+    return found
+
+
+def test_normalisation_and_what_follows_is_one_group() -> None:
+    found = names(Normed(), [torch.randn(2, 3, 8, 8)])
+    forward = ["_native_batch_norm_legit_functional", "add", "relu"]
+    assert found[:4] == [forward] * 4
+    assert ["threshold_backward", "native_batch_norm_backward"] in [g[-2:] for g in found[4:]]
+
+
+def test_a_gate_is_fused_past_the_product_in_between() -> None:
+    assert ["silu", "mul"] in names(Rms(), [torch.randn(4, 8, 64, requires_grad=True)])
+
+
+def test_little_is_not_worth_a_kernel() -> None:
+    assert names(Normed(), [torch.randn(2, 3, 8, 8)], 1 << 20) == []
+
+
+def test_backward_makes_again_what_its_kernels_can() -> None:
+    saved: list[set[str]] = []
+
+    def look(joint: GraphModule, outputs: int) -> None:
+        for _ in range(2):
+            trace = capture(joint, outputs).trace
+            late = {
+                r.value for op in trace.ops[trace.boundary :] for arg in op.args for r in refs(arg)
+            }
+            made = {
+                trace.values[v].buffer: op.target
+                for op in trace.ops[: trace.boundary]
+                for v in op.outputs
+                if v is not None
+            }
+            saved.append({made[b] for b in {trace.values[v].buffer for v in late} if b in made})
+            absorb(joint, outputs, 0)
+
+    run(Rms(), [torch.randn(4, 8, 64, requires_grad=True)], look)
+    before, after = saved
+    assert "aten.silu.default" in before
+    assert "aten.silu.default" not in after
+    assert "aten.rsqrt.default" in after, "a number per row is saved"
+
+
+# ---- what is changed stays the same -------------------------------------------------------------
+
+
+OPS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
+    lambda a, b: a + b,
+    lambda a, b: a * b,
+    lambda a, _: torch.sigmoid(a),
+    lambda a, _: torch.nn.functional.gelu(a),
+    lambda a, _: torch.relu(a).t(),
+    lambda a, b: a @ b,
+    lambda a, _: torch.softmax(a, -1),
+    lambda a, b: torch.nn.functional.layer_norm(a, (8,)) + b,
+    lambda a, b: a - b.sum(0, keepdim=True),
+    lambda a, _: torch.cat([a[:, 4:], a[:, :4]], 1),
+    lambda a, b: torch.where(a > 0, a, b.t()),
+    lambda a, _: a.view(4, 16).exp().view(8, 8) / (1 + a.abs().max()),
+    lambda a, _: nn.functional.dropout(a, 0.5),
+    lambda a, b: torch.chunk(a, 2)[0].tanh().repeat(2, 1) * b,
+)
+
+
+class Drawn(nn.Module):
+    """Ops on matrices, each of one or two that were made before."""
+
+    def __init__(self, calls: Sequence[tuple[int, int, int]]) -> None:
+        super().__init__()
+        self.calls = calls
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = [x, self.weight]
+        for op, a, b in self.calls:
+            made.append(OPS[op](made[a % len(made)], made[b % len(made)]))
+        return torch.stack(made[-3:])
+
+
+CALLS = st.lists(
+    st.tuples(st.integers(0, len(OPS) - 1), st.integers(0, 40), st.integers(0, 40)),
+    min_size=2,
+    max_size=14,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(calls=CALLS)
+def test_the_same_numbers_in_any_graph(calls: list[tuple[int, int, int]]) -> None:
+    torch.manual_seed(0)
+    model, x = Drawn(calls), torch.randn(8, 8, requires_grad=True)
+    expected = run(model, [x], None)
+    assert same(run(model, [x], fuse_plainly), expected)
+
+
+@pytest.mark.parametrize("model", [Normed(), Rms()], ids=["normed", "rms"])
+def test_the_same_numbers_and_statistics(model: nn.Module) -> None:
+    shape = (2, 3, 8, 8) if isinstance(model, Normed) else (4, 8, 64)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    x = torch.randn(shape)
+    expected = run(model, [x], None)
+    model.load_state_dict(state)
+    assert same(run(model, [x], fuse_plainly), expected)
+
+
+# ---- in training --------------------------------------------------------------------------------
+
+
+STEPS = PROFILED_STEPS + 1
+
+
+def digest(tensors: Sequence[Tensor]) -> bytes:
+    """Tensors that were kept would count against the budget."""
+    return b"".join(sha256(t.contiguous().numpy().tobytes()).digest() for t in tensors)
+
+
+def images() -> Tensor:
+    return torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+def trained(backend: Backend | str, *, retain: bool = False) -> list[bytes]:
+    """Digests of some steps of `Normed`: of loss, gradients, statistics."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, x = Normed(), images()
+    call = torch.compile(model, backend=backend)
+    seen = []
+    for _ in range(STEPS):
+        model.zero_grad()
+        loss = mean_square(call(x))
+        if retain:
+            loss.backward(retain_graph=True)
+            model.zero_grad()
+        loss.backward()
+        seen.append(digest(snapshot(model, loss)))
+    return seen
+
+
+@pytest.fixture(scope="module")
+def budget() -> int:
+    torch.manual_seed(0)
+    return tight_budget(Normed(), [images()], mean_square, 0.4, fuse=True)
+
+
+@pytest.fixture(scope="module")
+def in_core() -> list[bytes]:
+    backend = Backend(budget="1GiB", fuse=True)
+    seen = trained(backend)
+    assert backend.report().state == "in-core"
+    return seen
+
+
+def fused_ops(backend: Backend) -> list[str]:
+    assert backend.engine is not None
+    (graph,) = backend.engine.standings()
+    assert graph.planned is not None
+    ops = graph.planned.problem.trace.ops
+    return [op.target for op in ops if op.target.startswith(aten.FUSED)]
+
+
+@compiled
+@pytest.mark.parametrize("policy", ["search", "swap-all", "recompute-all"])
+def test_the_same_gradients_under_any_plan(policy: str, budget: int, in_core: list[bytes]) -> None:
+    backend = Backend(budget=budget, policy=policy, fuse=True)
+    assert trained(backend) == in_core
+    report = backend.report()
+    assert report.state == "planned"
+    assert report.counts.offload + report.counts.recompute > 0
+    assert report.measured_peak_bytes is not None
+    assert report.predicted_peak_bytes is not None
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes <= budget
+    assert len(fused_ops(backend)) >= 8
+
+
+@compiled
+def test_backward_twice(budget: int, in_core: list[bytes]) -> None:
+    backend = Backend(budget=int(budget * 1.3), policy="swap-all", fuse=True)
+    assert trained(backend, retain=True) == in_core
+
+
+@compiled
+def test_gradients_are_near_those_of_eager() -> None:
+    torch.manual_seed(0)
+    model, x = Normed(), images()
+    mean_square(model(x)).backward()
+    expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    call = torch.compile(model, backend=Backend(budget="1GiB", fuse=True))
+    mean_square(call(x)).backward()
+    assert near([p.grad for p in model.parameters() if p.grad is not None], expected)
+
+
+@compiled
+def test_plans_are_found_again(budget: int, in_core: list[bytes], tmp_path: Path) -> None:
+    first = Backend(budget=budget, policy="swap-all", fuse=True)
+    trained(first)
+    first.save_plans(tmp_path / "plans.json", most=0)
+    again = Backend(budget=budget, fuse=True, plan=tmp_path / "plans.json", strict=True)
+    assert trained(again) == in_core
+    assert fused_ops(again) == fused_ops(first)
+
+
+def test_what_cannot_be_compiled_runs_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("no compiler here\nand more")
+
+    monkeypatch.setattr(fusion_module, "by_inductor", fail)
+    monkeypatch.setattr(fusion_module, "_kernels", {})
+    backend = Backend(budget="1GiB", fuse=True)
+    assert trained(backend) == trained("aot_eager")
+    assert fused_ops(backend) == []
+    (note,) = backend.report().notes
+    assert "no compiler here" in note
+
+
+def test_statistics_do_not_keep_a_group_from_running_again(in_core: list[bytes]) -> None:
+    backend = Backend(budget="1GiB", fuse=True)
+    trained(backend)
+    assert backend.engine is not None
+    (graph,) = backend.engine.standings()
+    assert graph.planned is not None
+    ops = graph.planned.problem.trace.ops
+    assert all(not op.effects for op in ops if "batch_norm_add_relu" in op.target)
