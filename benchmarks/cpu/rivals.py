@@ -3,7 +3,8 @@
 And beside `torch.utils.checkpoint` per block, whose memory no budget holds. All on one course
 take turns step by step. Policies are compared, not profiles nor processes: the plans of a course
 are made from one profile, those that are the same run once, and each runs in two fresh processes,
-which tell by how much processes differ where nothing else does.
+which tell by how much processes differ where nothing else does. `search` with fused kernels, whose
+step is another one, profiles for itself.
 """
 
 from __future__ import annotations
@@ -121,6 +122,7 @@ def _planned(course: Course, policies: Sequence[str], folder: Path) -> Iterator[
     """What each policy makes of one profile, in a file of its own; what is the same only once."""
     budget = int(in_core_peak_bytes(course.workload) * course.share)
     blank = Outcore(policies[0], budget, course.link)
+    fused = replace(blank, fuse=True)
     try:
         with Worker(alone, course.workload, blank) as worker:
             worker.ask(Trainer.warm_up)
@@ -139,6 +141,7 @@ def _planned(course: Course, policies: Sequence[str], folder: Path) -> Iterator[
             continue
         save_plans(save_file([(problem, plan)], Given(), most=0), file)
         yield Entry(mode.name, known.setdefault((plan.choices, plan.variants), mode))
+    yield Entry(fused.name, fused)
 
 
 def _joined(parts: Sequence[Raced | str]) -> Raced | str:
@@ -182,7 +185,8 @@ def _judged(row: Racer, rows: Sequence[Racer], margin: float) -> Racer:
     """The row; that of `search` with checks against each other one."""
     if row.mode != Outcore(OURS).name:
         return row
-    others = [r for r in rows if r.mode not in (row.mode, Eager().name) and not _larger(row, r)]
+    apart = (row.mode, Eager().name, Outcore(OURS, fuse=True).name)
+    others = [r for r in rows if r.mode not in apart and not _larger(row, r)]
     return replace(row, checks=(*row.checks, *(_faster(row, r, margin) for r in others)))
 
 

@@ -19,7 +19,7 @@ from benchmarks.gpu.trainer import Results, Trainer, Turn
 from benchmarks.gpu.training import Training, compared, judged, reported, timed
 from benchmarks.gpu.workloads import Workload
 from benchmarks.kit.benchmark import Patience
-from benchmarks.kit.modes import Mode
+from benchmarks.kit.modes import Mode, Outcore
 from benchmarks.kit.rounds import FEWEST_ROUNDS, Turns, take_turns
 from benchmarks.kit.rows import Check
 from benchmarks.kit.worker import Worker, WorkerError
@@ -168,7 +168,8 @@ class Comparison:
         first = process.ask(Trainer.warm_up)[0]
         turns, reference = self._turns_of(row.mode, process)
         row = timed(replace(row, first_step_seconds=first), self.workload.batch, turns, reference)
-        row = self._compared(row, process.ask(Trainer.results))
+        if not (isinstance(contender.mode, Outcore) and contender.mode.fuse):
+            row = self._compared(row, process.ask(Trainer.results))
         row = judged(reported(_weighed(row, process), process.ask(Trainer.report)))
         return replace(row, checks=(*contender.goals(row), *row.checks))
 

@@ -40,6 +40,7 @@ def resnet(scale: Scale, patience: Patience) -> Iterator[Row]:
         return (
             _outcore(DEFAULT_POLICY, cap, scale, _worth),
             _with_room(_outcore(DEFAULT_POLICY, cap, scale)),
+            _fused(_outcore(DEFAULT_POLICY, cap, scale)),
             Contender(Checkpoint()),
             Contender(Inductor(shares[0])),
             *(_outcore(policy, cap, scale) for policy in policies),
@@ -125,6 +126,13 @@ def _with_room(contender: Contender) -> Contender:
     return Contender(replace(mode, besides="no cap"))
 
 
+def _fused(contender: Contender) -> Contender:
+    """The same with fused kernels."""
+    mode = contender.mode
+    assert isinstance(mode, Outcore)
+    return Contender(replace(mode, fuse=True), contender.cap_bytes)
+
+
 def _capped(
     workload: Workload, policies: Sequence[str], scale: Scale, patience: Patience
 ) -> Iterator[Training]:
@@ -140,13 +148,14 @@ def _capped(
 def _shared(
     workload: Workload, shares: Sequence[float], scale: Scale, patience: Patience
 ) -> Iterator[Training]:
-    """Outcore's default policy under shares of what the step takes in-core."""
+    """Outcore's default policy under shares of what the step takes in-core; fused at the first."""
 
     def contenders(in_core_bytes: int) -> Sequence[Contender]:
         if not in_core_bytes:
             return ()
         caps = [int(share * in_core_bytes) for share in ((SMALL_SHARE,) if scale.small else shares)]
-        return [_outcore(DEFAULT_POLICY, cap, scale) for cap in caps]
+        plain = [_outcore(DEFAULT_POLICY, cap, scale) for cap in caps]
+        return [*plain, *map(_fused, plain[:1])]
 
     yield from compare(workload, Eager(), contenders, scale, patience)
 

@@ -147,11 +147,13 @@ class Outcore:
     """A file of plans that the policy made before."""
     besides: str = ""
     """What tells it from others of its policy."""
+    fuse: bool = False
 
     @property
     def name(self) -> str:
         """The policy's."""
-        return f"outcore {self.policy}" + f", {self.besides}" * bool(self.besides)
+        fused = ", fused" * self.fuse
+        return f"outcore {self.policy}{fused}" + f", {self.besides}" * bool(self.besides)
 
     def apply(self, module: nn.Module) -> tuple[Call, Backend]:
         """The module, compiled by a Backend."""
@@ -162,6 +164,7 @@ class Outcore:
             host_budget=self.host_budget,
             plan=self.plan,
             spill_dir=spill_folder(),
+            fuse=self.fuse,
             drift="off",  # the plan is judged that was made, with its prediction
         )
         return torch.compile(module, backend=backend), backend

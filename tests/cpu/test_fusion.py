@@ -181,7 +181,7 @@ OPS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
     lambda a, b: a - b.sum(0, keepdim=True),
     lambda a, _: torch.cat([a[:, 4:], a[:, :4]], 1),
     lambda a, b: torch.where(a > 0, a, b.t()),
-    lambda a, _: a.view(4, 16).exp().view(8, 8) / (1 + a.abs().max()),
+    lambda a, _: a.reshape(4, 16).sigmoid().view(8, 8) / (1 + a.abs().max()),
     lambda a, _: nn.functional.dropout(a, 0.5),
     lambda a, b: torch.chunk(a, 2)[0].tanh().repeat(2, 1) * b,
 )

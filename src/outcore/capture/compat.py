@@ -87,8 +87,12 @@ def default_partition(
     return parts
 
 
-_KERNELS = {"compile_threads": 1, "triton.cudagraphs": False}
-"""For one kernel at a time torch's pool of processes is of no use. Graphs would keep memory."""
+_KERNELS = {
+    "compile_threads": 1,  # for one kernel at a time a pool of processes is of no use
+    "deterministic": True,  # the kernel that is fastest today may round otherwise than tomorrow's
+    "triton.autotune_pointwise": False,  # trials take memory that nobody has counted
+    "triton.cudagraphs": False,  # they keep memory of their own
+}
 
 
 def by_inductor(
