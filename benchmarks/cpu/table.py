@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.cpu.exact import exact
+from benchmarks.cpu.fused import fused
 from benchmarks.cpu.honest import honest
 from benchmarks.cpu.idle import idle
 from benchmarks.cpu.leak import leak
@@ -19,6 +20,7 @@ _ROWS = (
     Benchmark("honest", "predicted against measured time and memory", honest),
     Benchmark("worth", "time and memory under a budget, beside the peers", worth),
     Benchmark("rivals", "search beside the other policies, on four courses", rivals),
+    Benchmark("fused", "fused kernels under a budget, beside torch's compiler", fused),
     Benchmark("idle", "what it costs where everything fits", idle),
     Benchmark("leak", "memory over many steps, and without backward", leak),
     Benchmark("exact", "bitwise equal results, inside the budget", exact),

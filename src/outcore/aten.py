@@ -105,21 +105,29 @@ KNOWN_NAMESPACES = frozenset({"aten", "prims", FUSED, *COLLECTIVES})
 """Ops of others may keep state of their own: nothing is known of them, so they run once."""
 
 RUNNING_STATISTICS = {
-    "aten._native_batch_norm_legit_functional.default": ((3, 4), 5),
-    "aten._batch_norm_with_update_functional.default": ((3, 4), None),
+    "aten._native_batch_norm_legit_functional.default": ((3, 4), (3, 4), 5),
+    "aten._batch_norm_with_update_functional.default": ((3, 4), (4, 5), None),
 }
-"""target -> (arguments that are running statistics, index of the training flag or None).
+"""target -> (arguments that are running statistics, results that are the new ones, index of the
+training flag or None).
 
 While training, those arguments reach only the outputs that are the new statistics, so that a rerun
 after their update still gives the first run's normalised output.
 """
 
 
-def statistics(target: str, args: Sequence[Any]) -> tuple[int, ...]:
-    """Positions of arguments that reach nothing but new running statistics."""
-    positions, flag = RUNNING_STATISTICS.get(target, ((), None))
+def statistics(target: str, args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Positions of arguments that reach nothing but new running statistics, and of these."""
+    given, new, flag = RUNNING_STATISTICS.get(target, ((), (), None))
     training = flag is None or (flag < len(args) and bool(args[flag]))
-    return positions if training else ()
+    return (given, new) if training else ((), ())
+
+
+WRITING_OVER: dict[str, Callable[[list[torch.Tensor], list[int]], list[torch.Tensor]]] = {}
+"""target of a fused op -> what runs it over those of its arguments that are given by position.
+
+No op does: torch has none that may return what they were given.
+"""
 
 
 DONATIONS: dict[str, tuple[int, str]] = {

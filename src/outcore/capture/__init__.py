@@ -19,7 +19,7 @@ from outcore.capture.compat import (
     under_checkpoint,
     without_function_modes,
 )
-from outcore.capture.fusion import fuse
+from outcore.capture.fusion import fused
 from outcore.capture.graph import Captured, capture
 from outcore.capture.offline import trace, trace_as_run, trace_network
 from outcore.capture.opaque import as_ops
@@ -44,7 +44,7 @@ __all__ = [
     "capture_again",
     "compiles_autograd",
     "default_partition",
-    "fuse",
+    "fused",
     "is_batched",
     "is_symbolic",
     "is_within",

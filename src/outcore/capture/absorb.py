@@ -7,13 +7,16 @@ is read. What other ops read (a product of matrices) is left to plans, which wei
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
-from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from outcore.capture.aliases import is_call_of_op, op_of, readers, tensor_of
 from outcore.capture.compat import marked_as_backward, mutated_inputs
-from outcore.capture.groups import LEAST_BYTES, fusible, is_call_of_op, op_of, readers
+from outcore.capture.groups import LEAST_BYTES, asks_for_bits, fusible, is_elementwise
 from outcore.capture.phases import arguments, phases
 
 MOST_DEEP = 8
@@ -29,26 +32,27 @@ def absorb(joint: GraphModule, forward_outputs: int, least_bytes: int = LEAST_BY
     Results of `least_bytes` and more. Raises CaptureError as `phases`.
     """
     forward, backward = phases(joint, forward_outputs)
-    found = _Absorbed(joint, forward, backward, least_bytes)
+    found = _Absorbed(joint, forward_outputs, forward, backward, least_bytes)
     known: dict[Node, Node] = {}
-    for node in backward:
-        if not is_call_of_op(node):
-            continue
+    for node in filter(is_call_of_op, backward):
         if not fusible(node):
             known = {}  # a new group begins, which makes what it needs itself
             continue
         for read in node.all_input_nodes:
-            if found.has(read):
+            if op_of(read) in found.absorbed:
                 node.replace_input_with(read, _again(joint.graph, read, node, found, known))
-    joint.graph.lint()
-    joint.recompile()
 
 
 class _Absorbed:
     """Which forward results backward makes again."""
 
     def __init__(
-        self, joint: GraphModule, forward: list[Node], backward: list[Node], least_bytes: int
+        self,
+        joint: GraphModule,
+        forward_outputs: int,
+        forward: Sequence[Node],
+        backward: Sequence[Node],
+        least_bytes: int,
     ) -> None:
         self.late = set(backward)
         self.saved: set[Node] = set()
@@ -57,31 +61,44 @@ class _Absorbed:
         """Ops whose result follows from what is saved by elementwise ops: so many in a row."""
         self.absorbed: set[Node] = set()
         output = next(iter(joint.graph.find_nodes(op="output")))
+        returned: Any = output.args[0]
+        self.returned = {op_of(n) for n in returned[:forward_outputs] if isinstance(n, Node)}
+        """A caller may change these, as long as autograd has not saved them."""
         primals, _ = arguments(joint)
         overwritten = {primals[i] for i in mutated_inputs(output, primals)}
-        self.saved.update(n for n in primals if n not in overwritten and self._readers(n))
-        for op in forward:
-            if not is_call_of_op(op):
-                continue
-            late = self._readers(op)
+        self.saved.update(n for n in primals if n not in overwritten and self._late_readers(n))
+        exact = self._exact(backward)
+        for op in filter(is_call_of_op, forward):
+            late = self._late_readers(op)
             if self._is_cheap(op):
                 self.cheap[op] = 1 + max(map(self._deep, op.all_input_nodes), default=0)
-                if late and _nbytes(op) >= least_bytes and all(map(fusible, late)):
+                large = tensor_of(op).nbytes >= least_bytes
+                if late and large and op not in exact and all(map(fusible, late)):
                     self.absorbed.add(op)
             if late and op not in self.absorbed:
                 self.saved.add(op)
 
-    def has(self, node: Node) -> bool:
-        """Whether it is, or is a view of, what backward makes again."""
-        return op_of(node) in self.absorbed
-
-    def _readers(self, node: Node) -> list[Node]:
+    def _late_readers(self, node: Node) -> list[Node]:
         return [reader for reader in readers(node) if reader in self.late]
+
+    def _exact(self, backward: Sequence[Node]) -> set[Node]:
+        """Ops of forward from which backward makes what it compares for being equal."""
+        found: set[Node] = set()
+        stack = [n for n in backward if asks_for_bits(n)]
+        while stack:
+            for source in {op_of(n) for n in stack.pop().all_input_nodes} - found:
+                found.add(source)
+                if source in self.late:
+                    stack.append(source)
+        return found
 
     def _is_cheap(self, op: Node) -> bool:
         given = op.all_input_nodes
+        elementwise = is_elementwise(op) or op.target is torch.ops.aten._to_copy.default
         return (
-            _elementwise(op)
+            elementwise
+            and fusible(op)
+            and isinstance(op.meta["val"], torch.Tensor)
             and all(self._is_there(n, op) for n in given)
             and all(self._deep(n) < MOST_DEEP for n in given)
         )
@@ -96,8 +113,8 @@ class _Absorbed:
         source = op_of(node)
         if source in self.saved or source in self.cheap:
             return True
-        small = _nbytes(node) * SMALL <= _nbytes(op)
-        return small and source.op == "call_function"
+        small = tensor_of(node).nbytes * SMALL <= tensor_of(op).nbytes
+        return small and source.op == "call_function" and source not in self.returned
 
 
 def _again(
@@ -111,22 +128,9 @@ def _again(
             (node.args, node.kwargs), lambda n: _again(graph, n, before, found, known)
         )
         with graph.inserting_before(before):
-            known[node] = graph.create_node("call_function", node.target, args, kwargs)
-        known[node].meta = marked_as_backward(node.meta)
+            made = known[node] = graph.create_node("call_function", node.target, args, kwargs)
+        made.meta = marked_as_backward(node.meta)
+        args, kwargs = map_arg((args, kwargs), lambda n: n.meta["val"])
+        with tensor_of(node).fake_mode:  # type: ignore[attr-defined]  # a traced graph has fakes
+            made.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]  # a call
     return known[node]
-
-
-def _elementwise(op: Node) -> bool:
-    """Whether it makes one tensor, each element from those at its place."""
-    made = op.meta.get("val")
-    if not fusible(op) or not isinstance(made, Tensor):
-        return False
-    pointwise = torch.Tag.pointwise in op.target.tags  # type: ignore[union-attr]  # an op
-    return pointwise or op.target is torch.ops.aten._to_copy.default
-
-
-def _nbytes(node: Node) -> int:
-    made = node.meta["val"]
-    assert isinstance(made, Tensor)  # noqa: S101 - ops that are fused take tensors
-    nbytes: int = made.nbytes
-    return nbytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -106,7 +107,13 @@ def by_inductor(
     from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415 - see above
 
     mode = FakeTensorMode(shape_env=ShapeEnv())
-    with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast():
+    with (
+        _disable_current_modes(),
+        torch.no_grad(),
+        torch._C._DisableAutocast(),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # they are torch's, of what nobody wrote
         with mode:
             fakes = [
                 torch.empty(

@@ -21,10 +21,13 @@ from torch.fx.node import map_arg
 
 from outcore import aten
 from outcore.capture.absorb import absorb
+from outcore.capture.aliases import tensor_of, views
 from outcore.capture.compat import by_inductor, clone_preserve_strides
-from outcore.capture.groups import LEAST_BYTES, Group, groups, views
+from outcore.capture.groups import LEAST_BYTES, Group, groups
 from outcore.capture.named import NamedOps
 from outcore.capture.order import reorder
+from outcore.capture.phases import phases
+from outcore.capture.sites import is_in_module
 
 STATISTICS = "outcore_statistics"
 """In a node's metadata: positions of what is given to it that reach new running statistics only."""
@@ -38,27 +41,50 @@ MOST_FAILURES = 3
 Layout = tuple[object, ...]
 
 
-def fuse(joint: GraphModule, forward_outputs: int, least_bytes: int = LEAST_BYTES) -> list[str]:
-    """Let groups of ops of `joint` be ops of their own. In place.
+def fused(
+    joint: GraphModule, forward_outputs: int, least_bytes: int = LEAST_BYTES
+) -> tuple[GraphModule, list[str]]:
+    """A copy of `joint` in which groups of ops are ops of their own, and what was in the way.
 
-    Groups that Inductor cannot compile stay as they are. Returns the reasons, one for each of
-    these; after so many as `MOST_FAILURES`, no more is tried. Raises CaptureError as `phases`.
+    Groups that Inductor cannot compile stay as they are, with a reason for each; after so many as
+    `MOST_FAILURES`, no more is tried. `joint` itself comes back where it writes into what it reads
+    (no order is then known to be free), and where the passes fail.
     """
+    if any(isinstance(n.target, OpOverload) and aten.mutates(n.target) for n in joint.graph.nodes):
+        return joint, []
+    try:
+        copied = _copied(joint)
+        return copied, _fuse(copied, forward_outputs, least_bytes)
+    except Exception as error:  # noqa: BLE001 - it must not keep a model from training
+        return joint, [f"{type(error).__name__}: {error}"]
+
+
+def _copied(joint: GraphModule) -> GraphModule:
+    graph = Graph()
+    found: Any = graph.graph_copy(joint.graph, {}, return_output_node=True)
+    returned, output = found
+    graph.output(returned).meta = dict(output.meta)
+    copied = GraphModule(joint, graph)
+    copied.meta = dict(joint.meta)
+    return copied
+
+
+def _fuse(joint: GraphModule, forward_outputs: int, least_bytes: int) -> list[str]:
     absorb(joint, forward_outputs, least_bytes)
     reorder(joint, forward_outputs)
+    parts = [set(nodes) for nodes in phases(joint, forward_outputs)]
     reasons: list[str] = []
     for group in groups(joint, forward_outputs, least_bytes):
-        kernel = _kernel(joint, group)
-        try:
-            kernel.compile([_tensor(n) for n in group.given()])
-        except Exception as error:  # noqa: BLE001 - what a compiler raises is not ours
-            reasons.append(f"{kernel.name}: {type(error).__name__}: {error}")
+        among = next(nodes for nodes in parts if group.ops[0] in nodes)
+        kernel = _kernel(joint, group, group.into(among))
+        if isinstance(kernel, str):
+            reasons.append(f"{_name(group)}: {kernel}")
             if len(reasons) == MOST_FAILURES:
                 break
             continue
         op = _ops.find(kernel)
-        _ops.define_over(op, kernel.run_over)
-        _replace(joint.graph, group, op)
+        aten.WRITING_OVER[str(op)] = kernel.run_over
+        among.add(_replace(joint.graph, group, op, kernel))
     joint.graph.lint()
     joint.recompile()
     return reasons
@@ -71,14 +97,15 @@ def fuse(joint: GraphModule, forward_outputs: int, least_bytes: int = LEAST_BYTE
 class _Kernel:
     """What a group does, compiled once for each way in which what it is given has been laid out.
 
-    `into`: which results are written over something that is given, by position. There is one
-    kernel whether or not a plan gives that memory away, so that its results are the same bits: of
-    what is not given away, the kernel gets a copy, whose memory is then the result's.
+    `into`: which of its `results` are written over something that is given, by position. There is
+    one kernel whether or not a plan gives that memory away, so that its results are the same bits:
+    of what is not given away, the kernel gets a copy, whose memory is then the result's.
     """
 
     module: GraphModule
     name: str
     told: str
+    results: int
     into: tuple[tuple[int, int], ...]
     compiled: dict[tuple[Layout, ...], Callable[..., Any]] = field(default_factory=dict)
     function: object = None
@@ -104,12 +131,6 @@ class _Kernel:
         written = {result: taken[source] for source, result in self.into}
         return [written[i] if i in written else next(others) for i in range(self.results)]
 
-    @property
-    def results(self) -> int:
-        """How many there are."""
-        output = next(iter(self.module.graph.find_nodes(op="output")))
-        return len(output.args[0])
-
     def describe(self, given: list[Tensor]) -> list[Tensor]:
         """The same op by op, for fake tensors."""
         return list(self.module(*given))
@@ -120,12 +141,13 @@ def _layout(tensor: Tensor) -> Layout:
 
 
 _ops = NamedOps(aten.FUSED)
-_kernels: dict[str, _Kernel] = {}
-"""By what they are told to do. They stay, as their ops do: graphs come again."""
+_kernels: dict[str, _Kernel | str] = {}
+"""By what they are told to do; or why there is none. They stay, as their ops do."""
 
 
-def _kernel(joint: GraphModule, group: Group) -> _Kernel:
-    graph, given = Graph(), group.given()
+def _kernel(joint: GraphModule, group: Group, into: tuple[tuple[int, int], ...]) -> _Kernel | str:
+    """A kernel that is compiled, or why it cannot be."""
+    graph, given, escaping = Graph(), group.given(), group.escaping()
     new = {n: graph.placeholder(f"given_{i}") for i, n in enumerate(given)}
 
     def copied(node: Node) -> Node:
@@ -136,11 +158,21 @@ def _kernel(joint: GraphModule, group: Group) -> _Kernel:
 
     for op in group.ops:
         copied(op)
-    graph.output([copied(n) for n in group.escaping()])
-    module, into = GraphModule(joint, graph), group.into()
-    layouts = [(*_layout(t), t.storage_offset()) for t in map(_tensor, given)]
+    graph.output([copied(n) for n in escaping])
+    module = GraphModule(joint, graph)
+    ends = [tensor_of(n) for n in (*given, *escaping)]
+    layouts = [(*_layout(t), t.storage_offset()) for t in ends]
     told = "\n".join([module.code, *map(str, layouts), str(into)])
-    return _kernels.setdefault(told, _Kernel(module, _name(group), told, into))
+    if told not in _kernels:
+        kernel = _Kernel(module, _name(group), told, len(escaping), into)
+        try:
+            kernel.compile(ends[: len(given)])
+            _kernels[told] = kernel
+        except Exception as error:  # noqa: BLE001 - what a compiler raises is not ours
+            _kernels[told] = f"{type(error).__name__}: {error}"
+    if into and isinstance(_kernels[told], str):  # torch fails at some that write over arguments
+        return _kernel(joint, group, ())
+    return _kernels[told]
 
 
 def _writing(module: GraphModule, into: Sequence[tuple[int, int]]) -> GraphModule:
@@ -167,24 +199,24 @@ def _name(group: Group) -> str:
 # ---- in the graph -------------------------------------------------------------------------------
 
 
-def _replace(graph: Graph, group: Group, op: OpOverload) -> None:
+def _replace(graph: Graph, group: Group, op: OpOverload, kernel: _Kernel) -> Node:
     """Put the op in the place of the last of the group, and its results in those of theirs."""
     escaping, given, members = group.escaping(), group.given(), set(group.ops)
     facts = {
-        "val": [_tensor(n) for n in escaping],
+        "val": [tensor_of(n) for n in escaping],
         STATISTICS: group.statistics(),
-        INTO: group.into(),
+        INTO: kernel.into,
     }
-    after = sorted(view for op in group.ops for view in views(op))
+    after = sorted(view for each in group.ops for view in views(each))
     gone = sorted((*group.ops, *after), reverse=True)
     with graph.inserting_after(group.ops[-1]):
-        fused = graph.call_function(op, (given,))
-    fused.meta = dict(group.ops[0].meta) | facts
-    group.among.add(fused)
-    place = fused
+        made = graph.call_function(op, (given,))
+    in_modules = (each for each in group.ops if is_in_module(each))
+    made.meta = dict(next(in_modules, group.ops[0]).meta) | facts
+    place = made
     for position, result in enumerate(escaping):
         with graph.inserting_after(place):
-            item = graph.call_function(operator.getitem, (fused, position))
+            item = graph.call_function(operator.getitem, (made, position))
         item.meta = dict(result.meta)
         result.replace_all_uses_with(item, lambda user: user not in members)
         place = item
@@ -194,9 +226,4 @@ def _replace(graph: Graph, group: Group, op: OpOverload) -> None:
     for node in gone:
         if not node.users:
             graph.erase_node(node)
-
-
-def _tensor(node: Node) -> Tensor:
-    made = node.meta["val"]
-    assert isinstance(made, Tensor)  # noqa: S101 - groups are of tensors
     return made

@@ -281,7 +281,7 @@ class _Capture:
         """UNREPEATABLE where an argument is overwritten before a rerun could read it again."""
         if not self.unstable:
             return frozenset()
-        safe = aten.statistics(str(node.target), args)
+        safe, _ = aten.statistics(str(node.target), args)
         if STATISTICS in node.meta:
             (args,), safe = args, node.meta[STATISTICS]  # type: ignore[assignment]  # one list
         for index, arg in enumerate((*args, *(v for _, v in kwargs))):

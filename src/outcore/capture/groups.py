@@ -7,9 +7,8 @@ makes is needed before the group is done. Views are no ops, and go with whatever
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,6 +16,16 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from outcore import aten
+from outcore.capture.aliases import (
+    is_call_of_op,
+    leaves,
+    op_of,
+    readers,
+    results,
+    root_of,
+    storage_bytes,
+    tensor_of,
+)
 from outcore.capture.phases import phases
 
 LEAST_BYTES = 1 << 20
@@ -36,7 +45,6 @@ REDUCTIONS = frozenset(
         _aten._softmax.default,
         _aten._softmax_backward_data.default,
         _aten._to_copy.default,
-        _aten.amax.default,
         _aten.full.default,
         _aten.full_like.default,
         _aten.mean.dim,
@@ -51,6 +59,10 @@ REDUCTIONS = frozenset(
     }
 )
 """What a kernel can do beside elementwise ops, which torch marks as such."""
+
+EQUALITIES = frozenset({_aten.eq.Tensor, _aten.eq.Scalar, _aten.ne.Tensor, _aten.ne.Scalar})
+"""Of floating point numbers these ask for the last bit, as the derivative of a maximum does: what
+is compared must be what was stored, and not what a kernel has before it rounds."""
 
 DTYPES = frozenset(
     {
@@ -68,15 +80,15 @@ DTYPES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ops in the order in which they run, all of one phase: those `among` which they are."""
+    """Ops in the order in which they run, all of one phase."""
 
     ops: tuple[Node, ...]
-    among: set[Node] = field(repr=False, compare=False)
 
     def escaping(self) -> list[Node]:
         """Results of the ops that something else reads, also as views: tensors, in order."""
         members = set(self.ops)
-        return [n for op in self.ops for n in results(op) if _escapes(n, members)]
+        made = (n for op in self.ops for n in results(op))
+        return [n for n in made if any(reader not in members for reader in readers(n))]
 
     def given(self) -> list[Node]:
         """What the ops read of others, each once: tensors, as they are viewed."""
@@ -87,33 +99,37 @@ class Group:
     def statistics(self) -> tuple[int, ...]:
         """Which of `given` are running statistics that the group, while it trains, makes anew.
 
-        Nothing else of what it makes depends on them.
+        Nothing else of what it makes depends on them, nor on the new ones.
         """
-        safe: set[Any] = set()
-        other: set[Any] = set()
+        members, safe, other = set(self.ops), set[object](), set[object]()
         for op in self.ops:
-            positions = aten.statistics(str(op.target), op.args)
+            positions, new = aten.statistics(str(op.target), op.args)
+            for item in op.users:
+                taken = item.target is operator.getitem and item.args[1] in new
+                if taken and not members.isdisjoint(readers(item)):
+                    return ()
             for position, arg in enumerate((*op.args, *op.kwargs.values())):
-                (safe if position in positions else other).update(_leaves(arg))
+                (safe if position in positions else other).update(leaves(arg))
         return tuple(i for i, n in enumerate(self.given()) if n in safe - other)
 
-    def into(self) -> tuple[tuple[int, int], ...]:
+    def into(self, among: Collection[Node]) -> tuple[tuple[int, int], ...]:
         """Pairs of `given` and `escaping`, by position: a result may be written over an argument.
 
-        Over what a call of the same phase made, in memory of its own, and nothing reads later.
+        Over what a call `among` those of the same phase made, in memory of its own, and nothing
+        reads later.
         """
         given, escaping = self.given(), self.escaping()
-        storages = [_tensor(n).untyped_storage()._cdata for n in given]
+        storages = [tensor_of(n).untyped_storage()._cdata for n in given]
         dying = [
             i
             for i, n in enumerate(given)
             if storages.count(storages[i]) == 1
-            and op_of(n) in self.among
-            and max(readers(_base(n))) <= self.ops[-1]
+            and op_of(n) in among
+            and max(readers(root_of(n))) <= self.ops[-1]
         ]
         pairs = []
         for position, result in enumerate(escaping):
-            alike = (i for i in dying if _lie_alike(_tensor(given[i]), _tensor(result)))
+            alike = (i for i in dying if _lie_alike(tensor_of(given[i]), tensor_of(result)))
             source = next(alike, None)
             if source is not None:
                 pairs.append((source, position))
@@ -122,11 +138,8 @@ class Group:
 
     def ends_bytes(self) -> int:
         """What the group needs at once: all that it is given, and all that it gives."""
-        storages = {}
-        for node in (*self.given(), *self.escaping()):
-            storage = _tensor(node).untyped_storage()
-            storages[storage._cdata] = storage.nbytes()
-        return sum(storages.values())
+        ends = {tensor_of(n).untyped_storage()._cdata: n for n in (*self.given(), *self.escaping())}
+        return sum(map(storage_bytes, ends.values()))
 
     def spared_bytes(self) -> int:
         """Reads and writes of memory that one kernel does without."""
@@ -136,7 +149,7 @@ class Group:
         for result in (n for op in self.ops for n in results(op)):
             reads = len([1 for reader in readers(result) if reader in members])
             writes = 1 if reads and result not in escaping else 0
-            spared += (reads + writes) * _tensor(result).nbytes
+            spared += (reads + writes) * tensor_of(result).nbytes
         return spared
 
 
@@ -149,54 +162,6 @@ def groups(joint: GraphModule, forward_outputs: int, least_bytes: int = LEAST_BY
     return [g for g in found if len(g.ops) > 1 and g.spared_bytes() >= least_bytes]
 
 
-def op_of(node: Node) -> Node:
-    """The op, or the argument of the graph, that made what `node` is, or is a view of."""
-    while is_view(node) or node.target is operator.getitem:
-        node = node.args[0]  # type: ignore[assignment]  # such calls begin with what they view
-    return node
-
-
-def is_view(node: Node) -> bool:
-    """Whether a call gives its first argument again, in another shape."""
-    if not isinstance(node.target, OpOverload) or not aten.may_alias(node.target):
-        return False
-    base = node.args[0] if node.args else None
-    if not isinstance(base, Node):
-        return False
-    tensors = [*_leaves(base.meta.get("val")), *_leaves(node.meta.get("val"))]
-    if not all(isinstance(t, Tensor) for t in tensors):
-        return False
-    return len({t.untyped_storage()._cdata for t in tensors}) == 1
-
-
-def views(op: Node) -> list[Node]:
-    """All that is one of several results, or a view, of what an op makes; in order."""
-    found: set[Node] = set()
-    stack = [op]
-    while stack:
-        near = {u for u in stack.pop().users if not is_call_of_op(u)} - found
-        stack += near
-        found |= near
-    return sorted(n for n in found if n.op == "call_function")
-
-
-def is_call_of_op(node: Node) -> bool:
-    """Whether it computes something: it is no view, and takes none of several results."""
-    called = node.op == "call_function"
-    return called and node.target is not operator.getitem and not is_view(node)
-
-
-def results(op: Node) -> list[Node]:
-    """The tensors that an op makes: itself, or those of several that somebody takes."""
-    if isinstance(op.meta["val"], Tensor):
-        return [op]
-    taken = (user for user in op.users if user.target is operator.getitem)
-    return [item for item in taken if isinstance(item.meta["val"], Tensor)]
-
-
-# ---- growing ------------------------------------------------------------------------------------
-
-
 def _of_phase(nodes: Sequence[Node]) -> Iterator[Group]:
     """All groups, of one op too.
 
@@ -204,23 +169,23 @@ def _of_phase(nodes: Sequence[Node]) -> Iterator[Group]:
     since the first of them: so whatever a group is given is there before all of them.
     """
     growing: list[Group] = []
-    among = set(nodes)
-    for node in nodes:
-        if not is_call_of_op(node):
+    for node in filter(is_call_of_op, nodes):
+        if not fusible(node):
+            yield from growing
+            growing = []
             continue
         sources = {op_of(n) for n in node.all_input_nodes}
         near = [g for g in growing if not sources.isdisjoint(g.ops)]
-        joined = Group((*sorted(n for g in near for n in g.ops), node), among)
-        if not fusible(node) or (near and not _fits(joined)):
+        joined = Group((*sorted(n for g in near for n in g.ops), node))
+        if near and not _fits(joined):
             yield from growing
-            growing, near, joined = [], [], Group((node,), among)
-        if fusible(node):
-            growing = [*(g for g in growing if g not in near), joined]
+            growing, near, joined = [], [], Group((node,))
+        growing = [*(g for g in growing if g not in near), joined]
     yield from growing
 
 
 def _fits(group: Group) -> bool:
-    most = max(Group((op,), group.among).ends_bytes() for op in group.ops)
+    most = max(Group((op,)).ends_bytes() for op in group.ops)
     return len(group.ops) <= MOST_OPS and group.ends_bytes() <= MOST_ENDS * most
 
 
@@ -228,20 +193,32 @@ def fusible(op: Node) -> bool:
     """Whether a kernel can do it, and does it twice alike, on plain tensors of one device."""
     if not isinstance(op.target, OpOverload) or op.target.namespace not in ("aten", "prims"):
         return False
-    elementwise = torch.Tag.pointwise in op.target.tags
     random = torch.Tag.nondeterministic_seeded in op.target.tags
-    if random or not (elementwise or op.target in REDUCTIONS):
+    if random or not (is_elementwise(op) or op.target in REDUCTIONS):
         return False
     if aten.effects(op.target) or aten.may_alias(op.target) or str(op.target) in aten.WRITES:
         return False
-    values = [n.meta.get("val") for n in op.all_input_nodes]
-    made = [t for t in _leaves(op.meta.get("val")) if t is not None]
-    tensors = [*values, *made]
-    if not all(isinstance(t, Tensor) and _is_plain(t) for t in tensors):
-        return False
     if any(u.meta.get("val") is None for u in op.users if u.target is operator.getitem):
         return False
-    return len({t.device for t in tensors}) == 1
+    made = [t for t in leaves(op.meta.get("val")) if t is not None]
+    tensors = [*(n.meta.get("val") for n in op.all_input_nodes), *made]
+    if not all(isinstance(t, Tensor) and _is_plain(t) for t in tensors):
+        return False
+    return len({t.device for t in tensors}) == 1 and not asks_for_bits(op)
+
+
+def is_elementwise(op: Node) -> bool:
+    """Whether each element that it makes comes from those at its place."""
+    called = op.target
+    return isinstance(called, OpOverload) and torch.Tag.pointwise in called.tags
+
+
+def asks_for_bits(op: Node) -> bool:
+    """Whether it compares floating point numbers for being equal."""
+    values = (n.meta.get("val") for n in op.all_input_nodes)
+    return op.target in EQUALITIES and any(
+        isinstance(t, Tensor) and t.is_floating_point() for t in values
+    )
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -255,30 +232,6 @@ def _is_plain(tensor: Tensor) -> bool:
     )
 
 
-# ---- nodes --------------------------------------------------------------------------------------
-
-
-def _escapes(node: Node, members: set[Node]) -> bool:
-    return any(reader not in members for reader in readers(node))
-
-
-def readers(node: Node) -> Iterator[Node]:
-    """What reads a tensor or a view of it: ops, and the output of the graph."""
-    for user in node.users:
-        if is_view(user) or user.target is operator.getitem:
-            yield from readers(user)
-        else:
-            yield user
-
-
-def _base(node: Node) -> Node:
-    """The tensor that `node` is, or is a view of."""
-    base = node
-    while not is_call_of_op(base) and base.op == "call_function":
-        node, base = base, base.args[0]  # type: ignore[assignment]  # such calls begin with what they view
-    return node if node.target is operator.getitem and is_call_of_op(base) else base
-
-
 def _lie_alike(tensor: Tensor, other: Tensor) -> bool:
     """Whether two tensors have storages that are the same but for what lies there."""
     layouts = [
@@ -286,13 +239,3 @@ def _lie_alike(tensor: Tensor, other: Tensor) -> bool:
         for t in (tensor, other)
     ]
     return layouts[0] == layouts[1]
-
-
-def _leaves(made: Any) -> Sequence[Any]:
-    return made if isinstance(made, list | tuple) else [made]
-
-
-def _tensor(node: Node) -> Tensor:
-    made = node.meta["val"]
-    assert isinstance(made, Tensor)  # noqa: S101 - `fusible` has seen to it
-    return made

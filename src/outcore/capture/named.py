@@ -66,19 +66,8 @@ class NamedOps:
         raise AssertionError  # numbers do not end
 
     def _define(self, name: str, does: Nameable) -> OpOverload:
-        self._implement(name, "Tensor[] given", does.run)
+        self.library.define(f"{name}(Tensor[] given) -> Tensor[]")  # type: ignore[no-untyped-call]  # torch's
+        self.library.impl(name, does.run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch's
         torch.library.register_fake(f"{self.namespace}::{name}", does.describe, lib=self.library)
         found: OpOverload = getattr(getattr(torch.ops, self.namespace), name).default
         return found
-
-    def define_over(
-        self, op: OpOverload, run: Callable[[list[Tensor], list[int]], list[Tensor]]
-    ) -> None:
-        """Let `op` have an overload `over`, which may write over what is `donated`, by position."""
-        name = op._opname
-        if "over" not in getattr(getattr(torch.ops, self.namespace), name).overloads():
-            self._implement(f"{name}.over", "Tensor[] given, int[] donated", run)
-
-    def _implement(self, name: str, arguments: str, run: Callable[..., list[Tensor]]) -> None:
-        self.library.define(f"{name}({arguments}) -> Tensor[]")  # type: ignore[no-untyped-call]  # torch's
-        self.library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch's

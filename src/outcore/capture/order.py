@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from outcore.capture.groups import fusible, is_call_of_op, op_of, readers, views
+from outcore.capture.aliases import is_call_of_op, op_of, readers, storage_bytes, views
+from outcore.capture.groups import fusible
 from outcore.capture.phases import phases
 
 
@@ -54,9 +55,4 @@ def _is_free(op: Node) -> bool:
     if not isinstance(made, Tensor):
         return False
     ending = {op_of(n): n for n in op.all_input_nodes if max(readers(op_of(n))) <= op}
-    return sum(_nbytes(n) for n in ending.values()) <= made.nbytes
-
-
-def _nbytes(node: Node) -> int:
-    nbytes: int = node.meta["val"].untyped_storage().nbytes()
-    return nbytes
+    return sum(map(storage_bytes, ending.values())) <= made.nbytes

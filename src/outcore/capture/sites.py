@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from torch.fx import Node
 
@@ -24,10 +25,21 @@ def site(node: Node) -> str:
 
     Lines of this package are not among those, except of the networks that come with it.
     """
-    modules = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    modules = _modules(node)
     path = module_path(str(list(modules.values())[-1][0])) if modules else ""
     line = source_line(node.meta.get("stack_trace") or "")
     return f"{path} ({line})".strip() if line else path
+
+
+def is_in_module(node: Node) -> bool:
+    """Whether it is known which module it comes from."""
+    return bool(_modules(node))
+
+
+def _modules(node: Node) -> dict[str, Any]:
+    meta = node.meta
+    found: dict[str, Any] = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
+    return found
 
 
 def module_path(source: str) -> str:

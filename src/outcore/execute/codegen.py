@@ -229,7 +229,8 @@ class _Writer:
         sources = {self.slots[source].buffer for source, _ in run.donate}
         buffers = [self.trace.values[r.value].buffer for r in refs(given)]
         donated = [i for i, buffer in enumerate(buffers) if buffer in sources]
-        name = self._name(aten.resolve(op.target.removesuffix("default") + "over"))
+        name = f"over_{op.target.split('.')[1]}"
+        self.names[name] = aten.WRITING_OVER[op.target]
         made = ", ".join("_" if v is None else self._made(v) for v in op.outputs)
         return f"{made}, = {name}({self._arg(given)}, {donated})"
 

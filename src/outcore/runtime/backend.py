@@ -23,7 +23,7 @@ from outcore.capture import (
     capture,
     compiles_autograd,
     default_partition,
-    fuse,
+    fused,
     is_symbolic,
     is_within,
     passing,
@@ -195,7 +195,8 @@ class Backend:
         start = time.perf_counter()
         static = list(static_lifetime_input_indices or ())
         if self.options.fuse:
-            self._note_unfused(fuse(joint, num_fwd_outputs))
+            joint, reasons = fused(joint, num_fwd_outputs)
+            self._note_unfused(reasons)
         prepare(joint)
         captured = self._capture(joint, num_fwd_outputs, static)
         forward, backward = default_partition(
