@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -212,8 +212,23 @@ CALLS = st.lists(
 )
 
 
+CHUNKS = [
+    (8, 13, 19),
+    (2, 37, 39),
+    (13, 23, 29),
+    (5, 36, 29),
+    (6, 22, 20),
+    (7, 21, 14),
+    (0, 15, 29),
+]
+CHUNKS += [(9, 2, 9), (11, 9, 17), (6, 17, 4), (8, 16, 22), (8, 6, 12), (12, 27, 36), (10, 6, 23)]
+CHUNKS += [(12, 18, 15), (13, 9, 4), (4, 21, 23), (8, 15, 22), (13, 35, 25)]
+"""Backward makes a matrix again that forward has split."""
+
+
 @settings(max_examples=40, deadline=None)
 @given(calls=CALLS)
+@example(calls=CHUNKS)
 def test_the_same_numbers_in_any_graph(calls: list[tuple[int, int, int]]) -> None:
     torch.manual_seed(0)
     model, x = Drawn(calls), torch.randn(8, 8, requires_grad=True)

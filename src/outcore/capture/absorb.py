@@ -131,6 +131,6 @@ def _again(
             made = known[node] = graph.create_node("call_function", node.target, args, kwargs)
         made.meta = marked_as_backward(node.meta)
         args, kwargs = map_arg((args, kwargs), lambda n: n.meta["val"])
-        with tensor_of(node).fake_mode:  # type: ignore[attr-defined]  # a traced graph has fakes
+        with tensor_of(op_of(node)).fake_mode:  # type: ignore[attr-defined]  # a traced graph has fakes
             made.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]  # a call
     return known[node]
