@@ -574,3 +574,20 @@ def test_groups_that_fail_only_where_they_write_over_arguments(
     run(Normed(), [torch.randn(2, 3, 8, 8)], look)
     assert found == [[]]
     assert any(kernel.into == () for kernel in fusion_module._kernels.values())
+
+
+def test_what_lies_otherwise_than_expected_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    run(Normed(), [torch.randn(2, 3, 8, 8)], fuse_plainly)
+    kernel = next(k for k in KERNELS.values() if k.name.endswith("batch_norm_backward"))
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError
+
+    monkeypatch.setattr(fusion_module, "by_inductor", fail)
+    (key,) = kernel.compiled
+    given = [torch.randn(shape) for _, shape, _, _ in key]
+    expected = kernel.module(*given)
+    given = [
+        t.transpose(-1, -2).contiguous().transpose(-1, -2) if t.dim() > 1 else t for t in given
+    ]
+    assert near(kernel.run(given), expected)

@@ -127,9 +127,17 @@ class _Kernel:
         for source, _ in self.into:
             if source not in donated:
                 taken[source] = clone_preserve_strides(taken[source])  # type: ignore[no-untyped-call]  # torch's
-        others = iter(self.compile(taken)(*taken))
+        others = iter(self._known(taken)(*taken))
         written = {result: taken[source] for source, result in self.into}
         return [written[i] if i in written else next(others) for i in range(self.results)]
+
+    def _known(self, given: Sequence[Tensor]) -> Callable[..., Any]:
+        """The same as `compile`; where what is given lies otherwise than expected, perhaps slow."""
+        try:
+            return self.compile(given)
+        except Exception:  # noqa: BLE001 - the step goes on, whatever a compiler has
+            plain = self.compiled[tuple(map(_layout, given))] = _writing(self.module, self.into)
+            return plain
 
     def describe(self, given: list[Tensor]) -> list[Tensor]:
         """The same op by op, for fake tensors."""

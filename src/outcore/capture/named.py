@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from hashlib import blake2b
 from itertools import count
 from typing import Protocol
@@ -11,8 +10,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-
-Run = Callable[[list[Tensor]], list[Tensor]]
 
 
 class Nameable(Protocol):
