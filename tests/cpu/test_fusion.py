@@ -24,7 +24,7 @@ from outcore.capture.groups import groups
 from outcore.capture.named import NamedOps
 from outcore.capture.order import reorder
 from outcore.ir.trace import Effect, refs
-from tests.cpu.training import PROFILED_STEPS, mean_square, snapshot, tight_budget
+from tests.cpu.training import PROFILED_STEPS, Normed, mean_square, snapshot, tight_budget
 
 compiled = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
@@ -94,23 +94,6 @@ class Rms(nn.Module):
         y = self.weight * y
         made: Tensor = self.down(torch.nn.functional.silu(self.gate(y)) * self.up(y))
         return made + x
-
-
-class Normed(nn.Module):
-    """Convolutions, batch normalisation, ReLU, a skip."""
-
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, width, 3, padding=1)
-        self.convolutions = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(4))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.first(x)
-        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            y = torch.relu(norm(convolution(y)) + y)
-        made: Tensor = y
-        return made
 
 
 def names(model: nn.Module, inputs: Sequence[Tensor], least_bytes: int = 0) -> list[list[str]]:

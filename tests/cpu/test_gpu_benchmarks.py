@@ -162,7 +162,7 @@ class TestCommand:
         assert links["complete"]
         assert decoder["complete"]
         assert any("bytes_per_second" in each for each in links["rows"])
-        eager, ours = decoder["rows"]
+        eager, ours, fused = decoder["rows"]
         assert eager["of_in_core_ratio"] == 1
         assert ours["unlike"] == 0
         assert ours["allocated_bytes"] <= ours["predicted_peak_bytes"] <= ours["budget_bytes"]

@@ -55,6 +55,23 @@ class Broken(nn.Module):
         return x
 
 
+class Normed(nn.Module):
+    """Convolutions, batch normalisation, ReLU, a skip."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, width, 3, padding=1)
+        self.convolutions = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(4))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            y = torch.relu(norm(convolution(y)) + y)
+        made: Tensor = y
+        return made
+
+
 def batch(seed: int, n: int = 4, size: int = 32) -> Tensor:
     """Images from a seed."""
     return torch.randn(n, 3, size, size, generator=torch.Generator().manual_seed(seed))

@@ -12,8 +12,7 @@ from torch import Tensor
 from outcore import Backend, aten
 from outcore.capture import fusion
 from outcore.capture.named import NamedOps
-from tests.cpu.test_fusion import Normed
-from tests.cpu.training import mean_square, snapshot, tight_budget
+from tests.cpu.training import Normed, mean_square, snapshot, tight_budget
 from tests.gpu.training import PROFILED_STEPS
 
 STEPS = PROFILED_STEPS + 2
