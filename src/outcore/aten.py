@@ -99,7 +99,7 @@ COLLECTIVES = frozenset({"c10d_functional", "_c10d_functional", "c10d"})
 """The namespaces of ops that talk to other processes."""
 
 FUSED = "outcore_fused"
-"""The namespace of ops that stand for several of torch's (`capture.fuse`)."""
+"""The namespace of ops that stand for several of torch's (`capture.fused`)."""
 
 KNOWN_NAMESPACES = frozenset({"aten", "prims", FUSED, *COLLECTIVES})
 """Ops of others may keep state of their own: nothing is known of them, so they run once."""

@@ -205,10 +205,10 @@ class _Writer:
 
     def _call(self, op: Op, run: Run) -> str:
         overload = aten.resolve(op.target)
-        args = [self._arg(a) for a in op.args]
-        args += [f"{name}={self._arg(a)}" for name, a in op.kwargs]
         if run.donate and overload.namespace == aten.FUSED:
             return self._call_over(op, run)
+        args = [self._arg(a) for a in op.args]
+        args += [f"{name}={self._arg(a)}" for name, a in op.kwargs]
         if run.donate:
             (_, target), (given, out) = run.donate[0], aten.DONATIONS[op.target]
             args += [f"{out}={args[given]}"] if out else []
