@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from outcore.execute import driver as interface
+from outcore.execute.arena import Arena, own_arena
 from outcore.execute.cpu import CpuDriver
 
 TESTS_BETWEEN = 50
@@ -36,6 +37,15 @@ def _imports_are_over() -> None:
     """Much of torch is imported where something is first compiled."""
     compiled = torch.compile(torch.sin, backend="aot_eager")
     compiled(torch.ones(2, requires_grad=True)).sum().backward()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _imports_made_no_tensors() -> None:
+    """Those would lie in the arena in all tests, and count against their budgets."""
+    gc.collect()
+    arena = own_arena()
+    if isinstance(arena, Arena):
+        assert arena.figures().live_bytes == 0, "a module of tests makes tensors when imported"
 
 
 @pytest.fixture(autouse=True, scope="session")

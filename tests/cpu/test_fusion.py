@@ -219,8 +219,9 @@ def test_the_same_numbers_in_any_graph(calls: list[tuple[int, int, int]]) -> Non
     assert same(run(model, [x], fuse_plainly), expected)
 
 
-@pytest.mark.parametrize("model", [Normed(), Rms()], ids=["normed", "rms"])
-def test_the_same_numbers_and_statistics(model: nn.Module) -> None:
+@pytest.mark.parametrize("kind", [Normed, Rms])
+def test_the_same_numbers_and_statistics(kind: type[nn.Module]) -> None:
+    model = kind()
     shape = (2, 3, 8, 8) if isinstance(model, Normed) else (4, 8, 64)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     x = torch.randn(shape)
