@@ -5,7 +5,7 @@
     +-- OptionValueError   (ValueError)  a value that an option cannot take
     |   +-- BudgetError                  the same where the option is a budget
     +-- PolicyError        (ValueError)  an unknown policy, or a policy spec that is wrong
-    +-- InfeasibleError                  no plan meets the budget
+    +-- InfeasibleError    (RuntimeError) no plan meets the budget
     +-- VerifyError                      a noun broke one of its rules
     +-- ParseError         (ValueError)  a text form that cannot be read
     +-- FormatError        (ValueError)  a file that is none of ours, or of another version
@@ -27,16 +27,23 @@ says what is wrong, the numbers with their units, where, and what to try. All ca
 import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from outcore.units import format_bytes, spell_size
+
+LIKE_TORCH = " (CUDA out of memory. DefaultCPUAllocator: can't allocate memory)"
+"""What finders of batch sizes look for in what an error was made with, to try a smaller batch:
+those of Hugging Face Accelerate, and so of its Trainer, and of Lightning."""
 
 
 class OutcoreError(Exception):
     """The base of all errors of this package."""
 
+    _for_finders: ClassVar[str] = ""
+
     def __post_init__(self) -> None:
         """Build the message once all fields are set."""
-        super().__init__(self.message)
+        super().__init__(self.message + self._for_finders)
 
     @property
     def message(self) -> str:
@@ -47,17 +54,18 @@ class OutcoreError(Exception):
         """The message of the fields as they are now; they may be set after it was raised."""
         return super().__str__() if type(self) is OutcoreError else self.message
 
-    def __reduce__(self) -> tuple[Callable[..., "OutcoreError"], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., "OutcoreError"], tuple[object, ...], object]:
         """Pickle by fields and notes; the default would call the class with the message alone."""
-        return _rebuild, (type(self), self.__dict__.copy())
+        return _blank, (type(self),), self.__dict__.copy()
+
+    def __setstate__(self, state: dict[str, object] | None) -> None:
+        """Undo `__reduce__`, past `__init__` so that no note is added twice."""
+        self.__dict__.update(state or {})
+        self.args = (self.message + self._for_finders,)
 
 
-def _rebuild(kind: type[OutcoreError], state: dict[str, object]) -> OutcoreError:
-    """Undo `OutcoreError.__reduce__`, past `__init__` so that no note is added twice."""
-    error = kind.__new__(kind)
-    error.__dict__.update(state)
-    error.args = (error.message,)
-    return error
+def _blank(kind: type[OutcoreError]) -> OutcoreError:
+    return kind.__new__(kind)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -113,8 +121,10 @@ class PolicyError(OutcoreError, ValueError):
 
 
 @dataclass(kw_only=True, eq=False)
-class InfeasibleError(OutcoreError):
+class InfeasibleError(OutcoreError, RuntimeError):
     """No plan meets the budget."""
+
+    _for_finders: ClassVar[str] = LIKE_TORCH
 
     budget_bytes: int
     """The budget that was asked for."""
@@ -272,6 +282,8 @@ class SpillError(OutcoreError, OSError):
 @dataclass(kw_only=True, eq=False)
 class HostMemoryError(OutcoreError, RuntimeError):
     """Host memory for what leaves the device cannot be had."""
+
+    _for_finders: ClassVar[str] = LIKE_TORCH
 
     reason: str
     """What failed."""

@@ -260,3 +260,35 @@ class TestRefused:
             LightningCallback("3 apples")
         with pytest.raises(WrapError, match="no report yet"):
             LightningCallback(budget="1GiB").report()
+
+
+class Sized(lightning.LightningDataModule):  # type: ignore[misc, name-defined]  # has no types
+    """Data in batches of a size that is looked for."""
+
+    def __init__(self, batch_size: int) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+
+    def train_dataloader(self) -> Any:
+        images: Any = batch(0, n=64)
+        return torch.utils.data.DataLoader(images, batch_size=self.batch_size)
+
+    val_dataloader = train_dataloader
+
+
+def test_a_batch_that_does_not_fit_is_made_smaller(tmp_path: Path) -> None:
+    """By Lightning's tuner, which trains without any callback."""
+    module, data = Lit(), Sized(4)
+    outcore.wrap(module.net, budget="4MiB")
+    unwanted = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=-1,
+        limit_val_batches=0,
+        default_root_dir=tmp_path,
+        **dict.fromkeys(unwanted, False),
+    )
+    tuner = lightning.tuner.Tuner(trainer)
+    found = tuner.scale_batch_size(module, datamodule=data, steps_per_trial=STEPS, init_val=4)
+    assert 4 <= found < 64
+    assert outcore.handle(module.net).report().predicted_peak_bytes is not None

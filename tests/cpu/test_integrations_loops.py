@@ -65,6 +65,23 @@ def test_accelerate(accelerator: Any) -> None:
     assert same(seen, expected)
 
 
+def test_a_batch_that_does_not_fit_is_made_smaller() -> None:
+    tried: list[int] = []
+
+    @accelerate.utils.find_executable_batch_size(
+        starting_batch_size=32, reduce_batch_size_fn=lambda: tried[-1] // 2
+    )
+    def training(samples: int) -> outcore.Report:
+        tried.append(samples)
+        model = outcore.wrap(small(), **TIGHT)
+        train(model, model, [batch(0, n=samples)], mean_square, STEPS)
+        return outcore.handle(model).report()
+
+    assert training().state == "planned"
+    assert tried[0] == 32
+    assert 4 <= tried[-1] < 32
+
+
 def unet() -> nn.Module:
     torch._dynamo.reset()
     torch.manual_seed(0)

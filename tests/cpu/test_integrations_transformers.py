@@ -196,6 +196,16 @@ def test_a_last_batch_that_is_smaller(tmp_path: Path) -> None:
     assert not report.notes
 
 
+def test_a_batch_that_does_not_fit_is_made_smaller(tmp_path: Path) -> None:
+    callback = TransformersCallback(**TINY)
+    arguments = {"auto_find_batch_size": True, "per_device_train_batch_size": 20}
+    ran = trainer(tmp_path, Tiny(), callback, **arguments)
+    ran.train()
+    assert 8 <= ran._train_batch_size < 20
+    assert callback.report().predicted_peak_bytes is not None  # of full batches
+    assert ran.state.global_step == 8
+
+
 def test_reporters_see_the_metrics_of_who_comes_before_them(tmp_path: Path) -> None:
     before, late = Reporter(), TransformersCallback(**TINY)
     trainer(tmp_path, Tiny(), before, late, max_steps=6).train()

@@ -139,6 +139,16 @@ def test_a_copy_has_the_same_fields_message_and_notes(error, duplicate):
     assert type(twin) is type(error)
     assert vars(twin) == vars(error)
     assert str(twin) == str(error)
+    assert twin.args == error.args
+
+
+@by_name
+def test_only_where_memory_is_short_a_smaller_batch_is_asked_for(error):
+    wanted = isinstance(error, (InfeasibleError, HostMemoryError))
+    for said in (" out of memory.", "DefaultCPUAllocator: can't allocate memory"):
+        assert (said in error.args[0]) == wanted
+        assert said not in str(error)
+    assert isinstance(error, RuntimeError) or not wanted
 
 
 def test_positional_arguments_are_refused():
