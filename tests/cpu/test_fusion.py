@@ -415,6 +415,62 @@ def test_what_is_compared_for_being_equal_is_what_was_saved(dtype: torch.dtype) 
         assert off < {torch.float32: 1e-4}.get(dtype, 0.1)
 
 
+class AddsNothing(nn.Module):
+    """Inductor knows that this is what it is given, and would return it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(512, 512), nn.Linear(512, 512)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        made: Tensor = self.second((y + torch.full_like(y, 0.0)) @ self.second.weight) + y
+        return made
+
+
+@compiled
+def test_a_kernel_never_returns_what_it_was_given() -> None:
+    model, x = AddsNothing(), torch.randn(1024, 512)
+    backend = Backend(budget="1GiB", fuse=True, strict=True)
+    call = torch.compile(model, backend=backend)
+    for _ in range(STEPS):
+        mean_square(call(x)).backward()
+    report = backend.report()
+    assert report.predicted_peak_bytes is not None
+    assert not report.notes
+    names = [k.name for k in fusion_module._kernels.values() if not isinstance(k, str)]
+    assert any("add" in name and "full" in name for name in names), names
+
+
+STEP_FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "chosen": lambda y, k: y * (y >= k),
+    "derivative": lambda y, k: torch.relu(y - k),
+    "floor": lambda y, k: torch.div(y, k.abs(), rounding_mode="floor") * y,
+    "integers": lambda y, k: (y / k).int() * y,
+    "magnitude": lambda y, k: (y - k).abs(),
+}
+"""Where y is k they have a step, or their derivative has one."""
+
+
+@compiled
+@pytest.mark.parametrize("name", STEP_FUNCTIONS)
+def test_backward_is_on_the_side_of_a_step_that_forward_was_on(name: str) -> None:
+    """Of what is the k-th largest itself, too, as in a mixture of experts."""
+
+    def chosen(x: Tensor) -> Tensor:
+        y = torch.nn.functional.gelu(x)
+        return STEP_FUNCTIONS[name](y, y.detach().topk(4)[0][..., -1:])
+
+    torch.manual_seed(0)
+    x = torch.randn(2053, 515, requires_grad=True)
+    chosen(x).sum().backward()
+    expected, x.grad = x.grad, None
+    torch.compile(chosen, backend=Backend(budget="1GiB", fuse=True))(x).sum().backward()
+    assert x.grad is not None
+    assert expected is not None
+    assert (x.grad - expected).norm() < 1e-5 * expected.norm()
+
+
 class GivesItsMean(nn.Module):
     """Of what it returns autograd saves nothing, so a caller may change it."""
 

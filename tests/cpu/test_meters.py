@@ -10,10 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.profiler import profile
 
 from outcore import Backend
 from outcore.measure import Reading
 from outcore.measure.counters import CounterMeter
+from outcore.measure.events import EventMeter
 from outcore.runtime import engine
 from tests.cpu.training import PROFILED_STEPS, Small, batch, mean_square, same, snapshot
 
@@ -78,6 +80,40 @@ def test_a_clock_that_is_set_back_changes_no_order() -> None:
     assert found is not None
     assert found.times == (5, 5, 5, 5, 9, 9)
     assert found.level_bytes(9) == 3
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_what_a_profiler_of_the_user_saw_is_not_read(over: bool) -> None:
+    meter = EventMeter()
+    assert meter.start()
+    with profile(profile_memory=True):
+        torch.randn(1000)
+        found = None if over else meter.stop()
+    found = meter.stop() if over else found
+    assert found is None
+    assert meter.start(), "and the next one begins as ever"
+    torch.randn(1000)
+    found = meter.stop()
+    assert found is not None
+    assert found.changes == (4000, -4000)
+
+
+def test_a_profiler_around_the_optimizer_costs_no_figure() -> None:
+    model = Small()
+    backend = Backend(budget="1GiB")
+    call = torch.compile(model, backend=backend)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for step in range(2 * PROFILED_STEPS + 2):
+        mean_square(call(batch(step))).backward()
+        if step < PROFILED_STEPS:
+            with profile(profile_memory=True):
+                optimizer.step()
+        optimizer.zero_grad()
+    report = backend.report()
+    assert report.in_core_peak_bytes is not None
+    assert report.measured_peak_bytes is not None
+    held = sum(p.nbytes for p in model.parameters()) * 2
+    assert held + (1 << 20) < report.measured_peak_bytes <= report.in_core_peak_bytes
 
 
 def test_in_a_forked_process_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,9 @@ from torch.fx.node import map_arg
 
 from outcore.capture.aliases import is_call_of_op, op_of, readers, tensor_of
 from outcore.capture.compat import marked_as_backward, mutated_inputs
-from outcore.capture.groups import LEAST_BYTES, asks_for_bits, fusible, is_elementwise
+from outcore.capture.groups import LEAST_BYTES, fusible, is_elementwise
 from outcore.capture.phases import arguments, phases
+from outcore.capture.smooth import rough
 
 MOST_DEEP = 8
 """Elementwise ops in a row that a kernel may do for what it reads."""
@@ -82,14 +83,15 @@ class _Absorbed:
         return [reader for reader in readers(node) if reader in self.late]
 
     def _exact(self, backward: Sequence[Node]) -> set[Node]:
-        """Ops of forward from which backward makes what it compares for being equal."""
+        """Ops of forward from which backward makes what it must have to the last bit."""
         found: set[Node] = set()
-        stack = [n for n in backward if asks_for_bits(n)]
+        stack = [op_of(n) for op in backward for n in rough(op)]
         while stack:
-            for source in {op_of(n) for n in stack.pop().all_input_nodes} - found:
+            source = stack.pop()
+            if source not in found:
                 found.add(source)
                 if source in self.late:
-                    stack.append(source)
+                    stack += map(op_of, source.all_input_nodes)
         return found
 
     def _is_cheap(self, op: Node) -> bool:
@@ -98,6 +100,7 @@ class _Absorbed:
         return (
             elementwise
             and fusible(op)
+            and not rough(op)
             and isinstance(op.meta["val"], torch.Tensor)
             and all(self._is_there(n, op) for n in given)
             and all(self._deep(n) < MOST_DEEP for n in given)

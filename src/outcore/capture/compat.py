@@ -91,6 +91,7 @@ def default_partition(
 _KERNELS = {
     "compile_threads": 1,  # for one kernel at a time a pool of processes is of no use
     "deterministic": True,  # the kernel that is fastest today may round otherwise than tomorrow's
+    "joint_graph_constant_folding": False,  # of `x + full(0)` it makes `x` itself, in its memory
     "triton.autotune_pointwise": False,  # trials take memory that nobody has counted
     "triton.cudagraphs": False,  # they keep memory of their own
 }
@@ -122,9 +123,15 @@ def by_inductor(
                 for t in given
             ]
         with tracing(TracingContext(mode)):
-            compiled: Any = compile_fx(module, fakes, config_patches=_KERNELS)
+            compiled: Any = compile_fx(module, fakes, config_patches=_KERNELS | _caching())
     kernel: Callable[..., Sequence[torch.Tensor]] = compiled
     return kernel
+
+
+def _caching() -> dict[str, Any]:
+    """Up to torch 2.11 at least, kernels are cached without the default dtype of their numbers."""
+    usual = torch.get_default_dtype() is torch.float32
+    return {} if usual else {"fx_graph_cache": False, "fx_graph_remote_cache": False}
 
 
 def boxed(module: GraphModule) -> Callable[[list[Any]], Any]:

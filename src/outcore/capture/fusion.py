@@ -7,6 +7,7 @@ the same.
 
 from __future__ import annotations
 
+import logging
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -28,6 +29,8 @@ from outcore.capture.named import NamedOps
 from outcore.capture.order import reorder
 from outcore.capture.phases import phases
 from outcore.capture.sites import is_in_module
+
+log = logging.getLogger("outcore")
 
 STATISTICS = "outcore_statistics"
 """In a node's metadata: positions of what is given to it that reach new running statistics only."""
@@ -74,7 +77,12 @@ def _fuse(joint: GraphModule, forward_outputs: int, least_bytes: int) -> list[st
     reorder(joint, forward_outputs)
     parts = [set(nodes) for nodes in phases(joint, forward_outputs)]
     reasons: list[str] = []
-    for group in groups(joint, forward_outputs, least_bytes):
+    found = groups(joint, forward_outputs, least_bytes)
+    if found:
+        log.info(
+            "fuse: %d groups of ops; a kernel that torch has not kept takes seconds", len(found)
+        )
+    for group in found:
         among = next(nodes for nodes in parts if group.ops[0] in nodes)
         kernel = _kernel(joint, group, group.into(among))
         if isinstance(kernel, str):
@@ -126,8 +134,10 @@ class _Kernel:
         taken = list(given)
         for source, _ in self.into:
             if source not in donated:
-                taken[source] = clone_preserve_strides(taken[source])  # type: ignore[no-untyped-call]  # torch's
-        others = iter(self._known(taken)(*taken))
+                taken[source] = _own(taken[source])
+        there = {t.untyped_storage().data_ptr() for t in taken}
+        made = self._known(taken)(*taken)
+        others = (_own(t) if t.untyped_storage().data_ptr() in there else t for t in made)
         written = {result: taken[source] for source, result in self.into}
         return [written[i] if i in written else next(others) for i in range(self.results)]
 
@@ -142,6 +152,12 @@ class _Kernel:
     def describe(self, given: list[Tensor]) -> list[Tensor]:
         """The same op by op, for fake tensors."""
         return list(self.module(*given))
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """The same in memory of its own."""
+    copy: Tensor = clone_preserve_strides(tensor)  # type: ignore[no-untyped-call]  # torch's
+    return copy
 
 
 def _layout(tensor: Tensor) -> Layout:

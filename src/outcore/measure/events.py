@@ -68,12 +68,14 @@ class EventMeter:
     def stop(self) -> Reading | None:
         """End, and give what was seen; None where the user began a profiler in between.
 
+        Where that has ended already, it ended this one, too.
+
         Raises RuntimeError where the meter does not run.
         """
         if not self.running:
             raise RuntimeError("the meter was not started")
         self.running = False
-        if torch.autograd.profiler._is_profiler_enabled:
+        if torch.autograd.profiler._is_profiler_enabled or not _profiler_enabled():
             return None  # not ours to end
         results: Any = _disable_profiler()
         memory = (e for e in results.events() if e.name() == "[memory]" and _on_cpu(e))
