@@ -18,7 +18,7 @@ from outcore.capture.aliases import is_call_of_op, op_of, readers, tensor_of
 from outcore.capture.compat import marked_as_backward, mutated_inputs
 from outcore.capture.groups import LEAST_BYTES, fusible, is_elementwise
 from outcore.capture.phases import arguments, phases
-from outcore.capture.smooth import rough
+from outcore.capture.smooth import narrows, rough
 
 MOST_DEEP = 8
 """Elementwise ops in a row that a kernel may do for what it reads."""
@@ -101,6 +101,7 @@ class _Absorbed:
             elementwise
             and fusible(op)
             and not rough(op)
+            and not narrows(op)
             and isinstance(op.meta["val"], torch.Tensor)
             and all(self._is_there(n, op) for n in given)
             and all(self._deep(n) < MOST_DEEP for n in given)

@@ -186,7 +186,7 @@ def _kernel(joint: GraphModule, group: Group, into: tuple[tuple[int, int], ...])
     module = GraphModule(joint, graph)
     ends = [tensor_of(n) for n in (*given, *escaping)]
     layouts = [(*_layout(t), t.storage_offset()) for t in ends]
-    told = "\n".join([module.code, *map(str, layouts), str(into)])
+    told = "\n".join([module.code, *map(str, (*layouts, into, torch.get_default_dtype()))])
     if told not in _kernels:
         kernel = _Kernel(module, _name(group), told, len(escaping), into)
         try:

@@ -34,21 +34,16 @@ SMOOTH = frozenset(
         _aten.erfc,
         _aten.exp,
         _aten.expm1,
-        _aten.fill,
         _aten.gelu,
         _aten.gelu_backward,
         _aten.hardsigmoid,
-        _aten.hardswish,
         _aten.hardtanh,
         _aten.leaky_relu,
         _aten.lerp,
-        _aten.log_sigmoid_backward,
-        _aten.log_sigmoid_forward,
         _aten.masked_fill,
         _aten.maximum,
         _aten.minimum,
         _aten.mish,
-        _aten.mish_backward,
         _aten.mul,
         _aten.neg,
         _aten.relu,
@@ -59,7 +54,6 @@ SMOOTH = frozenset(
         _aten.silu_backward,
         _aten.sin,
         _aten.softplus,
-        _aten.softplus_backward,
         _aten.square,
         _aten.sub,
         _aten.tanh,
@@ -74,39 +68,59 @@ SMOOTH_IN_FIRST = frozenset(
     {
         _aten.div.Scalar,
         _aten.div.Tensor,
-        _aten.elu_backward.default,
-        _aten.hardsigmoid_backward.default,
-        _aten.hardswish_backward.default,
-        _aten.hardtanh_backward.default,
-        _aten.leaky_relu_backward.default,
         _aten.threshold_backward.default,
     }
 )
 """In a numerator, or the gradient of what they made."""
 
+THRESHOLD = 2
+LEAST_THRESHOLD = 20
+"""Of softplus, by position. Past it the result is what it is given: with less, there is a step."""
+
 
 def rough(op: Node) -> list[Node]:
     """The floating point numbers that an op reads with which its result may change by much.
 
-    All that it reads, if it is an elementwise op of which nothing is known. None of them, if it is
-    no op for a fused kernel: what it reads was stored, or comes down from the gradients.
+    All that it reads, if it makes integers of it, or is an elementwise op of which nothing is
+    known. None, if it has a kernel of its own otherwise: that is a sum, a product of matrices, or
+    the derivative of one, as a rule.
     """
-    if not (is_elementwise(op) or op.target in REDUCTIONS) or _is_smooth(op):
+    if not isinstance(op.target, OpOverload) or _is_smooth(op):
+        return []
+    if not is_elementwise(op) and not _makes_integers(op):
         return []
     first = op.target in SMOOTH_IN_FIRST
     read = (n for arg in (*op.args[first:], *op.kwargs.values()) for n in leaves(arg))
     return [n for n in dict.fromkeys(read) if isinstance(n, Node) and _is_floating(n)]
 
 
+def narrows(op: Node) -> bool:
+    """Whether it rounds to a smaller floating point dtype: what is left by that is no last bit."""
+    if op.target is not _aten._to_copy.default:
+        return False
+    made, (source, *_) = op.meta["val"], op.all_input_nodes
+    given = source.meta["val"]
+    return bool(given.dtype.is_floating_point and made.dtype.itemsize < given.dtype.itemsize)
+
+
 def _is_smooth(op: Node) -> bool:
-    if op.target is _aten.pow.Tensor_Scalar:
+    if op.target is _aten.pow.Tensor_Scalar:  # below zero, fractions of powers are no numbers
         exponent = op.args[1]
-        return isinstance(exponent, int | float) and exponent >= 1
+        return isinstance(exponent, int | float) and exponent >= 1 and exponent == int(exponent)
+    if op.target is _aten.softplus.default and len(op.args) > THRESHOLD:
+        threshold = op.args[THRESHOLD]
+        return isinstance(threshold, int | float) and threshold >= LEAST_THRESHOLD
     known = isinstance(op.target, OpOverload) and op.target.overloadpacket in SMOOTH
     return known and _is_floating(op)  # no cast to integers
 
 
 def _is_floating(node: Node) -> bool:
-    made = node.meta["val"]
-    each = made if isinstance(made, list | tuple) else (made,)
-    return any(isinstance(t, Tensor) and t.dtype.is_floating_point for t in each)
+    return any(t.dtype.is_floating_point for t in _made(node))
+
+
+def _makes_integers(node: Node) -> bool:
+    return any(not t.dtype.is_floating_point for t in _made(node))
+
+
+def _made(node: Node) -> list[Tensor]:
+    return [t for t in leaves(node.meta["val"]) if isinstance(t, Tensor)]

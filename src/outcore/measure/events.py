@@ -68,7 +68,7 @@ class EventMeter:
     def stop(self) -> Reading | None:
         """End, and give what was seen; None where the user began a profiler in between.
 
-        Where that has ended already, it ended this one, too.
+        Where that has ended already, on this thread, it ended this one, too.
 
         Raises RuntimeError where the meter does not run.
         """
