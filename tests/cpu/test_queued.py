@@ -22,7 +22,7 @@ from outcore.execute.lane import QueuedLane
 from outcore.execute.queued import HOST_ALIGNMENT_BYTES, QueuedDriver
 from outcore.ir.hardware import Tier
 from outcore.ir.plan import Offload
-from outcore.ir.program import Program, Slot
+from outcore.ir.program import Copy, Program, Slot
 from outcore.lower import lower
 from tests.cpu.queues import LateDevice, RaceError
 from tests.cpu.test_adversarial import POISONED, Trained
@@ -452,10 +452,15 @@ class Queued(Trained):
 def test_late_queues_change_nothing(policy: str) -> None:
     trained = Queued(policy)
     expected = trained.step()
+    moved = any(isinstance(each.action, Copy) for each in trained.program.body)
+    if not policy.startswith(
+        "pooch"
+    ):  # which recomputes where the disk was busy as it was measured
+        assert moved == (policy != "recompute-all")
     for tiers in TIERS:
         got, device = trained.queued_step(program=on_tiers(trained.program, *tiers))
         assert same([got], [expected])
-        assert (device.copies > 0) == (policy != "recompute-all")
+        assert (device.copies > 0) == moved
 
 
 def test_a_missed_wait_is_caught() -> None:
