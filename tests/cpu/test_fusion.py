@@ -208,15 +208,25 @@ CHUNKS += [(9, 2, 9), (11, 9, 17), (6, 17, 4), (8, 16, 22), (8, 6, 12), (12, 27,
 CHUNKS += [(12, 18, 15), (13, 9, 4), (4, 21, 23), (8, 15, 22), (13, 35, 25)]
 """Backward makes a matrix again that forward has split."""
 
+SUMS = [(8, 0, 9), (0, 0, 5), (12, 34, 0), (10, 0, 4), (0, 0, 17), (0, 0, 0), (1, 0, 38)]
+SUMS += [(0, 0, 0)] * 4 + [(1, 3, 8)]
+"""In float32 the last bit differs: what is summed lies otherwise, and is added in another order."""
+
+
+def to_the_last_bits(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    pairs = zip(some, others, strict=True)
+    return all(torch.equal(a, b) or (a - b).norm() <= 1e-13 * b.norm() for a, b in pairs)
+
 
 @settings(max_examples=40, deadline=None)
 @given(calls=CALLS)
 @example(calls=CHUNKS)
+@example(calls=SUMS)
 def test_the_same_numbers_in_any_graph(calls: list[tuple[int, int, int]]) -> None:
     torch.manual_seed(0)
-    model, x = Drawn(calls), torch.randn(8, 8, requires_grad=True)
+    model, x = Drawn(calls).double(), torch.randn(8, 8, dtype=torch.float64, requires_grad=True)
     expected = run(model, [x], None)
-    assert same(run(model, [x], fuse_plainly), expected)
+    assert to_the_last_bits(run(model, [x], fuse_plainly), expected)
 
 
 @pytest.mark.parametrize("kind", [Normed, Rms])
