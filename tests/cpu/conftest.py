@@ -18,6 +18,9 @@ from outcore.execute import driver as interface
 from outcore.execute.arena import Arena, own_arena
 from outcore.execute.cpu import CpuDriver
 
+ARENA = own_arena()
+"""Before any module of tests is imported, so that it sees what those make."""
+
 TESTS_BETWEEN = 50
 """After so many all objects are visited."""
 
@@ -43,9 +46,8 @@ def _imports_are_over() -> None:
 def _imports_made_no_tensors() -> None:
     """Those would lie in the arena in all tests, and count against their budgets."""
     gc.collect()
-    arena = own_arena()
-    if isinstance(arena, Arena):
-        assert arena.figures().live_bytes == 0, "a module of tests makes tensors when imported"
+    if isinstance(ARENA, Arena):
+        assert ARENA.figures().live_bytes == 0, "a module of tests makes tensors when imported"
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -647,6 +647,20 @@ def test_groups_that_fail_only_where_they_write_over_arguments(
     assert any(kernel.into == () for kernel in fusion_module._kernels.values())
 
 
+def test_a_result_that_is_an_argument_gets_memory_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run(Normed(), [torch.randn(2, 3, 8, 8)], fuse_plainly)
+    kernel = next(k for k in KERNELS.values() if not k.into)
+    (key,) = kernel.compiled
+    given = [torch.randn(shape) for _, shape, _, _ in key]
+    monkeypatch.setitem(kernel.compiled, key, lambda *given: [given[0]] * kernel.results)
+    made = kernel.run(given)
+    assert same(made, [given[0]] * kernel.results)
+    places = [t.untyped_storage().data_ptr() for t in (given[0], *made)]
+    assert len(set(places)) == len(places)
+
+
 def test_what_lies_otherwise_than_expected_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     run(Normed(), [torch.randn(2, 3, 8, 8)], fuse_plainly)
     kernel = next(k for k in KERNELS.values() if k.name.endswith("batch_norm_backward"))

@@ -453,9 +453,7 @@ def test_late_queues_change_nothing(policy: str) -> None:
     trained = Queued(policy)
     expected = trained.step()
     moved = any(isinstance(each.action, Copy) for each in trained.program.body)
-    if not policy.startswith(
-        "pooch"
-    ):  # which recomputes where the disk was busy as it was measured
+    if not policy.startswith("pooch"):  # it recomputes where the disk was busy when measured
         assert moved == (policy != "recompute-all")
     for tiers in TIERS:
         got, device = trained.queued_step(program=on_tiers(trained.program, *tiers))
