@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from outcore.measure import Reading
 from outcore.measure.counters import CounterMeter
 from outcore.measure.events import EventMeter
 from outcore.runtime import engine
+from outcore.runtime.obstacle import Obstacle
 from tests.cpu.training import PROFILED_STEPS, Small, batch, mean_square, same, snapshot
 
 
@@ -114,6 +116,38 @@ def test_a_profiler_around_the_optimizer_costs_no_figure() -> None:
     assert report.measured_peak_bytes is not None
     held = sum(p.nbytes for p in model.parameters()) * 2
     assert held + (1 << 20) < report.measured_peak_bytes <= report.in_core_peak_bytes
+
+
+@pytest.mark.parametrize("part", ["all of each step", "backward"])
+def test_a_profiler_in_each_step_is_told_of(part: str) -> None:
+    model, x = Small(), batch(0)
+    backend = Backend(budget="1GiB")
+    call = torch.compile(model, backend=backend)
+
+    def step(whole: AbstractContextManager[object], inner: AbstractContextManager[object]) -> None:
+        with whole:
+            loss = mean_square(call(x))
+            with inner:
+                loss.backward()
+
+    def profiled_steps() -> None:
+        for _ in range(Obstacle.ANOTHER_PROFILER.most + 2):
+            watched = profile(profile_memory=True)
+            step(*((watched, nullcontext()) if part != "backward" else (nullcontext(), watched)))
+
+    with pytest.warns(UserWarning, match="another profiler of torch runs") as caught:
+        profiled_steps()
+    said = [str(w.message) for w in caught]
+    assert sum(Obstacle.ANOTHER_PROFILER.reason in each for each in said) == 1
+    report = backend.report()
+    assert report.state == "profiling"
+    assert Obstacle.ANOTHER_PROFILER.reason in report.notes
+    for _ in range(PROFILED_STEPS + 2):
+        step(nullcontext(), nullcontext())
+    report = backend.report()
+    assert report.state == "in-core"
+    assert report.in_core_peak_bytes is not None
+    assert not report.notes
 
 
 def test_in_a_forked_process_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

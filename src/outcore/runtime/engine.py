@@ -192,6 +192,8 @@ class Engine:
             leader.unmetered(Obstacle.INSIDE_BACKWARD)
         elif not begun and metered_elsewhere():
             leader.unmetered(Obstacle.METERED_ELSEWHERE)
+        elif not begun:
+            leader.unmetered(Obstacle.ANOTHER_PROFILER)
         self.session = session if begun else None
         self._peak_tries += begun and leader.planned is not None
         return begun
@@ -206,6 +208,8 @@ class Engine:
         if leader is not None and not session.here():
             leader.unmetered(Obstacle.OTHER_THREADS)
         session.stop()
+        if leader is not None and session.lost:
+            leader.unmetered(Obstacle.ANOTHER_PROFILER)
         if whole and self._settled():
             self.measured_peak_bytes = session.peak_bytes
             self.measured_after_bytes = session.after_bytes

@@ -48,6 +48,11 @@ if TYPE_CHECKING:  # the engine holds graphs, and a graph calls its engine
 PATIENCE = 16
 """Timed calls after which a graph is planned though one before it is not: it may never be."""
 
+STILL_PROFILED = (
+    "outcore cannot plan a graph yet: {reason}; until steps run without it they stay the slow ones "
+    "of the beginning, inside the budget"
+)
+
 
 class PlannedGraph:
     """The two calls that stand for a graph's forward and backward.
@@ -430,15 +435,21 @@ class PlannedGraph:
             self.profiling.timed_steps += 1
 
     def unmetered(self, obstacle: Obstacle) -> None:
-        """Take that a step could not be metered. Too many in a row, and it runs in-core."""
+        """Take that a step could not be metered. Too many in a row, and it is said what comes."""
         self.obstacles[obstacle] += 1
-        if self.profiling is not None and self.obstacles[obstacle] >= obstacle.most:
+        if self.profiling is None or self.obstacles[obstacle] < obstacle.most:
+            return
+        if not obstacle.passes:
             self._give_up(CaptureError(reason=obstacle.reason))
+        elif self.standing.reason != obstacle.reason:
+            self.standing.reason = obstacle.reason
+            warnings.warn(STILL_PROFILED.format(reason=obstacle.reason), stacklevel=2)
 
     def metered(self, reading: Reading, visit: Visit) -> None:
         """Take what the meter saw of a step."""
         self.obstacles.clear()
         if self.profiling is not None:
+            self.standing.reason = ""
             self.profiling.metered(reading, visit)
 
     @contextlib.contextmanager

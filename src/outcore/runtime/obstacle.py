@@ -21,6 +21,12 @@ class Obstacle(Enum):
 
     METERED_ELSEWHERE = (64, "a step on another thread is metered, and does not end")
 
+    ANOTHER_PROFILER = (
+        8,
+        "another profiler of torch runs in each of its steps, and a process can run one at a time",
+    )
+    """It is the user's, who will end it some day: the graph goes on being profiled."""
+
     @property
     def most(self) -> int:
         """So many steps in a row are waited for."""
@@ -28,5 +34,10 @@ class Obstacle(Enum):
 
     @property
     def reason(self) -> str:
-        """Why the graph runs in-core after that."""
+        """Why the graph has no plan after that."""
         return self.value[1]
+
+    @property
+    def passes(self) -> bool:
+        """Whether a plan may come yet; else the graph runs in-core from then on."""
+        return self is Obstacle.ANOTHER_PROFILER

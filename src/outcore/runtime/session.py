@@ -107,6 +107,8 @@ class Session:
     visits: list[Visit] = field(default_factory=list)
     peak_bytes: int | None = None
     """The step's peak, everything counted; known once the session has ended."""
+    lost: bool = False
+    """Whether it ended and its meter had nothing to tell."""
     after_bytes: int | None = None
     """The peak of what came after the last backward call: the optimizer's step, as a rule."""
 
@@ -153,6 +155,7 @@ class Session:
         done = [v for v in self.visits if v.backward_stop]
         self.visits.clear()
         if reading is None:
+            self.lost = True
             return
         if done:
             last = max(v.backward_stop for v in done)

@@ -72,7 +72,7 @@ class Standing:
     measured: Timeline | None = None
     """Of a step that was recorded under its plan."""
     reason: str = ""
-    """Why it runs in-core, where it was not planned."""
+    """Why it has no plan, where it runs in-core or is profiled for longer than usual."""
     retained: bool = False
     """Whether a backward call was asked to leave all as it was, for another one."""
     most_outstanding: int = 1
