@@ -125,8 +125,10 @@ def test_what_is_to_leave_finds_its_room_on_the_host():
 
 def test_resnet_can_wait_for_a_slower_link_and_lies_in_fewer_pieces():
     problem = table3_problem(640, 16 * 10**9, 12e9)
-    late = Search(effort=0.2).plan(problem)
-    hintless = {g: replace(c, prefetch=None) for g, c in late.choices if isinstance(c, Offload)}
+    found = Search(effort=0.2).plan(problem)
+    offloads = {g: replace(c, release=None) for g, c in found.choices if isinstance(c, Offload)}
+    late = make_plan(found.by_gap | offloads)
+    hintless = {gap: replace(choice, prefetch=None) for gap, choice in offloads.items()}
     early = make_plan(late.by_gap | hintless)
     assert sum(c.prefetch is not None for c in late.by_gap.values() if isinstance(c, Offload)) > 10
     slower, capacity = back_at(problem, 12e9 / LONGER), problem.budget_bytes * 33 // 32

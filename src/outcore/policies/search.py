@@ -17,6 +17,7 @@ from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.policies.judge import judge
 from outcore.policies.just_in_time import just_in_time
+from outcore.policies.lazy_release import lazy_release
 from outcore.policies.policy import MIN_BYTES, check_min_bytes
 from outcore.policies.search_anneal import Annealing, Effort
 from outcore.policies.search_space import make_space
@@ -40,11 +41,11 @@ class Search:
 
     Every candidate is judged by what it would take in truth: the simulated time and the peak of its
     lowered program. What the best one fetches before its time comes back later in the end
-    (`just_in_time`). `effort`: how many ops each of the `walks` simulates, in millions (a step
-    counts as 500 to 1000 of them, and in all they are no more than seven times as many); the same
-    effort, walks and `seed` give the same plan. `seconds`: the most that planning may take, as far
-    as the first plan that fits allows, 0 for any; what is found then depends on how fast the
-    machine is.
+    (`just_in_time`), and what leaves holds its memory for longer (`lazy_release`). `effort`: how
+    many ops each of the `walks` simulates, in millions (a step counts as 500 to 1000 of them, and
+    in all they are no more than seven times as many); the same effort, walks and `seed` give the
+    same plan. `seconds`: the most that planning may take, as far as the first plan that fits
+    allows, 0 for any; what is found then depends on how fast the machine is.
     """
 
     name: ClassVar[str] = "search"
@@ -99,7 +100,8 @@ class Search:
         seconds, best = min(judged, key=itemgetter(0))
         if annealing.best.seconds <= seconds:
             best = evaluator.plan(kinds)
-        return just_in_time(evaluator, replace(best, policy=spec_text(self)))
+        in_time = just_in_time(evaluator, replace(best, policy=spec_text(self)))
+        return lazy_release(evaluator, in_time)
 
     def _begin(self, evaluator: Evaluator, plans: Sequence[Plan], min_bytes: int) -> Annealing:
         """Start from the best of `plans`, or with everything kept."""

@@ -16,6 +16,7 @@ from outcore.ir.problem import Problem
 from outcore.policies.floor import leanest, plan_floor
 from outcore.policies.judge import judge
 from outcore.policies.just_in_time import just_in_time
+from outcore.policies.lazy_release import lazy_release
 from outcore.policies.search import Search
 from outcore.policies.search_anneal import Annealing
 from outcore.policies.search_space import Kinds, Space, kind_of, make_space
@@ -48,7 +49,7 @@ def search_fixed(problem: Problem, search: Search, fixed: Mapping[Gap, Choice]) 
     seconds, best = min(judged, key=itemgetter(0))
     if annealing.best.seconds < seconds:
         best = evaluator.plan(kinds, spec_text(search))
-    return just_in_time(evaluator, best)
+    return lazy_release(evaluator, just_in_time(evaluator, best))
 
 
 def _begin(
