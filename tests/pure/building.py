@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from outcore.ir.hardware import Hardware, Link, Tier
@@ -170,6 +170,12 @@ def small_hardware() -> Hardware:
         op_overhead_seconds=1e-5,
         rounding_bytes=((disk, 512),),
     )
+
+
+def relinked(problem: Problem, change: Callable[[Tier, Tier, Link], Link]) -> Problem:
+    """The problem with other links: what `change` makes of each, from its two tiers and itself."""
+    links = tuple((a, b, change(a, b, link)) for a, b, link in problem.hardware.links)
+    return replace(problem, hardware=replace(problem.hardware, links=links))
 
 
 def small_problem(budget_bytes: int = 8192) -> Problem:

@@ -10,19 +10,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from hypothesis import assume, reject
 from hypothesis import strategies as st
 
+from outcore.errors import VerifyError
 from outcore.ir.hardware import Hardware, Link, Tier
 from outcore.ir.liveness import dead_gaps, gaps, liveness
+from outcore.ir.memory import fits
 from outcore.ir.plan import DROP, KEEP, Choice, Gap, Offload, Plan, Recompute, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Cost, Profile, Source
+from outcore.ir.program import Program
 from outcore.ir.trace import Arg, Donation, Effect, Op, Phase, Ref, Role, Symbol, Trace
+from outcore.lower import lower
 from tests.pure.building import TraceBuilder, small_hardware, small_problem, small_trace
 
 __all__ = [
     "TraceBuilder",
     "hardwares",
+    "planned",
     "plans",
     "problems",
     "profiles",
@@ -322,6 +328,19 @@ def plans(draw: st.DrawFn, problem: Problem) -> Plan:
     costs = problem.profile.alternatives
     variants = {op: dice.below(len(others) + 1) for op, others in costs}
     return make_plan(choices, policy=dice.pick(["", "drawn{seed=1}"]), variants=variants)
+
+
+@st.composite
+def planned(draw: st.DrawFn) -> tuple[Problem, Plan, Program]:
+    """A problem, a plan that can be carried out and fits, and the program of that."""
+    problem = draw(problems())
+    plan = draw(plans(problem))
+    try:
+        program = lower(problem, plan)
+    except VerifyError:
+        reject()  # it cannot be carried out
+    assume(fits(problem, program))
+    return problem, plan, program
 
 
 def _dead_choice(

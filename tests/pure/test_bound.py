@@ -27,7 +27,7 @@ from outcore.lower import lower
 from outcore.lower.sync import sync
 from outcore.policies import floor, parse_policy
 from outcore.simulate import simulate
-from tests.pure.building import TraceBuilder, small_problem
+from tests.pure.building import TraceBuilder, relinked, small_problem
 from tests.pure.chainer_resnet import table3_problem
 from tests.pure.strategies import plans, problems, traces
 
@@ -52,8 +52,7 @@ def seconds_of(problem, plan):
 
 def with_rate(problem, bytes_per_second):
     """The problem on a machine whose copies take so long that they count."""
-    links = tuple((a, b, Link(bytes_per_second)) for a, b, _ in problem.hardware.links)
-    return replace(problem, hardware=replace(problem.hardware, links=links))
+    return relinked(problem, lambda *_: Link(bytes_per_second))
 
 
 def in_core_seconds(problem):
@@ -168,12 +167,11 @@ def test_more_memory_or_a_faster_link_never_raises_it(problem, more):
     assert lower_bound(replace(problem, budget_bytes=problem.budget_bytes + more)) <= bound * (
         1 + 1e-6
     )
-    links = tuple(
-        (a, b, Link(2 * link.bytes_per_second, link.latency_seconds / 2))
-        for a, b, link in problem.hardware.links
-    )
-    faster = replace(problem, hardware=replace(problem.hardware, links=links))
-    assert lower_bound(faster) <= bound * (1 + 1e-6)
+
+    def faster(_from: Tier, _to: Tier, link: Link) -> Link:
+        return Link(2 * link.bytes_per_second, link.latency_seconds / 2)
+
+    assert lower_bound(relinked(problem, faster)) <= bound * (1 + 1e-6)
 
 
 @drawn
@@ -240,10 +238,7 @@ def chain(count=4, *, effects=(), keep=()) -> Problem:
 
 
 def slower_link(problem, times):
-    links = tuple(
-        (a, b, Link(link.bytes_per_second / times)) for a, b, link in problem.hardware.links
-    )
-    return replace(problem, hardware=replace(problem.hardware, links=links))
+    return relinked(problem, lambda _a, _b, link: Link(link.bytes_per_second / times))
 
 
 @pytest.mark.parametrize(("times", "evicted"), [(1, 2), (3, 2), (3, 3), (10, 1)])

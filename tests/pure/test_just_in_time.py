@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from operator import le
 
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings
 
 from outcore.allocators import reserve
-from outcore.errors import VerifyError
 from outcore.evaluate import Evaluator
 from outcore.ir.hardware import Link, Tier
 from outcore.ir.liveness import gaps, liveness
@@ -22,9 +20,9 @@ from outcore.lower import lower
 from outcore.policies.just_in_time import LONGER, just_in_time
 from outcore.policies.search import Search
 from outcore.simulate import simulate
-from tests.pure.building import TraceBuilder
+from tests.pure.building import TraceBuilder, relinked
 from tests.pure.chainer_resnet import table3_problem
-from tests.pure.strategies import plans, problems
+from tests.pure.strategies import planned
 from tests.pure.test_policies import chain, problem_of
 
 drawn = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
@@ -51,14 +49,9 @@ def at_runs(problem: Problem, program: Program) -> list[int]:
 
 
 @drawn
-@given(problem=problems(), data=st.data())
-def test_copies_back_are_later_and_nothing_else_is_changed(problem, data):
-    plan = data.draw(plans(problem))
-    try:
-        before = lower(problem, plan)
-    except VerifyError:
-        assume(False)  # it cannot be carried out
-    assume(fits(problem, before))
+@given(planned=planned())
+def test_copies_back_are_later_and_nothing_else_is_changed(planned):
+    problem, plan, before = planned
     found = just_in_time(Evaluator(problem), plan)
     after = lower(problem, found)
     assert fits(problem, after)
@@ -82,10 +75,8 @@ def hints(problem: Problem, plan: Plan) -> list[int | None]:
 
 def back_at(problem: Problem, bytes_per_second: float) -> Problem:
     """The problem with another link from the host to the device."""
-    hardware = problem.hardware
     back = Link(bytes_per_second)
-    links = ((a, b, back if b is Tier.DEVICE else link) for a, b, link in hardware.links)
-    return replace(problem, hardware=replace(hardware, links=tuple(links)))
+    return relinked(problem, lambda _, to, link: back if to is Tier.DEVICE else link)
 
 
 def test_a_copy_back_has_time_and_half_and_some_of_the_step_left():

@@ -6,10 +6,8 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings
 
-from outcore.errors import VerifyError
 from outcore.evaluate import Evaluation, Evaluator
 from outcore.ir.hardware import Link, Tier
 from outcore.ir.memory import fits
@@ -22,8 +20,9 @@ from outcore.policies.judge import judge
 from outcore.policies.lazy_release import lazy_release
 from outcore.policies.search import Search
 from outcore.simulate import simulate
+from tests.pure.building import relinked
 from tests.pure.chainer_resnet import table3_problem
-from tests.pure.strategies import plans, problems
+from tests.pure.strategies import planned
 from tests.pure.test_policies import chain
 
 drawn = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
@@ -52,14 +51,9 @@ def order(program: Program, stream: Stream) -> list[int]:
 
 
 @drawn
-@given(problem=problems(), data=st.data())
-def test_memory_is_free_later_and_nothing_else_is_changed(problem, data):
-    plan = data.draw(plans(problem))
-    try:
-        before = lower(problem, plan)
-    except VerifyError:
-        assume(False)  # it cannot be carried out
-    assume(fits(problem, before))
+@given(planned=planned())
+def test_memory_is_free_later_and_nothing_else_is_changed(planned):
+    problem, plan, before = planned
     found = lazy_release(Evaluator(problem), plan)
     after = lower(problem, found)
     assert fits(problem, after)
@@ -83,9 +77,8 @@ def hints(problem: Problem, plan: Plan) -> list[int | None]:
 
 def out_at(problem: Problem, seconds: float) -> Problem:
     """The problem where a copy of 64 KiB takes so long to the host."""
-    hardware, out = problem.hardware, Link(65536 / seconds)
-    links = ((a, b, out if a is Tier.DEVICE else link) for a, b, link in hardware.links)
-    return replace(problem, hardware=replace(hardware, links=tuple(links)))
+    out = Link(65536 / seconds)
+    return relinked(problem, lambda start, _, link: out if start is Tier.DEVICE else link)
 
 
 AWAY = make_plan({Gap(1, 1, 8): Offload(Tier.HOST)})
@@ -145,12 +138,9 @@ def test_resnet_is_no_slower_where_copies_are():
     eager = {g: replace(c, release=None) for g, c in late.choices if isinstance(c, Offload)}
     early = make_plan(late.by_gap | eager)
     assert early.by_gap != late.by_gap
-    hardware = problem.hardware
-    links = tuple(
-        (a, b, Link(0.9 * link.bytes_per_second, link.latency_seconds))
-        for a, b, link in hardware.links
+    slower = relinked(
+        problem, lambda _a, _b, link: Link(0.9 * link.bytes_per_second, link.latency_seconds)
     )
-    slower = replace(problem, hardware=replace(hardware, links=links))
     programs = [lower(problem, plan) for plan in (early, late)]
     planned = [simulate(problem, program).seconds for program in programs]
     assert planned[0] == planned[1]

@@ -15,6 +15,7 @@ from outcore.bound import lower_bound
 from outcore.errors import InfeasibleError, PolicyError, VerifyError
 from outcore.evaluate import KEEP, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY, Evaluator
 from outcore.evaluate.walk import Walk
+from outcore.ir.hardware import Link
 from outcore.ir.memory import fits
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
@@ -29,6 +30,7 @@ from outcore.policies.search_space import make_space
 from outcore.policies.search_starts import find_starts
 from outcore.policies.search_walks import Walks
 from outcore.simulate import simulate
+from tests.pure.building import relinked
 from tests.pure.chainer_resnet import table3_problem
 from tests.pure.strategies import plans, problems
 from tests.pure.test_policies import chain
@@ -80,11 +82,9 @@ def _seconds_where_it_fits(problem: Problem, plan: Plan) -> float | None:
 @drawn
 @given(slow=problems(), times=st.sampled_from([1.01, 1.5, 4.0, 100.0]), data=st.data())
 def test_over_a_faster_link_what_is_known_is_no_slower(slow, times, data):
-    links = (
-        (*ends, replace(link, bytes_per_second=link.bytes_per_second * times))
-        for *ends, link in slow.hardware.links
+    fast = relinked(
+        slow, lambda _a, _b, link: Link(link.bytes_per_second * times, link.latency_seconds)
     )
-    fast = replace(slow, hardware=replace(slow.hardware, links=tuple(links)))
     known = data.draw(plans(slow))
     before, after = (_seconds_where_it_fits(each, known) for each in (slow, fast))
     assume(before is not None)

@@ -25,7 +25,7 @@ from outcore.policies.settle import check_program
 from outcore.simulate import simulate
 
 AHEAD = 0.005
-"""Memory is free this part of the step after the copy out should be done,"""
+"""Memory is free this part of the step after a copy out that takes `LONGER` would be done."""
 
 MOST_TRIES = 64
 """Evaluations, at most, to tell which frees may come later."""
