@@ -74,9 +74,9 @@ def images() -> Tensor:
 class Layers(nn.Module):
     """Some layers, and between them what `between` does."""
 
-    def __init__(self, between: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    def __init__(self, between: Callable[[nn.Module, Tensor], Tensor], count: int = 3) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(12))
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(count))
         self.between = between
 
     def forward(self, x: Tensor) -> Tensor:
@@ -125,10 +125,10 @@ def scanned(_: nn.Module, x: Tensor) -> Tensor:
 Between = Callable[[nn.Module, Tensor], Tensor]
 
 
-def trained(between: Between, backend: Any) -> list[list[Tensor]]:
+def trained(between: Between, backend: Any, layers: int = 3) -> list[list[Tensor]]:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    module = Layers(between)
+    module = Layers(between, layers)
     # By "eager" torch would run, and keep for ever, what it made of autograd's functions.
     call = module if backend is None else torch.compile(module, backend=backend)
     return train(module, call, [images()], mean_square, STEPS)
@@ -146,10 +146,11 @@ def planned(backend: Backend) -> Any:
     [(written, "sine_into"), (conditional, "cond"), (mapped, "map_impl"), (scanned, "scan")],
 )
 def test_a_call_is_planned_like_an_op(between: Between, name: str) -> None:
-    expected = trained(between, None)
-    budget = tight_budget(Layers(between), [images()], mean_square, share=0.9)
+    layers = 8
+    expected = trained(between, None, layers)
+    budget = tight_budget(Layers(between, layers), [images()], mean_square, share=0.9)
     backend = Backend(budget=budget, policy="pooch", strict=True)
-    assert same(trained(between, backend), expected)
+    assert same(trained(between, backend, layers), expected)
     report = backend.report()
     assert report.state == "planned"
     assert report.counts.offload + report.counts.recompute
