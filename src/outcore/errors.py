@@ -27,7 +27,6 @@ says what is wrong, the numbers with their units, where, and what to try. All ca
 import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from outcore.units import format_bytes, spell_size
 
@@ -39,16 +38,22 @@ those of Hugging Face Accelerate, and so of its Trainer, and of Lightning."""
 class OutcoreError(Exception):
     """The base of all errors of this package."""
 
-    _for_finders: ClassVar[str] = ""
-
     def __post_init__(self) -> None:
         """Build the message once all fields are set."""
-        super().__init__(self.message + self._for_finders)
+        super().__init__(self._words())
 
     @property
     def message(self) -> str:
         """What is wrong, the numbers, where, and what to try."""
         raise NotImplementedError
+
+    @property
+    def _depends_on_batch(self) -> bool:
+        """Whether all may be well with a smaller batch."""
+        return False
+
+    def _words(self) -> str:
+        return self.message + LIKE_TORCH * self._depends_on_batch
 
     def __str__(self) -> str:
         """The message of the fields as they are now; they may be set after it was raised."""
@@ -61,7 +66,7 @@ class OutcoreError(Exception):
     def __setstate__(self, state: dict[str, object] | None) -> None:
         """Undo `__reduce__`, past `__init__` so that no note is added twice."""
         self.__dict__.update(state or {})
-        self.args = (self.message + self._for_finders,)
+        self.args = (self._words(),)
 
 
 def _blank(kind: type[OutcoreError]) -> OutcoreError:
@@ -124,8 +129,6 @@ class PolicyError(OutcoreError, ValueError):
 class InfeasibleError(OutcoreError, RuntimeError):
     """No plan meets the budget."""
 
-    _for_finders: ClassVar[str] = LIKE_TORCH
-
     budget_bytes: int
     """The budget that was asked for."""
     floor_bytes: int
@@ -140,6 +143,12 @@ class InfeasibleError(OutcoreError, RuntimeError):
     """The policy whose plans all need more; empty where no policy's would do."""
     at_least: bool = False
     """Whether it may turn out to be more: what ops need besides their tensors is not known yet."""
+    weights_bytes: int = 0
+    """Parameters, buffers of modules and gradients of parameters: the same with any batch."""
+
+    @property
+    def _depends_on_batch(self) -> bool:
+        return self.weights_bytes < max(1, self.budget_bytes)
 
     @property
     def message(self) -> str:
@@ -148,11 +157,17 @@ class InfeasibleError(OutcoreError, RuntimeError):
         lean = self.policy == "search"  # no other policy would do with less
         another = ", another policy" if self.policy and not lean else ""
         least = "at least " if self.at_least else ""
+        smaller = ", or a smaller batch"
+        if not self._depends_on_batch:
+            smaller = (
+                "; no smaller batch will do, for parameters, their gradients and the buffers of "
+                f"modules alone take {_both(self.weights_bytes)}"
+            )
         return (
             f"no plan fits a {self.tier} budget of {_both(self.budget_bytes)}: "
             f"{self.op} needs {_both(self.needed_bytes)} at once{under}, "
             f"and the smallest feasible budget is {least}{_both(self.floor_bytes)}; "
-            f'try "{spell_size(self.floor_bytes)}" or more{another}, or a smaller batch'
+            f'try "{spell_size(self.floor_bytes)}" or more{another}{smaller}'
         )
 
 
@@ -283,8 +298,6 @@ class SpillError(OutcoreError, OSError):
 class HostMemoryError(OutcoreError, RuntimeError):
     """Host memory for what leaves the device cannot be had."""
 
-    _for_finders: ClassVar[str] = LIKE_TORCH
-
     reason: str
     """What failed."""
     needed_bytes: int
@@ -293,6 +306,10 @@ class HostMemoryError(OutcoreError, RuntimeError):
     """What steps under way, and this process's plans, have taken already."""
     budget_bytes: int | None = None
     """The most that may be taken."""
+
+    @property
+    def _depends_on_batch(self) -> bool:
+        return True
 
     @property
     def message(self) -> str:

@@ -82,6 +82,21 @@ def test_a_batch_that_does_not_fit_is_made_smaller() -> None:
     assert 4 <= tried[-1] < 32
 
 
+def test_no_batch_is_looked_for_where_weights_alone_do_not_fit() -> None:
+    tried: list[int] = []
+
+    @accelerate.utils.find_executable_batch_size(starting_batch_size=32)
+    def training(samples: int) -> None:
+        tried.append(samples)
+        torch._dynamo.reset()
+        model = outcore.wrap(nn.Linear(512, 512), budget="1MiB")
+        train(model, model, [torch.ones(samples, 512)], mean_square, STEPS)
+
+    with pytest.raises(outcore.InfeasibleError, match="no smaller batch will do, for parameters"):
+        training()
+    assert tried == [32]
+
+
 def unet() -> nn.Module:
     torch._dynamo.reset()
     torch.manual_seed(0)

@@ -168,6 +168,16 @@ def test_the_advised_budget_is_enough():
     assert error.floor_bytes <= parse_size(advised, None) < error.floor_bytes * 1.01
 
 
+def test_no_smaller_batch_is_asked_for_where_weights_alone_are_too_many():
+    error = next(error for error in EXAMPLES if isinstance(error, InfeasibleError))
+    fields = dict(vars(error), weights_bytes=error.budget_bytes)
+    assert "or a smaller batch" in str(InfeasibleError(**fields | {"weights_bytes": 2**30 - 1}))
+    large = InfeasibleError(**fields)
+    assert "no smaller batch will do" in str(large)
+    assert "alone take 1.00 GiB (1073741824 bytes)" in str(large)
+    assert large.args == (str(large),), "nothing for those who look for a batch size"
+
+
 def spill(cause):
     try:
         raise cause

@@ -39,7 +39,7 @@ from outcore.policies.settle import settle
 from outcore.policies.superneurons_cost_aware import Replay
 from outcore.policies.workspaces import Algorithms
 from outcore.simulate import simulate
-from tests.pure.building import TraceBuilder
+from tests.pure.building import TraceBuilder, small_problem
 from tests.pure.strategies import problems, traces
 
 DOCS = Path(__file__).parents[2] / "docs" / "policies"
@@ -341,6 +341,7 @@ def test_the_floor_plan_fits_at_the_floor_and_not_below(problem):
         floor_plan(below)
     assert caught.value.floor_bytes == lowest.nbytes
     assert caught.value.op == lowest.op
+    assert caught.value.weights_bytes <= lowest.nbytes
 
 
 @drawn
@@ -506,6 +507,15 @@ def test_a_policy_that_cannot_meet_the_budget_says_which_and_what_it_needs():
     assert caught.value.op.startswith("op 5 test.b at")
     assert "needs 323 KiB (330752 bytes) at once under policy keep-all" in str(caught.value)
     assert caught.value.floor_bytes == 323 * KIB
+
+
+def test_weights_are_told_that_no_batch_makes_fewer():
+    problem = small_problem(budget_bytes=100)
+    weights = [b for b in problem.trace.buffers if b.role is Role.PARAM]
+    with pytest.raises(InfeasibleError) as caught:
+        KeepAll().plan(problem)
+    assert caught.value.weights_bytes == 2 * sum(b.nbytes for b in weights), "and their gradients"
+    assert len(weights) == 2
 
 
 def test_the_floor_names_its_op():

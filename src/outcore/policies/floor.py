@@ -19,6 +19,7 @@ from outcore.ir.plan import Choice, Gap, Offload, Plan, Recompute, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
 from outcore.ir.store import digest
+from outcore.ir.trace import Role, Trace
 from outcore.lower import lower
 from outcore.lower.donate import donate
 from outcore.lower.expand import expand
@@ -85,7 +86,18 @@ def infeasible(problem: Problem, lowest: Floor, policy: str = "") -> InfeasibleE
         op=lowest.op,
         policy=policy,
         needed_bytes=lowest.needed_bytes,
+        weights_bytes=_weights_bytes(problem.trace),
     )
+
+
+def _weights_bytes(trace: Trace) -> int:
+    """What is on the device as backward ends, whatever the plan, and the same with any batch."""
+    held = {b.id for b in trace.buffers if b.borrowed and b.role in {Role.PARAM, Role.STATE}}
+    for value, gradient in zip(trace.inputs, trace.gradients, strict=False):
+        buffer = trace.buffers[trace.values[value].buffer]
+        if buffer.role is Role.PARAM:
+            held.update(trace.value_buffers(gradient))
+    return sum(trace.buffers[b].nbytes for b in held)
 
 
 def plan_floor(problem: Problem, plan: Plan) -> Floor:
