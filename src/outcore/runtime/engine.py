@@ -25,6 +25,7 @@ from outcore.measure import Elsewhere, open_meter, resident_bytes
 from outcore.runtime.announce import announcement
 from outcore.runtime.drift import WATCHED_STEPS, Drift
 from outcore.runtime.graph import PlannedGraph
+from outcore.runtime.growth import Growth
 from outcore.runtime.margin import margin_bytes
 from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.options import Settings
@@ -40,7 +41,7 @@ from outcore.runtime.standing import Standing
 from outcore.runtime.steps import Steps
 from outcore.runtime.store import Stores
 from outcore.runtime.trial import Trial, Trials
-from outcore.units import format_seconds
+from outcore.units import format_bytes, format_seconds
 
 log = logging.getLogger("outcore")
 
@@ -74,6 +75,7 @@ class Engine:
         )
         self.planner = Planner(settings, self.driver)
         self.recorder, self.trials = Recorder(self.driver), Trials(self.driver)
+        self.growth = Growth(self)
         self.stores = Stores()
         self._graphs: list[tuple[ref[PlannedGraph], Standing]] = []
         self._plans: OrderedDict[str, Planned] = OrderedDict()
@@ -181,6 +183,10 @@ class Engine:
         profiled = ((g, g.profiling) for g in self.active())
         return all(p is None or p.done or g.standing.settled for g, p in profiled)
 
+    def meter_again(self) -> None:
+        """Meter another step for its peak: it is not what it was."""
+        self.measured_peak_bytes, self.measured_after_bytes, self._peak_tries = None, None, 0
+
     def begin_session(self, leader: PlannedGraph) -> bool:
         """Meter the step that begins with `leader`; False where impossible, or under way."""
         if self.session is not None:
@@ -275,12 +281,16 @@ class Engine:
         return bool(standings) and all(s.settled for s in standings)
 
     def level_bytes(self, graph: PlannedGraph) -> int | None:
-        """What the allocator holds while one call of `graph` waits for its backward.
+        """What is allocated while one call of `graph` waits for its backward.
 
         None where other calls wait too, and where nobody counts.
         """
         if self.waiting(graph) != 1 or self.outstanding(graph):
             return None
+        return self.allocated_bytes()
+
+    def allocated_bytes(self) -> int | None:
+        """What the allocator's books have as given out; None where nobody keeps any."""
         if self.device.type == "cuda":
             return torch.cuda.memory_allocated(self.device)
         ledger = self.driver.ledger()
@@ -364,6 +374,26 @@ class Engine:
         """
         return self._take(graph, self.planner.plan_tighter(self._shares(graph), planned))
 
+    def plan_beside_more(self, graph: PlannedGraph, planned: Planned, more_bytes: int) -> Planned:
+        """The same with so much more held besides, and what is to come if there is room for that.
+
+        Raises InfeasibleError where no plan fits.
+        """
+        ahead = self.growth.ahead_bytes
+        if ahead:
+            with contextlib.suppress(OutcoreError):
+                return self._beside_more(graph, planned, more_bytes + ahead)
+        return self._beside_more(graph, planned, more_bytes)
+
+    def _beside_more(self, graph: PlannedGraph, planned: Planned, more_bytes: int) -> Planned:
+        shares = self._shares(graph)
+        with naming_the_rank():
+            again = self.planner.plan_beside_more(shares, planned, more_bytes)
+            again = self._take(graph, again)
+        text = announcement(again, self.settings.policy, 1 + self.graphs.index(graph))
+        log.info("%s more are held than when it was planned. %s", format_bytes(more_bytes), text)
+        return again
+
     def plan_for_calls(self, graph: PlannedGraph, planned: Planned) -> Planned:
         """The same for as many calls as waited for their backward at once.
 
@@ -437,7 +467,8 @@ class Engine:
         return planned
 
     def _remember(self, digest: str, planned: Planned) -> None:
-        self.measured_peak_bytes, self.measured_after_bytes, self._peak_tries = None, None, 0
+        self.meter_again()
+        self.growth.forget()
         self._plans[digest] = planned
         self._plans.move_to_end(digest)
         while len(self._plans) > max(REMEMBERED_PLANS, len(self._graphs)):

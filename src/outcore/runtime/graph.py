@@ -32,6 +32,7 @@ from outcore.ir.trace import Trace
 from outcore.ir.verify import verify_trace
 from outcore.measure import Reading, says_memory
 from outcore.runtime.following import Following
+from outcore.runtime.growth import room_bytes
 from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.planned import Planned
 from outcore.runtime.profiling import Profiling, begin_profiling
@@ -47,6 +48,11 @@ if TYPE_CHECKING:  # the engine holds graphs, and a graph calls its engine
 
 PATIENCE = 16
 """Timed calls after which a graph is planned though one before it is not: it may never be."""
+
+GROWN = (
+    "outcore: this process holds {more} more than when a graph was planned, and no plan was found "
+    "beside that; steps may take more than the budget: {error}"
+)
 
 STILL_PROFILED = (
     "outcore cannot plan a graph yet: {reason}; until steps run without it they stay the slow ones "
@@ -229,6 +235,8 @@ class PlannedGraph:
         if self.following is not None and self.following.adopted:
             self._hold_against(self.following, inputs)
         if self.following is not None:
+            if waiting == 1 and not waiting_now:
+                self.engine.growth.look(self, self.following, inputs)
             return self._followed(self.following, waiting)
         if self.profiling is None:
             self.profiling = self._begin(inputs)
@@ -271,6 +279,28 @@ class PlannedGraph:
                 self.refused_calls = calls
         return following
 
+    def _beside_more(self, following: Following) -> Following:
+        """A plan beside what the process came to hold, if there is one and it is needed; else it.
+
+        With `strict` raises where there is none.
+        """
+        engine, more = self.engine, following.more_bytes
+        if room_bytes(following, engine.settings.budget_bytes) >= 0:
+            return following
+        try:
+            found = self._settle(engine.plan_beside_more(self, following.planned, more))
+        except OutcoreError as error:
+            if engine.strict:
+                following.more_bytes = 0  # it may be less by the next step
+                engine.growth.forget()
+                raise
+            if not engine.growth.too_much(following):
+                warnings.warn(GROWN.format(more=format_bytes(more), error=error), stacklevel=2)
+            return following
+        found.more_bytes = 0
+        self.standing.grown_bytes += more
+        return found
+
     def _hold_against(self, following: Following, inputs: list[Any]) -> None:
         """Forget an adopted plan that was made when less was held besides the graph."""
         following.adopted = False
@@ -283,6 +313,8 @@ class PlannedGraph:
 
         `waiting`: calls of the graph whose backward is to come, this one among them.
         """
+        if waiting == 1 and following.more_bytes and not following.full:
+            following = self._beside_more(following)
         if waiting == 1 and following.trial is None:
             following = self._for_calls(following)
         trial = following.trial_under_way(self)
@@ -303,9 +335,11 @@ class PlannedGraph:
         generator = self.engine.driver.generator
         executable = build(self.captured.trace, planned.program, generator)
         self.standing.settle(planned)
+        more = 0 if self.following is None else self.following.more_bytes
         self._unfollow()
         self.captured = replace(self.captured, joint=None)
-        self.profiling, self.following = None, Following(planned, executable)
+        self.profiling = None
+        self.following = Following(planned, executable, more_bytes=more)
         return self.following
 
     def _unfollow(self) -> None:

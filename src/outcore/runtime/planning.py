@@ -165,6 +165,15 @@ class Planner:
         return replace(again, replanned=planned.replanned)
 
     @uncollected()
+    def plan_beside_more(self, shares: Shares, planned: Planned, more_bytes: int) -> Planned:
+        """The same with so much more held besides. Raises InfeasibleError where no plan fits."""
+        problem = planned.problem
+        problem = replace(problem, outside_bytes=problem.outside_bytes + more_bytes)
+        beside = replace(planned, resident_bytes=planned.resident_bytes + more_bytes)
+        again = self._as_before(shares, beside, problem)
+        return replace(again, replanned=planned.replanned)
+
+    @uncollected()
     def plan_again(
         self,
         shares: Shares,

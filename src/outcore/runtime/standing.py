@@ -79,6 +79,8 @@ class Standing:
     """The most calls that waited for their backward at once."""
     fruitless: int = 0
     """Sessions begun in a row with its forward call that no backward call followed."""
+    grown_bytes: int = 0
+    """What the process came to hold besides it later, and it was planned again for."""
     gone_bytes: int = 0
     """What went while it waited in each timed step, and was not of that step."""
 

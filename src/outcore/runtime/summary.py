@@ -183,6 +183,12 @@ def _bound(standing: Standing) -> float:
     return standing.bound_seconds
 
 
+GREW = (
+    "planned again beside {more} that this process came to hold later, as an optimizer's state or "
+    "another model"
+)
+
+
 RETAINED = (
     "backward was called with retain_graph after the plan was made: what waits for it stays until "
     "the last of them, and the step may hold more than is predicted"
@@ -214,7 +220,8 @@ def _plan_notes(graphs: list[tuple[str, Standing]]) -> Iterator[str]:
         more = standing.most_outstanding > planned.calls
         waited = OUTSTANDING.format(now=standing.most_outstanding, planned=planned.calls)
         left_over = standing.left_over(planned.problem.budget_bytes) * bool(planned.plan.moves)
-        notes = (planned.note, RETAINED * unforeseen, waited * more, left_over)
+        grew = GREW.format(more=format_bytes(standing.grown_bytes)) * bool(standing.grown_bytes)
+        notes = (planned.note, grew, RETAINED * unforeseen, waited * more, left_over)
         for note in filter(None, notes):
             yield name + note
 

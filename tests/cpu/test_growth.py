@@ -1,0 +1,207 @@
+"""What a process comes to hold after graphs were planned: they are planned again beside it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from outcore import Backend
+from outcore.errors import InfeasibleError
+from outcore.execute.arena import Arena, own_arena
+from outcore.runtime import growth
+from outcore.runtime.engine import Engine
+from tests.cpu.training import PROFILED_STEPS, mean_square
+
+pytestmark = pytest.mark.skipif(
+    not isinstance(own_arena(), Arena), reason="nobody keeps books without the arena"
+)
+WIDTH, ROWS = 256, 4096
+STEPS = PROFILED_STEPS + 5
+MIB = 1 << 20
+
+
+class Tower(nn.Module):
+    """Layers of 256 KiB, with activations of 4 MiB; a break between graphs where asked."""
+
+    def __init__(self, *, broken: bool = False) -> None:
+        super().__init__()
+        self.broken = broken
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers[:4]:
+            x = torch.tanh(layer(x))
+        if self.broken:
+            torch._dynamo.graph_break()
+        for layer in self.layers[4:]:
+            x = torch.tanh(layer(x))
+        return x
+
+
+class Training:
+    """A tower under a budget, step by step."""
+
+    def __init__(self, backend: Any, **options: Any) -> None:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        self.module = Tower(**options)
+        self.call = torch.compile(self.module, backend=backend) if backend else self.module
+        self.x = torch.linspace(-1, 1, ROWS * WIDTH).view(ROWS, WIDTH)
+
+    def step(self) -> float:
+        self.module.zero_grad()
+        loss = mean_square(self.call(self.x))
+        loss.backward()
+        return loss.item()
+
+    def steps(self, count: int = STEPS) -> None:
+        for _ in range(count):
+            self.step()
+
+
+def inside(backend: Backend) -> None:
+    report = backend.report()
+    assert report.measured_peak_bytes is not None
+    assert report.predicted_peak_bytes is not None
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes <= report.budget_bytes
+
+
+def grown(backend: Backend) -> list[str]:
+    return [note for note in backend.report().notes if "came to hold later" in note]
+
+
+def accumulated(backend: Any, calls: int = 8) -> tuple[list[float], nn.Module]:
+    """Three steps of an optimizer whose state comes when the graph has its plan."""
+    training = Training(backend)
+    adam = torch.optim.AdamW(training.module.parameters(), lr=1e-3, fused=True)
+    losses = []
+    for _ in range(3):
+        for _ in range(calls):
+            loss = mean_square(training.call(training.x)) / calls
+            loss.backward()
+            losses.append(loss.item())
+        adam.step()
+        adam.zero_grad()
+    return losses, training.module
+
+
+def test_the_state_of_an_optimizer_that_comes_late() -> None:
+    backend = Backend(budget="44MiB", policy="pooch", strict=True)
+    seen = accumulated(backend)
+    assert backend.report().state == "planned"
+    (note,) = grown(backend)
+    assert note.startswith("planned again beside 4.0")
+    inside(backend)
+    expected = accumulated(None)
+    assert seen[0] == expected[0]
+    assert all(map(torch.equal, seen[1].parameters(), expected[1].parameters()))
+
+
+def test_what_fitted_as_it_was_is_moved() -> None:
+    backend = Backend(budget="58MiB", policy="pooch", strict=True)
+    training = Training(backend)
+    training.steps()
+    assert backend.report().state == "in-core"
+    other = torch.empty(8 * MIB, dtype=torch.uint8)
+    training.steps(3)
+    assert backend.report().state == "planned"
+    assert len(grown(backend)) == 1
+    inside(backend)
+    del other
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["one graph", "two graphs"])
+def test_all_graphs_are_planned_beside_another_model(*, broken: bool) -> None:
+    backend = Backend(budget="53MiB", policy="pooch", strict=True)
+    training = Training(backend, broken=broken)
+    training.steps()
+    assert not grown(backend)
+    other = nn.Linear(1024, 2048)
+    training.steps(3)
+    assert len(grown(backend)) == 1 + broken
+    inside(backend)
+    del other
+
+
+def test_where_there_is_no_plan_it_is_said_once() -> None:
+    backend = Backend(budget="48MiB", policy="pooch")
+    training = Training(backend, broken=True)
+    training.steps()
+    other = torch.empty(16 * MIB, dtype=torch.uint8)
+    with pytest.warns(UserWarning, match=r"holds 16\.\d MiB more than when a graph was") as caught:
+        training.step()
+    assert len(caught) == 1
+    assert "try " in str(caught[0].message)
+    training.steps(3)
+    assert any("more than the budget of 48.0 MiB" in note for note in backend.report().notes)
+    del other
+
+
+def test_with_strict_it_is_an_error() -> None:
+    training = Training(Backend(budget="44MiB", policy="pooch", strict=True))
+    training.steps()
+    other = torch.empty(32 * MIB, dtype=torch.uint8)
+    with pytest.raises(InfeasibleError, match="no plan fits a device budget of 44"):
+        training.step()
+    del other
+    training.steps(3)
+
+
+def test_what_is_no_ones_any_more_is_let_go_instead() -> None:
+    backend = Backend(budget="44MiB", policy="pooch", strict=True)
+    training = Training(backend)
+    training.steps()
+    cycle: list[Any] = [torch.empty(32 * MIB, dtype=torch.uint8)]
+    cycle.append(cycle)
+    del cycle
+    training.steps(3)
+    assert not grown(backend)
+
+
+def test_what_grows_on_is_planned_for_ahead() -> None:
+    backend = Backend(budget="60MiB", policy="pooch", strict=True)
+    training = Training(backend)
+    training.steps()
+    kept = []
+    for _ in range(24):
+        kept.append(torch.empty(MIB // 2, dtype=torch.uint8))
+        training.step()
+    assert backend.engine is not None
+    assert backend.engine.growth.ahead_bytes
+    assert len(grown(backend)) == 1
+    training.steps(2)
+    inside(backend)
+    kept.clear()
+
+
+def test_what_grows_without_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "MOST_TIMES", 1)
+    backend = Backend(budget="44MiB", policy="pooch", strict=True)
+    training = Training(backend)
+    training.steps()
+    kept = [torch.empty(8 * MIB, dtype=torch.uint8)]
+    training.steps(2)
+    assert len(grown(backend)) == 1
+    kept.append(torch.empty(8 * MIB, dtype=torch.uint8))
+    with pytest.warns(UserWarning, match="has grown again and again, by ") as caught:
+        training.step()
+    assert len(caught) == 1
+    kept.append(torch.empty(8 * MIB, dtype=torch.uint8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        training.steps(2)
+
+
+def test_nothing_is_counted_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(Backend(budget="44MiB", policy="pooch", strict=True))
+    training.steps()
+    asked = []
+    count: Callable[..., int] = Engine.resident_besides
+    monkeypatch.setattr(Engine, "resident_besides", lambda *a: asked.append(1) or count(*a))
+    training.steps(3)
+    assert not asked
