@@ -84,7 +84,10 @@ def test_out_of_memory_inside_a_step() -> None:
     module.zero_grad()
     before = held()
     with nothing_free():
-        with pytest.raises(torch.OutOfMemoryError) as caught:
+        with (
+            pytest.warns(UserWarning, match="no plan was found beside that"),  # what fills it
+            pytest.raises(torch.OutOfMemoryError) as caught,
+        ):
             one_step(module, call, data)
         note = caught.value.__notes__[-1]
         del caught  # its frames hold the step's tensors
@@ -115,6 +118,28 @@ def test_profiled_steps_are_within_the_budget_too() -> None:
         adam.step()
     assert backend.report().state == "planned"
     assert max(peaks) <= budget, [peak - before for peak in peaks]
+
+
+def test_the_state_of_an_optimizer_that_comes_late_has_room() -> None:
+    """It comes with the eighth call, when there is a plan."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = nn.Sequential(*(Bulge() for _ in range(8))).cuda()
+    data = torch.randn(4096, 512, device="cuda")
+    budget = held() + (76 << 20)
+    backend = Backend(budget=budget, policy="pooch")
+    call = torch.compile(module, backend=backend)
+    adam = torch.optim.AdamW(module.parameters(), fused=True)
+    peaks = []
+    for number in range(1, 25):
+        torch.cuda.reset_peak_memory_stats()
+        call(data).square().mean().backward()
+        peaks.append(torch.cuda.max_memory_allocated())
+        if not number % 8:
+            adam.step()
+            adam.zero_grad()
+    assert any("came to hold later" in note for note in backend.report().notes)
+    assert max(peaks) <= budget, [peak - budget for peak in peaks]
 
 
 def test_host_memory_is_of_the_size_that_the_plan_needs() -> None:

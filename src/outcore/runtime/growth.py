@@ -47,6 +47,8 @@ class Growth:
         """What the allocator may have given out when a step begins with a call of a graph."""
         self.ahead_bytes = 0
         """What is to come besides, by the way it came: twice as much each time."""
+        self._gone_below = -1
+        """Once no more than this is given out as a step begins, half of what came last has gone."""
         self._collections = self._times = 0
 
     def forget(self) -> None:
@@ -60,7 +62,11 @@ class Growth:
         allocator keeps no books, nothing is seen.
         """
         level = self._engine.allocated_bytes()
-        if level is None or self._times > MOST_TIMES or level <= self._most.get(graph, -1):
+        if level is None or self._times > MOST_TIMES:
+            return
+        if level <= self._gone_below:
+            self._begin_again()
+        if level <= self._most.get(graph, -1):
             return
         room = max(0, self._room_bytes())
         more = self._more_bytes(graph, following, inputs)
@@ -78,6 +84,7 @@ class Growth:
             self._engine.meter_again()
             warnings.warn(GROWS_ON.format(more=format_bytes(more)), stacklevel=2)
             return
+        self._gone_below = level - more // 2
         for other in self._followed():
             other.more_bytes += more
 
@@ -88,6 +95,14 @@ class Growth:
         self.forget()
         self._engine.meter_again()
         return before
+
+    def _begin_again(self) -> None:
+        """Let those for whom what came was too much be asked again."""
+        self._gone_below = -1
+        self.forget()
+        for each in self._followed():
+            if each.full:
+                each.full, each.more_bytes = False, 0
 
     def _more_bytes(self, graph: PlannedGraph, following: Following, inputs: Sequence[Any]) -> int:
         """What is held now and not noted yet; negative where less is held."""
