@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outcore.measure.clock import Stopwatch
+from outcore.measure.counters import allocated_bytes
 from outcore.measure.exhausted import ran_out, says_memory
 from outcore.measure.meter import Meter, open_meter
 from outcore.measure.metered import metered
@@ -14,6 +15,7 @@ __all__ = [
     "Meter",
     "Reading",
     "Stopwatch",
+    "allocated_bytes",
     "metered",
     "open_meter",
     "ran_out",

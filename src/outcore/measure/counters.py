@@ -36,12 +36,25 @@ class CudaCounters:
 
     def read(self) -> tuple[int, int]:
         """Bytes held now, and the most that were since `reset`. Does not wait for the GPU."""
-        held = torch.cuda.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]
+        held = _in_use(self.device)
         return int(held["current"]), int(held["peak"])
 
     def reset(self) -> None:
         """Count the most from now on: `torch.cuda.max_memory_allocated` does so, too."""
         torch.cuda.reset_peak_memory_stats(self.device)
+
+
+def allocated_bytes(device: torch.device) -> int:
+    """What the allocator of a GPU has given out.
+
+    That of `torch.cuda.memory_allocated`, which sorts all that there is to know by name first.
+    """
+    return int(_in_use(device)["current"]) if torch.cuda.is_initialized() else 0
+
+
+def _in_use(device: torch.device) -> dict[str, int]:
+    found: dict[str, int] = torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]
+    return found
 
 
 class CounterMeter:

@@ -15,6 +15,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from outcore.gauges import OWN_THREADS, Ledger
+from outcore.measure.counters import allocated_bytes
 from outcore.uncollected import uncollected
 
 _weakly: Any = StorageWeakRef  # torch gives it no types
@@ -44,7 +45,7 @@ def resident_bytes(
         given = [t for t in besides if t.device == device]
         left_out = dict(_extents(given))
         if device.type == "cuda":
-            return torch.cuda.memory_allocated(device) - sum(left_out.values())
+            return allocated_bytes(device) - sum(left_out.values())
         if ledger is None:
             found = {s.data_ptr(): s.nbytes() for s in _storages(_tensors(device, given, ALL))}
             return sum(n for a, n in found.items() if a not in left_out)

@@ -21,7 +21,7 @@ from outcore.execute import Driver, open_driver
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Program
 from outcore.ir.trace import Trace
-from outcore.measure import Elsewhere, open_meter, resident_bytes
+from outcore.measure import Elsewhere, allocated_bytes, open_meter, resident_bytes
 from outcore.runtime.announce import announcement
 from outcore.runtime.drift import WATCHED_STEPS, Drift
 from outcore.runtime.graph import PlannedGraph
@@ -292,7 +292,7 @@ class Engine:
     def allocated_bytes(self) -> int | None:
         """What the allocator's books have as given out; None where nobody keeps any."""
         if self.device.type == "cuda":
-            return torch.cuda.memory_allocated(self.device)
+            return allocated_bytes(self.device)
         ledger = self.driver.ledger()
         return None if ledger is None else ledger.live_bytes
 
