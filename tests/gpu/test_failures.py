@@ -126,7 +126,7 @@ def test_the_state_of_an_optimizer_that_comes_late_has_room() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(*(Bulge() for _ in range(8))).cuda()
     data = torch.randn(4096, 512, device="cuda")
-    budget = held() + (76 << 20)
+    budget = held() + (84 << 20)
     backend = Backend(budget=budget, policy="pooch")
     call = torch.compile(module, backend=backend)
     adam = torch.optim.AdamW(module.parameters(), fused=True)

@@ -46,7 +46,7 @@ class Growth:
         self._most: WeakKeyDictionary[PlannedGraph, float] = WeakKeyDictionary()
         """What the allocator may have given out when a step begins with a call of a graph."""
         self.ahead_bytes = 0
-        """What is to come besides, by the way it came: twice as much each time."""
+        """What is to come besides, by the way it came: from the third time on more each time."""
         self._gone_below = -1
         """Once no more than this is given out as a step begins, half of what came last has gone."""
         self._collections = self._times = 0
@@ -78,7 +78,7 @@ class Growth:
         if more <= room:
             self._most[graph] = level + room - more
             return
-        self.ahead_bytes = more * (2**self._times - 1)
+        self.ahead_bytes = more * (2 ** max(0, self._times - 1) - 1)
         self._times += 1
         if self._times > MOST_TIMES:
             self._engine.meter_again()
