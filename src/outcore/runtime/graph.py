@@ -335,12 +335,13 @@ class PlannedGraph:
         generator = self.engine.driver.generator
         executable = build(self.captured.trace, planned.program, generator)
         self.standing.settle(planned)
-        more = 0 if self.following is None else self.following.more_bytes
+        following = Following(planned, executable)
+        if self.following is not None:
+            following.more_bytes, following.full = self.following.more_bytes, self.following.full
         self._unfollow()
         self.captured = replace(self.captured, joint=None)
-        self.profiling = None
-        self.following = Following(planned, executable, more_bytes=more)
-        return self.following
+        self.profiling, self.following = None, following
+        return following
 
     def _unfollow(self) -> None:
         if self.following is not None:
