@@ -48,6 +48,7 @@ def test_the_next_step_has_a_tighter_plan_once(call: str, error: RuntimeError) -
         trained.step()
     assert "of a budget of 2.00 MiB" in caught.value.__notes__[-1]
     assert "the next step has a tighter one" in caught.value.__notes__[-1]
+    del caught  # its frames hold the step's tensors
     after = trained.graph.planned
     assert after is not None
     free = after.problem.budget_bytes - after.predicted.peak(Tier.DEVICE)

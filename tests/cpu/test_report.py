@@ -96,12 +96,14 @@ def test_memory_taken_once_all_was_planned_is_told() -> None:
         return mean_square(result)
 
     module = Small()
-    train(module, torch.compile(module, backend=backend), [batch(0)], loss, STEPS)
+    call = torch.compile(module, backend=backend)
+    with pytest.warns(UserWarning, match="no plan was found beside that"):
+        train(module, call, [batch(0)], loss, STEPS)
     report = backend.report()
     assert report.measured_peak_bytes is not None
     assert report.measured_peak_bytes > report.budget_bytes
     (note,) = report.notes
-    assert note.startswith("the last metered step held 7.")
+    assert note.startswith("the last metered step held ")
     assert "more beside the graphs than when they were planned" in note
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from outcore import Backend, assistant
 from outcore.errors import InfeasibleError
 from tests.cpu.test_budget_kept import inside
-from tests.cpu.training import same, snapshot
+from tests.cpu.training import away, back, same, snapshot
 
 BLOCKS = 6
 STEPS = 7
@@ -171,9 +171,9 @@ def judge(backend: Any, calls: list[int]) -> list[list[Tensor]]:
         module.zero_grad()
         losses = [call(rows(step + i, 1024)) for i in range(number)]
         torch.stack(losses).sum().backward()
-        found.append(snapshot(module, torch.stack(losses).detach()))
+        found.append(away(snapshot(module, torch.stack(losses).detach())))
         del losses
-    return found
+    return list(map(back, found))
 
 
 def test_calls_that_come_later_are_planned_for() -> None:
