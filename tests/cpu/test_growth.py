@@ -19,13 +19,13 @@ from tests.cpu.training import PROFILED_STEPS, mean_square
 pytestmark = pytest.mark.skipif(
     not isinstance(own_arena(), Arena), reason="nobody keeps books without the arena"
 )
-WIDTH, ROWS = 256, 4096
+WIDTH, ROWS = 256, 2048
 STEPS = PROFILED_STEPS + 5
 MIB = 1 << 20
 
 
 class Tower(nn.Module):
-    """Layers of 256 KiB, with activations of 4 MiB; a break between graphs where asked."""
+    """Layers of 256 KiB, with activations of 2 MiB; a break between graphs where asked."""
 
     def __init__(self, *, broken: bool = False) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def accumulated(backend: Any, calls: int = 8) -> tuple[list[float], nn.Module]:
 
 
 def test_the_state_of_an_optimizer_that_comes_late() -> None:
-    backend = Backend(budget="44MiB", policy="pooch", strict=True)
+    backend = Backend(budget="26MiB", policy="pooch", strict=True)
     seen = accumulated(backend)
     assert backend.report().state == "planned"
     (note,) = grown(backend)
@@ -102,7 +102,7 @@ def test_the_state_of_an_optimizer_that_comes_late() -> None:
 
 
 def test_what_fitted_as_it_was_is_moved() -> None:
-    backend = Backend(budget="58MiB", policy="pooch", strict=True)
+    backend = Backend(budget="30MiB", policy="pooch", strict=True)
     training = Training(backend)
     training.steps()
     assert backend.report().state == "in-core"
@@ -116,11 +116,11 @@ def test_what_fitted_as_it_was_is_moved() -> None:
 
 @pytest.mark.parametrize("broken", [False, True], ids=["one graph", "two graphs"])
 def test_all_graphs_are_planned_beside_another_model(*, broken: bool) -> None:
-    backend = Backend(budget="53MiB", policy="pooch", strict=True)
+    backend = Backend(budget="27MiB", policy="pooch", strict=True)
     training = Training(backend, broken=broken)
     training.steps()
     assert not grown(backend)
-    other = nn.Linear(1024, 2048)
+    other = nn.Linear(1024, 768)
     training.steps(3)
     assert len(grown(backend)) == 1 + broken
     inside(backend)
@@ -128,7 +128,7 @@ def test_all_graphs_are_planned_beside_another_model(*, broken: bool) -> None:
 
 
 def test_where_there_is_no_plan_it_is_said_once() -> None:
-    backend = Backend(budget="48MiB", policy="pooch")
+    backend = Backend(budget="33MiB", policy="pooch")
     training = Training(backend, broken=True)
     training.steps()
     other = torch.empty(16 * MIB, dtype=torch.uint8)
@@ -137,12 +137,12 @@ def test_where_there_is_no_plan_it_is_said_once() -> None:
     assert len(caught) == 1
     assert "try " in str(caught[0].message)
     training.steps(3)
-    assert any("more than the budget of 48.0 MiB" in note for note in backend.report().notes)
+    assert any("more than the budget of 33.0 MiB" in note for note in backend.report().notes)
     del other
 
 
 def test_when_it_has_gone_there_is_a_plan_for_less() -> None:
-    backend = Backend(budget="44MiB", policy="pooch")
+    backend = Backend(budget="28MiB", policy="pooch")
     training = Training(backend)
     training.steps()
     other = torch.empty(32 * MIB, dtype=torch.uint8)
@@ -156,17 +156,17 @@ def test_when_it_has_gone_there_is_a_plan_for_less() -> None:
 
 
 def test_with_strict_it_is_an_error() -> None:
-    training = Training(Backend(budget="44MiB", policy="pooch", strict=True))
+    training = Training(Backend(budget="28MiB", policy="pooch", strict=True))
     training.steps()
     other = torch.empty(32 * MIB, dtype=torch.uint8)
-    with pytest.raises(InfeasibleError, match="no plan fits a device budget of 44"):
+    with pytest.raises(InfeasibleError, match="no plan fits a device budget of 28"):
         training.step()
     del other
     training.steps(3)
 
 
 def test_what_is_no_ones_any_more_is_let_go_instead() -> None:
-    backend = Backend(budget="44MiB", policy="pooch", strict=True)
+    backend = Backend(budget="28MiB", policy="pooch", strict=True)
     training = Training(backend)
     training.steps()
     cycle: list[Any] = [torch.empty(32 * MIB, dtype=torch.uint8)]
@@ -177,12 +177,12 @@ def test_what_is_no_ones_any_more_is_let_go_instead() -> None:
 
 
 def test_what_grows_on_is_planned_for_ahead() -> None:
-    backend = Backend(budget="60MiB", policy="pooch", strict=True)
+    backend = Backend(budget="42MiB", policy="pooch", strict=True)
     training = Training(backend)
     training.steps()
     kept = []
-    for _ in range(24):
-        kept.append(torch.empty(MIB // 2, dtype=torch.uint8))
+    for _ in range(20):
+        kept.append(torch.empty(MIB, dtype=torch.uint8))
         training.step()
     assert backend.engine is not None
     assert backend.engine.growth.ahead_bytes
@@ -194,7 +194,7 @@ def test_what_grows_on_is_planned_for_ahead() -> None:
 
 def test_what_grows_without_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "MOST_TIMES", 1)
-    backend = Backend(budget="44MiB", policy="pooch", strict=True)
+    backend = Backend(budget="28MiB", policy="pooch", strict=True)
     training = Training(backend)
     training.steps()
     kept = [torch.empty(8 * MIB, dtype=torch.uint8)]
@@ -211,7 +211,7 @@ def test_what_grows_without_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_nothing_is_counted_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    training = Training(Backend(budget="44MiB", policy="pooch", strict=True))
+    training = Training(Backend(budget="28MiB", policy="pooch", strict=True))
     training.steps()
 
     def counted(*_: Any) -> int:
