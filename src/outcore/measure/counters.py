@@ -49,11 +49,13 @@ def allocated_bytes(device: torch.device) -> int:
 
     That of `torch.cuda.memory_allocated`, which sorts all that there is to know by name first.
     """
-    return int(_in_use(device)["current"]) if torch.cuda.is_initialized() else 0
+    return _in_use(device).get("current", 0)
 
 
 def _in_use(device: torch.device) -> dict[str, int]:
-    found: dict[str, int] = torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]
+    """Nothing before torch has begun with GPUs."""
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    found: dict[str, int] = stats.get("allocated_bytes", {}).get("all", {})
     return found
 
 

@@ -374,15 +374,16 @@ class Engine:
         """
         return self._take(graph, self.planner.plan_tighter(self._shares(graph), planned))
 
-    def plan_beside_more(self, graph: PlannedGraph, planned: Planned, more_bytes: int) -> Planned:
-        """The same with so much more held besides, and what is to come if there is room for that.
+    def plan_beside_more(
+        self, graph: PlannedGraph, planned: Planned, more_bytes: int, ahead_bytes: int
+    ) -> Planned:
+        """The same with so much more held besides, and what is ahead if there is room for that.
 
-        Raises InfeasibleError where no plan fits.
+        Raises InfeasibleError where no plan of the policy fits.
         """
-        ahead = self.growth.ahead_bytes
-        if ahead:
+        if ahead_bytes:
             with contextlib.suppress(OutcoreError):
-                return self._beside_more(graph, planned, more_bytes + ahead)
+                return self._beside_more(graph, planned, more_bytes + ahead_bytes)
         return self._beside_more(graph, planned, more_bytes)
 
     def _beside_more(self, graph: PlannedGraph, planned: Planned, more_bytes: int) -> Planned:
@@ -468,7 +469,6 @@ class Engine:
 
     def _remember(self, digest: str, planned: Planned) -> None:
         self.meter_again()
-        self.growth.forget()
         self._plans[digest] = planned
         self._plans.move_to_end(digest)
         while len(self._plans) > max(REMEMBERED_PLANS, len(self._graphs)):

@@ -24,10 +24,8 @@ class Following:
     executable: Executable
     adopted: bool = False
     """Whether the plan was made for another graph, and has not been held against this one."""
-    more_bytes: int = 0
-    """What the process came to hold besides the graph since the plan was made, once it matters."""
-    full: bool = False
-    """Whether there is no plan beside that."""
+    most_allocated_bytes: int = -1
+    """What the allocator may have given out as a call begins: the plan has room then (`Growth`)."""
     watch: Watch = field(default_factory=Watch)
     trial: Trial | None = None
     """The plan under instruments: it takes another time than predicted."""

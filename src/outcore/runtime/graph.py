@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -32,7 +33,7 @@ from outcore.ir.trace import Trace
 from outcore.ir.verify import verify_trace
 from outcore.measure import Reading, says_memory
 from outcore.runtime.following import Following
-from outcore.runtime.growth import room_bytes
+from outcore.runtime.margin import margin_bytes
 from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.planned import Planned
 from outcore.runtime.profiling import Profiling, begin_profiling
@@ -48,11 +49,6 @@ if TYPE_CHECKING:  # the engine holds graphs, and a graph calls its engine
 
 PATIENCE = 16
 """Timed calls after which a graph is planned though one before it is not: it may never be."""
-
-GROWN = (
-    "outcore: this process holds {more} more than when a graph was planned, and no plan was found "
-    "beside that; steps may take more than the budget: {error}"
-)
 
 STILL_PROFILED = (
     "outcore cannot plan a graph yet: {reason}; until steps run without it they stay the slow ones "
@@ -89,6 +85,10 @@ class PlannedGraph:
         """Whether it is profiled by the leanest program, for want of device memory."""
         self.tightened = False
         """Whether its plan was made again for want of device memory."""
+        self.growths = 0
+        """How often it was planned again beside more that the process came to hold."""
+        self.refused_bytes = inf
+        """The least that was held besides it where no plan was found for that."""
         self.obstacles: Counter[Obstacle] = Counter()
         """Steps in a row that could not be metered."""
         self.corrections = 0
@@ -235,9 +235,10 @@ class PlannedGraph:
         if self.following is not None and self.following.adopted:
             self._hold_against(self.following, inputs)
         if self.following is not None:
-            if waiting == 1 and not waiting_now:
-                self.engine.growth.look(self, self.following, inputs)
-            return self._followed(self.following, waiting)
+            executable = self._followed(self.following, waiting)
+            if waiting == 1 and self._outgrown(self.following, inputs):
+                return self.following.executable
+            return executable
         if self.profiling is None:
             self.profiling = self._begin(inputs)
         resident = self.engine.resident_besides(self, inputs)
@@ -279,27 +280,32 @@ class PlannedGraph:
                 self.refused_calls = calls
         return following
 
-    def _beside_more(self, following: Following) -> Following:
-        """A plan beside what the process came to hold, if there is one and it is needed; else it.
+    def _outgrown(self, following: Following, inputs: list[Any]) -> bool:
+        """Whether it has another plan now: the process holds more than that one has room for.
 
-        With `strict` raises where there is none.
+        Where none is found a warning tells; with `strict` that is an error.
         """
-        engine, more = self.engine, following.more_bytes
-        if room_bytes(following, engine.settings.budget_bytes) >= 0:
-            return following
+        engine, planned = self.engine, following.planned
+        more = engine.growth.more_bytes(self, following, inputs)
+        held = planned.resident_bytes + more
+        hopeless = held + margin_bytes(engine.settings.budget_bytes) >= self.refused_bytes
+        if not more or (hopeless and not engine.strict):
+            return False
+        # What comes a third time grows: as much again as came so far is ahead.
+        ahead = self.standing.grown_bytes if self.growths > 1 else 0
         try:
-            found = self._settle(engine.plan_beside_more(self, following.planned, more))
+            found = engine.plan_beside_more(self, planned, more, ahead)
         except OutcoreError as error:
             if engine.strict:
-                following.more_bytes = 0  # it may be less by the next step
-                engine.growth.forget()
                 raise
-            if not engine.growth.too_much(following):
-                warnings.warn(GROWN.format(more=format_bytes(more), error=error), stacklevel=2)
-            return following
-        found.more_bytes = 0
-        self.standing.grown_bytes += more
-        return found
+            if self.refused_bytes == inf:
+                engine.growth.tell(more, error)
+            self.refused_bytes = held
+            return False
+        self._settle(found)
+        self.growths += 1
+        self.standing.grown_bytes += found.resident_bytes - planned.resident_bytes
+        return True
 
     def _hold_against(self, following: Following, inputs: list[Any]) -> None:
         """Forget an adopted plan that was made when less was held besides the graph."""
@@ -313,8 +319,6 @@ class PlannedGraph:
 
         `waiting`: calls of the graph whose backward is to come, this one among them.
         """
-        if waiting == 1 and following.more_bytes and not following.full:
-            following = self._beside_more(following)
         if waiting == 1 and following.trial is None:
             following = self._for_calls(following)
         trial = following.trial_under_way(self)
@@ -335,13 +339,10 @@ class PlannedGraph:
         generator = self.engine.driver.generator
         executable = build(self.captured.trace, planned.program, generator)
         self.standing.settle(planned)
-        following = Following(planned, executable)
-        if self.following is not None:
-            following.more_bytes, following.full = self.following.more_bytes, self.following.full
         self._unfollow()
         self.captured = replace(self.captured, joint=None)
-        self.profiling, self.following = None, following
-        return following
+        self.profiling, self.following = None, Following(planned, executable)
+        return self.following
 
     def _unfollow(self) -> None:
         if self.following is not None:

@@ -166,11 +166,20 @@ class Planner:
 
     @uncollected()
     def plan_beside_more(self, shares: Shares, planned: Planned, more_bytes: int) -> Planned:
-        """The same with so much more held besides. Raises InfeasibleError where no plan fits."""
+        """The same with so much more held besides. Raises InfeasibleError where no plan fits.
+
+        Later graphs are left what they take; where that is too much, what they need: they are
+        planned again as they come.
+        """
         problem = planned.problem
         problem = replace(problem, outside_bytes=problem.outside_bytes + more_bytes)
         beside = replace(planned, resident_bytes=planned.resident_bytes + more_bytes)
-        again = self._as_before(shares, beside, problem)
+        try:
+            again = self._as_before(shares, beside, problem)
+        except InfeasibleError:
+            if not shares.later:
+                raise
+            again = self._as_before(replace(shares, afresh=True), beside, problem)
         return replace(again, replanned=planned.replanned)
 
     @uncollected()

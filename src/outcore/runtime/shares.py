@@ -35,6 +35,8 @@ class Shares:
     """Of one state of the generator that random ops draw from."""
     known: MutableMapping[PlannedGraph, Calls]
     """What other graphs were found to take."""
+    afresh: bool = False
+    """Whether the others, too, are planned again as they come."""
 
     def problem(
         self, hardware: Hardware, profile: Profile, resident_bytes: int, between_bytes: int = 0
@@ -68,8 +70,8 @@ class Shares:
     def left_bytes(self, problem: Problem) -> tuple[int, ...]:
         """What later graphs may be left while this one waits: their part, or the least they need.
 
-        Which is what they take where they are planned. Nothing where there are none. `problem` is
-        that of one call of this graph.
+        Which is what they take where they are planned and stay so. Nothing where there are none.
+        `problem` is that of one call of this graph.
         """
         later = [(g, self._calls(g, problem.hardware)) for g in self.later]
         if not later:
@@ -113,7 +115,7 @@ class Shares:
     def _calls(self, graph: PlannedGraph, hardware: Hardware) -> Calls:
         """The calls of `graph`, as measured if they were; with nothing between them."""
         number, profile = graph.standing.most_outstanding, _profile(graph)
-        program = None if graph.planned is None else graph.planned.program
+        program = None if graph.planned is None or self.afresh else graph.planned.program
         calls = self.known.get(graph)
         if calls is None or (profile, number, program) != (
             calls.problem.profile,
