@@ -42,9 +42,11 @@ class Trained:
         return snapshot(self.module, loss)[: 1 + len(list(self.module.parameters()))]
 
     def follow(self, executable: Executable) -> None:
-        """Let the next steps run that, and no trial of the plan in its stead."""
-        assert self.graph.planned is not None
-        self.graph.following = Following(self.graph.planned, executable)
+        """Let the next steps run that, and no trial of the plan or another plan in its stead."""
+        planned = self.graph.planned
+        assert planned is not None
+        everything = 1 << 60
+        self.graph.following = Following(planned, executable, most_allocated_bytes=everything)
         self.graph.standing.steps = 0
 
     @property

@@ -88,7 +88,7 @@ class PlannedGraph:
         self.growths = 0
         """How often it was planned again beside more that the process came to hold."""
         self.refused_bytes = inf
-        """The least that was held besides it where no plan was found for that."""
+        """The least that was held besides it where no plan was found for that, less the margin."""
         self.obstacles: Counter[Obstacle] = Counter()
         """Steps in a row that could not be metered."""
         self.corrections = 0
@@ -288,8 +288,7 @@ class PlannedGraph:
         engine, planned = self.engine, following.planned
         more = engine.growth.more_bytes(self, following, inputs)
         held = planned.resident_bytes + more
-        hopeless = held + margin_bytes(engine.settings.budget_bytes) >= self.refused_bytes
-        if not more or (hopeless and not engine.strict):
+        if not more or (held >= self.refused_bytes and not engine.strict):
             return False
         # What comes a third time grows: as much again as came so far is ahead.
         ahead = self.standing.grown_bytes if self.growths > 1 else 0
@@ -300,7 +299,7 @@ class PlannedGraph:
                 raise
             if self.refused_bytes == inf:
                 engine.growth.tell(more, error)
-            self.refused_bytes = held
+            self.refused_bytes = held - margin_bytes(engine.settings.budget_bytes)
             return False
         self._settle(found)
         self.growths += 1
