@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from outcore import Backend
 from outcore.errors import InfeasibleError
 from outcore.runtime import options
-from tests.cpu.training import PROFILED_STEPS, mean_square, same, snapshot
+from tests.cpu.training import PROFILED_STEPS, away, back, mean_square, same, snapshot
 
 STEPS = 8
 
@@ -59,9 +59,9 @@ def train(
         module.zero_grad()
         result = loss(call(x))
         result.backward()
-        found.append(snapshot(module, result.detach()))
+        found.append(away(snapshot(module, result.detach())))
         del result
-    return found
+    return list(map(back, found))
 
 
 def inside(backend: Backend) -> None:
