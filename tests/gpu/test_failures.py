@@ -138,7 +138,7 @@ def test_the_state_of_an_optimizer_that_comes_late_has_room() -> None:
         if not number % 8:
             adam.step()
             adam.zero_grad()
-    assert any("came to hold later" in note for note in backend.report().notes)
+    assert any("planned again beside" in note for note in backend.report().notes)
     assert max(peaks) <= budget, [peak - budget for peak in peaks]
 
 

@@ -392,7 +392,7 @@ class Engine:
             again = self.planner.plan_beside_more(shares, planned, more_bytes)
             again = self._take(graph, again)
         text = announcement(again, self.settings.policy, 1 + self.graphs.index(graph))
-        log.info("%s more are held than when it was planned. %s", format_bytes(more_bytes), text)
+        log.info("planned again beside %s more. %s", format_bytes(more_bytes), text)
         return again
 
     def plan_for_calls(self, graph: PlannedGraph, planned: Planned) -> Planned:

@@ -80,7 +80,7 @@ class Standing:
     fruitless: int = 0
     """Sessions begun in a row with its forward call that no backward call followed."""
     grown_bytes: int = 0
-    """What the process came to hold besides it later, and it was planned again for."""
+    """What it was planned again beside, more than at first: it came later, or is about to."""
     gone_bytes: int = 0
     """What went while it waited in each timed step, and was not of that step."""
 

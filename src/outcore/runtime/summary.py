@@ -184,8 +184,8 @@ def _bound(standing: Standing) -> float:
 
 
 GREW = (
-    "planned again beside {more} that this process came to hold later, as an optimizer's state or "
-    "another model"
+    "planned again beside {more} more than at first, for this process came to hold more, as an "
+    "optimizer's state or another model"
 )
 
 
