@@ -10,7 +10,7 @@ from pathlib import Path
 
 from outcore.capture import trace_network
 from outcore.estimate import flops
-from outcore.ir.liveness import gaps, liveness
+from outcore.ir.liveness import crossing_gaps
 from outcore.ir.trace import Role, Trace
 from outcore.networks import NETWORKS, NetworkSpec, network
 from outcore.networks.figures import FILE, Figures
@@ -45,6 +45,4 @@ def measure(spec: NetworkSpec) -> Figures:
 
 
 def _saved_bytes(trace: Trace) -> int:
-    live = liveness(trace)
-    crossing = {g.buffer for g in gaps(trace, live) if g.after < trace.boundary <= g.before}
-    return sum(trace.buffers[buffer].nbytes for buffer in crossing)
+    return sum(trace.buffers[b].nbytes for b in {gap.buffer for gap in crossing_gaps(trace)})

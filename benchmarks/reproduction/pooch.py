@@ -10,7 +10,7 @@ from benchmarks.reproduction.figure import NONE, Figure, fact, number, percent, 
 from benchmarks.reproduction.steps import Lab, Scale, lab, lost
 from outcore.compare import Compared
 from outcore.errors import InfeasibleError
-from outcore.ir.liveness import gaps, liveness
+from outcore.ir.liveness import crossing_gaps
 from outcore.ir.memory import fits
 from outcore.ir.problem import Problem
 from outcore.lower import lower
@@ -67,9 +67,7 @@ def table3(_scale: Scale, _patience: Patience) -> Iterator[Row]:
 def _saved_maps() -> Iterator[Row]:
     """What Chainer retains of ResNet-50: everything that crosses to the backward call."""
     trace = chainer_resnet50(640).trace
-    crossing = {
-        g.buffer for g in gaps(trace, liveness(trace)) if g.after < trace.boundary <= g.before
-    }
+    crossing = {gap.buffer for gap in crossing_gaps(trace)}
     saved = [b.nbytes for b in trace.buffers if b.id in crossing and b.nbytes > MAP_BYTES]
     over = "more than 50 GB" if sum(saved) > 50e9 else "less"
     note = (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from outcore.ir.hardware import Hardware, Link, Tier
-from outcore.ir.liveness import dead_gaps, gaps, liveness
+from outcore.ir.liveness import dead_gaps, gaps
 from outcore.ir.plan import KEEP, Choice, Gap, Offload, Plan, Recompute, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile, Source
@@ -220,9 +220,9 @@ def dense_plan(problem: Problem) -> Plan:
 
     `y0` is kept, `y1` offloaded, `y2` stays once it is made again; any others are dropped.
     """
-    trace, live = problem.trace, liveness(problem.trace)
-    cats = (gap for gap in gaps(trace, live) if trace.buffers[gap.buffer].name.startswith("cat"))
+    trace = problem.trace
+    cats = (gap for gap in gaps(trace) if trace.buffers[gap.buffer].name.startswith("cat"))
     choices: dict[Gap, Choice] = dict.fromkeys(cats, Recompute())
     held: tuple[Choice, ...] = (KEEP, Offload(Tier.HOST), Recompute(stay=True))
-    choices |= dict(zip(dead_gaps(trace, live), held, strict=False))
+    choices |= dict(zip(dead_gaps(trace), held, strict=False))
     return make_plan(choices, "by hand")

@@ -53,10 +53,9 @@ def caught(problem: Problem, program: Program) -> bool:
     return False
 
 
-def changes_results(trace: Trace, good: Program, bad: Program, tries: int = 30) -> bool:
-    """Whether some order that the bad program allows gives other results than the good one."""
+def changes_results(trace: Trace, right: dict[int, int], bad: Program, tries: int = 30) -> bool:
+    """Whether some order that the bad program allows gives other results than the right ones."""
     dice = random.Random(0)
-    right = _results(trace, good, in_order)
     choosers: list[Chooser] = [max, min, *([lambda ready: dice.choice(list(ready))] * tries)]
     return any(_results(trace, bad, choose) != right for choose in choosers)
 
@@ -82,9 +81,10 @@ class Tally:
         for bad in without_instruction(program):
             self.instructions += 1
             self.instructions_caught += caught(problem, bad)
+        right = _results(problem.trace, program, in_order)
         for bad in without_edge(program):
             refused = caught(problem, bad)
-            harmful = changes_results(problem.trace, program, bad)
+            harmful = changes_results(problem.trace, right, bad)
             self.edges += 1
             self.edges_caught += refused
             self.edges_harmful += harmful

@@ -315,7 +315,7 @@ def plans(draw: st.DrawFn, problem: Problem) -> Plan:
     live = liveness(trace)
     tiers = [tier for tier, _ in problem.hardware.capacity_bytes if tier is not Tier.DEVICE]
     choices: dict[Gap, Choice] = {}
-    for gap in gaps(trace, live):
+    for gap in gaps(trace):
         producer = live.producer[gap.buffer]
         repeatable = producer is not None and trace.ops[producer].repeatable
         kind = dice.pick(["keep", "offload", "recompute"] if repeatable else ["keep", "offload"])
@@ -323,7 +323,7 @@ def plans(draw: st.DrawFn, problem: Problem) -> Plan:
             choices[gap] = _offload(dice, gap, dice.pick(tiers), made_here=producer == gap.after)
         else:
             choices[gap] = KEEP if kind == "keep" else Recompute(stay=dice.one_in(2))
-    for gap in dead_gaps(trace, live):
+    for gap in dead_gaps(trace):
         choices[gap] = _dead_choice(dice, trace, live.producer[gap.buffer], gap, tiers)
     costs = problem.profile.alternatives
     variants = {op: dice.below(len(others) + 1) for op, others in costs}

@@ -36,6 +36,7 @@ SPECS = (
     "best-fit",
     "best-fit-nnabla",
     "expandable-segments",
+    "expandable-segments{fraction=true}",
     "first-fit",
     "first-fit{block_bytes=16B}",
     "virtual-chunks",
@@ -256,6 +257,17 @@ def test_a_gap_is_filled_before_the_segment_grows() -> None:
     assert heap.reserved_bytes == 60 * MIB
     heap.malloc(19 * MIB)  # the rest of the page just mapped
     assert heap.malloc(20 * MIB) == first
+
+
+def test_under_a_fraction_a_request_counts_whole() -> None:
+    for fraction in (False, True):
+        heap = ExpandableHeap(60 * MIB, fraction=fraction)
+        heap.free(heap.malloc(15 * MIB))
+        heap.malloc(30 * MIB)  # needs one page more
+        assert heap.retries == 0
+        heap.free(heap.malloc(10 * MIB))
+        heap.malloc(25 * MIB)  # the same again, beside 40 MiB
+        assert heap.retries == fraction
 
 
 # ---- first fit, chunks ---------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from outcore.bound.linear import LinearProgram
 from outcore.bound.scene import make_scene
 from outcore.errors import InfeasibleError, MissingPackageError, VerifyError
 from outcore.ir.hardware import Hardware, Link, Tier
-from outcore.ir.liveness import dead_gaps, gaps, liveness
+from outcore.ir.liveness import dead_gaps, gaps
 from outcore.ir.memory import fits, peak
 from outcore.ir.plan import KEEP, Choice, Offload, Recompute, make_plan
 from outcore.ir.problem import Problem
@@ -125,8 +125,7 @@ def tiny_problems(draw):
 @settings(max_examples=100, suppress_health_check=list(HealthCheck), deadline=None)
 @given(problem=tiny_problems(), room=st.integers(0, 100))
 def test_no_plan_of_all_is_faster(problem, room):
-    live = liveness(problem.trace)
-    found = (*gaps(problem.trace, live), *dead_gaps(problem.trace, live))
+    found = (*gaps(problem.trace), *dead_gaps(problem.trace))
     assume(0 < len(found) <= 6)
     lowest, highest = floor(problem).nbytes, problem.budget_bytes
     budget = max(1, lowest + max(0, highest - lowest) * room // 100)
@@ -309,7 +308,7 @@ def test_a_copy_made_once_serves_two_gaps():
     )
     problem = slower_link(problem, 4)
     # Out once and back twice, 4 s each, beside nothing: memory is full while g runs.
-    every = make_plan(dict.fromkeys(gaps(trace, liveness(trace)), Offload(Tier.HOST)))
+    every = make_plan(dict.fromkeys(gaps(trace), Offload(Tier.HOST)))
     best = seconds_of(problem, every)
     assert best == pytest.approx(6 + 3 * 4)
     assert lower_bound(problem) == pytest.approx(best, rel=1e-6)
@@ -439,7 +438,7 @@ def test_a_copy_serves_an_absence_after_one_that_a_rerun_ended():
         trace.values[x].buffer: Offload(Tier.HOST),
         trace.values[y].buffer: Recompute(),
     }
-    every = gaps(trace, liveness(trace))
+    every = gaps(trace)
     plan = make_plan({gap: moved[gap.buffer] for gap in every if gap.buffer in moved})
     took = seconds_of(problem, plan)
     assert took == pytest.approx(2.2)

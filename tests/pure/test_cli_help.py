@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from typer.main import get_command
 
+from outcore.cli import app
 from outcore.cli.comparison import Comparison, table, to_dict
 from outcore.cli.progress import progress
 from outcore.cli.screen import WIDE, screen
@@ -23,7 +25,14 @@ COMMANDS = (
     "hardware",
     "networks",
     "plan",
+    "plan check",
+    "plan diff",
+    "plan explain",
+    "plan make",
+    "plan schema",
+    "plan show",
     "policies",
+    "report",
     "run",
     "sweep",
 )
@@ -32,6 +41,18 @@ FOR_HELP = {
     *("annotated_doc", "attr", "markdown_it", "mdurl", "outcore"),
     *("pygments", "rich", "shellingham", "typer", "typing_extensions"),
 }
+
+HELP_OF_EACH = """
+import contextlib, io, sys
+from outcore.cli import main
+for command in sys.argv[1:]:
+    sys.argv = ["outcore", *command.split(), "--help"]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        main()
+    assert "Usage:" in printed.getvalue(), f"{command}: {printed.getvalue()}"
+    assert "torch" not in sys.modules, f"outcore {command} --help imported torch"
+"""
 
 RUN = """
 import sys
@@ -46,23 +67,37 @@ finally:
 """
 
 
-def run(*arguments):
-    command = [sys.executable, "-c", RUN, *arguments]
+def run(*arguments, code=RUN):
+    command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def commands(of, path=()):
+    for name, command in sorted(of.commands.items()):
+        yield " ".join((*path, name))
+        yield from commands(command, (*path, name)) if hasattr(command, "commands") else ()
+
+
+def test_all_commands_are_tried_here():
+    assert tuple(commands(get_command(app))) == COMMANDS
 
 
 def test_help_lists_the_commands_and_imports_little():
     finished = run("--help")
     assert finished.returncode == 0, finished.stderr
-    assert all(command in finished.stdout for command in COMMANDS)
+    assert all(command.split()[0] in finished.stdout for command in COMMANDS)
     label, *packages = finished.stderr.split()
     assert label == "packages:"
     assert set(packages) <= FOR_HELP
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, ""])
-def test_help_and_version_need_no_torch(command):
-    finished = run(*command.split(), "--help") if command else run("--version")
+def test_help_needs_no_torch():
+    finished = run(*COMMANDS, code=HELP_OF_EACH)
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_the_version_needs_no_torch():
+    finished = run("--version")
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.strip()
 

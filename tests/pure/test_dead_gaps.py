@@ -10,7 +10,7 @@ from outcore.errors import VerifyError
 from outcore.evaluate import KEEP as KEEP_KIND
 from outcore.evaluate import OFFLOAD, RECOMPUTE, RECOMPUTE_STAY, Evaluator
 from outcore.ir.hardware import Hardware, Link, Tier
-from outcore.ir.liveness import dead_gaps, gaps, liveness
+from outcore.ir.liveness import dead_gaps, gaps
 from outcore.ir.memory import fits
 from outcore.ir.plan import KEEP, Choice, Gap, Offload, Recompute, default_choice, make_plan
 from outcore.ir.problem import Problem
@@ -33,14 +33,14 @@ def by_name(problem: Problem) -> dict[str, int]:
 
 
 def dead(problem: Problem) -> tuple[Gap, ...]:
-    return dead_gaps(problem.trace, liveness(problem.trace))
+    return dead_gaps(problem.trace)
 
 
 def program_of(choice: Choice, again: Choice = AGAIN, problem: Problem = DENSE) -> Program:
     """All concatenations are made again, and `choice` is for all dead gaps."""
     names = by_name(problem)
     cats = {names[name] for name in names if name.startswith("cat")}
-    crossing = (g for g in gaps(problem.trace, liveness(problem.trace)) if g.buffer in cats)
+    crossing = (g for g in gaps(problem.trace) if g.buffer in cats)
     choices: dict[Gap, Choice] = dict.fromkeys(crossing, again)
     return lower(problem, make_plan(choices | dict.fromkeys(dead(problem), choice)))
 
@@ -240,8 +240,7 @@ def test_what_is_made_again_in_no_time_is_not_decided_on():
 
 def best_of_all(problem: Problem, dead_choices: tuple[Choice, ...]) -> float:
     """The seconds of the fastest plan of all that keep or make again, by trying each."""
-    live = liveness(problem.trace)
-    found = gaps(problem.trace, live)
+    found = gaps(problem.trace)
     every = [g for g in found if g.before >= problem.trace.boundary > g.after]
     options = [(KEEP, AGAIN)] * len(every) + [dead_choices] * len(dead(problem))
     best = float("inf")

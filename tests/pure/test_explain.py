@@ -20,11 +20,13 @@ from outcore.ir.memory import fits
 from outcore.ir.plan import KEEP, Choice, Gap, Offload, Plan, Recompute, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Cost, Profile, Source
+from outcore.ir.store import load
 from outcore.ir.timeline import Timeline
 from outcore.ir.trace import Donation, Effect, Phase, Ref, Role
 from outcore.lower import lower
 from outcore.policies import resolve
 from outcore.simulate import simulate
+from tests.conftest import CASES
 from tests.pure.building import TraceBuilder, dense_plan, dense_problem, small_problem
 from tests.pure.strategies import plans, problems, traces
 
@@ -423,7 +425,7 @@ class TestWhatIsHeldForReruns:
         first, *rest = problem.trace.ops
         once = replace(first, effects=frozenset({Effect.UNREPEATABLE}))
         problem = replace(problem, trace=replace(problem.trace, ops=(once, *rest)))
-        (gap,) = dead_gaps(problem.trace, liveness(problem.trace))[:1]
+        (gap,) = dead_gaps(problem.trace)[:1]
         (move,) = explained(problem, {gap: KEEP}).moves
         assert not move.alternatives[2].impossible
         assert "op 0 aten.convolution.default is unrepeatable" in move.alternatives[3].impossible
@@ -472,12 +474,22 @@ class TestAnyPlan:
         check_causes(problem, plan, explanation)
 
 
+def test_a_copy_back_behind_a_free_names_what_that_waits_for() -> None:
+    """A draw: on the way in an outer slot is freed before, that a copy out has not come to yet."""
+    case = CASES / "explain"
+    problem = load(case / "freed_on_the_way_in.problem.json", Problem)
+    plan = load(case / "freed_on_the_way_in.plan.json", Plan)
+    explanation = explain(problem, plan)
+    check_causes(problem, plan, explanation)
+    assert [wait.behind for wait in explanation.waits if wait.late is Late.LINK] == [(6,)]
+
+
 def sayable(problem: Problem, dice: random.Random) -> Plan:
     """Any plan that arrays can say, variants aside."""
     live = liveness(problem.trace)
     outer = problem.hardware.outer
     choices: dict[Gap, Choice] = {}
-    for gap in (*gaps(problem.trace, live), *dead_gaps(problem.trace, live)):
+    for gap in (*gaps(problem.trace), *dead_gaps(problem.trace)):
         inside = [None, *range(gap.after + 1, gap.before + 1)]
         away = Offload(outer, release=dice.choice(inside), prefetch=dice.choice(inside))
         made = live.producer[gap.buffer]

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from outcore.allocators import reserve
 from outcore.evaluate import Evaluator
 from outcore.ir.hardware import Link, Tier
-from outcore.ir.liveness import gaps, liveness
+from outcore.ir.liveness import gaps
 from outcore.ir.memory import fits, held_bytes
 from outcore.ir.plan import Gap, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
@@ -107,7 +107,7 @@ def test_what_is_to_leave_finds_its_room_on_the_host():
         t.op("test.b", tuple(map(Ref, reads)), (made[-1],), Phase.BACKWARD)
     trace = t.trace([x], (Ref(loss),), [tangent], (Ref(made[-1]),))
     problem = problem_of(trace, budget_bytes=1 << 30)
-    away = [gap for gap in gaps(trace, liveness(trace)) if gap.before - gap.after > 1]
+    away = [gap for gap in gaps(trace) if gap.before - gap.after > 1]
     plan = make_plan(dict.fromkeys(away, Offload(Tier.HOST)))
     tight = replace(problem, host_budget_bytes=64 * 1024)
     assert fits(tight, lower(tight, plan))

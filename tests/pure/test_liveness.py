@@ -38,7 +38,7 @@ def test_liveness_of_the_small_trace() -> None:
 
 def test_gaps_of_the_small_trace() -> None:
     trace = small_trace()
-    assert gaps(trace, liveness(trace)) == (
+    assert gaps(trace) == (
         Gap(3, 1, 3),
         Gap(3, 3, 8),
         Gap(4, 2, 7),
@@ -54,7 +54,7 @@ def test_what_an_op_mutates_is_held() -> None:
 
 def test_what_the_caller_passes_and_does_not_hold_has_gaps() -> None:
     trace = edited('borrowed "x"', '"x"')
-    assert Gap(0, 0, 8) in gaps(trace, liveness(trace))
+    assert Gap(0, 0, 8) in gaps(trace)
 
 
 def test_an_unused_output_is_used_where_it_is_made() -> None:
@@ -105,7 +105,7 @@ def test_held_buffers_are_those_the_caller_has_or_an_op_mutates(trace: Trace) ->
 @given(traces(mutates=True))
 def test_gaps_are_sorted_idle_and_worth_something(trace: Trace) -> None:
     live = liveness(trace)
-    found = gaps(trace, live)
+    found = gaps(trace)
     assert list(found) == sorted(set(found))
     for gap in found:
         uses = live.uses[gap.buffer]
@@ -117,7 +117,7 @@ def test_gaps_are_sorted_idle_and_worth_something(trace: Trace) -> None:
 @given(traces())
 def test_every_idle_stretch_of_what_may_leave_is_a_gap(trace: Trace) -> None:
     live = liveness(trace)
-    found = set(gaps(trace, live))
+    found = set(gaps(trace))
     for buffer, uses in enumerate(live.uses):
         for after, before in pairwise(uses):
             if not live.held[buffer] and before - after > 1:

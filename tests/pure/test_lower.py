@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from outcore.errors import VerifyError
 from outcore.interpret import Chooser, in_order, interpret
 from outcore.ir.hardware import Tier
-from outcore.ir.liveness import gaps, liveness
+from outcore.ir.liveness import gaps
 from outcore.ir.memory import fits, peak
 from outcore.ir.plan import Gap, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
@@ -352,7 +352,7 @@ class TestText:
         trace = t.trace([x], (Ref(maps[-1]),), [tangent], (Ref(grad),))
         profile = Profile((1e-3,) * len(trace.ops), (0,) * len(trace.ops), Source.ESTIMATED)
         problem = Problem(trace, profile, small_hardware(), 1 << 20)
-        (gap,) = (g for g in gaps(trace, liveness(trace)) if g.buffer == 1)
+        (gap,) = (g for g in gaps(trace) if g.buffer == 1)
         program = lower(problem, make_plan({gap: Offload(Tier.HOST)}))
         back = [i for i, x in enumerate(program.body) if x.stream is Stream.IN]
         assert min(back) >= program.boundary

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Hardware, Link, Tier, staging_bytes
-from outcore.ir.liveness import dead_gaps, liveness
+from outcore.ir.liveness import dead_gaps
 from outcore.ir.memory import fits, tier_bytes
 from outcore.ir.plan import Offload, Plan, make_plan
 from outcore.ir.problem import Problem
@@ -142,7 +142,7 @@ def test_the_plan_fits_every_tier(data):
 
 def test_what_is_held_for_reruns_goes_to_the_disk_as_well() -> None:
     problem = dense_problem(layers=40)
-    dead = dead_gaps(problem.trace, liveness(problem.trace))
+    dead = dead_gaps(problem.trace)
     everything = dense_plan(problem).by_gap | dict.fromkeys(dead, Offload(HOST))
     room = staging_bytes(1024) + 4 * 1024
     plan = overflow(replace(problem, host_budget_bytes=room), make_plan(everything))

@@ -147,3 +147,11 @@ def test_a_legend_names_what_is_drawn():
     assert dict(view_of(small_report(8192, AGAIN)).legend)["rerun"] == "computed again"
     assert "computing again" not in check(small_report()).said
     assert "copied out" not in Page(page(small_report(16384, "keep-all"))).said
+
+
+def test_a_peak_between_the_two_calls_is_no_ops():
+    (step,) = small_report().steps
+    assert ", at op " in page(report(step.problem, step.plan))
+    outside = replace(step.problem, between_bytes=1 << 30, budget_bytes=1 << 40)
+    words = page(report(outside, step.plan))
+    assert ", between the forward call and the backward call" in words

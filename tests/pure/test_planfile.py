@@ -21,7 +21,7 @@ from outcore.errors import (
 )
 from outcore.explain import explain
 from outcore.ir.hardware import Tier, staging_bytes
-from outcore.ir.liveness import gaps, liveness
+from outcore.ir.liveness import gaps
 from outcore.ir.memory import fits, tier_bytes
 from outcore.ir.plan import KEEP, Gap, Keep, Offload, Plan, Recompute, make_plan
 from outcore.ir.problem import Problem
@@ -368,7 +368,7 @@ class TestRules:
 
     def test_keeping_is_for_every_gap_and_the_others_for_that_across_the_boundary(self):
         problem = small_problem()
-        of_conv = [g for g in gaps(problem.trace, liveness(problem.trace)) if g.buffer == CONV]
+        of_conv = [g for g in gaps(problem.trace) if g.buffer == CONV]
         assert len(of_conv) == 2
         assert forced(problem, [keep("conv")]) == dict.fromkeys(of_conv, KEEP)
         assert forced(problem, [recompute("conv")]) == {CONV_GAP: Recompute()}
@@ -590,9 +590,9 @@ class TestDiffs:
         assert {h for c in found.plans[0].changes for h in c.how} == {"reason", "cost"}
         assert not found.only_actions().differs
         hinted = replace(plan, choices=((CONV_GAP, replace(HOST, prefetch=7)), *plan.choices[1:]))
-        if hinted.choices[0][0] == plan.choices[0][0]:
-            changed_file = make_file([saved_plan(problem, hinted)], VERSIONS)
-            assert diff_files(files[0], changed_file).only_actions().differs
+        assert hinted.choices[0][0] == plan.choices[0][0]
+        changed_file = make_file([saved_plan(problem, hinted)], VERSIONS)
+        assert diff_files(files[0], changed_file).only_actions().differs
 
     def test_storages_of_other_traces_are_compared_by_name(self):
         problem, _ = small_plan()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outcore.ir.hardware import Tier
-from outcore.ir.liveness import gaps, liveness
+from outcore.ir.liveness import gaps
 from outcore.ir.plan import Offload, Plan, Recompute, make_plan
 from outcore.ir.store import digest
 from outcore.planfile import (
@@ -19,7 +19,7 @@ from tests.pure.strategies import small_problem
 
 VERSIONS = Versions("0.1.0", "3.11.2", "2.13.0")
 PROBLEM = small_problem()
-CONV = next(gap for gap in gaps(PROBLEM.trace, liveness(PROBLEM.trace)) if gap.buffer == 3)
+CONV = next(gap for gap in gaps(PROBLEM.trace) if gap.buffer == 3)
 OFFLOADED = make_plan({CONV: Offload(Tier.HOST)})
 RECOMPUTED = make_plan({CONV: Recompute()})
 KEPT = make_plan({})

@@ -303,7 +303,7 @@ def test_recomputable_is_what_every_op_to_run_again_allows(problem, mutating):
                 return False
             return all(mutated.get(b, -1) <= op for b in trace.reads[op])
 
-        every = gaps(trace, live)
+        every = gaps(trace)
         expected = {gap for gap in every if all(map(sound, ops_again(trace, live, gap)))}
         assert recomputable(replace(problem, trace=trace), every) == expected
 
@@ -533,4 +533,4 @@ def test_the_floor_plan_prefers_few_copies():
     assert set(floor_plan(problem).by_gap) == set(candidates(problem, 64 * KIB))
     small = chain((60, 60, 60, 60))
     tight = replace(small, budget_bytes=floor(small).nbytes)
-    assert set(floor_plan(tight).by_gap) == set(gaps(small.trace, liveness(small.trace)))
+    assert set(floor_plan(tight).by_gap) == set(gaps(small.trace))

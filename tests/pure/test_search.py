@@ -29,6 +29,7 @@ from outcore.policies.search_anneal import ROWS, ROWS_IN_DEEP, STAGES, Annealing
 from outcore.policies.search_space import make_space
 from outcore.policies.search_starts import find_starts
 from outcore.policies.search_walks import Walks
+from outcore.policies.superneurons import SuperNeurons
 from outcore.simulate import simulate
 from tests.pure.building import relinked
 from tests.pure.chainer_resnet import table3_problem
@@ -314,3 +315,20 @@ def test_a_refusal_names_the_least_that_is_needed():
 )
 def test_shallow_and_deep_networks_get_about_as_many_steps(ops, steps):
     assert evaluations(1.0, ops) == steps
+
+
+def test_a_start_is_not_asked_what_it_would_need(monkeypatch):
+    """To tell, the rule is tried with more and more memory."""
+    tried = []
+
+    def count(policy, problem):
+        tried.append(problem.budget_bytes)
+        raise refusal
+
+    refusal = InfeasibleError(
+        tier="device", op="", budget_bytes=1, needed_bytes=1, floor_bytes=1 << 40, policy="rule"
+    )
+    monkeypatch.setattr(SuperNeurons, "as_it_is", count)
+    found = find_starts(chain(), 1)
+    assert tried == [chain().budget_bytes]
+    assert refusal not in found.refusals

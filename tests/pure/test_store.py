@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from outcore.errors import DigestError, FormatError
 from outcore.ir import store
 from outcore.ir.hardware import Tier
 from outcore.ir.nouns import Noun
+from outcore.ir.once import once_per_trace
 from outcore.ir.plan import KEEP, Gap, Offload, Plan, Recompute, make_plan
 from outcore.ir.profile import Cost, Profile, Source
 from outcore.ir.program import Alloc, Copy, Free, Instruction, Program, Run, Slot, Stream
@@ -405,9 +407,19 @@ def test_the_digest_of_a_trace_is_worked_out_once(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(store, "_digest", count)
     assert [digest(trace), digest(trace), digest(small_trace())] == ["d"] * 3
     assert worked_out == [Trace, Trace]
-    known = len(store._TRACES)
+
+
+def test_what_is_known_of_a_trace_goes_with_it() -> None:
+    class Found:
+        """What can be asked whether it lives."""
+
+    trace = small_trace()
+    known = once_per_trace(lambda _: Found())
+    found = ref(known(trace))
+    assert known(trace) is found()
+    assert known(small_trace()) is not found()
     del trace
-    assert len(store._TRACES) < known  # forgotten with the trace
+    assert found() is None
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:

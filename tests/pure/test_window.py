@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from outcore.errors import InfeasibleError, PolicyError
 from outcore.ir.hardware import Hardware, Tier
-from outcore.ir.liveness import gaps, liveness
+from outcore.ir.liveness import gaps
 from outcore.ir.memory import fits, peak
 from outcore.ir.plan import Offload, make_plan
 from outcore.ir.problem import Problem
@@ -329,7 +329,7 @@ def test_gaps_are_those_of_the_trace():
     seq = variable_sequence(problem, 1)
     buffers = len(problem.trace.buffers)
     own = [p for p, v in enumerate(seq.order) if v < buffers and seq.following[p] is not None]
-    assert {seq.gap(p) for p in own} >= set(gaps(problem.trace, liveness(problem.trace)))
+    assert {seq.gap(p) for p in own} >= set(gaps(problem.trace))
     with pytest.raises(ValueError, match="is not used after"):
         seq.gap(len(seq.order) - 1)
 
@@ -364,7 +364,7 @@ def test_what_is_scheduled_fits_and_is_the_plan(problem, more):
     if passed_bytes(problem) > problem.budget_bytes:
         return
     plan = Window(min_bytes=1).plan(problem)
-    movable = gaps(problem.trace, liveness(problem.trace))
+    movable = gaps(problem.trace)
     found = {gap: (choice.release, choice.prefetch) for gap, choice in plan.choices}
     scheduled_hints = {
         seq.gap(t.position): (seq.ops[t.released], seq.ops[t.fetched]) for t in trips

@@ -28,14 +28,20 @@ _ADDRESSES = LARGE_PAGE << 36
 
 @dataclass(frozen=True, slots=True)
 class ExpandableSegments:
-    """PyTorch's caching allocator as outcore sets it on a GPU."""
+    """PyTorch's caching allocator as outcore sets it on a GPU.
+
+    `fraction`: the capacity is that of `torch.cuda.set_per_process_memory_fraction`, for which a
+    request that needs any memory counts as a segment of its own, however little it needs.
+    """
 
     name: ClassVar[str] = "expandable-segments"
     summary: ClassVar[str] = "PyTorch's with expandable segments: memory is mapped where needed"
 
+    fraction: bool = False
+
     def heap(self, capacity_bytes: int) -> ExpandableHeap:
         """An empty heap on a device of `capacity_bytes`."""
-        return ExpandableHeap(capacity_bytes)
+        return ExpandableHeap(capacity_bytes, fraction=self.fraction)
 
 
 @dataclass(slots=True)
@@ -138,8 +144,8 @@ class Stretch:
 class ExpandableHeap:
     """Two stretches of addresses."""
 
-    def __init__(self, capacity_bytes: int) -> None:
-        self.capacity_bytes = capacity_bytes
+    def __init__(self, capacity_bytes: int, *, fraction: bool = False) -> None:
+        self.capacity_bytes, self.fraction = capacity_bytes, fraction
         self.reserved_bytes = self.retries = 0
         self.small, self.large = Stretch(SMALL_PAGE), Stretch(LARGE_PAGE)
         for start, stretch in ((0, self.small), (_ADDRESSES, self.large)):
@@ -163,7 +169,8 @@ class ExpandableHeap:
     def _grown(self, stretch: Stretch, size: int) -> Block:
         """A block in use of `size` bytes or more, part of which had no memory before."""
         first = stretch.room(size)
-        if self.reserved_bytes + stretch.needed(first, size) > self.capacity_bytes:
+        asked = PYTORCH.segment(size) if self.fraction else stretch.needed(first, size)
+        if self.reserved_bytes + asked > self.capacity_bytes:
             self.retries += 1
             self.reserved_bytes -= self.small.unmap() + self.large.unmap()
             first = stretch.room(size)

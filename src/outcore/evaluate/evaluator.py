@@ -56,7 +56,7 @@ class Evaluator:
         verify_problem(problem)
         live = liveness(problem.trace)
         self.problem = problem
-        every = (*gaps(problem.trace, live), *dead_gaps(problem.trace, live))
+        every = (*gaps(problem.trace), *dead_gaps(problem.trace))
         self.gaps: tuple[Gap, ...] = tuple(sorted(every))
         defaults = [RECOMPUTE if gap.dead else KEEP for gap in self.gaps]
         self.default_kinds = np.array(defaults, np.int8)

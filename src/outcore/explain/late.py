@@ -51,7 +51,12 @@ def _late_back(scene: Scene, position: int) -> Lateness:
 def _behind_others(scene: Scene, position: int, ready: float) -> Lateness:
     """The stream was busy from `ready` until the copy began."""
     stream, start = scene.program.body[position].stream, scene.start[position]
-    return Lateness(Late.LINK, scene.under_way(stream, ready, start))
+    # Where none was under way there, an outer slot is freed first, whose copy out was not done.
+    behind = scene.under_way(stream, ready, start)
+    if not behind:
+        out, own = scene.under_way(Stream.OUT, ready, start), scene.moved(position).buffer
+        behind = tuple(buffer for buffer in out if buffer != own)
+    return Lateness(Late.LINK, behind)
 
 
 def _after_copy_out(scene: Scene, position: int) -> Lateness:

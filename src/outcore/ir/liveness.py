@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from outcore.ir.once import once_per_trace
 from outcore.ir.plan import Gap
 from outcore.ir.trace import Effect, Trace
 
@@ -24,6 +25,7 @@ class Liveness:
     held: tuple[bool, ...]
 
 
+@once_per_trace
 def liveness(trace: Trace) -> Liveness:
     """Producer, uses and ownership of every buffer of `trace`. Linear in ops."""
     producer: list[int | None] = [None] * len(trace.buffers)
@@ -41,11 +43,13 @@ def liveness(trace: Trace) -> Liveness:
     return Liveness(tuple(producer), tuple(map(tuple, uses)), held)
 
 
-def gaps(trace: Trace, live: Liveness) -> tuple[Gap, ...]:
+@once_per_trace
+def gaps(trace: Trace) -> tuple[Gap, ...]:
     """Every gap between two uses of every buffer that may leave the device, sorted.
 
     Gaps between neighbouring ops are left out: nothing can be gained there.
     """
+    live = liveness(trace)
     return tuple(
         Gap(buffer, after, before)
         for buffer, uses in enumerate(live.uses)
@@ -54,13 +58,20 @@ def gaps(trace: Trace, live: Liveness) -> tuple[Gap, ...]:
     )
 
 
-def dead_gaps(trace: Trace, live: Liveness) -> tuple[Gap, ...]:
+def crossing_gaps(trace: Trace) -> tuple[Gap, ...]:
+    """Those of them in which a buffer waits for the backward call."""
+    return tuple(gap for gap in gaps(trace) if gap.after < trace.boundary <= gap.before)
+
+
+@once_per_trace
+def dead_gaps(trace: Trace) -> tuple[Gap, ...]:
     """The gap after its last use of every buffer that runs of forward ops again may want, sorted.
 
     It ends with the last op that needs what is made from the buffer. Few gradients wait so long
     that it pays to make them again: what only backward ops would read has no such gap. Linear in
     reads and writes.
     """
+    live = liveness(trace)
     until: dict[int, int] = {}
     for op in reversed(trace.ops):
         if not op.repeatable or op.id >= trace.boundary:

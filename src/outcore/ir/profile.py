@@ -47,6 +47,11 @@ class Profile:
         costs = ((Cost(*pair), *others.get(op, ())) for op, pair in enumerate(figures))
         object.__setattr__(self, "costs", tuple(costs))
 
+    @classmethod
+    def unknown(cls, ops: int) -> Profile:
+        """That of so many ops of which nothing is known: no time, no workspace."""
+        return cls((0.0,) * ops, (0,) * ops, Source.ESTIMATED)
+
     def cost(self, op: int, variant: int = 0) -> Cost:
         """The cost of `op` as it runs by default, or by its `variant`-th alternative from 1."""
         return self.costs[op][variant]

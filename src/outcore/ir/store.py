@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from uuid import uuid4
 from outcore.errors import DigestError, FormatError, VerifyError
 from outcore.ir.codec import Json, MismatchError
 from outcore.ir.nouns import N, Noun, kind_of
+from outcore.ir.once import once_per_trace
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
@@ -42,17 +42,12 @@ def digest(noun: Noun) -> str:
 
     That of a Trace is worked out once, in time linear in its ops, and found again by identity.
     """
-    if not isinstance(noun, Trace):
-        return _digest(noun)
-    known = _TRACES.get(id(noun))
-    if known is None:
-        known = _TRACES[id(noun)] = _digest(noun)
-        weakref.finalize(noun, _TRACES.pop, id(noun)).atexit = False
-    return known
+    return _trace_digest(noun) if isinstance(noun, Trace) else _digest(noun)
 
 
-_TRACES: dict[int, str] = {}
-"""The digest of each live Trace that was asked for, by `id`. A policy lowers hundreds of plans."""
+@once_per_trace
+def _trace_digest(trace: Trace) -> str:
+    return _digest(trace)
 
 
 def _digest(noun: Noun) -> str:

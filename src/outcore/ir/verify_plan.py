@@ -21,7 +21,7 @@ def verify_plan(problem: Problem, plan: Plan) -> None:
     refuses what cannot.
     """
     live = liveness(problem.trace)
-    known = {*gaps(problem.trace, live), *dead_gaps(problem.trace, live)}
+    known = {*gaps(problem.trace), *dead_gaps(problem.trace)}
     last = Gap(-1, -1, -1)
     for gap, choice in plan.choices:
         if gap not in known:

@@ -38,7 +38,7 @@ class _Expansion:
         """Buffer -> the slot that holds a valid copy in an outer tier now."""
         self.now: dict[int, Choice] = {}
         """Buffer -> the choice for the gap it is in, while it is in one."""
-        self.dead = {gap.buffer: gap for gap in dead_gaps(problem.trace, self.live)}
+        self.dead = {gap.buffer: gap for gap in dead_gaps(problem.trace)}
         self.ending: dict[int, list[int]] = {}
         """Op -> the buffers whose dead gap ends with it, where those are not just dropped."""
         for gap, _ in plan.choices:

@@ -87,10 +87,12 @@ def _slot_of(action: Action) -> int | None:
 
 def _order(draft: Draft, stay: list[Action], copies: list[Action]) -> list[Action]:
     """Frees first, then copies back, then the allocs of the step's own outputs."""
-    device_free = [
-        a for a in stay if isinstance(a, Free) and draft.slots[a.slot].tier is Tier.DEVICE
-    ]
-    return [*device_free, *copies, *(a for a in stay if a not in device_free)]
+    frees: list[Action] = []
+    others: list[Action] = []
+    for action in stay:
+        free = isinstance(action, Free) and draft.slots[action.slot].tier is Tier.DEVICE
+        (frees if free else others).append(action)
+    return [*frees, *copies, *others]
 
 
 @dataclass(frozen=True, slots=True)

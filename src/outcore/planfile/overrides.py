@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from outcore.errors import OptionValueError
-from outcore.ir.liveness import Liveness, gaps, liveness
+from outcore.ir.liveness import Liveness, crossing_gaps, gaps, liveness
 from outcore.ir.plan import KEEP, Choice, Gap, Keep, Recompute
 from outcore.ir.problem import Problem
 from outcore.ir.trace import Trace
@@ -35,7 +35,7 @@ def forced(problem: Problem, rules: Sequence[Rule]) -> dict[Gap, Choice]:
     deciding = _deciding(trace, rules)
     crossing = _crossing(trace)
     found: dict[Gap, Choice] = {}
-    for gap in gaps(trace, liveness(trace)):
+    for gap in gaps(trace):
         rule = deciding.get(gap.buffer)
         if rule is None:
             continue
@@ -84,12 +84,7 @@ def _matched(trace: Trace, rule: Rule) -> list[int]:
 
 def _crossing(trace: Trace) -> dict[int, Gap]:
     """Buffer -> its gap between forward and backward, for those that may leave the device."""
-    found = gaps(trace, liveness(trace))
-    return {
-        gap.buffer: gap
-        for gap in found
-        if gap.after < trace.boundary <= gap.before and trace.buffers[gap.buffer].nbytes
-    }
+    return {gap.buffer: gap for gap in crossing_gaps(trace) if trace.buffers[gap.buffer].nbytes}
 
 
 def _check_possible(

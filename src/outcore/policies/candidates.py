@@ -11,7 +11,7 @@ from math import inf
 from types import MappingProxyType
 
 from outcore.ir.hardware import Tier
-from outcore.ir.liveness import Liveness, gaps, liveness
+from outcore.ir.liveness import Liveness, crossing_gaps, liveness
 from outcore.ir.plan import KEEP, Gap, Keep, Offload
 from outcore.ir.problem import Problem
 from outcore.ir.trace import Effect, Trace
@@ -25,9 +25,10 @@ def candidates(problem: Problem, min_bytes: int) -> tuple[Gap, ...]:
     That order is the order of the last forward use, as in PoocH's code (a map is copied out when
     its variable dies); buffers that one op uses last go in order of its arguments, then results.
     """
-    trace, live = problem.trace, liveness(problem.trace)
-    crossing = (g for g in gaps(trace, live) if g.after < trace.boundary <= g.before)
-    wanted = (g for g in crossing if trace.buffers[g.buffer].nbytes >= max(1, min_bytes))
+    trace = problem.trace
+    wanted = (
+        g for g in crossing_gaps(trace) if trace.buffers[g.buffer].nbytes >= max(1, min_bytes)
+    )
     return tuple(sorted(wanted, key=lambda g: (g.after, _rank(trace, g))))
 
 

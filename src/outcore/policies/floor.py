@@ -13,7 +13,7 @@ from functools import partial
 
 from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Tier
-from outcore.ir.liveness import gaps, liveness
+from outcore.ir.liveness import gaps
 from outcore.ir.memory import fits
 from outcore.ir.plan import Choice, Gap, Offload, Plan, Recompute, make_plan
 from outcore.ir.problem import Problem
@@ -138,7 +138,7 @@ def _offloading(problem: Problem) -> Iterator[dict[Gap, Choice]]:
     leave = away(problem)
     if isinstance(leave, Offload):
         trace = problem.trace
-        every = gaps(trace, liveness(trace))
+        every = gaps(trace)
         yield dict.fromkeys(candidates(problem, MIN_BYTES), leave)
         yield {g: leave for g in every if trace.buffers[g.buffer].nbytes}
 

@@ -118,7 +118,7 @@ def edges(trace: Trace, min_bytes: int) -> Edges:
             owner.append(index)
             target.append(order.node(op))
     chosen = set(wanted)
-    idle = tuple(gap for gap in gaps(trace, live) if gap.buffer in chosen)
+    idle = tuple(gap for gap in gaps(trace) if gap.buffer in chosen)
     return Edges(
         levels=order,
         buffers=tuple(wanted),

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from math import inf
+from typing import TypeAlias
 
 from outcore.errors import InfeasibleError
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.policies.chen import ChenSqrt
 from outcore.policies.floor import floor_plan
-from outcore.policies.policy import Policy
 from outcore.policies.pooch import Pooch
 from outcore.policies.recompute_all import RecomputeAll
 from outcore.policies.superneurons import SuperNeurons
 from outcore.policies.swap_opt import SwapOpt
 from outcore.policies.window import Window
+
+Maker: TypeAlias = Callable[[Problem], Plan]
 
 MANY_OPS = 4000
 """With more ops than this only the floor's plan is asked for: where layers repeat, walks get from
@@ -43,23 +44,24 @@ def find_starts(problem: Problem, min_bytes: int, deadline: float = inf) -> Star
     """
     plans: list[Plan] = []
     refusals: list[InfeasibleError] = []
-    asked = (policy.plan for policy in _policies(problem, min_bytes))
-    for make in chain((floor_plan,), asked):
+    rule = SuperNeurons(min_bytes).as_it_is  # what its plan would need takes more plans to say
+    for make in (floor_plan, *_makers(problem, min_bytes, rule)):
         if plans and time.perf_counter() > deadline:
             break
         try:
             plans.append(make(problem))
         except InfeasibleError as error:
-            refusals.append(error)
+            if make != rule:
+                refusals.append(error)
     return Starts(tuple(plans), tuple(refusals))
 
 
-def _policies(problem: Problem, min_bytes: int) -> Iterator[Policy]:
+def _makers(problem: Problem, min_bytes: int, rule: Maker) -> Iterator[Maker]:
     if len(problem.trace.ops) <= MANY_RERUNS:
-        yield SuperNeurons(min_bytes)
+        yield rule
     if len(problem.trace.ops) <= MANY_OPS:
-        yield SwapOpt(min_bytes, early=True)
-        yield ChenSqrt(min_bytes)
-        yield Window(min_bytes)
-        yield Pooch(min_bytes, early=True)
-        yield RecomputeAll(min_bytes, max_ops=4, stay=True)
+        yield SwapOpt(min_bytes, early=True).plan
+        yield ChenSqrt(min_bytes).plan
+        yield Window(min_bytes).plan
+        yield Pooch(min_bytes, early=True).plan
+        yield RecomputeAll(min_bytes, max_ops=4, stay=True).plan

@@ -49,18 +49,19 @@ class SuperNeurons:
         that the error names has been tried.
         """
         try:
-            return self._rule(problem)
+            return self.as_it_is(problem)
         except InfeasibleError as error:
             refusal = error
         while refusal.tier == Tier.DEVICE.value:
             try:
-                self._rule(replace(problem, budget_bytes=refusal.floor_bytes))
+                self.as_it_is(replace(problem, budget_bytes=refusal.floor_bytes))
                 break
             except InfeasibleError as error:
                 refusal = error
         raise replace(refusal, budget_bytes=problem.limit_bytes(Tier(refusal.tier)))
 
-    def _rule(self, problem: Problem) -> Plan:
+    def as_it_is(self, problem: Problem) -> Plan:
+        """The rule's plan. With the budget that the error names there may be none either."""
         gaps, leave = candidates(problem, self.min_bytes), away(problem)
         if not gaps or not isinstance(leave, Offload):
             return settle(problem, {}, self)

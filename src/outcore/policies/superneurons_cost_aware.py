@@ -139,7 +139,7 @@ class SuperNeuronsCostAware:
 def _large(problem: Problem, min_bytes: int) -> Iterator[Gap]:
     """Every gap of what takes at least `min_bytes`."""
     trace = problem.trace
-    every = gaps(trace, liveness(trace))
+    every = gaps(trace)
     return (gap for gap in every if trace.buffers[gap.buffer].nbytes >= max(1, min_bytes))
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from outcore.errors import InfeasibleError, PolicyError
 from outcore.ir.hardware import Tier
-from outcore.ir.liveness import gaps, liveness
+from outcore.ir.liveness import gaps
 from outcore.ir.plan import Choice, Gap, Offload, Plan
 from outcore.ir.problem import Problem
 from outcore.policies.candidates import away
@@ -94,5 +94,5 @@ class Window:
 def _movable(problem: Problem, min_bytes: int) -> dict[Gap, None]:
     """Every gap of buffers of at least `min_bytes`, in their order."""
     trace = problem.trace
-    every = gaps(trace, liveness(trace))
+    every = gaps(trace)
     return {gap: None for gap in every if trace.buffers[gap.buffer].nbytes >= min_bytes}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outcore.ir.liveness import gaps, liveness
+from outcore.ir.liveness import crossing_gaps
 from outcore.ir.plan import Offload, Plan, Recompute
 from outcore.ir.trace import Trace
 
@@ -39,8 +39,7 @@ def count_held(plan: Plan) -> int:
 
 def count_choices(trace: Trace, plan: Plan) -> Counts:
     """The Counts of one plan."""
-    crossing = (g for g in gaps(trace, liveness(trace)) if g.after < trace.boundary <= g.before)
-    choices = [plan.choice(gap) for gap in crossing]
+    choices = [plan.choice(gap) for gap in crossing_gaps(trace)]
     offload = sum(isinstance(choice, Offload) for choice in choices)
     recompute = sum(isinstance(choice, Recompute) for choice in choices)
     return Counts(len(choices) - offload - recompute, offload, recompute)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import peak
@@ -219,9 +219,12 @@ def _level(nbytes: int, top: int, look: str, label: str) -> Level:
 def _peak_words(step: PlannedStep) -> str:
     """The peak, and where it is."""
     highest = peak(step.problem, step.program, Tier.DEVICE)
+    text = f"at most {format_bytes(highest.nbytes)}"
+    at_work = replace(step.problem, between_bytes=0)
+    if peak(at_work, step.program, Tier.DEVICE).nbytes < highest.nbytes:
+        return f"{text}, between the forward call and the backward call"
     later = step.program.body[highest.position :]
     run = next((x.action for x in later if isinstance(x.action, Run)), None)
-    text = f"at most {format_bytes(highest.nbytes)}"
     if run is None:
         return text
     op = step.problem.trace.ops[run.op]
