@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from outcore import Backend
 from outcore.capture import aot_autograd, as_kernels, boxed, by_cudnn, default_partition
+from outcore.execute import folders
 from outcore.networks.resnet import Bottleneck
 from outcore.networks.resnext3d import Bottleneck3d
 from outcore.networks.transformer import PreNormBlock
@@ -46,8 +46,8 @@ class Mode(Protocol):
 
 
 def spill_folder() -> Path:
-    """Where spilled bytes go, whoever spills: OUTCORE_SPILL_DIR, or the temporary folder."""
-    return Path(os.environ.get("OUTCORE_SPILL_DIR") or tempfile.gettempdir())
+    """Where spilled bytes go, whoever spills: OUTCORE_SPILL_DIR, or outcore's choice."""
+    return Path(os.environ.get("OUTCORE_SPILL_DIR") or folders.spill_folder())
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
 
 from outcore.errors import SpillError
+from outcore.execute.folders import spill_folder
 
 MEMORY_ALIGNMENT_BYTES = 512
 """Direct I/O needs memory at multiples of this. Kernels before 6.0 ask for the disk's block size,
@@ -79,7 +80,7 @@ class SpillFile:
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
-        self.directory = tempfile.gettempdir() if directory is None else os.fspath(directory)
+        self.directory = os.fspath(spill_folder() if directory is None else directory)
         self.nbytes = 0
         self.written_bytes = 0
         """What `write` has moved so far."""

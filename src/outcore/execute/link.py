@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from queue import SimpleQueue
@@ -19,10 +20,16 @@ import torch
 
 from outcore.execute.disk import FILE_BLOCK_BYTES, SpillFile, new_bounce
 from outcore.execute.driver import CopySpan, Direction, Recorder, Region
+from outcore.execute.folders import in_memory
 from outcore.gauges import OWN_THREADS
 
 CHUNK_BYTES: Final = 8 << 20
 """One call to the kernel. Measured: from 4 MiB on, larger chunks are no faster."""
+
+SPILLS_TO_MEMORY = (
+    "outcore: the spill folder {folder} lies in memory, so what is offloaded there frees none; "
+    "choose one on a disk with spill_dir or OUTCORE_SPILL_DIR"
+)
 
 _THROTTLED_CHUNK_SECONDS = 0.02
 _THROTTLE_CREDIT_SECONDS = 0.05
@@ -226,6 +233,8 @@ class Spill:
 
     def __init__(self, spill_dir: str | os.PathLike[str] | None, rate: float | None) -> None:
         self.file = SpillFile(spill_dir)
+        if in_memory(self.file.directory):
+            warnings.warn(SPILLS_TO_MEMORY.format(folder=self.file.directory), stacklevel=2)
         self.closed = False
         self.pid = os.getpid()
         self.out: _Queue = SimpleQueue()

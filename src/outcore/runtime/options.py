@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, TypedDict
 import torch
 
 from outcore.errors import BudgetError, OptionError, OptionValueError
+from outcore.execute.folders import spill_folder
 from outcore.measure import resident_bytes
 from outcore.policies import Policy, resolve
 from outcore.runtime.drift import DRIFT
@@ -63,9 +63,10 @@ class Options:
     `policy`: a spec such as "pooch" or "swap-all{min_bytes=4KiB}". `host_budget`: most bytes of
     host memory for what leaves a GPU (on a CPU, where the host is the device, it has no meaning).
     `disk_budget`: most bytes of the spill file. `spill_dir`: where it lies (default: the system's
-    temporary folder). `link_limit`: bytes per second per direction, to play a slower link. `drift`:
-    the part of the predicted time by which steps may take more or less before their graph is
-    planned again, once ("25%", 0.25; default: a quarter; "off": never).
+    temporary folder, or `/var/tmp` where that is in memory). `link_limit`: bytes per second per
+    direction, to play a slower disk on a CPU. `drift`: the part of the predicted time by which
+    steps may take more or less before their graph is planned again, once ("25%", 0.25; default: a
+    quarter; "off": never).
     `plan`: a file of plans, saved by `Backend.save_plans`; graphs that it has one for take it.
     `overrides`: a file of rules that hold for any plan (docs/plan-files.md). `fuse`: compile runs
     of elementwise ops and normalisations to one kernel each (docs/fusion.md). `strict`: raise where
@@ -190,7 +191,7 @@ def _policy(given: str | Policy | None) -> Policy:
 
 def _spill_dir(given: str | os.PathLike[str] | None) -> Path:
     if given is None or given == "":
-        return Path(tempfile.gettempdir())
+        return spill_folder()
     if not isinstance(given, str | os.PathLike):
         raise OptionValueError(
             option="spill_dir", value=given, reason="it is not the path of a directory"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch.utils.benchmark import Timer
 from outcore.estimate import Efficiency
 from outcore.execute import open_driver
 from outcore.execute.disk import SpillFile
+from outcore.execute.folders import spill_folder
 from outcore.ir.hardware import Hardware, Tier
 from outcore.presets import Preset
 from outcore.runtime.host import available_bytes, memory_limit_bytes
@@ -38,7 +38,7 @@ def this_machine(spill_directory: Path | None = None) -> Preset:
     SpillError where the disk is needed and no file can be made in `spill_directory`.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    folder = spill_directory or Path(tempfile.gettempdir())
+    folder = spill_directory or spill_folder()
     rates = {name: _product_rate(device, dtype) for name, dtype in _dtypes(device).items()}
     convolution = _convolution_rate(device) / rates["float32"]
     hardware = replace(

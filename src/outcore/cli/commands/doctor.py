@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,13 +28,14 @@ def doctor(
     *,
     spill_dir: Annotated[
         Path | None,
-        typer.Option(envvar="OUTCORE_SPILL_DIR", help="The folder to try; else the temporary one."),
+        typer.Option(
+            envvar="OUTCORE_SPILL_DIR", help="The folder to try; else that of temporary files."
+        ),
     ] = None,
 ) -> None:
     """Show versions, devices, memory, and the links to disk and GPU as measured."""
     console = Console()
-    folder = spill_dir or Path(tempfile.gettempdir())
-    for finding in (_versions(), _devices(), _memory(), _disk(folder), _gpu()):
+    for finding in (_versions(), _devices(), _memory(), _disk(spill_dir), _gpu()):
         for name, text in finding:
             console.print(f"{name:<{WIDTH}}{text}", highlight=False, soft_wrap=True)
 
@@ -76,20 +77,24 @@ def _memory() -> Iterator[tuple[str, str]]:
     yield "arena", f"none: {arena.reason}" if isinstance(arena, NoArena) else "yes"
 
 
-def _disk(folder: Path) -> Iterator[tuple[str, str]]:
-    """Raises SpillError where no spill file can be made in `folder`."""
+def _disk(spill_dir: Path | None) -> Iterator[tuple[str, str]]:
+    """Raises SpillError where no spill file can be made in `spill_dir`."""
     import torch  # noqa: PLC0415 - as above
 
     from outcore.execute import open_driver  # noqa: PLC0415 - loads torch
     from outcore.execute.disk import SpillFile  # noqa: PLC0415 - loads torch
+    from outcore.execute.folders import in_memory, spill_folder  # noqa: PLC0415 - loads torch
     from outcore.runtime.host import memory_limit_bytes  # noqa: PLC0415 - loads torch
 
+    folder = spill_dir or spill_folder()
     file = SpillFile(folder)
-    yield "spill directory", f"{folder}, {format_bytes(file.free_bytes())} free"
+    vain = ", in memory: what is offloaded there frees none" if in_memory(folder) else ""
+    yield "spill directory", f"{folder}, {format_bytes(file.free_bytes())} free{vain}"
     yield "direct I/O", "yes" if file.direct else "no: copies pass through the page cache"
     file.close()
     driver = open_driver(torch.device("cpu"), folder, None)
-    hardware = driver.hardware({Tier.DEVICE: memory_limit_bytes(), Tier.DISK: 0})
+    with warnings.catch_warnings(action="ignore"):  # of what was just said
+        hardware = driver.hardware({Tier.DEVICE: memory_limit_bytes(), Tier.DISK: 0})
     driver.close()
     yield from _links(hardware, Tier.DISK)
 

@@ -28,7 +28,7 @@ def explain(
     batch: Batch = 512,
     hardware: Machine = "v100-pcie3",
     budget: Budget = "100%",
-    policy: Annotated[str, typer.Option(help="A spec, such as pooch{early=true}.")] = "pooch",
+    policy: Annotated[str, typer.Option(help="A spec, such as pooch{early=true}.")] = "search",
     top: Annotated[
         int | None,
         typer.Option(min=1, help=f"How many moves and waits; else {SHOWN}, with --json all."),
