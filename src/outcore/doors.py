@@ -183,6 +183,8 @@ class _Door:
         """Whether a training call came back."""
         self._noted = False
         """Whether a call of this module brought the Backend a note."""
+        self._told = False
+        """Whether it was said that its training calls bring nothing to plan."""
         self._model = ref(model)
         run = FunctionType(_run.__code__.replace(), globals(), _run.__name__)
         self._run: Call = torch.compile(run, backend=_Weakly(backend), **_apart())
@@ -202,26 +204,29 @@ class _Door:
             return self._until_trained(model, args, kwargs)
         seen = _seen(self.backend)
         results = self._run(model, _hooks(model), *args, **kwargs)
-        if seen == _seen(self.backend) and model.training:
+        if model.training and not self._told and seen == _seen(self.backend):
             self._note_unseen(model)
         return results
 
     def _note_plainly(self, model: nn.Module) -> None:
         """Before anything was trained otherwise, it may be that nothing ever will: say so aloud."""
-        if PLAINLY in self.backend.notes:
-            return
-        self.backend.notes.append(PLAINLY)
-        if model.training and not self.trained:
-            if self.backend.options.strict:
-                error = NotEngagedError(model=type(model).__name__)
-                error.add_note(f"outcore: {PLAINLY}")
-                raise error
-            warnings.warn(f"outcore: {PLAINLY}", stacklevel=4)  # where the model is called
+        self._note(model, PLAINLY, aloud=model.training and not self.trained)
 
     def _note_unseen(self, model: nn.Module) -> None:
-        notes = self.backend.notes
-        if UNSEEN not in notes and any(p.requires_grad for p in model.parameters()):
-            notes.append(UNSEEN)
+        if any(p.requires_grad for p in model.parameters()):
+            self._note(model, UNSEEN, aloud=True)
+
+    def _note(self, model: nn.Module, text: str, *, aloud: bool) -> None:
+        """Note it; `aloud`: warn the first time, or raise NotEngagedError where that is strict."""
+        known = text in self.backend.notes
+        if not known:
+            self.backend.notes.append(text)
+        if aloud and self.backend.options.strict:
+            error = NotEngagedError(model=type(model).__name__)
+            error.add_note(f"outcore: {text}")
+            raise error
+        if aloud and not known:
+            warnings.warn(f"outcore: {text}", stacklevel=5)  # where the model is called
 
     def _plainly(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         if self.backend.engine is not None:
@@ -236,7 +241,8 @@ class _Door:
         self._noted |= len(backend.notes) > notes
         if model.training:
             self.trained = True
-            if _calls(backend) == calls and not self._noted:
+            self._told = _calls(backend) == calls
+            if self._told and not self._noted:
                 _nothing_to_do(model, strict=backend.options.strict)
         return results
 
@@ -259,8 +265,7 @@ _doors: WeakKeyDictionary[nn.Module, _Door] = WeakKeyDictionary()
 
 def _seen(backend: Backend) -> int:
     """Calls of its graphs so far, planned or not."""
-    steps = None if backend.engine is None else backend.engine.steps
-    return 0 if steps is None else steps.calls + steps.passes
+    return backend.plain_calls.number + _calls(backend)
 
 
 def _calls(backend: Backend) -> int:

@@ -10,13 +10,17 @@ import gc
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from outcore import capture
 from outcore.execute import driver as interface
 from outcore.execute.arena import Arena, own_arena
 from outcore.execute.cpu import CpuDriver
+from outcore.ir.trace import Trace
+from outcore.networks import NetworkSpec
 
 ARENA = own_arena()
 """Before any module of tests is imported, so that it sees what those make."""
@@ -56,6 +60,23 @@ def _links_are_measured_in_a_hurry() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interface, "_MOST_REPEATS", 1)
         patch.setattr(interface, "_FEWEST_REPEATS", 1)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _networks_are_traced_once() -> Iterator[None]:
+    """Commands trace a few small ones again and again; how that is done has tests of its own."""
+    traced: dict[tuple[Any, ...], tuple[NetworkSpec, Trace]] = {}  # a spec that lives keeps its id
+    trace_network = capture.trace_network
+
+    def once(spec: NetworkSpec, samples: int, **sizes: int) -> Trace:
+        key = (id(spec), samples, *sorted(sizes.items()))
+        if key not in traced:
+            traced[key] = spec, trace_network(spec, samples, **sizes)
+        return traced[key][1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(capture, "trace_network", once)
         yield
 
 

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -105,6 +106,7 @@ def check_planned(report: Report) -> None:
 # ---- DistributedDataParallel --------------------------------------------------------------------
 
 
+@cache
 def plain_ddp(steps: int = STEPS, pause: int = 1) -> Steps:
     module = seeded(Small)
     return train(module, DistributedDataParallel(module), steps, pause)
@@ -154,7 +156,7 @@ def one_plans_longer() -> None:
     made = Planner.plan
 
     def slow(*args: Any) -> Any:
-        time.sleep(3.0 * rank())
+        time.sleep(1.0 * rank())
         return made(*args)
 
     Planner.plan = slow  # type: ignore[assignment, method-assign]  # it is put back below
@@ -204,6 +206,7 @@ def sharded(module: Any) -> Any:
     return fully_shard(module)
 
 
+@cache
 def plain_fsdp() -> Steps:
     module = seeded(Blocks)
     seen = train(module, sharded(module))

@@ -230,7 +230,7 @@ def run(folder, **environment):
         capture_output=True,
         text=True,
         check=True,
-        timeout=50,
+        timeout=250,
         env={**os.environ, "XDG_CACHE_HOME": str(folder), **environment},
     )
     reason, *rest = json.loads(done.stdout)
@@ -301,7 +301,7 @@ def test_a_move_that_fails_leaves_no_tensor_without_memory():
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)],
         capture_output=True,
         check=True,
-        timeout=50,
+        timeout=250,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 

@@ -73,6 +73,9 @@ class TestResults:
         report = backend.report()
         assert report.state == "planned"
         assert report.counts.offload + report.counts.recompute > 0
+        assert report.measured_peak_bytes is not None
+        assert report.predicted_peak_bytes is not None
+        assert report.measured_peak_bytes <= report.predicted_peak_bytes <= report.budget_bytes
         assert same(seen, small_reference(STEPS))
         assert same(seen, small_reference(STEPS, eager=True))
 
@@ -83,12 +86,17 @@ class TestResults:
         assert report.offloaded_bytes == 0
         assert same(seen, small_reference(STEPS))
 
-    def test_measured_peak_is_inside_the_promise(self) -> None:
-        _, backend = small_planned(STEPS, budget=TIGHT, policy="pooch")
-        report = backend.report()
-        assert report.measured_peak_bytes is not None
-        assert report.predicted_peak_bytes is not None
-        assert report.measured_peak_bytes <= report.predicted_peak_bytes <= report.budget_bytes
+    def test_where_all_fits_nothing_is_written(self) -> None:
+        torch.manual_seed(0)
+        module = Small()
+        call, backend = compiled(module, budget="1GiB", policy="swap-all")
+        written = []
+        for _ in range(STEPS):
+            call(batch(0)).sum().backward()
+            assert backend.engine is not None
+            written.append(backend.engine.driver.disk_bytes_written())
+        assert backend.report().state == "in-core"
+        assert written[PROFILED_STEPS - 2] == written[-1]
 
     def test_by_name_with_options(self) -> None:
         torch._dynamo.reset()
@@ -129,8 +137,8 @@ def test_room_for_the_states_of_generators() -> None:
     made = [t.new(64, Role.ACTIVATION) for _ in range(3)]
     for buffer, effects in zip(made, ([Effect.RANDOM], [Effect.RANDOM], []), strict=True):
         t.op("f", (Ref(x),), (buffer,), effects=effects)
-    assert _states_bytes(t.trace([x], (Ref(made[-1]),)), 5000) == 3 * 5000
-    assert _states_bytes(small_trace(), 5000) == 2 * 5000
+    assert _states_bytes(t.trace([x], (Ref(made[-1]),)), 5000) == 6 * 5000
+    assert _states_bytes(small_trace(), 5000) == 4 * 5000
     assert _states_bytes(dense_problem().trace, 5000) == 0
 
 
@@ -173,7 +181,7 @@ class TestLives:
                 grads.append(snapshot(module, loss))
             assert same(grads[:1], grads[1:2])
             assert same(grads[:1], grads[2:])
-            with pytest.raises(RuntimeError):
+            with pytest.raises(RuntimeError, match="retain_graph"):
                 loss.backward()
         del loss
         assert outstanding(backend) == 0

@@ -303,7 +303,8 @@ def test_compare_with_an_allocator(outcore, monkeypatch):
         (("--json", "--csv"), "choose one"),
     ],
 )
-def test_compare_answers_mistakes_before_it_traces(outcore, options, said):
+def test_compare_answers_mistakes_before_it_traces(outcore, monkeypatch, options, said):
+    monkeypatch.setattr("outcore.capture.trace_network", None)
     run = outcore("compare", *options)
     assert run.exit_code == 2
     assert said in run.stderr

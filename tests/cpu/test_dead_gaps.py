@@ -11,7 +11,7 @@ from torch import nn
 
 from outcore import Backend
 from outcore.ir.hardware import Tier
-from outcore.ir.liveness import dead_gaps, gaps, liveness
+from outcore.ir.liveness import crossing_gaps, dead_gaps
 from outcore.ir.plan import KEEP, Choice, Gap, Offload, Plan, Recompute
 from outcore.ir.problem import Problem
 from outcore.ir.trace import Op
@@ -51,14 +51,13 @@ class Holding:
 
     def plan(self, problem: Problem) -> Plan:
         trace = problem.trace
-        live = liveness(trace)
-        crossing = [g for g in gaps(trace, live) if g.after < trace.boundary <= g.before]
+        crossing = crossing_gaps(trace)
         again = recomputable(problem, crossing)
         made_by = {b: op.id for op in trace.ops for b in trace.writes[op.id] if _is_cat(op)}
         cats = [g for g in crossing if g in again and g.buffer in made_by]
         assert cats
         parts = {part for g in cats for part in trace.reads[made_by[g.buffer]]}
-        held = [g for g in dead_gaps(trace, live) if g.buffer in parts]
+        held = [g for g in dead_gaps(trace) if g.buffer in parts]
         assert held
         choices: dict[Gap, Choice] = {
             **dict.fromkeys(cats, Recompute()),

@@ -315,12 +315,45 @@ class TestWrap:
     def test_past_the_most_shapes_it_runs_plainly(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(doors, "MOST_SHAPES", 2)
         module = outcore.wrap(nn.Linear(4, 4), "1GiB")
-        for n in range(1, 4):
+        for n in range(1, 3):
             module(torch.ones(n, 4)).sum().backward()
+        with pytest.warns(UserWarning, match="came to no graph"):
+            module(torch.ones(3, 4)).sum().backward()
+        module(torch.ones(4, 4)).sum().backward()  # said once
         engine = outcore.handle(module).engine
         assert engine is not None
         assert len(engine.graphs) == engine.steps.calls == 2
         assert outcore.handle(module).notes == [doors.UNSEEN]
+
+    @LIMITED
+    def test_past_the_most_shapes_there_is_an_error_where_that_is_strict(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(doors, "MOST_SHAPES", 1)
+        module = outcore.wrap(nn.Linear(4, 4), "1GiB", strict=True)
+        module(torch.ones(1, 4)).sum().backward()
+        for n in range(2, 4):
+            with pytest.raises(NotEngagedError) as caught:
+                module(torch.ones(n, 4))
+            assert any("came to no graph" in note for note in caught.value.__notes__)
+        module(torch.ones(1, 4)).sum().backward()
+
+    def test_a_call_that_asks_for_no_gradient_itself_is_no_miss(self) -> None:
+        class Student(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = nn.Linear(4, 4)
+
+            def forward(self, x: Tensor, *, teach: bool = False) -> Tensor:
+                with torch.set_grad_enabled(not teach):
+                    result: Tensor = self.layer(x)
+                return result
+
+        module = outcore.wrap(Student(), "1GiB", strict=True)
+        module(torch.ones(2, 4)).sum().backward()
+        for _ in range(2):
+            module(torch.ones(2, 4), teach=True)
+        assert not outcore.handle(module).notes
 
     @LIMITED
     def test_steps_of_which_none_is_like_another_are_told_of_once(self) -> None:
@@ -537,6 +570,14 @@ class TestNothingToDo:
         module.train()
         module(torch.ones(2, 4)).sum().backward()
         ooc.close()
+
+    def test_one_that_was_refused_before_there_was_a_plan_is_not_told_twice(self) -> None:
+        module = outcore.wrap(Sparse(), "1GiB")
+        with pytest.warns(UserWarning, match="runs a graph in-core"):
+            module(torch.ones(2, 4)).sum().backward()
+        for _ in range(2):
+            module(torch.ones(2, 4)).sum().backward()
+        assert len(outcore.handle(module).notes) == 1
 
     def test_a_strict_session(self) -> None:
         with pytest.raises(NotEngagedError), outcore.session("1GiB", strict=True) as ooc:

@@ -171,7 +171,7 @@ def test_graphs_of_other_sizes_notice_it_when_their_turn_comes(*, broken: bool) 
     training.steps(rows=ROWS - 64)
     training.steps(3)
     assert backend.engine is not None
-    growths = [graph.growths for graph in backend.engine.graphs]
+    growths = [graph.standing.growths for graph in backend.engine.graphs]
     assert any(growths[: 1 + broken])
     assert not any(growths[1 + broken :])
     inside(backend)
@@ -237,7 +237,7 @@ def test_what_grows_on_is_planned_for_ahead() -> None:
     assert len(grown(backend)) == 1
     assert backend.engine is not None
     (graph,) = backend.engine.graphs
-    assert graph.growths == 3, "and not each time that 2 MiB have come"
+    assert graph.standing.growths == 3, "and not each time that 2 MiB have come"
     training.steps(2)
     inside(backend)
     kept.clear()

@@ -71,7 +71,7 @@ def run(program: str, **environment: str) -> list:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=250,
         env={**untouched, **environment},
     )
     figures: list = json.loads(done.stdout)
@@ -126,4 +126,4 @@ def test_memory_stays_until_a_limit_is_passed():
 
 
 def test_trimming_never_fails():
-    assert malloc.trim() in {True, False}
+    assert isinstance(malloc.trim(), bool)

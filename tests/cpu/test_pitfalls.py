@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +315,9 @@ class TestGradients:
         assert backend.report().state == "in-core"
 
 
+IN_PLACE = r"in-?place|in place"
+
+
 class TestChangedInPlace:
     """What plain PyTorch refuses must not give other gradients here."""
 
@@ -323,7 +327,7 @@ class TestChangedInPlace:
         loss = call(torch.ones(4, 8, requires_grad=True)).sum()
         with torch.no_grad():
             list(module.parameters())[2].mul_(3)
-        with pytest.raises(RuntimeError):
+        with pytest.raises(RuntimeError, match=IN_PLACE):
             loss.backward()
 
     @pytest.mark.parametrize("detached", [True, False])
@@ -341,7 +345,7 @@ class TestChangedInPlace:
         y, z = call(torch.ones(4, 8))
         with torch.no_grad():
             y.zero_()
-        with pytest.raises(RuntimeError):
+        with pytest.raises(RuntimeError, match=IN_PLACE):
             z.sum().backward()
 
     @pytest.mark.xfail(strict=True, reason="_unsafe_view becomes a view", raises=RuntimeError)
@@ -472,6 +476,72 @@ class TestThreads:
         planless = step()
         assert same([planless[:-3]], [expected[:-3]])  # the running statistics go on
         assert backend.report().state == "in-core"
+
+    @pytest.mark.parametrize("when", ["at first", "again"])
+    def test_draws_of_another_thread_are_an_error_where_dropout_runs_again(self, when: str) -> None:
+        """Its mask would be another one, and gradients wrong."""
+        module, x = Positions(ALL), torch.rand(ROWS, WIDTH)
+        call, backend = compiled(module, budget=below_in_core(module, [x]), policy="recompute-all")
+        for _ in range(STEPS):
+            module.zero_grad()
+            mean_square(call(x)).backward()
+        assert backend.engine is not None
+        (graph,) = backend.engine.graphs
+        assert graph.executable is not None
+        names = (
+            graph.executable.forward if when == "at first" else graph.executable.backward
+        ).__globals__
+        verb = "generator_state" if when == "at first" else "restore_generator"
+        as_it_is = names[verb]
+
+        def disturbed(*states: Tensor) -> Any:
+            state = as_it_is(*states)
+            torch.rand(1)  # as another thread does, at that very moment
+            return state
+
+        def step() -> Tensor:
+            torch.manual_seed(0)
+            module.zero_grad()
+            loss = mean_square(call(x))
+            names[verb] = as_it_is
+            if when == "again":
+                names[verb] = disturbed
+            loss.backward()
+            return loss
+
+        names[verb] = disturbed
+        with pytest.raises(StepError, match="another thread draws"):
+            step()
+        names[verb] = as_it_is
+        gc.collect()
+        assert len(backend.engine.stores) == 0
+
+    @pytest.mark.filterwarnings("ignore:Leaked callback handle")
+    def test_two_that_drop_out_at_once_draw_one_after_the_other(self, tmp_path: Path) -> None:
+        """Both have dropout that runs again, and draw from one generator."""
+        again = tmp_path / "overrides.json"
+        again.write_text('[{"match": "native_dropout*", "action": "recompute"}]')
+        modules = [Positions(ALL), Positions(ALL)]
+        x = torch.rand(ROWS, WIDTH)
+        backends = [Backend(budget="1GiB", overrides=str(again)) for _ in modules]
+        torch._dynamo.reset()
+        seen: list[float] = []
+
+        def train_on(module: nn.Module, backend: Backend) -> None:
+            call = torch.compile(module, backend=backend)
+            for _ in range(40):
+                module.zero_grad()
+                loss = mean_square(call(x))
+                loss.backward()
+                for w in module.parameters():
+                    assert w.grad is not None
+                    seen.append(float((w.grad * w.detach()).sum() / (2 * loss.detach())))
+
+        pairs = zip(modules, backends, strict=True)
+        run_in_threads(*(partial(train_on, *pair) for pair in pairs))
+        assert all(backend.report().counts.recompute for backend in backends)
+        assert len(seen) == 2 * 40 * LAYERS
+        assert max(abs(each - 1) for each in seen) < 1e-4
 
     @pytest.mark.filterwarnings("ignore:Leaked callback handle")
     def test_each_step_on_another_thread_runs_in_core(self) -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import outcore
 from outcore import Backend, assistant
 from outcore.errors import InfeasibleError
+from outcore.runtime.calls import Taken, least_together, together
 from tests.cpu.test_budget_kept import inside
 from tests.cpu.training import away, back, same, snapshot
 
@@ -63,6 +69,69 @@ def train_blocks(backend: Any, *, alike: bool = False) -> list[list[Tensor]]:
         found.append([loss.detach()])
         del loss
     return [*found, snapshot(module, torch.zeros(()))]
+
+
+TAKEN = st.builds(
+    lambda waiting, more: Taken(waiting + more, waiting), st.integers(0, 9), st.integers(0, 9)
+)
+
+
+@given(st.lists(st.lists(TAKEN, min_size=1, max_size=4), min_size=1, max_size=4))
+def test_the_least_of_several_graphs_is_that_of_their_best_choices(graphs: Any) -> None:
+    assert least_together(graphs) == min(map(together, product(*graphs)))
+
+
+def apart(
+    budget: int | str, policy: str = "search"
+) -> tuple[outcore.Session, Callable[[int], None]]:
+    """A session with blocks that are wrapped one by one, each a graph; and steps of training."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module, ooc = Blocks(), outcore.session(budget, strict=True, policy=policy)
+    for block in module.blocks:
+        ooc.wrap(block)
+
+    def steps(count: int) -> None:
+        for step in range(count):
+            module.zero_grad()
+            module(rows(step)).square().mean().backward()
+
+    return ooc, steps
+
+
+@pytest.mark.parametrize("share", [0.6, 0.8])
+def test_blocks_apart_leave_each_other_what_they_need(share: float) -> None:
+    """The least that a graph can do with is little while it waits, not only little at its peak."""
+    roomy, steps = apart("1GiB")
+    with roomy:
+        steps(STEPS)
+        peak = roomy.report().measured_peak_bytes
+    assert peak is not None
+    tight, steps = apart(int(peak * share))
+    with tight:
+        steps(STEPS)
+        inside(tight.backend)
+        assert tight.report().state == "planned"
+
+
+def test_blocks_that_are_compiled_anew_take_the_plans_of_their_places() -> None:
+    """The last one has all that is left, and the first may not have that."""
+    ooc, steps = apart("20MiB", "pooch")
+
+    def plans() -> list[Any]:
+        assert ooc.backend.engine is not None
+        return [graph.planned for graph in ooc.backend.engine.active() if graph.following]
+
+    with ooc:
+        steps(STEPS)
+        before = plans()
+        assert len({id(plan) for plan in before}) == BLOCKS
+        torch._dynamo.reset()
+        gc.collect()
+        for _ in range(2):
+            steps(1)
+            assert list(map(id, plans())) == list(map(id, before))
+        inside(ooc.backend)
 
 
 def in_core_peak() -> int:
@@ -194,3 +263,16 @@ def test_calls_that_no_plan_has_room_for_are_told_of() -> None:
     (note,) = [note for note in backend.report().notes if "waited for their backward" in note]
     assert "up to 12 calls" in note
     assert "more than 1 within" in note
+
+
+def test_calls_that_have_no_plan_do_not_stand_in_the_way_of_others() -> None:
+    """Single calls are planned again as if there had been no more."""
+    backend = Backend(budget="6MiB", strict=True)
+    judge(backend, [1] * 7 + [12] * 2 + [1] * 2)
+    assert backend.engine is not None
+    (standing,) = backend.engine.standings()
+    assert standing.planned is not None
+    assert (standing.most_outstanding, standing.planned_for) == (12, 1)
+    (graph,) = backend.engine.graphs
+    again = backend.engine.plan_beside_more(graph, standing.planned, 1 << 20, 0)
+    assert again.calls == 1

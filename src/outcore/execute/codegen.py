@@ -5,8 +5,8 @@
 `backward(C, T, L)` takes those and the list of tangents (both emptied), and returns the gradients.
 All decisions were made before: what is left is calls, copies, waits and `del`.
 
-Names: `s3` slot 3, `k17` the copy at body position 17, `r5` the generator state of op 5's first
-run, `o2` the third distinct op.
+Names: `s3` slot 3, `k17` the copy at body position 17, `r5` the generator's states before and after
+op 5's first run, `o2` the third distinct op.
 """
 
 from __future__ import annotations
@@ -174,24 +174,10 @@ class _Writer:
     def _run(self, position: int, run: Run) -> Iterator[str]:
         op = self.trace.ops[run.op]
         self.slot_of = {self.slots[s].buffer: s for s in (*run.reads, *run.writes)}
-        random = Effect.RANDOM in op.effects and run.op in self.replayed
-        if random and not run.again:
-            yield f"r{run.op} = generator_state()"
-        elif random:
-            yield "q = generator_state()"
-            yield f"restore_generator(r{run.op})"
-        rerun = random and run.again
-        if rerun:
-            yield "try:"
-        indent = "    " if rerun else ""
+        call = [self._call(op, run)]
         if self.instruments.timed:
-            yield f"{indent}t = clock()"
-        yield indent + self._call(op, run)
-        if self.instruments.timed:
-            yield f"{indent}note({position}, t, clock())"
-        if rerun:
-            yield "finally:"
-            yield "    restore_generator(q)"
+            call = ["t = clock()", *call, f"note({position}, t, clock())"]
+        yield from self._drawing(op, call, again=run.again) if Effect.RANDOM in op.effects else call
         for source, _ in run.donate:
             yield f"del s{source}"
         if self.instruments.checked and not run.again:
@@ -199,6 +185,23 @@ class _Writer:
             given = {source for source, _ in run.donate}
             read = "".join(f"s{s}, " for s in run.reads if s not in given)
             yield f"check({op.id}, ({made}), ({read}))"
+
+    def _drawing(self, op: Op, call: list[str], *, again: bool) -> Iterator[str]:
+        """The call of a random op, in which no other program draws.
+
+        Run again, it draws what it drew at first, and what follows it draws as if it had not.
+        """
+        states = f"r{op.id}"
+        if again:
+            same = f"same_draws({op.id}, {states}[1], generator_state())"
+            restored = ["q = generator_state()", f"restore_generator({states}[0])"]
+            finally_ = ["finally:", *_indent(["restore_generator(q)"])]
+            call = [*restored, "try:", *_indent([*call, same]), *finally_]
+        elif op.id in self.replayed:
+            both = f"{states} = stack(({states}, generator_state()))"
+            call = [f"{states} = generator_state()", *call, both]
+        yield "with drawing:"
+        yield from _indent(call)
 
     def _made(self, value: int | None) -> str:
         return "None" if value is None else f"s{self.slot_of[self.trace.values[value].buffer]}"

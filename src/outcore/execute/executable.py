@@ -5,23 +5,30 @@ from __future__ import annotations
 import linecache
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
 import torch
 
-from outcore.errors import VerifyError
+from outcore.errors import StepError, VerifyError
 from outcore.execute.codegen import NONE, Instruments, generate, root_values
 from outcore.execute.driver import Generator, Region
 from outcore.gauges import Moment
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Program, Run, Slot
-from outcore.ir.trace import Trace, Value
+from outcore.ir.trace import Effect, Trace, Value
 from outcore.uncollected import uncollected
 
 _numbers = count()
+
+DREW = (
+    "op {op} {target} drew other random numbers when it ran again than at first: another thread "
+    "draws from torch's own generator, or seeds it; give that thread a torch.Generator of its own"
+)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -65,7 +72,11 @@ def build(
         "check": check,
         "generator_state": generator.get_state,
         "restore_generator": generator.set_state,
+        "stack": torch.stack,
     }
+    random = {op.id: op.target for op in trace.ops if Effect.RANDOM in op.effects}
+    if random:
+        names |= {"drawing": drawing(), "same_draws": partial(_same_draws, random)}
     # A file name of its own, known to linecache, gives tracebacks the generated line.
     file = f"<outcore program {next(_numbers)}>"
     before = "\n" * source.forward.count("\n")
@@ -78,6 +89,28 @@ def build(
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     weakref.finalize(executable, linecache.cache.pop, file, None).atexit = False
     return executable
+
+
+def drawing() -> AbstractContextManager[Any]:
+    """The lock that is held while a random op runs: several threads draw from one generator.
+
+    It is dynamo's own: while it compiles, on whatever thread, it holds that, and in the end it sets
+    the generator back to what it was when that began.
+    """
+    from torch._dynamo.convert_frame import compile_lock  # noqa: PLC0415 - loads all of dynamo
+
+    return compile_lock
+
+
+def _same_draws(
+    targets: Mapping[int, str], op: int, expected: torch.Tensor, state: torch.Tensor
+) -> None:
+    """Raise StepError where `op` left the generator otherwise than when it first ran.
+
+    Then some other thread drew meanwhile, here or there, and the op drew other numbers.
+    """
+    if not torch.equal(expected, state):
+        raise StepError(reason=DREW.format(op=op, target=targets[op]))
 
 
 def _refuse_variants(trace: Trace, program: Program) -> None:

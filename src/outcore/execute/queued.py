@@ -11,7 +11,6 @@ import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
-from tempfile import gettempdir
 from typing import Final
 
 import torch
@@ -33,6 +32,7 @@ from outcore.execute.driver import (
     fit_link,
     lane_nbytes,
 )
+from outcore.execute.folders import spill_folder
 from outcore.execute.lane import QueuedLane
 from outcore.execute.probe import QueueLinks, measure_queues
 from outcore.execute.slabs import Slabs
@@ -175,7 +175,7 @@ class QueuedDriver:
         return QueuedLane(self, self.device, regions, slab, disk)
 
     def _staged(self) -> StagedDisk:
-        folder = self.spill_dir or gettempdir()
+        folder = self.spill_dir or spill_folder()
         if self._closed:
             raise SpillError(directory=str(folder), reason="the driver is closed")
         if self._disk is None:
@@ -228,10 +228,12 @@ class QueuedDriver:
     def bound_memory(self, held_bytes: int, most_bytes: int | None) -> None:
         """Give back what the device's allocator keeps: other sizes are wanted from now on.
 
-        Where it may take little more, it would have to give all of it back within a step.
+        Where it may take little more, it would have to give all of it back within a step. Where
+        there is no bound, nothing is moved, and it has what it needs.
         """
-        del held_bytes, most_bytes  # it keeps to torch's own limits
-        self.device.trim()
+        del held_bytes  # it keeps to torch's own limits
+        if most_bytes is not None:
+            self.device.trim()
 
     def disk_bytes_written(self) -> int:
         """What was written beyond the host so far, to measure the disk included."""
@@ -257,12 +259,13 @@ class QueuedDriver:
             self._recorder(CopySpan(direction, region, began, ended, nbytes, lane))
 
     def close(self) -> None:
-        """Wait for the copies and give the host memory back, that of lanes once they are closed."""
+        """Wait for the copies, and give memory back; that of lanes once they are closed."""
         self.drain()
         self._closed = True
         if self._disk is not None:
             self._disk.spill.close()
         self.slabs.close()
+        self.device.trim()
 
 
 def _host_nbytes(nbytes: int) -> int:

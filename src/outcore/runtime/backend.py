@@ -63,6 +63,12 @@ RESTLESS_STEPS = 16
 Call = Callable[..., Any]
 
 
+class Tally:
+    """A number that compiled code can raise without holding anything else."""
+
+    number = 0
+
+
 class Backend:
     """A `torch.compile` backend that keeps a training step inside a byte budget.
 
@@ -81,6 +87,8 @@ class Backend:
         self.notes: list[str] = []
         self.closed = False
         self.recordings_asked = False
+        self.plain_calls = Tally()
+        """Of graphs that have no plan, or of which nothing is differentiated."""
         self._captured_at, self._restless = -1, 0
         """The last step that brought a new graph, and how many in a row did by then."""
 
@@ -101,7 +109,7 @@ class Backend:
         compiler = aot_autograd(
             fw_compiler=self._forward_compiler,
             bw_compiler=self._backward_compiler,
-            inference_compiler=_plain,
+            inference_compiler=partial(_plain, self.plain_calls),
             partition_fn=self._apart if compiles_autograd() else self._partition,
         )
         with passing(), as_kernels():
@@ -265,19 +273,22 @@ class Backend:
         call: Call = boxed(module)
 
         def counted(args: list[Any]) -> Any:
-            if self.engine is not None:
-                self.engine.pass_by(id(module))
+            self._pass_by(module)
             return call(args)
 
         return _as_boxed(counted)
+
+    def _pass_by(self, module: GraphModule) -> None:
+        self.plain_calls.number += 1
+        if self.engine is not None:
+            self.engine.pass_by(id(module))
 
     def _uncompiled(self, module: GraphModule, error: CaptureError) -> Call:
         """`module` as dynamo captured it, for sizes that have no graph."""
         self._refuse(error)
 
         def counted(*args: Any) -> Any:
-            if self.engine is not None:
-                self.engine.pass_by(id(module))
+            self._pass_by(module)
             with without_function_modes():  # dynamo's graph has their effect
                 return module(*args)
 
@@ -325,7 +336,13 @@ def _as_boxed(method: Callable[[list[Any]], Any]) -> Call:
     return call
 
 
-def _plain(module: GraphModule, _: Any) -> Call:
-    """The module itself, run as captured: there is nothing to differentiate."""
+def _plain(calls: Tally, module: GraphModule, _: Any) -> Call:
+    """The module itself, run as captured: there is nothing to differentiate. Counts its `calls`."""
     by_cudnn(module)
-    return boxed(module)
+    run = boxed(module)
+
+    def call(args: list[Any]) -> Any:
+        calls.number += 1
+        return run(args)
+
+    return _as_boxed(call)

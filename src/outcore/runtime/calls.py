@@ -44,6 +44,20 @@ def together(graphs: Sequence[Taken]) -> int:
     return waiting + max((each.peak_bytes - each.waiting_bytes for each in graphs), default=0)
 
 
+def least_together(graphs: Sequence[Sequence[Taken]]) -> int:
+    """The least that they take, where each has a choice; `together` for the best of all choices."""
+    works = {each.peak_bytes - each.waiting_bytes for choices in graphs for each in choices}
+    totals = []
+    for most in works:  # of what one of them takes beyond what it holds while it waits
+        waiting = [
+            [each.waiting_bytes for each in choices if each.peak_bytes - each.waiting_bytes <= most]
+            for choices in graphs
+        ]
+        if all(waiting):
+            totals.append(most + sum(map(min, waiting)))
+    return min(totals, default=0)
+
+
 @dataclass(frozen=True)
 class Calls:
     """`number` calls of the graph of `problem`, which is that of one of them, alone.
@@ -68,17 +82,28 @@ class Calls:
         """What a call takes where they take the least at once, or as they run."""
         return self._least[1] if self.program is None else self._taken(self.program)
 
+    @property
+    def lean(self) -> tuple[Taken, ...]:
+        """What a call takes under each of the leanest plans, or as they run."""
+        if self.program is not None:
+            return (self._taken(self.program),)
+        return tuple(taken for _, taken in self._lean)
+
     def waiting_bytes(self) -> int:
         """The least that is held while all wait, the tangents of one included."""
-        return self.number * self.least.waiting_bytes + _tangent_bytes(self.problem.trace)
+        least = min(taken.waiting_bytes for taken in self.lean)
+        return self.number * least + _tangent_bytes(self.problem.trace)
+
+    @property
+    def _least(self) -> tuple[Floor, Taken]:
+        return min(self._lean, key=lambda pair: pair[1].by(self.number))
 
     @cached_property
-    def _least(self) -> tuple[Floor, Taken]:
+    def _lean(self) -> list[tuple[Floor, Taken]]:
         nothing_overlaps = replace(self.problem, budget_bytes=1)
         plans = list(lean_plans(self.problem))
         lean = (self._taken(lower(nothing_overlaps, plan, fast=True)) for plan in plans)
-        found = zip((plan_floor(self.problem, plan) for plan in plans), lean, strict=True)
-        return min(found, key=lambda pair: pair[1].by(self.number))
+        return list(zip((plan_floor(self.problem, plan) for plan in plans), lean, strict=True))
 
     def problems(self) -> Iterator[Problem]:
         """The problem of one call beside the others, with more and more room for what waits.

@@ -78,8 +78,10 @@ class Engine:
         self.growth = Growth(self)
         self.stores = Stores()
         self._graphs: list[tuple[ref[PlannedGraph], Standing]] = []
-        self._plans: OrderedDict[str, Planned] = OrderedDict()
-        """Digest of a captured trace -> its plan, latest last; outlives graphs, for recompiles."""
+        self._plans: OrderedDict[tuple[str, int], Planned] = OrderedDict()
+        """Digest of a captured trace, and how many like it wait when it is called -> its plan, the
+        latest last; outlives graphs, for recompiles."""
+        self._most_graphs = 0
         self.steps = Steps()
         self.session: Session | None = None
         self.measured_peak_bytes: int | None = None
@@ -120,14 +122,20 @@ class Engine:
         `strict` where the file of plans is known to have none for it.
         """
         self.check_known(graph, checked=False)
-        planned = self._plans.get(graph.digest)
+        graph.standing.place = self._place(graph)
+        planned = self._plans.pop(key := (graph.digest, graph.standing.place), None)
         if planned is not None:
-            self._plans.move_to_end(graph.digest)
+            self._plans[key] = planned
             graph.adopt(planned)
         graph.standing.last_step = self.steps.number
         self.planner.solver.captured(graph)
         self._graphs = [(ref(g), g.standing) for g in (*self.graphs, graph)]
+        self._most_graphs = max(self._most_graphs, len(self._graphs))
         self._peak_tries = 0
+
+    def _place(self, graph: PlannedGraph) -> int:
+        """How many graphs like it wait for their backward."""
+        return sum(other.digest == graph.digest for other in self.outstanding(graph))
 
     def check_known(self, graph: PlannedGraph, *, checked: bool) -> None:
         """Raise DigestError with `strict` where the file of plans is known to have none for it.
@@ -253,6 +261,8 @@ class Engine:
                 standing.forget(self.steps.number)
             begins = True
         self.steps.call(begins=begins)
+        if caller.planned is None:
+            caller.standing.place = self._place(caller)
         caller.standing.called(self.steps.number)
 
     def close_step(self) -> None:
@@ -325,6 +335,10 @@ class Engine:
         """
         more = self.resident_besides(graph, inputs) - planned.resident_bytes
         margin = margin_bytes(self.settings.budget_bytes)
+        if more > margin and self._collected_in != self.steps.number:
+            gc.collect()  # what compilation left, as in `floor_program`
+            self._collected_in = self.steps.number
+            more = self.resident_besides(graph, inputs) - planned.resident_bytes
         return more <= margin or (
             planned.everything_kept
             and planned.predicted.peak(Tier.DEVICE) + more <= self.settings.budget_bytes
@@ -464,14 +478,14 @@ class Engine:
         except OutcoreError:
             self._bound_memory()  # the plans before stay
             raise
-        self._remember(graph.digest, planned)
+        self._remember((graph.digest, graph.standing.place), planned)
         return planned
 
-    def _remember(self, digest: str, planned: Planned) -> None:
+    def _remember(self, key: tuple[str, int], planned: Planned) -> None:
         self.meter_again()
-        self._plans[digest] = planned
-        self._plans.move_to_end(digest)
-        while len(self._plans) > max(REMEMBERED_PLANS, len(self._graphs)):
+        self._plans[key] = planned
+        self._plans.move_to_end(key)
+        while len(self._plans) > max(REMEMBERED_PLANS, self._most_graphs):
             self._plans.popitem(last=False)
 
     def _plans_with(self, latest: dict[PlannedGraph, Planned]) -> list[Planned | None]:

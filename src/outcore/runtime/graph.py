@@ -12,7 +12,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from math import inf
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -26,14 +25,13 @@ from outcore.capture import (
     stand_in_survives,
 )
 from outcore.errors import CaptureError, InfeasibleError, OutcoreError, StepError
-from outcore.execute import Executable, Lane, MismatchError, build
+from outcore.execute import Executable, Lane, MismatchError, build, drawing
 from outcore.ir.hardware import Tier
 from outcore.ir.store import digest
 from outcore.ir.trace import Trace
 from outcore.ir.verify import verify_trace
 from outcore.measure import Reading, says_memory
 from outcore.runtime.following import Following
-from outcore.runtime.margin import margin_bytes
 from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.planned import Planned
 from outcore.runtime.profiling import Profiling, begin_profiling
@@ -78,17 +76,14 @@ class PlannedGraph:
         self.retired = False
         """Whether it runs in-core from now on, by the executable that it was given for that."""
         self.before: WeakKeyDictionary[PlannedGraph, int] = WeakKeyDictionary()
-        """Graphs of which calls waited when a forward call of this one began; the most calls."""
-        self.refused_calls = 0
-        """As many as were seen to wait at once, and had no plan."""
+        """Graphs of which calls waited when a call of this one began; the most calls.
+
+        Where the first to be called comes back first, each of two is in the other's.
+        """
         self.lean = False
         """Whether it is profiled by the leanest program, for want of device memory."""
         self.tightened = False
         """Whether its plan was made again for want of device memory."""
-        self.growths = 0
-        """How often it was planned again beside more that the process came to hold."""
-        self.refused_bytes = inf
-        """The least that was held besides it where no plan was found for that, less the margin."""
         self.obstacles: Counter[Obstacle] = Counter()
         """Steps in a row that could not be metered."""
         self.corrections = 0
@@ -115,7 +110,7 @@ class PlannedGraph:
     def adopt(self, planned: Planned) -> None:
         """Take over the plan of a graph with the same trace, and what its kernels corrected."""
         self.captured = replace(self.captured, trace=planned.problem.trace)
-        self._settle(planned).adopted = True
+        self.settle(planned).adopted = True
         self.standing.most_outstanding = planned.calls
         self.standing.retained = planned.retaining_bytes is not None
 
@@ -170,6 +165,7 @@ class PlannedGraph:
                 "torch.autograd.grad once for each gradient, with retain_graph=True"
             )
         self.standing.fruitless = 0
+        self._note_waiting()
         visit = store.visit
         again = keeps_graph()
         self.standing.retained |= again
@@ -194,10 +190,11 @@ class PlannedGraph:
                 self.engine.stores.drop(store.number)
         if inputs is not None:  # not before: the error holds what the failed run made
             gradients = self._run_again(visit, inputs, given)
-            self.engine.driver.generator.set_state(state)
+            with drawing():
+                self.engine.driver.generator.set_state(state)
         visit.work.append((start, clock.now()))
         visit.backward_stop = self.engine.mark()
-        checked = self.profiling is not None and store.executable is self.profiling.checked
+        checked = self._is_checked(store.executable)
         if visit.once:
             steps = self.engine.steps
             self.standing.came_back(steps.number, steps.calls)
@@ -207,6 +204,9 @@ class PlannedGraph:
         if checked:
             self.engine.check_known(self, checked=True)
         return gradients
+
+    def _is_checked(self, executable: Executable) -> bool:
+        return self.profiling is not None and executable is self.profiling.checked
 
     def _is_timed(self, executable: Executable) -> bool:
         return self.profiling is not None and executable is self.profiling.timed
@@ -221,13 +221,16 @@ class PlannedGraph:
             given = self.engine.storages(tangents)
             self.profiling.waited(pause.gone_bytes(level_bytes, given))
 
+    def _note_waiting(self) -> None:
+        """Note whose calls wait as one of this graph begins, forward or backward."""
+        for graph, calls in self.engine.outstanding(self).items():
+            self.before[graph] = max(calls, self.before.get(graph, 0))
+
     # ---- before a step --------------------------------------------------------------------------
 
     def _ready(self, inputs: list[Any]) -> Executable:
         """The executable for this step; plans first where enough is known."""
-        waiting_now = self.engine.outstanding(self)
-        for graph, calls in waiting_now.items():
-            self.before[graph] = max(calls, self.before.get(graph, 0))
+        self._note_waiting()
         waiting = 1 + self.engine.waiting(self)
         self.standing.most_outstanding = max(self.standing.most_outstanding, waiting)
         if self.retired:
@@ -235,10 +238,7 @@ class PlannedGraph:
         if self.following is not None and self.following.adopted:
             self._hold_against(self.following, inputs)
         if self.following is not None:
-            executable = self._followed(self.following, waiting)
-            if waiting == 1 and self._outgrown(self.following, inputs):
-                return self.following.executable
-            return executable
+            return self._followed(self.following, waiting, inputs)
         if self.profiling is None:
             self.profiling = self._begin(inputs)
         resident = self.engine.resident_besides(self, inputs)
@@ -251,7 +251,7 @@ class PlannedGraph:
         if not self.profiling.done or self._follows_the_unplanned():
             return self._unplanned(self.profiling, resident)
         self.standing.gone_bytes = self.profiling.gone_bytes or 0
-        return self._settle(self.engine.plan(self, self.profiling)).executable
+        return self.settle(self.engine.plan(self, self.profiling)).executable
 
     def _unplanned(self, profiling: Profiling, resident_bytes: int) -> Executable:
         """What is profiled; where nobody differentiates, what moves nothing, if that has room."""
@@ -273,38 +273,12 @@ class PlannedGraph:
     def _for_calls(self, following: Following) -> Following:
         """A plan for more calls, if more waited at once than was known; it where none fits."""
         planned, calls = following.planned, self.standing.most_outstanding
-        if calls > max(planned.calls, self.refused_calls):
+        if calls > max(planned.calls, self.standing.refused_calls):
             try:
-                return self._settle(self.engine.plan_for_calls(self, planned))
+                return self.settle(self.engine.plan_for_calls(self, planned))
             except OutcoreError:  # the report tells
-                self.refused_calls = calls
+                self.standing.refused_calls = calls
         return following
-
-    def _outgrown(self, following: Following, inputs: list[Any]) -> bool:
-        """Whether it has another plan now: the process holds more than that one has room for.
-
-        Where none is found a warning tells; with `strict` that is an error.
-        """
-        engine, planned = self.engine, following.planned
-        more = engine.growth.more_bytes(self, following, inputs)
-        held = planned.resident_bytes + more
-        if not more or (held >= self.refused_bytes and not engine.strict):
-            return False
-        # What comes a third time grows: as much again as came so far is ahead.
-        ahead = self.standing.grown_bytes if self.growths > 1 else 0
-        try:
-            found = engine.plan_beside_more(self, planned, more, ahead)
-        except OutcoreError as error:
-            if engine.strict:
-                raise
-            if self.refused_bytes == inf:
-                engine.growth.tell(more, error)
-            self.refused_bytes = held - margin_bytes(engine.settings.budget_bytes)
-            return False
-        self._settle(found)
-        self.growths += 1
-        self.standing.grown_bytes += found.resident_bytes - planned.resident_bytes
-        return True
 
     def _hold_against(self, following: Following, inputs: list[Any]) -> None:
         """Forget an adopted plan that was made when less was held besides the graph."""
@@ -313,19 +287,21 @@ class PlannedGraph:
             self.standing.unsettle()
             self.following = None
 
-    def _followed(self, following: Following, waiting: int) -> Executable:
+    def _followed(self, following: Following, waiting: int, inputs: list[Any]) -> Executable:
         """The plan's executable, or its trial's; a new plan's, once the trial is done.
 
         `waiting`: calls of the graph whose backward is to come, this one among them.
         """
-        if waiting == 1 and following.trial is None:
-            following = self._for_calls(following)
+        if waiting == 1:
+            if following.trial is None:
+                following = self._for_calls(following)
+            following = self.engine.growth.beside_what_came(self, following, inputs)
         trial = following.trial_under_way(self)
         if trial is None or (trial.done and waiting > 1):
             return following.executable
         if not trial.done:
             return trial.executable
-        return self._settle(self.engine.plan_again(self, trial)).executable
+        return self.settle(self.engine.plan_again(self, trial)).executable
 
     def _begin(self, inputs: list[Any]) -> Profiling:
         engine = self.engine
@@ -334,7 +310,8 @@ class PlannedGraph:
             self.captured, program, most, engine.driver, engine.readings, engine.mark
         )
 
-    def _settle(self, planned: Planned) -> Following:
+    def settle(self, planned: Planned) -> Following:
+        """Follow a plan from the next step on, as what is returned does."""
         generator = self.engine.driver.generator
         executable = build(self.captured.trace, planned.program, generator)
         self.standing.settle(planned)
@@ -351,15 +328,13 @@ class PlannedGraph:
     def _wants_meter(self, executable: Executable) -> bool:
         if self.standing.fruitless >= MOST_FRUITLESS:
             return False
-        checked = self.profiling is not None and executable is self.profiling.checked
         planned = self.planned is not None and executable is self.executable
-        return checked or (planned and self.engine.wants_peak())
+        return self._is_checked(executable) or (planned and self.engine.wants_peak())
 
     def _run_forward(
         self, executable: Executable, inputs: list[Any], visit: Visit
     ) -> tuple[list[Any], Store]:
         """The results and the saved inputs. Empties `inputs`, so that each can die on the way."""
-        lane = self.engine.driver.open_lane(executable.regions)
         saved = [inputs[i] for i in self.saved_inputs]
         overwritten = [inputs[i] for i in self.captured.overwritten]
         trace, arguments = self.captured.trace, [*inputs, *self.captured.constants]
@@ -367,6 +342,7 @@ class PlannedGraph:
         if executable.program is not None:  # what runs as captured reads them as they are
             _let_lie(arguments, trace, trace.inputs, self.captured.turned)
         given = set(addresses(arguments)) if self.profiling is not None else None
+        lane = self.engine.driver.open_lane(executable.regions)
         try:
             results, crossing = executable.forward(arguments, lane)
         except BaseException:
@@ -390,7 +366,7 @@ class PlannedGraph:
     # ---- a graph that is not as captured --------------------------------------------------------
 
     def _replay_of(self, executable: Executable, inputs: list[Any]) -> Replay | None:
-        if self.profiling is None or executable is not self.profiling.checked:
+        if not self._is_checked(executable):
             return None
         state = self.engine.driver.generator.get_state()
         return replay_of(inputs, self.captured.overwritten, state)
@@ -402,13 +378,14 @@ class PlannedGraph:
         """
         if visit.replay is None:
             raise error
-        if self.profiling is not None and executable is self.profiling.checked:
+        if self._is_checked(executable):
             try:
                 self.captured = self._corrected(error)
             except CaptureError as final:
                 self._give_up(final)
             self.profiling = None
-        self.engine.driver.generator.set_state(visit.replay.generator_state)
+        with drawing():
+            self.engine.driver.generator.set_state(visit.replay.generator_state)
         return list(visit.replay.inputs)
 
     def _learn_late(self, error: CaptureError, visit: Visit, executable: Executable) -> list[Any]:
@@ -455,7 +432,7 @@ class PlannedGraph:
         session = self.engine.session
         elsewhere = visit.thread is not threading.current_thread()
         if elsewhere and self.engine.device.type == "cpu":
-            if self.profiling is not None and executable is self.profiling.checked:
+            if self._is_checked(executable):
                 reason = "its backward runs on another thread than its forward, unseen by the meter"
                 self._give_up(CaptureError(reason=reason))
         elif session is not None and session.sees(visit):
@@ -521,7 +498,7 @@ class PlannedGraph:
         if not self.tightened:
             self.tightened = True
             with contextlib.suppress(OutcoreError, MemoryError):
-                self._settle(self.engine.plan_tighter(self, planned))
+                self.settle(self.engine.plan_tighter(self, planned))
                 hope = "the next step has a tighter one"
         error.add_note(f"{numbers}; {hope}")
 

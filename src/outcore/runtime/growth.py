@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from outcore.errors import OutcoreError
@@ -22,7 +23,8 @@ if TYPE_CHECKING:  # the engine has one, and a graph asks it
     from outcore.runtime.graph import PlannedGraph
 
 MOST_COLLECTIONS = 8
-"""How often what is no one's any more is let go before it is counted as held."""
+"""How often what is no one's any more is let go before it is counted as held: who leaves so much in
+each step would have every step wait for that."""
 
 GROWN = (
     "outcore: this process holds {more} more than when a graph was planned, and no plan was found "
@@ -43,16 +45,42 @@ class Growth:
         self._told_in = -1
         """The number of the step in which it was said last that there is no plan."""
 
-    def more_bytes(self, graph: PlannedGraph, following: Following, inputs: Sequence[Any]) -> int:
-        """What came since the plan of `graph` was made, if it has no room for that; else 0.
+    def beside_what_came(
+        self, graph: PlannedGraph, following: Following, inputs: Sequence[Any]
+    ) -> Following:
+        """Another plan, if what the process holds by now has no room beside that of `graph`.
 
-        `inputs`: those of the call.
+        `inputs`: those of the call. Where no plan is found it stays, and a warning tells; with
+        `strict` that is an error, InfeasibleError as a rule.
         """
+        engine, standing, planned = self._engine, graph.standing, following.planned
+        more = self._more_bytes(graph, following, inputs)
+        held = planned.resident_bytes + more
+        if not more or (held >= standing.refused_bytes and not engine.strict):
+            return following
+        # What comes a third time grows: as much again as came so far is ahead.
+        ahead = standing.grown_bytes if standing.growths > 1 else 0
+        try:
+            found = engine.plan_beside_more(graph, planned, more, ahead)
+        except OutcoreError as error:
+            if engine.strict:
+                raise
+            if standing.refused_bytes == inf:
+                self._tell(more, error)
+            standing.refused_bytes = held - margin_bytes(engine.settings.budget_bytes)
+            return following
+        standing.growths += 1
+        standing.grown_bytes += found.resident_bytes - planned.resident_bytes
+        return graph.settle(found)
+
+    def _more_bytes(self, graph: PlannedGraph, following: Following, inputs: Sequence[Any]) -> int:
+        """What came since the plan of `graph` was made, if it has no room for that; else 0."""
         level = self._engine.allocated_bytes()
         if level is None or level <= following.most_allocated_bytes:
             return 0
         room, more = self._room_bytes(following), self._came_bytes(graph, following, inputs)
-        if more > room and self._collections < MOST_COLLECTIONS:
+        known = following.planned.resident_bytes + more >= graph.standing.refused_bytes
+        if more > room and not known and self._collections < MOST_COLLECTIONS:
             self._collections += 1
             gc.collect()
             level = self._engine.allocated_bytes() or 0
@@ -62,7 +90,7 @@ class Growth:
         following.most_allocated_bytes = level + room - more
         return 0
 
-    def tell(self, more_bytes: int, error: OutcoreError) -> None:
+    def _tell(self, more_bytes: int, error: OutcoreError) -> None:
         """Warn that there is no plan beside so much more, once for all graphs of a step."""
         self._engine.meter_again()
         if self._told_in != self._engine.steps.number:

@@ -40,6 +40,8 @@ class Planned:
     one. None: there is none for such."""
     calls: int = 1
     """The calls of the graph that may wait for their backward at once."""
+    to_come_bytes: int = 0
+    """What graphs in turn were to hold at its last call, and did not hold yet; outside, too."""
     others_bytes: int = 0
     """What all but one of them hold, a part of what is outside."""
 

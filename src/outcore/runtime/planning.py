@@ -14,7 +14,7 @@ from outcore.execute import Driver
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import fits, peak, retained_bytes
 from outcore.ir.problem import Problem
-from outcore.ir.profile import Profile, Source
+from outcore.ir.profile import Profile
 from outcore.ir.program import Program
 from outcore.ir.timeline import Timeline
 from outcore.lower import lower
@@ -85,8 +85,7 @@ class Planner:
         return program, resident_bytes + spare
 
     def _unmeasured(self, shares: Shares, resident_bytes: int) -> Problem:
-        ops = len(shares.graph.captured.trace.ops)
-        profile = Profile((0.0,) * ops, (0,) * ops, Source.ESTIMATED)
+        profile = Profile.unknown(len(shares.graph.captured.trace.ops))
         return shares.problem(self.solver.hardware(), profile, resident_bytes)
 
     @uncollected()
@@ -98,7 +97,8 @@ class Planner:
         """
         gradients = later_gradient_bytes(shares.graph, shares.active)  # which linger, if seen
         resident = profiled.resident_bytes + max(profiled.lingering_bytes, gradients)
-        resident += shares.to_come_bytes(self.solver.hardware())
+        to_come = shares.to_come_bytes(self.solver.hardware())
+        resident += to_come
         between = max(profiled.between_bytes, shares.in_turn_bytes(self.solver.hardware()))
         problem = shares.problem(self.solver.hardware(), profiled.profile(), resident, between)
         try:
@@ -110,7 +110,9 @@ class Planner:
             if left_over:
                 error.add_note(left_over)
             raise
-        return self._retaining(shares, planned) if shares.graph.standing.retained else planned
+        if shares.graph.standing.retained:
+            planned = self._retaining(shares, planned)
+        return replace(planned, to_come_bytes=to_come)
 
     @uncollected()
     def plan_for_calls(self, shares: Shares, planned: Planned) -> Planned:
@@ -149,20 +151,24 @@ class Planner:
         With room for what `retain_graph` keeps, where `planned` has some. Raises as `_planned`.
         """
         besides = planned.problem.outside_bytes - planned.alone.outside_bytes
+        # Graphs in turn may have been planned since, to hold more than the least.
+        to_come = max(planned.to_come_bytes, shares.to_come_bytes(self.solver.hardware()))
+        besides -= to_come - planned.to_come_bytes
         alone = replace(problem, outside_bytes=problem.outside_bytes - besides)
         if shares.later:  # whose plans are made: this one may hold more than they found
             *_, taken = shares.left_bytes(alone)
             alone = replace(alone, between_bytes=max(alone.between_bytes, taken))
         again = self._planned(shares, alone, planned.resident_bytes)
-        return again if planned.retaining_bytes is None else self._retaining(shares, again)
+        if planned.retaining_bytes is not None:
+            again = self._retaining(shares, again)
+        return replace(again, replanned=planned.replanned, to_come_bytes=to_come)
 
     @uncollected()
     def plan_tighter(self, shares: Shares, planned: Planned) -> Planned:
         """The same with less of the budget. Raises InfeasibleError where no plan fits."""
         problem, tighter = planned.problem, planned.problem.budget_bytes // TIGHTER_DIVISOR
         problem = replace(problem, outside_bytes=problem.outside_bytes + tighter)
-        again = self._as_before(shares, planned, problem)
-        return replace(again, replanned=planned.replanned)
+        return self._as_before(shares, planned, problem)
 
     @uncollected()
     def plan_beside_more(self, shares: Shares, planned: Planned, more_bytes: int) -> Planned:
@@ -175,12 +181,11 @@ class Planner:
         problem = replace(problem, outside_bytes=problem.outside_bytes + more_bytes)
         beside = replace(planned, resident_bytes=planned.resident_bytes + more_bytes)
         try:
-            again = self._as_before(shares, beside, problem)
+            return self._as_before(shares, beside, problem)
         except InfeasibleError:
             if not shares.later:
                 raise
-            again = self._as_before(replace(shares, afresh=True), beside, problem)
-        return replace(again, replanned=planned.replanned)
+            return self._as_before(replace(shares, afresh=True), beside, problem)
 
     @uncollected()
     def plan_again(
@@ -249,7 +254,7 @@ class Planner:
         """The same with so much left for what runs while this one waits."""
         leaving = replace(problem, between_bytes=left_bytes)
         standing = shares.graph.standing
-        calls = Calls(leaving, standing.most_outstanding, retained=standing.retained)
+        calls = Calls(leaving, standing.planned_for, retained=standing.retained)
         if calls.number == 1:
             planned = self.solver.planned(shares, leaving, resident_bytes)
             return self._as_it_is(shares, planned, replace(calls, problem=problem))

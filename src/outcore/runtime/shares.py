@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING
 from outcore.ir.hardware import Hardware, Tier
 from outcore.ir.memory import crossing_bytes
 from outcore.ir.problem import Problem
-from outcore.ir.profile import Profile, Source
+from outcore.ir.profile import Profile
 from outcore.ir.trace import Effect, Ref, Trace
 from outcore.policies import staging_needed
-from outcore.runtime.calls import Calls, Taken, gradient_bytes, held_bytes, nbytes_of, together
+from outcore.runtime.calls import (
+    Calls,
+    Taken,
+    gradient_bytes,
+    held_bytes,
+    least_together,
+    nbytes_of,
+    together,
+)
 from outcore.runtime.margin import margin_bytes
 
 if TYPE_CHECKING:  # graphs are planned with these
@@ -47,7 +55,7 @@ class Shares:
         seen to take while the graph waits.
         """
         trace, budget = self.graph.captured.trace, self.budget_bytes
-        states = self.graph.standing.most_outstanding * _states_bytes(trace, self.state_bytes)
+        states = self.graph.standing.planned_for * _states_bytes(trace, self.state_bytes)
         outside = resident_bytes + states + margin_bytes(budget)
         if trace.boundary == len(trace.ops):  # a backward call without ops has no position
             outside += between_bytes + nbytes_of(trace, tuple(map(Ref, trace.tangents)))
@@ -76,8 +84,11 @@ class Shares:
         later = [(g, self._calls(g, problem.hardware)) for g in self.later]
         if not later:
             return (0,)
-        least = together([self._seen(g, calls.least) for g, calls in later])
-        calls = Calls(problem, self.graph.standing.most_outstanding)
+        # Of graphs in turn, `to_come_bytes` counts what they hold under the one plan.
+        lean = [(calls.least,) if g in self.graph.before else calls.lean for g, calls in later]
+        pairs = zip(later, lean, strict=True)
+        least = least_together([[self._seen(g, t) for t in choices] for (g, _), choices in pairs])
+        calls = Calls(problem, self.graph.standing.planned_for)
         mine, theirs = kept_bytes(self.graph), sum(kept_bytes(g) for g, _ in later)
         free = problem.budget_bytes - held_bytes(problem) - calls.waiting_bytes()
         part = max(0, free) * theirs // max(1, mine + theirs)
@@ -94,7 +105,8 @@ class Shares:
     def to_come_bytes(self, hardware: Hardware) -> int:
         """What calls of other graphs hold when this one is called last, and do not hold yet."""
         now, known = self.graph.engine.outstanding(self.graph), set(self.active)
-        missing = {g: most - now[g] for g, most in self.graph.before.items() if g in known}
+        before = ((g, most) for g, most in self.graph.before.items() if g in known)
+        missing = {g: min(most, g.standing.planned_for) - now[g] for g, most in before}
         return sum(
             calls * self._calls(g, hardware).least.waiting_bytes
             for g, calls in missing.items()
@@ -110,11 +122,11 @@ class Shares:
         """What calls of `graph` take while this one waits, beyond what it is counted with."""
         if graph in self.graph.before:
             return Taken(taken.peak_bytes - taken.waiting_bytes, 0)
-        return taken.by_calls(graph.standing.most_outstanding)
+        return taken.by_calls(graph.standing.planned_for)
 
     def _calls(self, graph: PlannedGraph, hardware: Hardware) -> Calls:
         """The calls of `graph`, as measured if they were; with nothing between them."""
-        number, profile = graph.standing.most_outstanding, _profile(graph)
+        number, profile = graph.standing.planned_for, _profile(graph)
         program = None if graph.planned is None or self.afresh else graph.planned.program
         calls = self.known.get(graph)
         if calls is None or (profile, number, program) != (
@@ -141,12 +153,12 @@ class Shares:
         Of those that are under way together: shapes that take turns use the same room.
         """
         others = [g for g in self.active if g is not self.graph]
-        plans = [(g.planned, g.standing.most_outstanding * self._nested(g)) for g in others]
+        plans = [(g.planned, g.standing.planned_for * self._nested(g)) for g in others]
         taken = sum(p.predicted.peak(tier) * calls for p, calls in plans if p is not None)
         if tier is Tier.HOST:
             staging = (staging_needed(p.problem.trace, p.plan) for p, _ in plans if p is not None)
             taken += max(staging, default=0)
-        return max(0, room - taken) // self.graph.standing.most_outstanding
+        return max(0, room - taken) // self.graph.standing.planned_for
 
     def _nested(self, graph: PlannedGraph) -> bool:
         return graph in self.graph.before or self.graph in graph.before
@@ -155,7 +167,7 @@ class Shares:
 def later_gradient_bytes(graph: PlannedGraph, active: Iterable[PlannedGraph]) -> int:
     """Bytes of gradients of the graphs whose backward comes before that of `graph`."""
     later = [g for g in active if graph in g.before]
-    return sum(g.standing.most_outstanding * gradient_bytes(g.captured.trace) for g in later)
+    return sum(g.standing.planned_for * gradient_bytes(g.captured.trace) for g in later)
 
 
 def _profile(graph: PlannedGraph) -> Profile:
@@ -164,8 +176,7 @@ def _profile(graph: PlannedGraph) -> Profile:
         return graph.planned.problem.profile
     if graph.profiling is not None and graph.profiling.done:
         return graph.profiling.profile()
-    zeros = (0,) * len(graph.captured.trace.ops)
-    return Profile(tuple(map(float, zeros)), zeros, Source.ESTIMATED)
+    return Profile.unknown(len(graph.captured.trace.ops))
 
 
 def _measured(graph: PlannedGraph) -> bool:
@@ -178,17 +189,17 @@ def kept_bytes(graph: PlannedGraph) -> int:
     As planned, else with everything kept.
     """
     if graph.planned is not None:
-        return graph.standing.most_outstanding * crossing_bytes(graph.planned.program)
+        return graph.standing.planned_for * crossing_bytes(graph.planned.program)
     trace = graph.captured.trace
     made = {b for op in range(trace.boundary) for b in trace.writes[op]}
     used = {b for op in range(trace.boundary, len(trace.ops)) for b in trace.reads[op]}
-    return graph.standing.most_outstanding * sum(trace.buffers[b].nbytes for b in made & used)
+    return graph.standing.planned_for * sum(trace.buffers[b].nbytes for b in made & used)
 
 
 def _states_bytes(trace: Trace, state_bytes: int) -> int:
-    """Bytes of generator states that a program may keep: one per random forward op, for its rerun.
+    """Bytes of generator states that a program may keep: two per random forward op, for its rerun.
 
-    And during a rerun the present one, to go on from.
+    And during a rerun the present one, to go on from, and the one that it leads to.
     """
     draws = sum(Effect.RANDOM in op.effects for op in trace.ops[: trace.boundary])
-    return (draws + bool(draws)) * state_bytes
+    return 2 * (draws + bool(draws)) * state_bytes

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
+from math import inf
 from statistics import median, median_low
 from typing import TYPE_CHECKING
 
@@ -63,6 +64,8 @@ class Standing:
     """Number of the engine's step in which its forward was called last."""
     longest_pause: int = 0
     """The most steps from one call of its forward to the next."""
+    place: int = 0
+    """How many graphs of the same trace wait when it is called: alike blocks, compiled apart."""
     kind: tuple[str, ...] = ()
     """The ops of the graph, by target: those of other shapes have the same, and layers alike."""
     latest_steps: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=LATEST))
@@ -77,8 +80,14 @@ class Standing:
     """Whether a backward call was asked to leave all as it was, for another one."""
     most_outstanding: int = 1
     """The most calls that waited for their backward at once."""
+    refused_calls: int = 0
+    """As many as were seen to wait at once, and had no plan."""
     fruitless: int = 0
     """Sessions begun in a row with its forward call that no backward call followed."""
+    growths: int = 0
+    """How often it was planned again beside more that the process came to hold."""
+    refused_bytes: float = inf
+    """The least that was held besides it where no plan was found for that, less the margin."""
     grown_bytes: int = 0
     """What it was planned again beside, more than at first: it came later, or is about to."""
     gone_bytes: int = 0
@@ -88,6 +97,13 @@ class Standing:
     def settled(self) -> bool:
         """Whether it will run from now on as it runs now: planned, or for nobody's gradients."""
         return self.state is not State.PROFILING or self.fruitless >= MOST_FRUITLESS
+
+    @property
+    def planned_for(self) -> int:
+        """Calls that may wait at once under its plans: all that were seen, if there is one."""
+        if self.planned is not None and self.most_outstanding <= self.refused_calls:
+            return self.planned.calls
+        return self.most_outstanding
 
     def settle(self, planned: Planned) -> None:
         """Stand with `planned` from now on."""

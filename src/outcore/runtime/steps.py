@@ -14,8 +14,6 @@ class Steps:
 
     calls: int = 0
     """Forward calls so far, of all graphs."""
-    passes: int = 0
-    """Calls so far of graphs that cannot be planned."""
     number: int = 0
     """Steps so far, the one under way included."""
     _before: int = 0
@@ -39,7 +37,6 @@ class Steps:
 
         When it comes round, and no step of planned graphs began in between, that is a step.
         """
-        self.passes += 1
         if caller in self._passed and not waiting:
             self._begin()
         self._passed.add(caller)
