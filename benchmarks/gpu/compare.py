@@ -240,13 +240,20 @@ class Comparison:
         if memory is None:
             return
         taken = memory.reserved_bytes
-        if taken + (contender.cap_bytes or taken) > CROWDED_SHARE * memory.total_bytes:
+        if taken + _most_bytes(contender, taken) > CROWDED_SHARE * memory.total_bytes:
             self._trace()
             self.end()
 
     def _blank(self, contender: Contender) -> Training:
         name, mode = self.workload.name, contender.mode.name
         return Training(workload=name, mode=mode, cap_bytes=contender.cap_bytes)
+
+
+def _most_bytes(contender: Contender, in_core_bytes: int) -> int:
+    """What it may take: with a budget and no cap, half as much again as that, for the allocator."""
+    budget = contender.mode.budget if isinstance(contender.mode, Outcore) else None
+    most = budget * 3 // 2 if isinstance(budget, int) else in_core_bytes
+    return contender.cap_bytes or min(most, in_core_bytes)
 
 
 def reason(error: WorkerError | OutcoreError) -> str:

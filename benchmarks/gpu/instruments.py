@@ -18,6 +18,8 @@ class Peaks:
     reserved_bytes: int | None = None
     retries: int | None = None
     """How often the allocator had to give all its free memory back to serve a request."""
+    refused: int | None = None
+    """How often not even that was enough: cuDNN then takes a slower way, without a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,10 @@ class CudaInstruments:
 
     def __init__(self) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
-        self._retries = 0
+        self._retries = self._refused = 0
 
     def cap(self, nbytes: int) -> None:
-        """By torch's allocator, which then fails as on a smaller GPU."""
+        """By torch's allocator, which counts a request whole: it is stricter than a smaller GPU."""
         total = torch.cuda.get_device_properties(self.device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, nbytes / total), self.device)
 
@@ -77,14 +79,15 @@ class CudaInstruments:
     def reset(self) -> None:
         """All counts."""
         torch.cuda.reset_peak_memory_stats(self.device)
-        self._retries = self._all_retries()
+        self._retries, self._refused = self._all("num_alloc_retries"), self._all("num_ooms")
 
     def peaks(self) -> Peaks:
         """Of blocks in use, and of segments taken from the driver."""
         return Peaks(
             torch.cuda.max_memory_allocated(self.device),
             torch.cuda.max_memory_reserved(self.device),
-            self._all_retries() - self._retries,
+            self._all("num_alloc_retries") - self._retries,
+            self._all("num_ooms") - self._refused,
         )
 
     def memory(self) -> Memory | None:
@@ -96,8 +99,8 @@ class CudaInstruments:
         """The segments without blocks in use."""
         torch.cuda.empty_cache()
 
-    def _all_retries(self) -> int:
-        return int(torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0))
+    def _all(self, count: str) -> int:
+        return int(torch.cuda.memory_stats(self.device).get(count, 0))
 
 
 class CpuInstruments:

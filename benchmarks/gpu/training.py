@@ -21,7 +21,8 @@ class Training(Row):
     `of_in_core_ratio`: throughput, of that of the reference in the same turns, by medians;
     `quartiles`: of the ratio within a turn. `allocated_bytes`, `reserved_bytes`: the most that
     torch's allocator gave out, and took, during the turns; `retries`: how often in a turn it had to
-    give all free memory back first. `predicted_of_measured_ratio` is of outcore's graphs alone, by
+    give all free memory back first; `refused`: how often that did not help, and somebody went on
+    with less (cuDNN, another way). `predicted_of_measured_ratio` is of outcore's graphs alone, by
     its own clock: a step has the loss and the optimizer besides. `unlike`: results (loss and
     gradients) that are not bitwise those of the reference, of `compared` that come out the same
     each time there; where eager's differ, the traced graph's.
@@ -38,6 +39,7 @@ class Training(Row):
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     retries: int | None = None
+    refused: int | None = None
     budget_bytes: int | None = None
     predicted_peak_bytes: int | None = None
     predicted_seconds: float | None = None
@@ -69,6 +71,7 @@ def timed(row: Training, samples: int, turns: Turns[Turn], reference: Turns[Turn
         allocated_bytes=_most(turn.peaks.allocated_bytes for turn in taken),
         reserved_bytes=_most(turn.peaks.reserved_bytes for turn in taken),
         retries=_most(turn.peaks.retries for turn in taken),
+        refused=_most(turn.peaks.refused for turn in taken),
     )
 
 
@@ -114,6 +117,8 @@ def judged(row: Training) -> Training:
     )
     if row.retries is not None:
         checks += (Check("no memory given back within a step", row.retries == 0),)
+    if row.refused is not None:
+        checks += (Check("no request for memory refused", row.refused == 0),)
     if row.compared:
         checks += (Check("bitwise equal", row.unlike == 0),)
     return replace(row, checks=row.checks + checks)
