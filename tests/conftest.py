@@ -18,7 +18,7 @@ with contextlib.suppress(ImportError):  # tests/gpu has no need of it
     hypothesis.settings.register_profile(
         "outcore",
         deadline=None,  # a busy two-core machine is no failure
-        derandomize="CI" in os.environ,  # a change is not blamed for another's luck
+        derandomize=bool({"CI", "OUTCORE_SAME_DRAWS"} & os.environ.keys()),
         print_blob=True,
     )
     hypothesis.settings.load_profile("outcore")
