@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from outcore import Backend
 from outcore.errors import InfeasibleError
+from outcore.ir.memory import crossing_bytes
 from outcore.runtime import options
 from tests.cpu.training import PROFILED_STEPS, away, back, mean_square, same, snapshot
 
@@ -334,14 +335,20 @@ def test_backward_calls_in_the_order_of_the_forward_calls(share: float) -> None:
 
 
 def test_what_is_planned_again_leaves_those_in_turn_what_they_took_since() -> None:
-    """The first was planned when the second had no plan, and needed little."""
-    budget = int(peak_in_call_order() * 0.75)
-    backend = Backend(budget=budget, policy="pooch", drift="0.001%")
-    in_call_order(backend, STEPS + 40)
-    assert backend.report().replans
-    inside(backend)
-    assert backend.engine is not None
-    assert any(graph.planned and graph.planned.to_come_bytes for graph in backend.engine.graphs)
+    """The first was planned when the second had no plan, and could do with little."""
+    backend = Backend(budget=int(peak_in_call_order() * 0.9), policy="pooch")
+    in_call_order(backend)
+    engine = backend.engine
+    assert engine is not None
+    first, second = engine.active()
+    assert first.planned is not None
+    assert second.planned is not None
+    takes = crossing_bytes(second.planned.program)
+    assert first.planned.to_come_bytes < takes
+    again = engine.plan_beside_more(first, first.planned, 0, 0)
+    assert again.to_come_bytes >= takes
+    more = again.to_come_bytes - first.planned.to_come_bytes
+    assert again.problem.outside_bytes == first.planned.problem.outside_bytes + more
 
 
 class Doubled(nn.Module):

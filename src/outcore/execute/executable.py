@@ -70,13 +70,16 @@ def build(
         "clock": clock,
         "note": note,
         "check": check,
-        "generator_state": generator.get_state,
-        "restore_generator": generator.set_state,
-        "stack": torch.stack,
     }
     random = {op.id: op.target for op in trace.ops if Effect.RANDOM in op.effects}
     if random:
-        names |= {"drawing": drawing(), "same_draws": partial(_same_draws, random)}
+        names |= {
+            "drawing": drawing(),
+            "generator_state": generator.get_state,
+            "restore_generator": generator.set_state,
+            "same_draws": partial(_same_draws, random),
+            "stack": torch.stack,
+        }
     # A file name of its own, known to linecache, gives tracebacks the generated line.
     file = f"<outcore program {next(_numbers)}>"
     before = "\n" * source.forward.count("\n")
