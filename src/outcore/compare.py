@@ -10,7 +10,7 @@ from typing import Any
 
 from outcore.allocators import Allocator, reserve
 from outcore.bound import lower_bound
-from outcore.errors import BudgetError, InfeasibleError
+from outcore.errors import BudgetError, InfeasibleError, PolicyError
 from outcore.estimate import estimate
 from outcore.ir.hardware import Tier
 from outcore.ir.plan import Plan, make_plan
@@ -54,6 +54,11 @@ class Compared:
     needed_bytes: int | None = None
     needed_tier: str = ""
     reason: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the policy failed, as `reason` says: no budget would help."""
+        return bool(self.reason) and self.needed_bytes is None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by field name; `counts` as a dict."""
@@ -123,7 +128,7 @@ class Comparison:
 
         An `Improver` starts from its plan for the budget before, so that more memory never makes
         it slower; with other policies a larger budget may get a slower plan. `bound`: with the
-        lower bound of the budget.
+        lower bound of the budget. A policy of another package that fails has a row that says so.
 
         Raises PolicyError for a spec that is wrong, MissingPackageError where the bound is asked
         for and needs what is not installed.
@@ -163,6 +168,8 @@ class Comparison:
                 reason=str(error),
             )
             return refused, None
+        except PolicyError as error:
+            return replace(blank, reason=str(error)), None
         return self._row_of(blank, problem, plan, time.perf_counter() - start), plan
 
     def _row_of(self, blank: Compared, problem: Problem, plan: Plan, seconds: float) -> Compared:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from importlib import import_module
 
 import pytest
 import torch
 
 from outcore import Backend
+from outcore.policies.keep_all import KeepAll
 from tests.pure.packages import on_path, write_package
 from tests.pure.test_plugins import PAGE, POLICY, on_the_page
 
@@ -47,6 +49,36 @@ def test_all_policies_are_those_of_other_packages_too(outcore, tmp_path):
     with on_path(tmp_path):
         found = outcore("compare", *network, "--policies", "all", "--json", "--no-bound")
     assert json.loads(found.stdout)[-1]["policy"] == "mine"
+
+
+FAILING = POLICY.replace("return settle", "raise OSError('no'); return settle")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [("import nowhere", "cannot be imported"), (FAILING, "its plan() raised OSError: no")],
+    ids=["import", "plan"],
+)
+@pytest.mark.parametrize("command", ["compare", "sweep"])
+def test_a_package_that_is_wrong_keeps_nothing_from_the_others(
+    outcore, tmp_path, monkeypatch, command, source, said
+):
+    module = import_module("outcore.policies.plugins")  # the package has a function of that name
+    monkeypatch.setattr(module, "POLICIES", {"keep-all": KeepAll})
+    write_package(tmp_path, "my-policies", {"mine": "my_module:Mine"}, {"my_module": source})
+    network = ("--network", "two-heads", "--batch", "8", "--hardware", "titan-xp")
+    shape = () if command == "compare" else ("--steps", "2")
+    with on_path(tmp_path):
+        found = outcore(command, *network, *shape, "--policies", "all", "--no-bound")
+        as_json = outcore(command, *network, *shape, "--policies", "all", "--no-bound", "--json")
+        named = outcore(command, *network, *shape, "--policies", "mine", "--no-bound")
+    assert found.exit_code == as_json.exit_code == named.exit_code == 2
+    assert "keep-all" in found.stdout
+    assert found.stderr.count(said) == 1
+    rows = json.loads(as_json.stdout)
+    assert any(row["policy"] == "keep-all" and row["feasible"] for row in rows)
+    assert all(said in row["reason"] for row in rows if row["policy"] == "mine")
+    assert said in named.stderr
 
 
 def test_a_package_that_is_wrong_is_told_below_the_list(outcore, tmp_path):

@@ -6,14 +6,15 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
-from outcore.errors import OptionValueError
+from outcore.errors import OptionValueError, PolicyError
 from outcore.units import format_bytes
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 ALL = "all"
 NOTHING = "-"
 THIS_MACHINE = "this-machine"
+EXIT_BROKEN = 2
 
 _BETWEEN = re.compile(r"\s*[;,]\s*(?![^{]*\})")
 """What separates specs: not the commas of their options."""
@@ -40,12 +42,31 @@ def machine_of(name: str) -> Preset:
         return this_machine()
 
 
-def policies_of(specs: str) -> list[Policy]:
-    """The policies of specs between commas or semicolons. Raises PolicyError for a wrong one."""
+def policies_of(specs: str) -> tuple[list[Policy], list[str]]:
+    """The policies of specs between commas or semicolons, or all; of all, what is wrong with some.
+
+    Raises PolicyError for a wrong one that is named.
+    """
     from outcore.policies import KnownPolicies, resolve  # noqa: PLC0415 - loads numpy
 
-    wanted = list(KnownPolicies()) if specs == ALL else _BETWEEN.split(specs)
-    return [resolve(spec) for spec in wanted]
+    if specs != ALL:
+        return [resolve(spec) for spec in _BETWEEN.split(specs)], []
+    found, wrong = [], []
+    for name in KnownPolicies():
+        try:
+            found.append(resolve(name))
+        except PolicyError as error:
+            wrong.append(str(error))
+    return found, wrong
+
+
+def tell_broken(wrong: Iterable[str]) -> None:
+    """Say what is wrong with policies of other packages, if anything; that ends with a code."""
+    told = [Text(f"error: {reason}", style="red") for reason in dict.fromkeys(wrong)]
+    for text in told:
+        Console(stderr=True).print(text, soft_wrap=True, highlight=False)
+    if told:
+        raise typer.Exit(EXIT_BROKEN)
 
 
 def has_solver(progress: Console) -> bool:

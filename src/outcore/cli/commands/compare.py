@@ -19,6 +19,7 @@ from outcore.cli.predicted import (
     machine_of,
     policies_of,
     print_rows,
+    tell_broken,
 )
 from outcore.cli.screen import screen
 from outcore.cli.told import told
@@ -69,7 +70,7 @@ def compare(  # noqa: PLR0913 - a command has as many arguments as options
     machine = machine_of(hardware)
     total = machine.hardware.capacity(Tier.DEVICE)
     budgets = [read_budget("--budget", text, total) for text in budget]
-    specs = policies_of(policies)  # before anything is traced
+    specs, broken = policies_of(policies)  # before anything is traced
     step = named(network)
     serving = None if allocator is None else allocators.resolve(allocator)
     found: list[dict[str, Any]] = []
@@ -85,6 +86,7 @@ def compare(  # noqa: PLR0913 - a command has as many arguments as options
             for row in comparison.rows(budgets, specs, bound=bound):
                 rows.append(row)
                 status.update(f"{title}: {row.policy} done")
+        broken += [row.reason for row in rows if row.failed]
         found += [{"batch": samples, **row.to_dict()} for row in rows]
         if not (as_json or as_csv):
             seconds = comparison.in_core.seconds
@@ -96,6 +98,7 @@ def compare(  # noqa: PLR0913 - a command has as many arguments as options
             )
             screen().print(_table(title, rows, allocator))
     print_rows(found, as_json=as_json, as_csv=as_csv)
+    tell_broken(broken)
 
 
 def _table(title: str, rows: Sequence[Compared], allocator: str | None) -> Table:
@@ -140,6 +143,8 @@ def _peak(row: Compared) -> str:
     """The peak on the device, or what it would take to have a plan."""
     if row.seconds is not None:
         return bytes_text(row.peak_bytes)
+    if row.failed:
+        return "failed"
     place = "" if row.needed_tier == "device" else f" of {row.needed_tier}"
     return f"needs {bytes_text(row.needed_bytes)}{place}"
 

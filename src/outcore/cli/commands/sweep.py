@@ -18,6 +18,7 @@ from outcore.cli.predicted import (
     machine_of,
     policies_of,
     print_rows,
+    tell_broken,
 )
 from outcore.cli.screen import screen
 from outcore.cli.told import told
@@ -74,7 +75,7 @@ def sweep(  # noqa: PLR0913 - a command has as many arguments as options
     check_one_form(as_json=as_json, as_csv=as_csv)
     machine, wanted = machine_of(hardware), BudgetRange(start, stop, steps)
     wanted.check(machine.hardware.capacity(Tier.DEVICE))  # all this before anything is traced
-    specs, step = policies_of(policies), named(network)
+    (specs, broken), step = policies_of(policies), named(network)
     if plot_file is not None:
         check_plot(plot_file)
     progress = Console(stderr=True)
@@ -103,6 +104,7 @@ def sweep(  # noqa: PLR0913 - a command has as many arguments as options
             console.print(_table(found, shown, bound=bound))
         note = f"{BEST} the fastest; {NOTHING} no plan; percentages are of the in-core peak"
         console.print(note, highlight=False, soft_wrap=True)
+    tell_broken([*broken, *(row.reason for row in found.rows if row.failed)])
 
 
 def _title(what: str, found: Sweep) -> str:
