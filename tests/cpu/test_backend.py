@@ -25,8 +25,9 @@ from outcore.lower import lower
 from outcore.measure import metered
 from outcore.policies import floor
 from outcore.runtime import steps
-from outcore.runtime.engine import IDLE_STEPS, MOST_PEAK_TRIES
 from outcore.runtime.margin import MARGIN_DIVISOR
+from outcore.runtime.metering import MOST_PEAK_TRIES
+from outcore.runtime.roll import IDLE_STEPS
 from outcore.runtime.shares import _states_bytes
 from outcore.runtime.standing import MOST_FRUITLESS
 from outcore.torch_backend import backend_for
@@ -267,7 +268,7 @@ class TestRetained:
     def test_what_stays_is_inside_the_promise(self, policy: str) -> None:
         roomy = Backend(budget="1GiB", policy="pooch")
         self.trained(roomy, [True] * STEPS)
-        standings = roomy.engine.standings() if roomy.engine else []
+        standings = roomy.engine.roll.standings() if roomy.engine else []
         (planned,) = (each.planned for each in standings)
         assert planned is not None
         assert planned.retaining_bytes is not None
@@ -517,7 +518,7 @@ class TestClosed:
         bounds: list[int | None] = []
         driver = backend.engine.driver
         monkeypatch.setattr(driver, "bound_memory", lambda _, most: bounds.append(most))
-        backend.engine._bound_memory()
+        backend.engine.plans.bound_memory()
         assert bounds[-1] is not None
         backend.close()
         assert bounds[-1] is None
@@ -547,7 +548,7 @@ class TestRefused:
             module.zero_grad()
             call(torch.rand(512, 64)).sum().backward()
             if isinstance(backend, Backend) and backend.engine is not None:
-                backend.engine.end_session()
+                backend.engine.metering.end()
                 graph = backend.engine.graphs[0]
                 graph._give_up(CaptureError(reason="a test"))
         module.zero_grad()
@@ -719,7 +720,7 @@ class TestSeveralGraphs:
             for _ in range(3 * IDLE_STEPS):
                 other(torch.ones(2, 64)).sum().backward()
             assert backend.engine is not None
-            seen.append(len(backend.engine.active()))
+            seen.append(len(backend.engine.roll.active()))
             loss.backward()
         assert seen == [2] * STEPS
 
@@ -743,7 +744,9 @@ class TestSeveralGraphs:
                 call(torch.ones(rows, 64)).sum().backward()
         assert backend.engine is not None
         rooms = [
-            s.planned.problem.disk_budget_bytes for s in backend.engine.standings() if s.planned
+            s.planned.problem.disk_budget_bytes
+            for s in backend.engine.roll.standings()
+            if s.planned
         ]
         assert rooms == [5 * 2**20] * 3
         report = backend.report()
@@ -759,7 +762,7 @@ class TestSeveralGraphs:
             for rows in (*[full] * 31, last):
                 call(rows).sum().backward()
         assert backend.engine is not None
-        usual, other = (s.planned for s in backend.engine.standings())
+        usual, other = (s.planned for s in backend.engine.roll.standings())
         assert usual is not None
         assert other is not None
         report = backend.report()
@@ -781,7 +784,7 @@ class TestSeveralGraphs:
         for _ in range(9):
             call(torch.ones(256, 64)).sum().backward()
         assert backend.engine.steps.number - before == 3
-        (standing,) = backend.engine.standings()
+        (standing,) = backend.engine.roll.standings()
         assert standing.calls(backend.engine.steps.number) == 1, "none of these was one"
         assert kept.requires_grad
 
@@ -793,7 +796,7 @@ class TestSeveralGraphs:
             loss.backward(retain_graph=True)
             del loss
         assert backend.engine is not None
-        (standing,) = backend.engine.standings()
+        (standing,) = backend.engine.roll.standings()
         assert [calls for _, calls in standing.latest_steps] == [1] * (PROFILED_STEPS + 2)
 
 
@@ -839,7 +842,7 @@ class TestMeter:
             other(torch.ones(2, 8))
         assert not self.metering()
         assert backend.engine is not None
-        assert backend.engine.session is None
+        assert backend.engine.metering.session is None
         report = backend.report()
         assert report.state == "in-core"
         assert report.measured_peak_bytes is not None

@@ -340,12 +340,12 @@ def test_what_is_planned_again_leaves_those_in_turn_what_they_took_since() -> No
     in_call_order(backend)
     engine = backend.engine
     assert engine is not None
-    first, second = engine.active()
+    first, second = engine.roll.active()
     assert first.planned is not None
     assert second.planned is not None
     takes = crossing_bytes(second.planned.program)
     assert first.planned.to_come_bytes < takes
-    again = engine.plan_beside_more(first, first.planned, 0, 0)
+    again = engine.plans.beside_more(first, first.planned, 0, 0)
     assert again.to_come_bytes >= takes
     more = again.to_come_bytes - first.planned.to_come_bytes
     assert again.problem.outside_bytes == first.planned.problem.outside_bytes + more
@@ -431,7 +431,7 @@ def test_a_graph_that_keeps_nothing_is_left_what_it_needs() -> None:
         (late(result) if step > 1 else result).sum().backward()
         del result
     assert backend.engine is not None
-    assert sum(s.planned is not None for s in backend.engine.standings()) >= 2
+    assert sum(s.planned is not None for s in backend.engine.roll.standings()) >= 2
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -363,7 +363,9 @@ def test_the_plan_stays_where_no_other_is_faster() -> None:
     graph, engine = training.graph, training.engine
     drift = Drift(1.0, 2.0, WATCHED_STEPS)
     problem = graph.planned.problem
-    plans = engine.planner.plan_again(engine._shares(graph), graph.planned, problem, drift)
+    plans = engine.plans.planner.plan_again(
+        engine.plans.planner.shares(graph, engine.roll.active()), graph.planned, problem, drift
+    )
     (stays,) = plans
     assert stays.program is graph.planned.program
     assert stays.predicted == graph.planned.predicted
@@ -443,7 +445,7 @@ def test_on_a_device_with_queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert same(training.run(), expected)
     report, hardware = training.report(), training.graph.planned.problem.hardware
     assert report.replans == 1
-    probed = training.engine.planner.solver.hardware()
+    probed = training.engine.plans.planner.solver.hardware()
     for way in ((Tier.DEVICE, Tier.HOST), (Tier.HOST, Tier.DEVICE)):
         assert hardware.link(*way).seconds(1 << 17) > 1e3 * probed.link(*way).seconds(1 << 17)
     assert training.graph.planned.predicted.peak(Tier.DISK) > 0

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from outcore import Backend
 from outcore.errors import InfeasibleError
 from outcore.execute.arena import Arena, own_arena
-from outcore.runtime.engine import Engine
+from outcore.runtime.held import Held
 from tests.cpu.training import PROFILED_STEPS, mean_square
 
 pytestmark = pytest.mark.skipif(
@@ -250,5 +250,5 @@ def test_nothing_is_counted_while_nothing_comes(monkeypatch: pytest.MonkeyPatch)
     def counted(*_: Any) -> int:
         raise AssertionError
 
-    monkeypatch.setattr(Engine, "resident_besides", counted)
+    monkeypatch.setattr(Held, "besides_bytes", counted)
     training.steps(3)

@@ -17,7 +17,7 @@ from outcore import Backend
 from outcore.measure import Reading
 from outcore.measure.counters import CounterMeter
 from outcore.measure.events import EventMeter
-from outcore.runtime import engine
+from outcore.runtime import metering
 from outcore.runtime.obstacle import Obstacle
 from tests.cpu.training import PROFILED_STEPS, Small, batch, mean_square, same, snapshot
 
@@ -187,7 +187,7 @@ class Books:
 @pytest.fixture
 def books(monkeypatch: pytest.MonkeyPatch) -> Iterator[Books]:
     counted = Books()
-    monkeypatch.setattr(engine, "open_meter", lambda _: CounterMeter(counted))
+    monkeypatch.setattr(metering, "open_meter", lambda _: CounterMeter(counted))
     yield counted
     counted.backend = None
 

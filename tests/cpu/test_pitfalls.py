@@ -399,7 +399,7 @@ class TestLeaks:
             torch.utils.checkpoint.checkpoint(call, x, use_reentrant=False).sum().backward()
         gc.collect()
         assert backend.engine is not None
-        backend.engine.end_session()
+        backend.engine.metering.end()
         assert len(backend.engine.stores) == 0
 
 

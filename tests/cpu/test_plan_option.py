@@ -45,7 +45,7 @@ MOVING: dict[str, Any] = {"budget": TIGHT, "policy": "swap-all"}
 
 def the_plan(backend: Backend) -> Planned:
     assert backend.engine is not None
-    (graph,) = backend.engine.active()
+    (graph,) = backend.engine.roll.active()
     assert graph.planned is not None
     return graph.planned
 

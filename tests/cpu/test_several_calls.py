@@ -120,7 +120,7 @@ def test_blocks_that_are_compiled_anew_take_the_plans_of_their_places() -> None:
 
     def plans() -> list[Any]:
         assert ooc.backend.engine is not None
-        return [graph.planned for graph in ooc.backend.engine.active() if graph.following]
+        return [graph.planned for graph in ooc.backend.engine.roll.active() if graph.following]
 
     with ooc:
         steps(STEPS)
@@ -270,9 +270,9 @@ def test_calls_that_have_no_plan_do_not_stand_in_the_way_of_others() -> None:
     backend = Backend(budget="6MiB", strict=True)
     judge(backend, [1] * 7 + [12] * 2 + [1] * 2)
     assert backend.engine is not None
-    (standing,) = backend.engine.standings()
+    (standing,) = backend.engine.roll.standings()
     assert standing.planned is not None
     assert (standing.most_outstanding, standing.planned_for) == (12, 1)
     (graph,) = backend.engine.graphs
-    again = backend.engine.plan_beside_more(graph, standing.planned, 1 << 20, 0)
+    again = backend.engine.plans.beside_more(graph, standing.planned, 1 << 20, 0)
     assert again.calls == 1

@@ -147,7 +147,7 @@ class Backend:
         In order of capture; graphs without a plan are left out. `most`: so many moves of each,
         those that free most; None is all. Each graph takes from milliseconds to seconds.
         """
-        graphs = [] if self.engine is None else self.engine.standings()
+        graphs = [] if self.engine is None else self.engine.roll.standings()
         planned = (graph.planned for graph in graphs if graph.planned is not None)
         return [explain(p.lowered_for, p.plan, most=most) for p in planned]
 
@@ -161,7 +161,7 @@ class Backend:
         OSError where the file cannot be written.
         """
         engine = self.engine
-        standings = [] if engine is None else engine.known()
+        standings = [] if engine is None else engine.roll.known()
         found = (
             (g.planned.lowered_for, g.planned.plan) for g in standings if g.planned is not None
         )
@@ -281,7 +281,7 @@ class Backend:
     def _pass_by(self, module: GraphModule) -> None:
         self.plain_calls.number += 1
         if self.engine is not None:
-            self.engine.pass_by(id(module))
+            self.engine.passed_by(id(module))
 
     def _uncompiled(self, module: GraphModule, error: CaptureError) -> Call:
         """`module` as dynamo captured it, for sizes that have no graph."""

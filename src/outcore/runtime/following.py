@@ -41,7 +41,7 @@ class Following:
         if self.trial is not None:
             self.trial = self.trial if engine.trials.hears(self.trial) else None
         elif self.watch.due(graph.standing.steps) and self.planned.may_improve:
-            self.trial = None if engine.waiting(graph) else engine.begin_trial(graph)
+            self.trial = None if engine.roll.waiting(graph) else engine.begin_trial(graph)
         return self.trial
 
     def executable_of_step(self, graph: PlannedGraph) -> Executable:
@@ -49,7 +49,7 @@ class Following:
 
         While a call waits for its backward, a recording may be under way: that is left alone.
         """
-        if graph.engine.waiting(graph):
+        if graph.engine.roll.waiting(graph):
             return self.executable
         self.recording = graph.engine.begin_recording(graph)
         return self.executable if self.recording is None else self.recording.executable

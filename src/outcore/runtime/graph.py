@@ -130,15 +130,15 @@ class PlannedGraph:
         inputs, clock = list(map(plain, args)), self.engine.driver.clock
         args.clear()
         while True:  # until it is right
-            self.engine.next_step(self)
+            self.engine.called(self)
             with self._telling_of_memory():
                 executable = self._ready(inputs)
             if self._wants_meter(executable):
-                self.standing.fruitless += self.engine.begin_session(self)
+                self.standing.fruitless += self.engine.metering.begin(self)
             elif self.following is not None and executable is self.following.executable:
                 executable = self.following.executable_of_step(self)
             visit = Visit(ref(self), self._replay_of(executable, inputs))
-            given = self.engine.storages(inputs) if self._is_timed(executable) else None
+            given = self.engine.held.storages(inputs) if self._is_timed(executable) else None
             start = clock.now()
             try:
                 with self._telling_of_memory():
@@ -147,10 +147,10 @@ class PlannedGraph:
             except CaptureError as error:  # which holds what the failed run made, until this ends
                 inputs = self._learn(error, visit, executable)
         visit.work.append((start, clock.now()))
-        visit.forward_stop = self.engine.mark()
+        visit.forward_stop = self.engine.metering.mark()
         stand_in = self.engine.stores.add(store, follow=stand_in_survives())
         if given is not None:
-            visit.pause = self.engine.begin_pause(self, given, results)
+            visit.pause = self.engine.held.begin_pause(self, given, results)
         return [*results, stand_in]
 
     def _backward(self, args: list[Any]) -> tuple[Any, ...]:
@@ -172,7 +172,7 @@ class PlannedGraph:
         self._end_pause(visit, tangents)
         given = list(tangents) if visit.replay is not None else []
         clock = self.engine.driver.clock
-        visit.backward_start, start = self.engine.mark(), clock.now()
+        visit.backward_start, start = self.engine.metering.mark(), clock.now()
         inputs: list[Any] | None = None
         try:
             crossing = list(store.crossing) if again else store.crossing
@@ -193,7 +193,7 @@ class PlannedGraph:
             with drawing():
                 self.engine.driver.generator.set_state(state)
         visit.work.append((start, clock.now()))
-        visit.backward_stop = self.engine.mark()
+        visit.backward_stop = self.engine.metering.mark()
         checked = self._is_checked(store.executable)
         if visit.once:
             steps = self.engine.steps
@@ -202,7 +202,7 @@ class PlannedGraph:
             visit.replay = None
         self._finish(store.executable, visit)
         if checked:
-            self.engine.check_known(self, checked=True)
+            self.engine.plans.check_known(self, checked=True)
         return gradients
 
     def _is_checked(self, executable: Executable) -> bool:
@@ -216,14 +216,14 @@ class PlannedGraph:
         pause, visit.pause = visit.pause, None
         if self.profiling is None or pause is None:
             return
-        level_bytes = self.engine.level_bytes(self)
+        level_bytes = self.engine.held.level_bytes(self)
         if level_bytes is not None:
-            given = self.engine.storages(tangents)
+            given = self.engine.held.storages(tangents)
             self.profiling.waited(pause.gone_bytes(level_bytes, given))
 
     def _note_waiting(self) -> None:
         """Note whose calls wait as one of this graph begins, forward or backward."""
-        for graph, calls in self.engine.outstanding(self).items():
+        for graph, calls in self.engine.roll.outstanding(self).items():
             self.before[graph] = max(calls, self.before.get(graph, 0))
 
     # ---- before a step --------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class PlannedGraph:
     def _ready(self, inputs: list[Any]) -> Executable:
         """The executable for this step; plans first where enough is known."""
         self._note_waiting()
-        waiting = 1 + self.engine.waiting(self)
+        waiting = 1 + self.engine.roll.waiting(self)
         self.standing.most_outstanding = max(self.standing.most_outstanding, waiting)
         if self.retired:
             return self.fallback
@@ -241,7 +241,7 @@ class PlannedGraph:
             return self._followed(self.following, waiting, inputs)
         if self.profiling is None:
             self.profiling = self._begin(inputs)
-        resident = self.engine.resident_besides(self, inputs)
+        resident = self.engine.held.besides_bytes(self, inputs)
         fits = resident <= self.profiling.most_resident_bytes
         if waiting == 1 and not (fits or self.profiling.done):
             # An optimizer has its state by now. Where nothing fits any more, planning will say so.
@@ -251,14 +251,14 @@ class PlannedGraph:
         if not self.profiling.done or self._follows_the_unplanned():
             return self._unplanned(self.profiling, resident)
         self.standing.gone_bytes = self.profiling.gone_bytes or 0
-        return self.settle(self.engine.plan(self, self.profiling)).executable
+        return self.settle(self.engine.plans.first(self, self.profiling)).executable
 
     def _unplanned(self, profiling: Profiling, resident_bytes: int) -> Executable:
         """What is profiled; where nobody differentiates, what moves nothing, if that has room."""
         if self.standing.fruitless < MOST_FRUITLESS:
             return profiling.executable
         if profiling.kept is None:
-            program, most = self.engine.kept_program(self, resident_bytes)
+            program, most = self.engine.plans.kept_program(self, resident_bytes)
             generator = self.engine.driver.generator
             profiling.kept = build(self.captured.trace, program, generator), most
         executable, most = profiling.kept
@@ -267,7 +267,7 @@ class PlannedGraph:
     def _follows_the_unplanned(self) -> bool:
         """Whether a graph that waits for its backward is to be planned first, and may yet be."""
         assert self.profiling is not None  # noqa: S101 - as asked while that is so
-        first = any(graph.profiling is not None for graph in self.engine.outstanding(self))
+        first = any(graph.profiling is not None for graph in self.engine.roll.outstanding(self))
         return first and self.profiling.timed_steps < PATIENCE * self.standing.most_outstanding
 
     def _for_calls(self, following: Following) -> Following:
@@ -275,7 +275,7 @@ class PlannedGraph:
         planned, calls = following.planned, self.standing.most_outstanding
         if calls > max(planned.calls, self.standing.refused_calls):
             try:
-                return self.settle(self.engine.plan_for_calls(self, planned))
+                return self.settle(self.engine.plans.for_calls(self, planned))
             except OutcoreError:  # the report tells
                 self.standing.refused_calls = calls
         return following
@@ -283,7 +283,7 @@ class PlannedGraph:
     def _hold_against(self, following: Following, inputs: list[Any]) -> None:
         """Forget an adopted plan that was made when less was held besides the graph."""
         following.adopted = False
-        if not self.engine.still_fits(following.planned, self, inputs):
+        if not self.engine.plans.still_fits(following.planned, self, inputs):
             self.standing.unsettle()
             self.following = None
 
@@ -301,13 +301,13 @@ class PlannedGraph:
             return following.executable
         if not trial.done:
             return trial.executable
-        return self.settle(self.engine.plan_again(self, trial)).executable
+        return self.settle(self.engine.plan_after(self, trial)).executable
 
     def _begin(self, inputs: list[Any]) -> Profiling:
         engine = self.engine
-        program, most = engine.floor_program(self, inputs, leanest=self.lean)
+        program, most = engine.plans.floor_program(self, inputs, leanest=self.lean)
         return begin_profiling(
-            self.captured, program, most, engine.driver, engine.readings, engine.mark
+            self.captured, program, most, engine.driver, engine.readings, engine.metering.mark
         )
 
     def settle(self, planned: Planned) -> Following:
@@ -329,7 +329,7 @@ class PlannedGraph:
         if self.standing.fruitless >= MOST_FRUITLESS:
             return False
         planned = self.planned is not None and executable is self.executable
-        return self._is_checked(executable) or (planned and self.engine.wants_peak())
+        return self._is_checked(executable) or (planned and self.engine.metering.wants_peak())
 
     def _run_forward(
         self, executable: Executable, inputs: list[Any], visit: Visit
@@ -429,7 +429,7 @@ class PlannedGraph:
         if following and (recording := following.recording_by(executable)):
             following.end_recording(self, recording, visit.work[1][0])
             return
-        session = self.engine.session
+        session = self.engine.metering.session
         elsewhere = visit.thread is not threading.current_thread()
         if elsewhere and self.engine.device.type == "cpu":
             if self._is_checked(executable):
@@ -498,7 +498,7 @@ class PlannedGraph:
         if not self.tightened:
             self.tightened = True
             with contextlib.suppress(OutcoreError, MemoryError):
-                self.settle(self.engine.plan_tighter(self, planned))
+                self.settle(self.engine.plans.tighter(self, planned))
                 hope = "the next step has a tighter one"
         error.add_note(f"{numbers}; {hope}")
 

@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from outcore.errors import OutcoreError
 from outcore.ir.hardware import Tier
+from outcore.runtime.held import Held
 from outcore.runtime.margin import margin_bytes
+from outcore.runtime.metering import Metering
+from outcore.runtime.options import Settings
+from outcore.runtime.plans import Plans
+from outcore.runtime.steps import Steps
 from outcore.units import format_bytes
 
-if TYPE_CHECKING:  # the engine has one, and a graph asks it
-    from outcore.runtime.engine import Engine
+if TYPE_CHECKING:  # a graph asks it
     from outcore.runtime.following import Following
     from outcore.runtime.graph import PlannedGraph
 
@@ -39,8 +43,11 @@ class Growth:
     graph had room. Where an allocator keeps no books, nothing is noticed.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(
+        self, settings: Settings, steps: Steps, held: Held, metering: Metering, plans: Plans
+    ) -> None:
+        self._settings, self._steps = settings, steps
+        self._held, self._metering, self._plans = held, metering, plans
         self._collections = 0
         self._told_in = -1
         """The number of the step in which it was said last that there is no plan."""
@@ -53,21 +60,21 @@ class Growth:
         `inputs`: those of the call. Where no plan is found it stays, and a warning tells; with
         `strict` that is an error, InfeasibleError as a rule.
         """
-        engine, standing, planned = self._engine, graph.standing, following.planned
+        standing, planned = graph.standing, following.planned
         more = self._more_bytes(graph, following, inputs)
-        held = planned.resident_bytes + more
-        if not more or (held >= standing.refused_bytes and not engine.strict):
+        held_bytes = planned.resident_bytes + more
+        if not more or (held_bytes >= standing.refused_bytes and not self._settings.strict):
             return following
         # What comes a third time grows: as much again as came so far is ahead.
         ahead = standing.grown_bytes if standing.growths > 1 else 0
         try:
-            found = engine.plan_beside_more(graph, planned, more, ahead)
+            found = self._plans.beside_more(graph, planned, more, ahead)
         except OutcoreError as error:
-            if engine.strict:
+            if self._settings.strict:
                 raise
             if standing.refused_bytes == inf:
                 self._tell(more, error)
-            standing.refused_bytes = held - margin_bytes(engine.settings.budget_bytes)
+            standing.refused_bytes = held_bytes - margin_bytes(self._settings.budget_bytes)
             return following
         standing.growths += 1
         standing.grown_bytes += found.resident_bytes - planned.resident_bytes
@@ -75,7 +82,7 @@ class Growth:
 
     def _more_bytes(self, graph: PlannedGraph, following: Following, inputs: Sequence[Any]) -> int:
         """What came since the plan of `graph` was made, if it has no room for that; else 0."""
-        level = self._engine.allocated_bytes()
+        level = self._held.allocated_bytes()
         if level is None or level <= following.most_allocated_bytes:
             return 0
         room, more = self._room_bytes(following), self._came_bytes(graph, following, inputs)
@@ -83,7 +90,7 @@ class Growth:
         if more > room and not known and self._collections < MOST_COLLECTIONS:
             self._collections += 1
             gc.collect()
-            level = self._engine.allocated_bytes() or 0
+            level = self._held.allocated_bytes() or 0
             more = self._came_bytes(graph, following, inputs)
         if more > room:
             return more
@@ -92,18 +99,18 @@ class Growth:
 
     def _tell(self, more_bytes: int, error: OutcoreError) -> None:
         """Warn that there is no plan beside so much more, once for all graphs of a step."""
-        self._engine.meter_again()
-        if self._told_in != self._engine.steps.number:
-            self._told_in = self._engine.steps.number
+        self._metering.forget_peak()
+        if self._told_in != self._steps.number:
+            self._told_in = self._steps.number
             warnings.warn(GROWN.format(more=format_bytes(more_bytes), error=error), stacklevel=2)
 
     def _came_bytes(self, graph: PlannedGraph, following: Following, inputs: Sequence[Any]) -> int:
         """What is held now beyond what the plan was made beside; negative where less is."""
-        held = self._engine.resident_besides(graph, inputs)
-        return held - following.planned.resident_bytes
+        held_bytes = self._held.besides_bytes(graph, inputs)
+        return held_bytes - following.planned.resident_bytes
 
     def _room_bytes(self, following: Following) -> int:
         """What the plan leaves of the budget, its margin among it: that is there for what comes."""
-        budget = self._engine.settings.budget_bytes
+        budget = self._settings.budget_bytes
         peak = following.planned.predicted.peak(Tier.DEVICE) - margin_bytes(budget)
         return max(0, budget - peak)

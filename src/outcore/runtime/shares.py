@@ -104,7 +104,7 @@ class Shares:
 
     def to_come_bytes(self, hardware: Hardware) -> int:
         """What calls of other graphs hold when this one is called last, and do not hold yet."""
-        now, known = self.graph.engine.outstanding(self.graph), set(self.active)
+        now, known = self.graph.engine.roll.outstanding(self.graph), set(self.active)
         before = ((g, most) for g, most in self.graph.before.items() if g in known)
         missing = {g: min(most, g.standing.planned_for) - now[g] for g, most in before}
         return sum(

@@ -50,7 +50,7 @@ def report_of(backend: Backend, *, bound: bool = False) -> Report:
         budget = _bytes_known_anywhere(given.budget)
         return Report(policy, State.IN_CORE.value, budget, notes=tuple(backend.notes) or (NOTHING,))
     engine.close_step()
-    everything = engine.standings()
+    everything = engine.roll.standings()
     graphs = _usual(everything)
     reasons = tuple(g.reason for g in everything if g.reason)
     common = Report(
@@ -136,7 +136,7 @@ def _with_plans(
         with_steps(common, steps),
         in_core_peak_bytes=max(p.in_core.peak(Tier.DEVICE) for p in planned),
         predicted_peak_bytes=max(p.predicted.peak(Tier.DEVICE) for p in planned),
-        measured_peak_bytes=engine.measured_peak_bytes,
+        measured_peak_bytes=engine.metering.peak_bytes,
         measured_seconds=sum(measured) if measured else None,
         replans=sum(g.planned.replanned is not None for g, _ in often if g.planned is not None),
         notes=(
@@ -228,7 +228,7 @@ def _plan_notes(graphs: list[tuple[str, Standing]]) -> Iterator[str]:
 
 def _peak_notes(engine: Engine, planned: list[Planned]) -> Iterator[str]:
     """Whether a step held more than was promised: not by its graphs, then."""
-    measured, budget = engine.measured_peak_bytes, engine.settings.budget_bytes
+    measured, budget = engine.metering.peak_bytes, engine.settings.budget_bytes
     promised = max((p.predicted.peak(Tier.DEVICE) for p in planned), default=budget)
     if measured is not None and measured > max(budget, promised):
         yield (
@@ -240,12 +240,13 @@ def _peak_notes(engine: Engine, planned: list[Planned]) -> Iterator[str]:
 
 def _after_notes(engine: Engine) -> Iterator[str]:
     """Whether more was held after backward than the budget: plans know nothing of that."""
-    after, budget = engine.measured_after_bytes, engine.settings.budget_bytes
-    if after is not None and after > max(budget, engine.measured_peak_bytes or 0):
+    after, budget = engine.metering.after_bytes, engine.settings.budget_bytes
+    if after is not None and after > max(budget, engine.metering.peak_bytes or 0):
         yield (
-            f"after backward, {format_bytes(after)} were held in the last metered step, more "
-            f"than the budget of {format_bytes(budget)}: no plan covers what is made there, as by "
-            "an optimizer's step, which makes least with fused=True"
+            f"after the backward of all graphs, {format_bytes(after)} were held in the last "
+            f"metered step, more than the budget of {format_bytes(budget)}: no plan covers what is "
+            "made there, as by an optimizer's step, which makes least with fused=True, or by the "
+            "backward of what runs before the first graph"
         )
 
 

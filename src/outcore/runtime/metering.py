@@ -1,0 +1,132 @@
+"""Metering: which steps of one budget's graphs run under the allocator's meter, and what it saw."""
+
+from __future__ import annotations
+
+import time
+from weakref import ref
+
+import torch
+
+from outcore.capture import under_checkpoint
+from outcore.measure import open_meter
+from outcore.runtime.graph import PlannedGraph
+from outcore.runtime.held import Held
+from outcore.runtime.obstacle import Obstacle
+from outcore.runtime.roll import Roll
+from outcore.runtime.session import Session, in_backward, metered_elsewhere
+
+LONGEST_SESSION = 1024
+"""Forward calls after which a metered step is ended: a call that never goes back holds it open."""
+
+MOST_PEAK_TRIES = 8
+"""Steps that are metered for their peak since a graph was planned: another one may never be."""
+
+
+class Metering:
+    """One session at a time: a step of profiled graphs, or one of planned graphs for its peak."""
+
+    def __init__(self, device: torch.device, roll: Roll, held: Held) -> None:
+        self._device, self._roll, self._held = device, roll, held
+        self.session: Session | None = None
+        self.peak_bytes: int | None = None
+        """The peak of the last metered step after all graphs were planned."""
+        self.after_bytes: int | None = None
+        """That of what came between its last backward call and the next step."""
+        self._peak_tries = 0
+
+    def wants_peak(self) -> bool:
+        """Whether a planned step should be metered for its peak: it is not known, nor in vain.
+
+        It would be in vain beside a graph that is profiled, and would keep that from being timed.
+        """
+        if self.peak_bytes is not None or self._peak_tries >= MOST_PEAK_TRIES:
+            return False
+        profiled = ((g, g.profiling) for g in self._roll.active())
+        return all(p is None or p.done or g.standing.settled for g, p in profiled)
+
+    def forget_peak(self) -> None:
+        """Meter another step for its peak: it is not what it was."""
+        self.peak_bytes, self.after_bytes = None, None
+        self.renew_tries()
+
+    def renew_tries(self) -> None:
+        """Let the peak be tried for `MOST_PEAK_TRIES` steps more: there is another graph."""
+        self._peak_tries = 0
+
+    def begin(self, leader: PlannedGraph) -> bool:
+        """Meter the step that begins with `leader`; False where impossible, or under way."""
+        if self.session is not None:
+            return False
+        calls, meter = self._roll.steps.calls, open_meter(self._device)
+        session = Session(ref(leader), self._held.resident_bytes(), calls, meter)
+        begun = session.start()
+        if not begun and in_backward():
+            leader.unmetered(Obstacle.INSIDE_BACKWARD)
+        elif not begun and metered_elsewhere():
+            leader.unmetered(Obstacle.METERED_ELSEWHERE)
+        elif not begun:
+            leader.unmetered(Obstacle.ANOTHER_PROFILER)
+        self.session = session if begun else None
+        self._peak_tries += begun and leader.planned is not None
+        return begun
+
+    def end(self, *, whole: bool = True) -> bool:
+        """End the session, if there is one and autograd is not at work; `whole`: as one step.
+
+        Returns whether it was one in which no graph was profiled.
+        """
+        session = self.session
+        if session is None or in_backward():
+            return False
+        self.session = None
+        leader = session.leader()
+        if leader is not None and not session.here():
+            leader.unmetered(Obstacle.OTHER_THREADS)
+        session.stop()
+        if leader is not None and session.lost:
+            leader.unmetered(Obstacle.ANOTHER_PROFILER)
+        settled = whole and self._roll.settled()
+        if settled:
+            self.peak_bytes, self.after_bytes = session.peak_bytes, session.after_bytes
+        return settled
+
+    def mark(self) -> int:
+        """The time, in nanoseconds of the wall clock, for which the meter may be asked."""
+        if self.session is not None:
+            self.session.meter.mark()
+        return time.time_ns()
+
+    def called(self, caller: PlannedGraph) -> bool:
+        """End the session where the forward call of `caller` that now begins is a new step's.
+
+        And where its leader runs no more, or never comes back: that was no whole step. Returns as
+        `end`.
+        """
+        session = self.session
+        if session is None:
+            return False
+        leader = session.leader()
+        if leader is caller and not self._roll.waiting(caller):
+            # Under a checkpoint backward calls each block again.
+            return bool(session.visits or not under_checkpoint()) and self.end()
+        overlong = self._roll.steps.calls - session.calls > LONGEST_SESSION
+        if overlong or leader not in self._roll.active():
+            self.end(whole=False)
+        return False
+
+    def close_step(self) -> bool:
+        """End the session where its step is over: every graph that runs came through backward.
+
+        In the middle of a step this does nothing, so asking there changes nothing of what is
+        measured; nor does it after one, where the next forward call would end the session, and what
+        is counted is over. Returns as `end`.
+        """
+        session = self.session
+        if session is None or not session.here() or len(self._roll.stores):
+            return False
+        return self._all_came_through(session) and self.end()
+
+    def _all_came_through(self, session: Session) -> bool:
+        seen = {visit.owner() for visit in session.visits}
+        idle = (g for g in self._roll.active() if g.planned is None and g.standing.settled)
+        return seen.union(idle).issuperset(self._roll.active())

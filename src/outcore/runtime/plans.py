@@ -1,0 +1,235 @@
+"""Plans: those of one budget's graphs: made, made again, made room for, and remembered."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from outcore import assistant
+from outcore.errors import HostMemoryError, InfeasibleError, OutcoreError, SpillError
+from outcore.execute import Driver
+from outcore.ir.hardware import Tier
+from outcore.ir.program import Program
+from outcore.runtime.announce import announcement
+from outcore.runtime.drift import Drift
+from outcore.runtime.graph import PlannedGraph
+from outcore.runtime.held import Held
+from outcore.runtime.margin import margin_bytes
+from outcore.runtime.metering import Metering
+from outcore.runtime.options import Settings
+from outcore.runtime.planned import Planned
+from outcore.runtime.planning import Planner
+from outcore.runtime.profiling import Profiling
+from outcore.runtime.ranks import naming_the_rank
+from outcore.runtime.roll import Roll
+from outcore.runtime.shares import Shares
+from outcore.runtime.trial import Trial
+from outcore.units import format_bytes, format_seconds
+
+log = logging.getLogger("outcore")
+
+REMEMBERED_PLANS = 8
+"""Plans kept for graphs that torch may compile again, where fewer graphs than that are live."""
+
+
+class Plans:
+    """The plans that graphs run, and those that they ran, for what torch compiles again.
+
+    Each that is made gets its room in the outer tiers before a graph is given it.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        device: torch.device,
+        driver: Driver,
+        roll: Roll,
+        held: Held,
+        metering: Metering,
+    ) -> None:
+        self.planner = Planner(settings, driver)
+        self._settings, self._device, self._driver = settings, device, driver
+        self._roll, self._held, self._metering = roll, held, metering
+        self._remembered: OrderedDict[tuple[str, int], Planned] = OrderedDict()
+        """Digest of a captured trace, and how many like it wait when it is called -> its plan, the
+        latest last; outlives graphs, for recompiles."""
+
+    def give_known(self, graph: PlannedGraph) -> None:
+        """Give a captured graph the plan that one of its trace and place had, if any (a recompile).
+
+        And remember which overrides concern it.
+        """
+        key = graph.digest, graph.standing.place
+        planned = self._remembered.get(key)
+        if planned is not None:
+            self._remembered.move_to_end(key)
+            graph.adopt(planned)
+        self.planner.solver.captured(graph)
+
+    def check_known(self, graph: PlannedGraph, *, checked: bool) -> None:
+        """Raise DigestError with `strict` where the file of plans is known to have none for it.
+
+        `checked`: the trace has been held against a step.
+        """
+        if self._settings.strict:
+            self._settings.given.check_known(graph.captured.trace, checked=checked)
+
+    def still_fits(self, planned: Planned, graph: PlannedGraph, inputs: Sequence[Any]) -> bool:
+        """Whether no more is held besides `graph` than when its plan was made, but for the margin.
+
+        Always so where everything is kept and the budget has room for what came on top.
+        """
+        more = self._held.besides_bytes(graph, inputs) - planned.resident_bytes
+        budget = self._settings.budget_bytes
+        margin = margin_bytes(budget)
+        if more > margin and self._held.collect():  # what compilation left, as in `floor_program`
+            more = self._held.besides_bytes(graph, inputs) - planned.resident_bytes
+        return more <= margin or (
+            planned.everything_kept and planned.predicted.peak(Tier.DEVICE) + more <= budget
+        )
+
+    # ---- while a graph is profiled --------------------------------------------------------------
+
+    def floor_program(
+        self, graph: PlannedGraph, inputs: Sequence[Any], *, leanest: bool
+    ) -> tuple[Program, int]:
+        """The program of the profiled steps, and how much may be held besides while it fits.
+
+        Raises InfeasibleError where even the leanest does not fit the budget.
+        """
+        collected = self._held.collect()  # what is no one's any more would be counted as resident
+        while True:
+            budget = self._settings.budget_bytes
+            self._driver.bound_memory(self._held.resident_bytes(), budget)
+            resident, shares = self._held.besides_bytes(graph, inputs), self._shares(graph)
+            try:
+                with naming_the_rank():
+                    return self.planner.floor_program(shares, resident, leanest=leanest)
+            except InfeasibleError:
+                if collected:
+                    raise
+            # The compilation of other graphs in this step may have left something.
+            collected = self._held.collect(again=True)
+
+    def kept_program(self, graph: PlannedGraph, resident_bytes: int) -> tuple[Program, int]:
+        """The program that keeps everything, and how much may be held besides while it fits."""
+        return self.planner.kept_program(self._shares(graph), resident_bytes)
+
+    # ---- made ----------------------------------------------------------------------------------
+
+    def first(self, graph: PlannedGraph, profiled: Profiling) -> Planned:
+        """Plan `graph` from what was measured. Everything is kept where that fits.
+
+        Raises InfeasibleError where no plan of the policy fits the budget.
+        """
+        with naming_the_rank():
+            planned = self._take(graph, self.planner.plan(self._shares(graph), profiled))
+        log.info("%s", self._announcement(graph, planned))
+        return planned
+
+    def tighter(self, graph: PlannedGraph, planned: Planned) -> Planned:
+        """The same with less: something else took device memory, or an op more than measured.
+
+        Raises InfeasibleError where no plan of the policy fits.
+        """
+        return self._take(graph, self.planner.plan_tighter(self._shares(graph), planned))
+
+    def beside_more(
+        self, graph: PlannedGraph, planned: Planned, more_bytes: int, ahead_bytes: int
+    ) -> Planned:
+        """The same with so much more held besides, and what is ahead if there is room for that.
+
+        Raises InfeasibleError where no plan of the policy fits.
+        """
+        if ahead_bytes:
+            with contextlib.suppress(OutcoreError):
+                return self._beside_more(graph, planned, more_bytes + ahead_bytes)
+        return self._beside_more(graph, planned, more_bytes)
+
+    def _beside_more(self, graph: PlannedGraph, planned: Planned, more_bytes: int) -> Planned:
+        shares = self._shares(graph)
+        with naming_the_rank():
+            again = self.planner.plan_beside_more(shares, planned, more_bytes)
+            again = self._take(graph, again)
+        text = self._announcement(graph, again)
+        log.info("planned again beside %s more. %s", format_bytes(more_bytes), text)
+        return again
+
+    def for_calls(self, graph: PlannedGraph, planned: Planned) -> Planned:
+        """The same for as many calls as waited for their backward at once.
+
+        Raises InfeasibleError where no plan of the policy fits.
+        """
+        return self._take(graph, self.planner.plan_for_calls(self._shares(graph), planned))
+
+    def after(self, graph: PlannedGraph, trial: Trial) -> Planned:
+        """Plan `graph` from what a trial of its plan measured. That plan stays if it is the best.
+
+        It also stays where the outer tiers have no room for the better one.
+        """
+        planned, problem, drift = trial.planned, trial.problem(), trial.drift
+        plans = self.planner.plan_again(self._shares(graph), planned, problem, drift)
+        for better in plans[:-1]:
+            with contextlib.suppress(SpillError, HostMemoryError):
+                return _tell(drift, self._take(graph, better))
+        return _tell(drift, self._take(graph, plans[-1]))
+
+    def _shares(self, graph: PlannedGraph) -> Shares:
+        return self.planner.shares(graph, self._roll.active())
+
+    def _announcement(self, graph: PlannedGraph, planned: Planned) -> str:
+        return announcement(planned, self._settings.policy, self._roll.number(graph))
+
+    # ---- room for them --------------------------------------------------------------------------
+
+    def _take(self, graph: PlannedGraph, planned: Planned) -> Planned:
+        """Make room for a plan, and keep it."""
+        if self._device.type == "cpu":
+            assistant.dismiss()  # its memory would be missing while the step runs
+        self.bound_memory({graph: planned})  # first: host memory that is locked takes some of it
+        nbytes = {tier: planned.predicted.peak(tier) for tier in (Tier.HOST, Tier.DISK)}
+        others = (p for p in self._of_the_active({graph: planned}) if p is not None)
+        if not nbytes[Tier.HOST] and any(p.predicted.peak(Tier.HOST) for p in others):
+            del nbytes[Tier.HOST]  # theirs stays ready
+        try:
+            self._driver.reserve(nbytes)
+        except OutcoreError:
+            self.bound_memory()  # the plans before stay
+            raise
+        self._remember((graph.digest, graph.standing.place), planned)
+        return planned
+
+    def _remember(self, key: tuple[str, int], planned: Planned) -> None:
+        self._metering.forget_peak()
+        self._remembered[key] = planned
+        self._remembered.move_to_end(key)
+        while len(self._remembered) > max(REMEMBERED_PLANS, self._roll.most_graphs):
+            self._remembered.popitem(last=False)
+
+    def _of_the_active(self, latest: dict[PlannedGraph, Planned]) -> list[Planned | None]:
+        """Those of the graphs that run, some of which are about to have others."""
+        return list(({g: g.planned for g in self._roll.active()} | latest).values())
+
+    def bound_memory(self, latest: dict[PlannedGraph, Planned] | None = None) -> None:
+        """Hold the process to the plans' peak, unless no graph that runs moves anything.
+
+        `latest`: plans that graphs are about to have.
+        """
+        plans = self._of_the_active(latest or {})
+        bound: int | None = None
+        if not all(p is None or p.everything_kept for p in plans):
+            known = [p.predicted.peak(Tier.DEVICE) for p in plans if p is not None]
+            bound = max(known) if len(known) == len(plans) else self._settings.budget_bytes
+        self._driver.bound_memory(self._held.resident_bytes(), bound)
+
+
+def _tell(drift: Drift, planned: Planned) -> Planned:
+    what = "another plan" if planned.replanned and planned.replanned.changed else "the same plan"
+    now = format_seconds(planned.predicted.seconds)
+    log.info("%s: planned again with measured times: %s, predicted %s", drift, what, now)
+    return planned

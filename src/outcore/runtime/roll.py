@@ -1,0 +1,95 @@
+"""Roll: the graphs of one budget: which live, which run, whose calls wait for their backward."""
+
+from __future__ import annotations
+
+from collections import Counter
+from weakref import ref
+
+from outcore.runtime.graph import PlannedGraph
+from outcore.runtime.standing import Standing
+from outcore.runtime.steps import Steps
+from outcore.runtime.store import Stores
+
+IDLE_STEPS = 4
+"""Steps without a call after which a graph counts as one that runs no more, unless it has paused
+for longer and come back. Fewer than a graph is profiled for: what torch compiles in its stead is
+planned without it."""
+
+
+class Roll:
+    """Who is under one budget. Graphs are held weakly; how one stood that ran last is kept."""
+
+    def __init__(self, stores: Stores, steps: Steps) -> None:
+        self.stores, self.steps = stores, steps
+        self.most_graphs = 0
+        """The most graphs that lived at once."""
+        self._entries: list[tuple[ref[PlannedGraph], Standing]] = []
+
+    @property
+    def graphs(self) -> list[PlannedGraph]:
+        """The graphs whose compiled code torch still has, oldest first."""
+        return [g for g in (each() for each, _ in self._entries) if g is not None]
+
+    def active(self) -> list[PlannedGraph]:
+        """Graphs that still run; one that a recompile replaced is not among them."""
+        waiting = set(self.stores.owners())
+        return [g for g in self.graphs if g in waiting or self._recent(g.standing)]
+
+    def standings(self) -> list[Standing]:
+        """How the graphs stand that run, or that ran last: torch may have dropped them since."""
+        waiting = set(self.stores.owners())
+        return [s for each, s in self._entries if each() in waiting or self._recent(s)]
+
+    def known(self) -> list[Standing]:
+        """How all graphs stand whose code torch still has, and those that ran last."""
+        return [s for each, s in self._entries if each() is not None or self._recent(s)]
+
+    def number(self, graph: PlannedGraph) -> int:
+        """Which of the graphs that live it is, from 1 on."""
+        return 1 + self.graphs.index(graph)
+
+    def _recent(self, standing: Standing) -> bool:
+        return self.steps.number - standing.last_step <= max(IDLE_STEPS, 2 * standing.longest_pause)
+
+    def add(self, graph: PlannedGraph) -> None:
+        """Take in a captured graph, and forget those that torch has dropped."""
+        graph.standing.place, graph.standing.last_step = self._place(graph), self.steps.number
+        self._entries = [(ref(g), g.standing) for g in (*self.graphs, graph)]
+        self.most_graphs = max(self.most_graphs, len(self._entries))
+
+    def outstanding(self, graph: PlannedGraph) -> Counter[PlannedGraph]:
+        """Other graphs whose backward is still to come, and how many calls of each."""
+        owners = (o for o in self.stores.owners() if isinstance(o, PlannedGraph))
+        return Counter(o for o in owners if o is not graph)
+
+    def waiting(self, graph: PlannedGraph) -> int:
+        """Calls of `graph` whose backward is still to come."""
+        return sum(owner is graph for owner in self.stores.owners())
+
+    def _place(self, graph: PlannedGraph) -> int:
+        """How many graphs like it wait for their backward."""
+        return sum(other.digest == graph.digest for other in self.outstanding(graph))
+
+    def settled(self) -> bool:
+        """Whether there are graphs that run, and none is being profiled."""
+        standings = self.standings()
+        return bool(standings) and all(s.settled for s in standings)
+
+    def called(self, caller: PlannedGraph) -> None:
+        """Count a forward call of `caller`, which now begins.
+
+        Its place among its like is that of its latest call, until it has a plan.
+        """
+        begins = not len(self.stores)
+        if not begins and self.steps.overlong:
+            for _, standing in self._entries:
+                standing.forget(self.steps.number)
+            begins = True
+        self.steps.call(begins=begins)
+        if caller.planned is None:
+            caller.standing.place = self._place(caller)
+        caller.standing.called(self.steps.number)
+
+    def passed_by(self, caller: int) -> None:
+        """Note the forward call of a graph that cannot be planned: others may run no more."""
+        self.steps.pass_by(caller, waiting=bool(len(self.stores)))
