@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import Any
 
 import torch
@@ -33,7 +34,14 @@ def _gpu() -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]  # torch has no types for it
         "driver": _driver(),
         "allocator": asked(os.environ)[1],
+        "c_compiler": has_compiler(),
     }
+
+
+def has_compiler() -> bool:
+    """Whether there is a C compiler, which Triton's kernels take too."""
+    named = os.environ.get("CC"), "gcc", "clang"
+    return any(shutil.which(name) for name in named if name)
 
 
 def _driver() -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from benchmarks.gpu.compare import Contender, Goals, compare, no_goals
+from benchmarks.gpu.machine import has_compiler
 from benchmarks.gpu.peers import SaveOnCpu, StreamOffload
 from benchmarks.gpu.scale import Scale
 from benchmarks.gpu.training import Training, at_least
@@ -43,7 +44,7 @@ def resnet(scale: Scale, patience: Patience) -> Iterator[Row]:
             Contender(Checkpoint()),
             *(_outcore(policy, cap, scale) for policy in policies[:2]),
             Contender(Inductor(shares[0])),
-            _fused(_outcore(DEFAULT_POLICY, cap, scale)),
+            *_fused(_outcore(DEFAULT_POLICY, cap, scale)),
             *(_outcore(policy, cap, scale) for policy in policies[2:]),
             Contender(AotEager()),
             *(Contender(Inductor(share)) for share in shares[1:]),
@@ -132,11 +133,11 @@ def _with_room(contender: Contender) -> Contender:
     return Contender(replace(mode, besides="no cap"))
 
 
-def _fused(contender: Contender) -> Contender:
-    """The same with fused kernels."""
+def _fused(contender: Contender) -> Sequence[Contender]:
+    """The same with fused kernels; none where nothing can compile them."""
     mode = contender.mode
     assert isinstance(mode, Outcore)
-    return Contender(replace(mode, fuse=True), contender.cap_bytes)
+    return [Contender(replace(mode, fuse=True), contender.cap_bytes)] if has_compiler() else []
 
 
 def _capped(
@@ -161,7 +162,7 @@ def _shared(
             return ()
         caps = [int(share * in_core_bytes) for share in ((SMALL_SHARE,) if scale.small else shares)]
         plain = [_outcore(DEFAULT_POLICY, cap, scale) for cap in caps]
-        return [*plain, *map(_fused, plain[:1])]
+        return [*plain, *(_fused(plain[0]) if plain else ())]
 
     yield from compare(workload, Eager(), contenders, scale, patience)
 

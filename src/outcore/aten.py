@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,9 +50,11 @@ ACCUMULATING = frozenset(
 
 VARYING_ON_CUDA = frozenset(
     {
+        "aten.cumprod.default",
         "aten.cumsum.default",
         "aten.index_copy.default",
         "aten.kthvalue.default",
+        "aten.logcumsumexp.default",
         "aten.max_unpool2d.default",
         "aten.max_unpool3d.default",
         "aten.median.dim",
@@ -89,10 +91,11 @@ VARYING_ON_CUDA = frozenset(
 """Ops whose kernels on CUDA add by atomics, or choose among equals by who comes first.
 
 Those of `torch.use_deterministic_algorithms` that are not in `ACCUMULATING`, but convolutions
-(`effects_on_cuda`); with the backward of fused attention, which sums over blocks.
+(`effects_on_cuda`); with those that scan as `cumsum` does, and the backward of fused attention,
+which sums over blocks.
 """
 
-EXACT_ON_INTEGERS = frozenset({"aten.cumsum.default"})
+EXACT_ON_INTEGERS = frozenset({"aten.cumprod.default", "aten.cumsum.default"})
 """Those of `VARYING_ON_CUDA` that only vary with how floating point rounds."""
 
 COLLECTIVES = frozenset({"c10d_functional", "_c10d_functional", "c10d"})
@@ -200,6 +203,19 @@ def effects(op: torch._ops.OpOverload) -> frozenset[Effect]:
     if str(op) in ACCUMULATING or op.namespace not in KNOWN_NAMESPACES:
         found.add(Effect.UNREPEATABLE)
     return frozenset(found)
+
+
+def draws_nothing(
+    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> bool:
+    """Whether this call of a random op leaves the generator alone: attention without dropout."""
+    names = [argument.name for argument in op._schema.arguments]
+    if "dropout_p" not in names:
+        return False
+    position = names.index("dropout_p")
+    default = op._schema.arguments[position].default_value
+    given = args[position] if position < len(args) else kwargs.get("dropout_p", default)
+    return bool(given == 0)
 
 
 def effects_on_cuda(op: torch._ops.OpOverload, args: Sequence[Any], made: Any) -> frozenset[Effect]:

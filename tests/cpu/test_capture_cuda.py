@@ -21,42 +21,50 @@ from outcore.ir.verify import verify_trace
 ATEN = torch.ops.aten
 
 
-def flash(q: Tensor, k: Tensor, v: Tensor, tangents: Tensor) -> tuple[Tensor, ...]:
+def flash(
+    q: Tensor, k: Tensor, v: Tensor, tangents: Tensor, dropout: float = 0.1
+) -> tuple[Tensor, ...]:
     forward, back = (
         ATEN._scaled_dot_product_flash_attention,
         ATEN._scaled_dot_product_flash_attention_backward,
     )
-    y, sums, *lengths, seed, offset, _ = forward(q, k, v, 0.1, True)
-    return y, *back(tangents, q, k, v, y, sums, *lengths, 0.1, True, seed, offset)
+    y, sums, *lengths, seed, offset, _ = forward(q, k, v, dropout, True)
+    return y, *back(tangents, q, k, v, y, sums, *lengths, dropout, True, seed, offset)
 
 
-def cudnn(q: Tensor, k: Tensor, v: Tensor, tangents: Tensor) -> tuple[Tensor, ...]:
+def cudnn(
+    q: Tensor, k: Tensor, v: Tensor, tangents: Tensor, dropout: float = 0.1
+) -> tuple[Tensor, ...]:
     forward, back = (
         ATEN._scaled_dot_product_cudnn_attention,
         ATEN._scaled_dot_product_cudnn_attention_backward,
     )
-    y, sums, *lengths, seed, offset, _ = forward(q, k, v, None, True, 0.1, True)
-    return y, *back(tangents, q, k, v, y, sums, seed, offset, None, *lengths, 0.1, True)
+    y, sums, *lengths, seed, offset, _ = forward(q, k, v, None, True, dropout, True)
+    return y, *back(tangents, q, k, v, y, sums, seed, offset, None, *lengths, dropout, True)
 
 
-def memory_efficient(q: Tensor, k: Tensor, v: Tensor, tangents: Tensor) -> tuple[Tensor, ...]:
+def memory_efficient(
+    q: Tensor, k: Tensor, v: Tensor, tangents: Tensor, dropout: float = 0.1
+) -> tuple[Tensor, ...]:
     forward, back = (
         ATEN._scaled_dot_product_efficient_attention,
         ATEN._scaled_dot_product_efficient_attention_backward,
     )
-    y, *saved = forward(q, k, v, None, True, 0.1, True)
+    y, *saved = forward(q, k, v, None, True, dropout, True)
     wanted = [True, True, True, False]
-    return y, *back(tangents, q, k, v, None, y, *saved, 0.1, wanted, True)[:3]
+    return y, *back(tangents, q, k, v, None, y, *saved, dropout, wanted, True)[:3]
 
 
+@pytest.mark.parametrize("dropout", [0.1, 0.0])
 @pytest.mark.parametrize("step", [flash, cudnn, memory_efficient])
-def test_attention_on_a_gpu_is_captured(step: Callable[..., Any]) -> None:
+def test_attention_on_a_gpu_is_captured(step: Callable[..., Any], dropout: float) -> None:
     """Its kernels there return lengths besides tensors. No GPU is needed to describe them."""
     with FakeTensorMode():
         given = [torch.empty(2, 4, 128, 64, device="cuda", dtype=torch.half) for _ in range(4)]
-        joint = make_fx(step)(*given)
+        joint = make_fx(lambda *tensors: step(*tensors, dropout=dropout))(*given)
     captured = capture(joint, 1)
     verify_trace(captured.trace)
+    assert (Effect.RANDOM in captured.trace.ops[0].effects) is bool(dropout)
     assert captured.device.type == "cuda"
     assert [op.target.split(".")[1].endswith("backward") for op in captured.trace.ops] == [
         False,

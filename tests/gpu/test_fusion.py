@@ -13,9 +13,10 @@ from outcore import Backend, aten
 from outcore.capture import fusion
 from outcore.capture.named import NamedOps
 from tests.cpu.training import Normed, mean_square, snapshot, tight_budget
-from tests.gpu.training import PROFILED_STEPS
+from tests.gpu.training import PROFILED_STEPS, needs_compiler
 
 STEPS = PROFILED_STEPS + 2
+pytestmark = needs_compiler
 
 
 @pytest.fixture(autouse=True, scope="module")

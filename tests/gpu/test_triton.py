@@ -14,14 +14,17 @@ from benchmarks.kit.modes import same_graph
 from outcore import Backend
 from outcore.ir.trace import Effect
 from tests.cpu.training import mean_square, same, tight_budget, train
-from tests.gpu.training import PROFILED_STEPS
+from tests.gpu.training import PROFILED_STEPS, needs_compiler
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 
 BLOCK = 1024
 STEPS = PROFILED_STEPS + 2
-pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+pytestmark = [
+    needs_compiler,
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
 
 
 @triton.jit

@@ -6,9 +6,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.gpu.machine import has_compiler
 from benchmarks.kit.modes import same_graph
 from outcore import Backend
 from outcore.ir.hardware import Tier
@@ -21,6 +23,12 @@ PROFILED_STEPS = CPU_PROFILED_STEPS + 1
 """One more is metered than on a CPU."""
 POLICIES = ("swap-all", "swap-all-naive", "recompute-all", "swap-opt", "pooch", "pooch{early=true}")
 ROOMY_BYTES = 4 << 30
+
+needs_compiler = pytest.mark.skipif(
+    not (has_compiler() or hasattr(torch, "_simulated_gpu")),
+    reason="Triton's kernels take a C compiler (gcc, clang or $CC)",
+)
+"""What is simulated plays the kernels."""
 
 
 @dataclass(frozen=True)

@@ -176,12 +176,63 @@ def flash_backward(
     return _backward(gradient, (query, key, value), None, is_causal, scale, dropout, seed)
 
 
+def cudnn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    sums: bool,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    _debug: bool = False,
+    *,
+    scale: float | None = None,
+    generator: torch.Generator | None = None,
+) -> tuple[Any, ...]:
+    """`_scaled_dot_product_cudnn_attention`: laid out as the query; the seed is on the device."""
+    seed = _seed(generator)
+    result, lse = _forward(query, key, value, bias, is_causal, scale, dropout, seed)
+    order = sorted(range(4), key=query.stride().__getitem__, reverse=True)
+    laid = result.permute(order).contiguous().permute([order.index(i) for i in range(4)])
+    drawn = torch.tensor(seed, device=query.device), torch.tensor(0, device=query.device)
+    lengths = query.size(2), key.size(2)
+    return laid, lse.unsqueeze(-1) if sums else None, None, None, *lengths, *drawn, None
+
+
+def cudnn_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _result: Tensor,
+    _sums: Tensor,
+    seed: Tensor,
+    _offset: Tensor,
+    bias: Tensor | None,
+    _cumulated_query: Tensor | None,
+    _cumulated_key: Tensor | None,
+    _most_query: int,
+    _most_key: int,
+    dropout: float,
+    is_causal: bool,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
+    """`_scaled_dot_product_cudnn_attention_backward`: laid out as what it is the gradient of."""
+    given = query, key, value
+    made = _backward(gradient, given, bias, is_causal, scale, dropout, seed)
+    like = map(torch.empty_like, given)
+    return tuple(empty.copy_(each) for empty, each in zip(like, made, strict=True))
+
+
 ATTENTION: dict[str, Callable[..., Any]] = {
+    "_scaled_dot_product_cudnn_attention": cudnn,
+    "_scaled_dot_product_cudnn_attention_backward": cudnn_backward,
     "_scaled_dot_product_efficient_attention": efficient,
     "_scaled_dot_product_efficient_attention_backward": efficient_backward,
     "_scaled_dot_product_flash_attention": flash,
     "_scaled_dot_product_flash_attention_backward": flash_backward,
 }
 
-DRAWING = (efficient, flash)
+DRAWING = (cudnn, efficient, flash)
 """Those that draw random numbers, where they drop out."""

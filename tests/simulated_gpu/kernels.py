@@ -394,7 +394,6 @@ def install() -> torch.library.Library:
                 # Dynamo would capture Python that runs where it resumes.
                 library.impl(name, disabled(kernel), "CUDA", allow_override=True)
     torch.cuda._sleep = streams.sleep
-    torch.backends.cuda.enable_cudnn_sdp(False)
     torch._C._get_cudnn_batch_norm_reserve_space_size = lambda *_: RESERVE_BYTES  # type: ignore[attr-defined]  # the stubs lack it
     return library
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 if not hasattr(torch, "_simulated_gpu"):
     pytest.skip("needs the simulated GPU", allow_module_level=True)
@@ -87,15 +90,22 @@ def test_results_are_those_of_the_cpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "apart"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)], ids=["efficient", "flash"]
+    ("kernel", "dtype", "apart"),
+    [
+        (SDPBackend.EFFICIENT_ATTENTION, torch.float32, 1e-5),
+        (SDPBackend.FLASH_ATTENTION, torch.bfloat16, 0.02),
+        (SDPBackend.CUDNN_ATTENTION, torch.bfloat16, 0.02),
+    ],
+    ids=["efficient", "flash", "cudnn"],
 )
-def test_fused_attention_is_attention(dtype: torch.dtype, apart: float) -> None:
+def test_fused_attention_is_attention(kernel: SDPBackend, dtype: torch.dtype, apart: float) -> None:
     given = torch.randn(3, 2, 2, 48, 16, dtype=dtype)
 
     def result(device: str) -> Tensor:
         leaf = given.detach().to(device).requires_grad_()
         query, key, value = leaf
-        attention = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        with sdpa_kernel(kernel) if device == "cuda" else nullcontext():
+            attention = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return torch.autograd.grad(attention.float().square().sum(), leaf)[0].cpu()
 
     torch.testing.assert_close(result("cuda"), result("cpu"), atol=apart, rtol=apart)

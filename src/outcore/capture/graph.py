@@ -259,6 +259,8 @@ class _Capture:
         index = len(self.ops)
         effects = aten.effects(op) | self._stale(node, args, kwargs)
         effects |= aten.effects_on_cuda(op, node.args, node.meta.get("val"))
+        if aten.draws_nothing(op, node.args, node.kwargs):
+            effects -= {Effect.RANDOM}
         self.nodes.append(node)
         self.ops.append(Op(index, str(op), args, tuple(ids), phase, kwargs, effects, site(node)))
         if INTO in node.meta:
