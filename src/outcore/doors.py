@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import FunctionType, TracebackType
 from typing import Any, Self, TypeVar, Unpack
 from weakref import WeakKeyDictionary, WeakSet, finalize, ref
@@ -15,7 +16,7 @@ from torch._dynamo import OptimizedModule
 from torch._dynamo.eval_frame import remove_from_cache
 from torch.fx import GraphModule
 
-from outcore.capture import runs_plainly
+from outcore.capture import is_recurrent, recurrent_apart, runs_plainly
 from outcore.errors import NotEngagedError, WrapError
 from outcore.explain import Explanation
 from outcore.report import Report
@@ -34,6 +35,9 @@ UNSEEN = (
     "a training call came to no graph: torch.compile runs it plainly, as it does past so many "
     "shapes of inputs, and no budget holds there. TORCH_LOGS=recompiles,graph_breaks says why"
 )
+
+CALLERS = 7
+"""From where a door warns to where its model is called."""
 
 MOST_SHAPES = 64
 """Shapes of inputs that a wrapped model is compiled for; with yet another it runs plainly.
@@ -186,6 +190,8 @@ class _Door:
         self._told = False
         """Whether it was said that its training calls bring nothing to plan."""
         self._model = ref(model)
+        self._is_recurrent: bool | None = None
+        """Whether graphs are to end at recurrent layers; None before the first call."""
         run = FunctionType(_run.__code__.replace(), globals(), _run.__name__)
         self._run: Call = torch.compile(run, backend=_Weakly(backend), **_apart())
         # What torch compiles is kept with the code, and holds the engine: it goes with the door.
@@ -203,10 +209,16 @@ class _Door:
         if not self.trained:
             return self._until_trained(model, args, kwargs)
         seen = _seen(self.backend)
-        results = self._run(model, _hooks(model), *args, **kwargs)
+        results = self._run_compiled(model, args, kwargs)
         if model.training and not self._told and seen == _seen(self.backend):
             self._note_unseen(model)
         return results
+
+    def _run_compiled(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self._is_recurrent is None:
+            self._is_recurrent = is_recurrent(model)
+        with recurrent_apart() if self._is_recurrent else nullcontext():
+            return self._run(model, _hooks(model), *args, **kwargs)
 
     def _note_plainly(self, model: nn.Module) -> None:
         """Before anything was trained otherwise, it may be that nothing ever will: say so aloud."""
@@ -226,7 +238,7 @@ class _Door:
             error.add_note(f"outcore: {text}")
             raise error
         if aloud and not known:
-            warnings.warn(f"outcore: {text}", stacklevel=5)  # where the model is called
+            warnings.warn(f"outcore: {text}", stacklevel=CALLERS)
 
     def _plainly(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         if self.backend.engine is not None:
@@ -237,7 +249,7 @@ class _Door:
         """Run the module; where that was its first training call, see what it brought."""
         backend = self.backend
         calls, notes = _calls(backend), len(backend.notes)
-        results = self._run(model, _hooks(model), *args, **kwargs)
+        results = self._run_compiled(model, args, kwargs)
         self._noted |= len(backend.notes) > notes
         if model.training:
             self.trained = True
@@ -328,7 +340,13 @@ def _wrap(model: M, backend: Backend, *, owns: bool) -> M:
     if before is not None:
         _unwrap(model)
     door = _Door(model, backend, owns=owns)
-    model._compiled_call_impl = door  # noqa: SLF001 - what Module.compile sets
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return door(*args, **kwargs)
+
+    # What calls it may be compiled itself, up to a graph break: torch would go on in the door.
+    alone: Call = torch.compiler.disable(call)  # type: ignore[no-untyped-call]  # torch leaves it so
+    model._compiled_call_impl = alone  # noqa: SLF001 - what Module.compile sets
     _doors[model] = door
     return model
 
@@ -345,4 +363,4 @@ def _nothing_to_do(model: nn.Module, *, strict: bool) -> None:
     error = NotEngagedError(model=type(model).__name__)
     if strict:
         raise error
-    warnings.warn(str(error), stacklevel=5)  # where the model is called
+    warnings.warn(str(error), stacklevel=CALLERS)

@@ -25,6 +25,7 @@ from outcore.capture.offline import trace, trace_as_run, trace_network
 from outcore.capture.opaque import as_ops
 from outcore.capture.passing import passing
 from outcore.capture.prepare import prepare
+from outcore.capture.recurrent import is_recurrent, recurrent_apart
 from outcore.capture.shells import Shells, shells
 from outcore.capture.sizes import BySizes, is_symbolic
 from outcore.capture.tokens import without_tokens
@@ -46,12 +47,14 @@ __all__ = [
     "default_partition",
     "fused",
     "is_batched",
+    "is_recurrent",
     "is_symbolic",
     "is_within",
     "keeps_graph",
     "passing",
     "plain",
     "prepare",
+    "recurrent_apart",
     "runs_plainly",
     "shells",
     "stand_in_survives",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch._dynamo import compiled_autograd
+from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import ShortenTraceback
@@ -42,6 +44,8 @@ from outcore.capture.layouts import VIEWS
 from outcore.errors import CaptureError
 
 __all__ = [
+    "DISABLED",
+    "SETTINGS_OF_THREADS",
     "ShortenTraceback",
     "aot_autograd",
     "aot_function",
@@ -57,6 +61,7 @@ __all__ = [
     "compiles_autograd",
     "cudnn_reserve_bytes",
     "default_partition",
+    "dynamo_config",
     "keeps_graph",
     "kernel_side_table",
     "marked_as_backward",
@@ -73,6 +78,15 @@ __all__ = [
     "with_states",
     "without_function_modes",
 ]
+
+
+DISABLED = "_torchdynamo_disable"
+"""What `torch.compiler.disable` marks a function with: a graph ends where it is called."""
+
+SETTINGS_OF_THREADS = isinstance(
+    vars(dynamo_config)["_config"]["allow_rnn"].user_override, ContextVar
+)
+"""Whether what is set of dynamo is set for a thread: so since torch 2.13; else for the process."""
 
 
 def default_partition(
