@@ -83,9 +83,8 @@ __all__ = [
 DISABLED = "_torchdynamo_disable"
 """What `torch.compiler.disable` marks a function with: a graph ends where it is called."""
 
-SETTINGS_OF_THREADS = isinstance(
-    vars(dynamo_config)["_config"]["allow_rnn"].user_override, ContextVar
-)
+_entry = getattr(dynamo_config, "_config", {}).get("allow_rnn")
+SETTINGS_OF_THREADS = isinstance(getattr(_entry, "user_override", None), ContextVar)
 """Whether what is set of dynamo is set for a thread: so since torch 2.13; else for the process."""
 
 

@@ -22,14 +22,13 @@ KINDS = nn.RNN, nn.GRU, nn.LSTM
 def is_recurrent(model: nn.Module) -> bool:
     """Whether graphs of `model` are to end at recurrent layers.
 
-    Not where one has a `forward` of its own: dynamo would go into that.
+    Not where one has a `forward` of its own: dynamo would go into that. Nor with a torch that has
+    no such setting (any more).
     """
-    forwards = [type(layer).forward for layer in _layers(model)]
-    return bool(forwards) and all(each in _forwards() for each in forwards)
-
-
-def _layers(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if isinstance(module, KINDS)]
+    layers = (module for module in model.modules() if isinstance(module, KINDS))
+    forwards = [type(layer).forward for layer in layers]
+    known = hasattr(dynamo_config, "allow_rnn") and all(each in _forwards() for each in forwards)
+    return bool(forwards) and known
 
 
 def _forwards() -> list[Any]:
