@@ -42,11 +42,12 @@ from outcore.runtime.engine import Engine
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.options import Keywords, Options, checked_options, settle
 from outcore.runtime.reuse import Given, save_file
+from outcore.runtime.runner import Runner
 from outcore.runtime.summary import report_of
 
 log = logging.getLogger("outcore")
 
-KEY = "outcore_graph"
+KEY = "outcore_runner"
 """Where a shell module carries its graph, which then lives as long as what torch compiled of it."""
 
 CONDITION = "outcore.cond_"
@@ -222,10 +223,10 @@ class Backend:
         fallback: Executable = in_core(
             boxed(forward), boxed(backward), num_fwd_outputs, len(captured.constants)
         )
-        graph = PlannedGraph(engine, captured, outside.saved_inputs, fallback)
-        engine.add(graph)
+        runner = Runner(PlannedGraph(engine, captured, fallback), outside.saved_inputs)
+        engine.add(runner.graph)
         self._note_capture(engine.steps.number)
-        outside.forward.meta[KEY] = outside.backward.meta[KEY] = graph
+        outside.forward.meta[KEY] = outside.backward.meta[KEY] = runner
         self.capture_seconds += time.perf_counter() - start
         return outside.forward, outside.backward
 
@@ -265,8 +266,8 @@ class Backend:
         return captured
 
     def _forward_compiler(self, module: GraphModule, _: Any) -> Call:
-        graph: PlannedGraph | None = module.meta.get(KEY)
-        return self._in_core(module) if graph is None else _as_boxed(graph.forward)
+        runner: Runner | None = module.meta.get(KEY)
+        return self._in_core(module) if runner is None else _as_boxed(runner.forward)
 
     def _in_core(self, module: GraphModule) -> Call:
         """`module` as captured; its calls count as steps, in which planned graphs may rest."""
@@ -295,8 +296,8 @@ class Backend:
         return counted
 
     def _backward_compiler(self, module: GraphModule, _: Any) -> Call:
-        graph: PlannedGraph | None = module.meta.get(KEY)
-        return boxed(module) if graph is None else _as_boxed(graph.backward)
+        runner: Runner | None = module.meta.get(KEY)
+        return boxed(module) if runner is None else _as_boxed(runner.backward)
 
     def _engine(self, device: torch.device) -> Engine:
         if self.closed:

@@ -10,36 +10,24 @@ import contextlib
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
-from outcore.capture import (
-    Captured,
-    as_it_lies,
-    capture_again,
-    is_batched,
-    keeps_graph,
-    plain,
-    stand_in_survives,
-)
-from outcore.errors import CaptureError, InfeasibleError, OutcoreError, StepError
-from outcore.execute import Executable, Lane, MismatchError, build, drawing
+from outcore.capture import Captured, capture_again
+from outcore.errors import CaptureError, InfeasibleError, OutcoreError
+from outcore.execute import Executable, MismatchError, build
 from outcore.ir.hardware import Tier
 from outcore.ir.store import digest
-from outcore.ir.trace import Trace
 from outcore.ir.verify import verify_trace
 from outcore.measure import Reading, says_memory
 from outcore.runtime.following import Following
 from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.planned import Planned
 from outcore.runtime.profiling import Profiling, begin_profiling
-from outcore.runtime.replay import Replay, replay_of
 from outcore.runtime.session import Visit
 from outcore.runtime.standing import MOST_FRUITLESS, Standing, State
-from outcore.runtime.store import Store, addresses, made_since
-from outcore.runtime.versions import versions_of
 from outcore.units import format_bytes
 
 if TYPE_CHECKING:  # the engine holds graphs, and a graph calls its engine
@@ -55,19 +43,13 @@ STILL_PROFILED = (
 
 
 class PlannedGraph:
-    """The two calls that stand for a graph's forward and backward.
+    """What a graph's steps run, and what each of them tells.
 
-    Only what torch compiled holds it: it dies, with its constants, when torch drops that code.
+    Only its runner holds it: it dies with the code that torch compiled.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        captured: Captured,
-        saved_inputs: tuple[int, ...],
-        fallback: Executable,
-    ) -> None:
-        self.engine, self.captured, self.saved_inputs = engine, captured, saved_inputs
+    def __init__(self, engine: Engine, captured: Captured, fallback: Executable) -> None:
+        self.engine, self.captured = engine, captured
         self.fallback = fallback
         self.digest = digest(captured.trace)
         self.standing = Standing(kind=tuple(op.target for op in captured.trace.ops))
@@ -103,10 +85,6 @@ class PlannedGraph:
             return self.fallback
         return None if self.following is None else self.following.executable
 
-    def __deepcopy__(self, _: dict[int, Any]) -> PlannedGraph:
-        """Itself: AOTAutograd copies modules, and the copies stand for the same graph."""
-        return self
-
     def adopt(self, planned: Planned) -> None:
         """Take over the plan of a graph with the same trace, and what its kernels corrected."""
         self.captured = replace(self.captured, trace=planned.problem.trace)
@@ -114,101 +92,42 @@ class PlannedGraph:
         self.standing.most_outstanding = planned.calls
         self.standing.retained = planned.retaining_bytes is not None
 
-    # ---- the two calls --------------------------------------------------------------------------
+    # ---- around the two calls -------------------------------------------------------------------
 
-    def forward(self, args: list[Any]) -> list[Any]:
-        """AOTAutograd's forward: the results, the saved inputs, and the stand-in."""
-        with self.engine.lock:
-            return self._forward(args)
+    def begin_call(self, inputs: list[Any]) -> Executable:
+        """What the forward call that now begins runs; the meter begins with it where it should."""
+        self.engine.called(self)
+        with self.telling_of_memory():
+            executable = self.ready(inputs)
+        if self._wants_meter(executable):
+            self.standing.fruitless += self.engine.metering.begin(self)
+        elif self.following is not None and executable is self.following.executable:
+            executable = self.following.executable_of_step(self)
+        return executable
 
-    def backward(self, args: list[Any]) -> tuple[Any, ...]:
-        """AOTAutograd's backward: the gradients."""
-        with self.engine.lock:
-            return self._backward(args)
-
-    def _forward(self, args: list[Any]) -> list[Any]:
-        inputs, clock = list(map(plain, args)), self.engine.driver.clock
-        args.clear()
-        while True:  # until it is right
-            self.engine.called(self)
-            with self._telling_of_memory():
-                executable = self._ready(inputs)
-            if self._wants_meter(executable):
-                self.standing.fruitless += self.engine.metering.begin(self)
-            elif self.following is not None and executable is self.following.executable:
-                executable = self.following.executable_of_step(self)
-            visit = Visit(ref(self), self._replay_of(executable, inputs))
-            given = self.engine.held.storages(inputs) if self._is_timed(executable) else None
-            start = clock.now()
-            try:
-                with self._telling_of_memory():
-                    results, store = self._run_forward(executable, inputs, visit)
-                break
-            except CaptureError as error:  # which holds what the failed run made, until this ends
-                inputs = self._learn(error, visit, executable)
-        visit.work.append((start, clock.now()))
-        visit.forward_stop = self.engine.metering.mark()
-        stand_in = self.engine.stores.add(store, follow=stand_in_survives())
-        if given is not None:
-            visit.pause = self.engine.held.begin_pause(self, given, results)
-        return [*results, stand_in]
-
-    def _backward(self, args: list[Any]) -> tuple[Any, ...]:
-        saved = len(self.saved_inputs)
-        stand_in, tangents = args[saved], list(map(plain, args[saved + 1 :]))
-        args.clear()
-        store = self.engine.stores.find(stand_in)
-        store.check_versions()
-        if any(map(is_batched, tangents)):
-            raise StepError(
-                reason="is_grads_batched=True cannot run a graph that outcore plans: call "
-                "torch.autograd.grad once for each gradient, with retain_graph=True"
-            )
+    def begin_backward(self, visit: Visit, tangents: list[Any], *, again: bool) -> None:
+        """Take that a visit comes back; `again`: all is to be left for another time."""
         self.standing.fruitless = 0
         self._note_waiting()
-        visit = store.visit
-        again = keeps_graph()
         self.standing.retained |= again
         self._end_pause(visit, tangents)
-        given = list(tangents) if visit.replay is not None else []
-        clock = self.engine.driver.clock
-        visit.backward_start, start = self.engine.metering.mark(), clock.now()
-        inputs: list[Any] | None = None
-        try:
-            crossing = list(store.crossing) if again else store.crossing
-            gradients = self._gradients(store.executable, crossing, tangents, store.lane)
-        except CaptureError as error:
-            state = self.engine.driver.generator.get_state()
-            inputs = self._learn_late(error, visit, store.executable)
-        except RuntimeError as error:
-            if says_memory(error):
-                self.engine.stores.drop(store.number)  # its memory counts
-                self._plan_tighter(error)
-            raise
-        finally:
-            if not again:
-                self.engine.stores.drop(store.number)
-        if inputs is not None:  # not before: the error holds what the failed run made
-            gradients = self._run_again(visit, inputs, given)
-            with drawing():
-                self.engine.driver.generator.set_state(state)
-        visit.work.append((start, clock.now()))
-        visit.backward_stop = self.engine.metering.mark()
-        checked = self._is_checked(store.executable)
+
+    def end_backward(self, executable: Executable, visit: Visit) -> None:
+        """Take what a visit tells that went through its backward call, run by `executable`."""
+        checked = self.checks(executable)
         if visit.once:
             steps = self.engine.steps
             self.standing.came_back(steps.number, steps.calls)
-        if not again:
-            visit.replay = None
-        self._finish(store.executable, visit)
+        self._finish(executable, visit)
         if checked:
             self.engine.plans.check_known(self, checked=True)
-        return gradients
 
-    def _is_checked(self, executable: Executable) -> bool:
+    def checks(self, executable: Executable) -> bool:
+        """Whether `executable` holds the trace against what kernels really return."""
         return self.profiling is not None and executable is self.profiling.checked
 
-    def _is_timed(self, executable: Executable) -> bool:
+    def times(self, executable: Executable) -> bool:
+        """Whether `executable` times the ops of the floor program."""
         return self.profiling is not None and executable is self.profiling.timed
 
     def _end_pause(self, visit: Visit, tangents: list[Any]) -> None:
@@ -228,7 +147,7 @@ class PlannedGraph:
 
     # ---- before a step --------------------------------------------------------------------------
 
-    def _ready(self, inputs: list[Any]) -> Executable:
+    def ready(self, inputs: list[Any]) -> Executable:
         """The executable for this step; plans first where enough is known."""
         self._note_waiting()
         waiting = 1 + self.engine.roll.waiting(self)
@@ -329,70 +248,17 @@ class PlannedGraph:
         if self.standing.fruitless >= MOST_FRUITLESS:
             return False
         planned = self.planned is not None and executable is self.executable
-        return self._is_checked(executable) or (planned and self.engine.metering.wants_peak())
-
-    def _run_forward(
-        self, executable: Executable, inputs: list[Any], visit: Visit
-    ) -> tuple[list[Any], Store]:
-        """The results and the saved inputs. Empties `inputs`, so that each can die on the way."""
-        saved = [inputs[i] for i in self.saved_inputs]
-        overwritten = [inputs[i] for i in self.captured.overwritten]
-        trace, arguments = self.captured.trace, [*inputs, *self.captured.constants]
-        inputs.clear()
-        if executable.program is not None:  # what runs as captured reads them as they are
-            _let_lie(arguments, trace, trace.inputs, self.captured.turned)
-        given = set(addresses(arguments)) if self.profiling is not None else None
-        lane = self.engine.driver.open_lane(executable.regions)
-        try:
-            results, crossing = executable.forward(arguments, lane)
-        except BaseException:
-            lane.close()
-            raise
-        if self.following and (recording := self.following.recording_by(executable)):
-            recording.lane = id(lane)
-        versions = versions_of(crossing, overwritten)
-        made = () if given is None else made_since(crossing, given)
-        return [*results, *saved], Store(visit, executable, lane, crossing, versions, made)
-
-    def _gradients(
-        self, executable: Executable, crossing: list[Any], tangents: list[Any], lane: Lane
-    ) -> tuple[Any, ...]:
-        """What the backward call gives. Empties the lists."""
-        trace = self.captured.trace
-        if executable.program is not None:  # as in `_run_forward`
-            _let_lie(tangents, trace, trace.tangents, range(len(tangents)))
-        return executable.backward(crossing, tangents, lane)
+        return self.checks(executable) or (planned and self.engine.metering.wants_peak())
 
     # ---- a graph that is not as captured --------------------------------------------------------
 
-    def _replay_of(self, executable: Executable, inputs: list[Any]) -> Replay | None:
-        if not self._is_checked(executable):
-            return None
-        state = self.engine.driver.generator.get_state()
-        return replay_of(inputs, self.captured.overwritten, state)
-
-    def _learn(self, error: CaptureError, visit: Visit, executable: Executable) -> list[Any]:
-        """Correct the trace by what a kernel really returned, or run in-core from now on.
-
-        Returns the inputs to begin again with.
-        """
-        if visit.replay is None:
-            raise error
-        if self._is_checked(executable):
-            try:
-                self.captured = self._corrected(error)
-            except CaptureError as final:
-                self._give_up(final)
-            self.profiling = None
-        with drawing():
-            self.engine.driver.generator.set_state(visit.replay.generator_state)
-        return list(visit.replay.inputs)
-
-    def _learn_late(self, error: CaptureError, visit: Visit, executable: Executable) -> list[Any]:
-        """The same once the forward call is over: inputs may have been overwritten since."""
-        inputs = [] if visit.replay is None else visit.replay.inputs_before()
-        self._learn(error, visit, executable)
-        return inputs
+    def correct(self, error: CaptureError) -> None:
+        """Correct the trace by what a kernel really returned, or run in-core from now on."""
+        try:
+            self.captured = self._corrected(error)
+        except CaptureError as final:
+            self._give_up(final)
+        self.profiling = None
 
     def _corrected(self, error: CaptureError) -> Captured:
         """The graph as it turned out to be. Raises CaptureError where that cannot be told."""
@@ -407,21 +273,6 @@ class PlannedGraph:
             raise CaptureError(reason=reason, site=error.site) from deeper
         return captured
 
-    def _run_again(self, visit: Visit, inputs: list[Any], tangents: list[Any]) -> tuple[Any, ...]:
-        """Forward and backward once more, until it is right: the first time was not."""
-        while True:
-            try:
-                with self._telling_of_memory():
-                    executable = self._ready(inputs)
-                    store = self._run_forward(executable, inputs, visit)[1]
-                    try:
-                        given, lane = list(tangents), store.lane
-                        return self._gradients(executable, store.crossing, given, lane)
-                    finally:
-                        store.release()
-            except CaptureError as error:
-                inputs = self._learn_late(error, visit, executable)
-
     # ---- after a step ---------------------------------------------------------------------------
 
     def _finish(self, executable: Executable, visit: Visit) -> None:
@@ -432,7 +283,7 @@ class PlannedGraph:
         session = self.engine.metering.session
         elsewhere = visit.thread is not threading.current_thread()
         if elsewhere and self.engine.device.type == "cpu":
-            if self._is_checked(executable):
+            if self.checks(executable):
                 reason = "its backward runs on another thread than its forward, unseen by the meter"
                 self._give_up(CaptureError(reason=reason))
         elif session is not None and session.sees(visit):
@@ -465,16 +316,16 @@ class PlannedGraph:
             self.profiling.metered(reading, visit)
 
     @contextlib.contextmanager
-    def _telling_of_memory(self) -> Iterator[None]:
+    def telling_of_memory(self) -> Iterator[None]:
         """Add what is known to an error of memory, and let the next step have a tighter plan."""
         try:
             yield
         except RuntimeError as error:
             if says_memory(error):
-                self._plan_tighter(error)
+                self.plan_tighter(error)
             raise
 
-    def _plan_tighter(self, error: RuntimeError) -> None:
+    def plan_tighter(self, error: RuntimeError) -> None:
         """Let the next step have a plan that leaves more free, once; say so with the error."""
         planned = self.planned
         self.engine.driver.drain()
@@ -515,12 +366,3 @@ class PlannedGraph:
         if self.engine.strict:
             raise error
         warnings.warn(f"outcore runs a graph in-core: {error}", stacklevel=2)
-
-
-def _let_lie(
-    given: list[Any], trace: Trace, values: Sequence[int], positions: Iterable[int]
-) -> None:
-    """Let what is `given` for `values` at `positions` be as it lies, and not as it is read."""
-    for position in positions:
-        value = trace.values[values[position]]
-        given[position] = as_it_lies(given[position], conj=value.conj, neg=value.neg)

@@ -1,0 +1,188 @@
+"""Runner: the two calls that stand for a graph's forward and backward in what torch compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from weakref import ref
+
+from outcore.capture import as_it_lies, is_batched, keeps_graph, plain, stand_in_survives
+from outcore.errors import CaptureError, StepError
+from outcore.execute import Executable, Lane, drawing
+from outcore.ir.trace import Trace
+from outcore.measure import says_memory
+from outcore.runtime.graph import PlannedGraph
+from outcore.runtime.replay import Replay, replay_of
+from outcore.runtime.session import Visit
+from outcore.runtime.store import Store, addresses, made_since
+from outcore.runtime.versions import versions_of
+
+
+class Runner:
+    """Runs what its graph says, and keeps what forward leaves for backward.
+
+    Only what torch compiled holds it, and it alone holds the graph: both die, with the graph's
+    constants, when torch drops that code.
+    """
+
+    def __init__(self, graph: PlannedGraph, saved_inputs: tuple[int, ...]) -> None:
+        self.graph, self.engine, self.saved_inputs = graph, graph.engine, saved_inputs
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Runner:
+        """Itself: AOTAutograd copies modules, and the copies stand for the same graph."""
+        return self
+
+    def forward(self, args: list[Any]) -> list[Any]:
+        """AOTAutograd's forward: the results, the saved inputs, and the stand-in."""
+        with self.engine.lock:
+            return self._forward(args)
+
+    def backward(self, args: list[Any]) -> tuple[Any, ...]:
+        """AOTAutograd's backward: the gradients."""
+        with self.engine.lock:
+            return self._backward(args)
+
+    def _forward(self, args: list[Any]) -> list[Any]:
+        graph, held, clock = self.graph, self.engine.held, self.engine.driver.clock
+        inputs = list(map(plain, args))
+        args.clear()
+        while True:  # until it is right
+            executable = graph.begin_call(inputs)
+            visit = Visit(ref(graph), self._replay_of(executable, inputs))
+            given = held.storages(inputs) if graph.times(executable) else None
+            start = clock.now()
+            try:
+                with graph.telling_of_memory():
+                    results, store = self._run_forward(executable, inputs, visit)
+                break
+            except CaptureError as error:  # which holds what the failed run made, until this ends
+                inputs = self._learn(error, visit, executable)
+        visit.work.append((start, clock.now()))
+        visit.forward_stop = self.engine.metering.mark()
+        stand_in = self.engine.stores.add(store, follow=stand_in_survives())
+        if given is not None:
+            visit.pause = held.begin_pause(graph, given, results)
+        return [*results, stand_in]
+
+    def _backward(self, args: list[Any]) -> tuple[Any, ...]:
+        graph, stores, driver = self.graph, self.engine.stores, self.engine.driver
+        saved = len(self.saved_inputs)
+        stand_in, tangents = args[saved], list(map(plain, args[saved + 1 :]))
+        args.clear()
+        store = stores.find(stand_in)
+        store.check_versions()
+        if any(map(is_batched, tangents)):
+            raise StepError(
+                reason="is_grads_batched=True cannot run a graph that outcore plans: call "
+                "torch.autograd.grad once for each gradient, with retain_graph=True"
+            )
+        visit, again = store.visit, keeps_graph()
+        graph.begin_backward(visit, tangents, again=again)
+        given = list(tangents) if visit.replay is not None else []
+        visit.backward_start, start = self.engine.metering.mark(), driver.clock.now()
+        inputs: list[Any] | None = None
+        try:
+            crossing = list(store.crossing) if again else store.crossing
+            gradients = self._gradients(store.executable, crossing, tangents, store.lane)
+        except CaptureError as error:
+            state = driver.generator.get_state()
+            inputs = self._learn_late(error, visit, store.executable)
+        except RuntimeError as error:
+            if says_memory(error):
+                stores.drop(store.number)  # its memory counts
+                graph.plan_tighter(error)
+            raise
+        finally:
+            if not again:
+                stores.drop(store.number)
+        if inputs is not None:  # not before: the error holds what the failed run made
+            gradients = self._run_again(visit, inputs, given)
+            with drawing():
+                driver.generator.set_state(state)
+        visit.work.append((start, driver.clock.now()))
+        visit.backward_stop = self.engine.metering.mark()
+        if not again:
+            visit.replay = None
+        graph.end_backward(store.executable, visit)
+        return gradients
+
+    def _run_forward(
+        self, executable: Executable, inputs: list[Any], visit: Visit
+    ) -> tuple[list[Any], Store]:
+        """The results and the saved inputs. Empties `inputs`, so that each can die on the way."""
+        captured, following = self.graph.captured, self.graph.following
+        saved = [inputs[i] for i in self.saved_inputs]
+        overwritten = [inputs[i] for i in captured.overwritten]
+        trace, arguments = captured.trace, [*inputs, *captured.constants]
+        inputs.clear()
+        if executable.program is not None:  # what runs as captured reads them as they are
+            _let_lie(arguments, trace, trace.inputs, captured.turned)
+        given = set(addresses(arguments)) if self.graph.profiling is not None else None
+        lane = self.engine.driver.open_lane(executable.regions)
+        try:
+            results, crossing = executable.forward(arguments, lane)
+        except BaseException:
+            lane.close()
+            raise
+        if following and (recording := following.recording_by(executable)):
+            recording.lane = id(lane)
+        versions = versions_of(crossing, overwritten)
+        made = () if given is None else made_since(crossing, given)
+        return [*results, *saved], Store(visit, executable, lane, crossing, versions, made)
+
+    def _gradients(
+        self, executable: Executable, crossing: list[Any], tangents: list[Any], lane: Lane
+    ) -> tuple[Any, ...]:
+        """What the backward call gives. Empties the lists."""
+        trace = self.graph.captured.trace
+        if executable.program is not None:  # as in `_run_forward`
+            _let_lie(tangents, trace, trace.tangents, range(len(tangents)))
+        return executable.backward(crossing, tangents, lane)
+
+    # ---- a graph that is not as captured --------------------------------------------------------
+
+    def _replay_of(self, executable: Executable, inputs: list[Any]) -> Replay | None:
+        if not self.graph.checks(executable):
+            return None
+        state = self.engine.driver.generator.get_state()
+        return replay_of(inputs, self.graph.captured.overwritten, state)
+
+    def _learn(self, error: CaptureError, visit: Visit, executable: Executable) -> list[Any]:
+        """Have the graph corrected; returns the inputs to begin again with."""
+        if visit.replay is None:
+            raise error
+        if self.graph.checks(executable):
+            self.graph.correct(error)
+        with drawing():
+            self.engine.driver.generator.set_state(visit.replay.generator_state)
+        return list(visit.replay.inputs)
+
+    def _learn_late(self, error: CaptureError, visit: Visit, executable: Executable) -> list[Any]:
+        """The same once the forward call is over: inputs may have been overwritten since."""
+        inputs = [] if visit.replay is None else visit.replay.inputs_before()
+        self._learn(error, visit, executable)
+        return inputs
+
+    def _run_again(self, visit: Visit, inputs: list[Any], tangents: list[Any]) -> tuple[Any, ...]:
+        """Forward and backward once more, until it is right: the first time was not."""
+        while True:
+            try:
+                with self.graph.telling_of_memory():
+                    executable = self.graph.ready(inputs)
+                    store = self._run_forward(executable, inputs, visit)[1]
+                    try:
+                        given, lane = list(tangents), store.lane
+                        return self._gradients(executable, store.crossing, given, lane)
+                    finally:
+                        store.release()
+            except CaptureError as error:
+                inputs = self._learn_late(error, visit, executable)
+
+
+def _let_lie(
+    given: list[Any], trace: Trace, values: Sequence[int], positions: Iterable[int]
+) -> None:
+    """Let what is `given` for `values` at `positions` be as it lies, and not as it is read."""
+    for position in positions:
+        value = trace.values[values[position]]
+        given[position] = as_it_lies(given[position], conj=value.conj, neg=value.neg)
