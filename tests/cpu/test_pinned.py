@@ -16,7 +16,7 @@ import torch
 
 from outcore.errors import CaptureError, HostMemoryError, OptionValueError
 from outcore.execute import open_driver, opening
-from outcore.execute.pinned import parse_processors, pinned, processors_near, touch
+from outcore.execute.pinned import parse_processors, pinned, processors_near, shrink, touch
 
 GPU = torch.device("cuda", 0)
 
@@ -135,6 +135,37 @@ def test_a_forked_process_gives_back_nothing_that_lies_in_the_place_of_it(
             os._exit(status if len(runtime.calls) == 1 else 2)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
     del memory
+
+
+def test_memory_shrinks_in_its_place(runtime: Runtime) -> None:
+    whole = pinned(40_000, GPU).fill_(7)
+    rest = whole[-1:]
+    part = shrink(whole, 10_000, GPU)
+    assert part.shape == (10_000,)
+    assert part.data_ptr() == whole.data_ptr()
+    assert bool((part == 7).all())
+    assert not rest.item()  # the system has that page back, and gives another
+    del whole, rest
+    gc.collect()
+    again = shrink(part, 5_000, GPU)
+    del part, again
+    gc.collect()
+    once = [("wait", 0), ("unregister", 0)]
+    first, second, third = ([("register", nbytes)] for nbytes in (40_000, 10_000, 5_000))
+    assert runtime.calls == [*first, *once, *second, *once, *third, *once]
+
+
+def test_memory_that_was_not_registered_is_not_when_it_shrinks(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime.error = 2
+    monkeypatch.setattr("outcore.execute.pinned._forget_error", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    with pytest.warns(UserWarning, match="cannot be locked"):
+        memory = pinned(10_000, GPU)
+    runtime.calls.clear()
+    assert shrink(memory, 100, GPU).shape == (100,)
+    assert not runtime.calls
 
 
 def test_more_than_there_is_is_refused(runtime: Runtime) -> None:

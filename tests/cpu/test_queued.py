@@ -298,6 +298,24 @@ def test_a_slab_serves_the_next_step(driver: QueuedDriver) -> None:
     assert driver.slabs.taken_bytes == 8 * KIB
 
 
+def test_a_larger_slab_is_made_smaller(driver: QueuedDriver, device: LateDevice) -> None:
+    """The pages are there: others would have to be asked for, and registered, all over."""
+    lane = driver.open_lane({0: region(0, 100), 1: region(60 * KIB, 512)})
+    lane.copy_out(torch.ones(100), 0)
+    lane.close()
+    (host,) = device.hosts
+    driver.reserve({Tier.HOST: 8 * KIB})  # which waits for the copy
+    assert not any(device.commands.values())
+    assert [each for each in device.hosts if not each.expired()] == [host]
+    lane = driver.open_lane({0: region(7 * KIB, 100)})
+    lane.wait(lane.copy_out(torch.ones(100), 0))
+    lane.close()
+    assert driver.slabs.taken_bytes == 8 * KIB
+    driver.reserve({Tier.HOST: 16 * KIB})  # it cannot grow
+    assert driver.slabs.taken_bytes == 16 * KIB
+    assert host.expired()
+
+
 def test_no_more_host_memory_than_allowed(driver: QueuedDriver) -> None:
     driver.hardware(BUDGETS)
     taken = [driver.open_lane({0: region(0, 100 * KIB)}) for _ in range(2)]

@@ -11,7 +11,7 @@ import warnings
 import torch
 from torch._C import _accelerator_setAllocatorSettings as set_allocator
 
-from outcore.execute.pinned import pinned
+from outcore.execute.pinned import pinned, shrink
 from outcore.execute.segments import (
     EXPANDABLE,
     ROUNDING,
@@ -80,6 +80,10 @@ class CudaDevice:
     def host(self, nbytes: int) -> torch.Tensor:
         """Registered host memory."""
         return pinned(nbytes, self.device, self._tell)
+
+    def shrink(self, memory: torch.Tensor, nbytes: int) -> torch.Tensor:
+        """The same pages, registered anew."""
+        return shrink(memory, nbytes, self.device, self._tell)
 
     def _tell(self, refusal: str) -> None:
         warnings.warn(refusal, stacklevel=2)

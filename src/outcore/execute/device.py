@@ -91,6 +91,13 @@ class Device(Protocol):
         """
         ...
 
+    def shrink(self, memory: torch.Tensor, nbytes: int) -> torch.Tensor:
+        """The first `nbytes` of what `host` gave; the rest goes back to the system.
+
+        Faster than other memory would be. Nobody else may use it, nor a copy be under way.
+        """
+        ...
+
     def finish(self, queue: Queue) -> None:
         """Let the host wait until `queue` has run all that was put into it."""
         ...

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -61,6 +62,10 @@ class _Map(mmap.mmap):
             _release(*self.registered)
 
 
+_maps: WeakValueDictionary[int, _Map] = WeakValueDictionary()
+"""By their addresses."""
+
+
 def pinned(
     nbytes: int, device: torch.device, refused: Callable[[str], None] = warnings.warn
 ) -> torch.Tensor:
@@ -75,20 +80,54 @@ def pinned(
     except (OSError, ValueError, OverflowError) as error:
         raise HostMemoryError(reason=str(error), needed_bytes=nbytes) from error
     array = np.frombuffer(memory, np.uint8)
+    _maps[array.ctypes.data] = memory
     with torch.cuda.device(device), near(device):
         touch(array)
+        _lock(memory, array, device, refused)
+    return torch.from_numpy(array)[:nbytes]
+
+
+def shrink(
+    memory: torch.Tensor,
+    nbytes: int,
+    device: torch.device,
+    refused: Callable[[str], None] = warnings.warn,
+) -> torch.Tensor:
+    """The first `nbytes` of what `pinned` gave for `device`; the system has the other pages back.
+
+    Nobody else may use that memory, nor a copy be under way. `refused` as for `pinned`.
+    """
+    whole = _maps[memory.data_ptr()]
+    registered, whole.registered = whole.registered, None
+    if registered is not None:
+        _release(*registered)
+    begin = mmap.PAGESIZE * -(-nbytes // mmap.PAGESIZE)
+    if begin < len(whole) and hasattr(mmap, "MADV_DONTNEED"):
+        whole.madvise(mmap.MADV_DONTNEED, begin, len(whole) - begin)
+    if registered is not None:
+        with torch.cuda.device(device), near(device):
+            _lock(whole, np.frombuffer(whole, np.uint8, max(1, nbytes)), device, refused)
+    return memory[:nbytes]
+
+
+def _lock(
+    memory: _Map,
+    array: np.ndarray[Any, np.dtype[np.uint8]],
+    device: torch.device,
+    refused: Callable[[str], None],
+) -> None:
+    """Register `array`, which `memory` begins with."""
+    code = _register(array, device)
+    if code:  # registering has tables on the device, and torch may keep all of that
+        torch.cuda.empty_cache()
         code = _register(array, device)
-        if code:  # registering has tables on the device, and torch may keep all of that
-            torch.cuda.empty_cache()
-            code = _register(array, device)
     if code:
         refused(
-            f"outcore: {format_bytes(nbytes)} of host memory cannot be locked (CUDA error "
+            f"outcore: {format_bytes(len(array))} of host memory cannot be locked (CUDA error "
             f"{code}): copies will be slower. Virtual machines and containers may have a limit."
         )
     else:
         memory.registered = array.ctypes.data, device
-    return torch.from_numpy(array)[:nbytes]
 
 
 def touch(array: np.ndarray[Any, np.dtype[np.uint8]]) -> None:

@@ -48,10 +48,8 @@ class Slabs:
             return Slab(torch.empty(0, dtype=torch.uint8, device="cpu"))
         with self._lock:
             self._collect()
-            fitting = [slab for slab in self._free if len(slab.memory) >= nbytes]
-            if fitting and not self._closed:
-                found = min(fitting, key=lambda slab: len(slab.memory))
-                self._free.remove(found)
+            found = None if self._closed else self._fitting(nbytes)
+            if found is not None:
                 return found
             self._drop()
             self._check(nbytes)
@@ -74,15 +72,19 @@ class Slabs:
             self.taken_bytes += nbytes
 
     def make_ready(self, nbytes: int) -> None:
-        """Have one of `nbytes`, in the place of all that are not in use. Raises as `take`."""
+        """Have one of `nbytes`, in the place of all that are not in use. Raises as `take`.
+
+        A larger one is made to be it: pages that the system has given need not be asked for again.
+        """
         with self._lock:
             self._collect()
-            ready = [slab for slab in self._free if len(slab.memory) == nbytes][:1]
-            self._free = [slab for slab in self._free if slab not in ready]
+            found = self._fitting(nbytes) if nbytes else None
             self._drop()
-            self._free = ready
-        if not ready:
-            self.give(self.take(nbytes))
+            if found is not None:
+                self._shrink(found, nbytes)
+                self._free.append(found)
+                return
+        self.give(self.take(nbytes))
 
     def close(self) -> None:
         """Drop all; those of lanes once they are given back."""
@@ -103,10 +105,28 @@ class Slabs:
         while self._given:
             self._free.append(self._given.popleft())
 
+    def _fitting(self, nbytes: int) -> Slab | None:
+        """The smallest slab that will do, which is free no more; None where there is none."""
+        fitting = [slab for slab in self._free if len(slab.memory) >= nbytes]
+        found = min(fitting, key=lambda slab: len(slab.memory), default=None)
+        if found is not None:
+            self._free.remove(found)
+        return found
+
+    def _shrink(self, slab: Slab, nbytes: int) -> None:
+        if len(slab.memory) > nbytes:
+            self._finish()
+            self.taken_bytes -= len(slab.memory)
+            slab.memory = self.device.shrink(slab.memory, nbytes)
+            self.taken_bytes += nbytes
+
+    def _finish(self) -> None:
+        """Wait for what was copied in the last step of a slab, and may still be on its way."""
+        for queue in (self.device.out, self.device.into):
+            self.device.finish(queue)
+
     def _drop(self) -> None:
         if self._free:
-            # What was copied in its last step may still be on its way.
-            for queue in (self.device.out, self.device.into):
-                self.device.finish(queue)
+            self._finish()
         self.taken_bytes -= sum(len(slab.memory) for slab in self._free)
         self._free.clear()
