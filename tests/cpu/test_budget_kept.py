@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.functional import cross_entropy
 
 from outcore import Backend
+from outcore.capture import capture
 from outcore.errors import InfeasibleError
 from outcore.ir.memory import crossing_bytes
 from outcore.runtime import options
@@ -297,6 +300,72 @@ def test_a_budget_that_is_named_will_do_unless_it_is_the_least_that_may() -> Non
         pytest.fail(f"refused again and again: {refusals}")
     assert len(refusals) > 1
     assert all(at_least for at_least, _ in refusals[:-1])
+
+
+class Scored(nn.Module):
+    """It returns the scores beside the loss, as many models do: their gradient is all zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower, self.head = Tower(layers=12), nn.Linear(64, 512)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.tower(x)
+        torch._dynamo.graph_break()
+        scores = self.head(x)
+        return cross_entropy(scores, y), scores
+
+
+@pytest.mark.parametrize("budget", ["24MiB", "26MiB"])
+def test_what_later_graphs_are_given_for_backward_is_left_to_them(budget: str) -> None:
+    """The first held so much that the second had no plan, and the floor rose with the budget."""
+
+    def scored(backend: Any) -> list[list[Tensor]]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module, random = Scored(), torch.Generator().manual_seed(0)
+        call = torch.compile(module, backend=backend, dynamic=False)
+        x, y = torch.randn(2048, 64, generator=random), torch.arange(2048) % 512
+        found = []
+        for _ in range(STEPS):
+            module.zero_grad()
+            call(x, y)[0].backward()
+            found.append(away(snapshot(module, torch.zeros(()))))
+        return list(map(back, found))
+
+    backend = Backend(budget=budget, policy="pooch")
+    assert same(scored(backend), scored("aot_eager"))
+    assert backend.report().state == "planned"
+    inside(backend)
+
+
+def test_what_captures_leave_is_no_part_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compilers leave results of the step in circles of references, as they break a graph, say."""
+
+    def littering(*given: Any) -> Any:
+        with unset_fake_temporarily():
+            circle: list[Any] = [torch.ones(16 << 18)]
+        circle.append(circle)
+        gc.collect(1)  # it is old: dynamo has the young let go, once it is through
+        return capture(*given)
+
+    monkeypatch.setattr("outcore.runtime.backend.capture", littering)
+    torch._dynamo.reset()
+    module = nn.ModuleList((Tower(), Tower(layers=10)))
+    backend = Backend(budget="1GiB", policy="pooch")
+    calls = [torch.compile(m, backend=backend, dynamic=False) for m in module]
+    gc.disable()  # which may come, or not
+    try:
+        for _ in range(STEPS):
+            module.zero_grad()
+            mean_square(calls[1](calls[0](torch.ones(2048, 64)))).backward()
+    finally:
+        gc.enable()
+    engine = backend.engine
+    assert engine is not None
+    held = [graph.planned.resident_bytes for graph in engine.graphs if graph.planned]
+    assert len(held) == 2
+    assert max(held) < 16 << 20
 
 
 def in_call_order(backend: Any, steps: int = STEPS) -> list[list[Tensor]]:

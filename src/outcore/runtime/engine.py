@@ -56,6 +56,7 @@ class Engine:
         """
         self.plans.check_known(graph, checked=False)
         self.roll.add(graph)
+        self.held.captured()
         self.plans.give_known(graph)
         self.metering.renew_tries()
 
@@ -80,6 +81,7 @@ class Engine:
         And the trial of a graph that is gone.
         """
         self.roll.called(caller)
+        self.held.tidy()
         self.trials.check(self.steps.number)
         if self.metering.called(caller):
             self.plans.bound_memory()  # once more, for planning and metering leave holes behind

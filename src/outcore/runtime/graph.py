@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from outcore.capture import Captured, capture_again
 from outcore.errors import CaptureError, InfeasibleError, OutcoreError
 from outcore.execute import Executable, MismatchError, build
 from outcore.ir.hardware import Tier
+from outcore.ir.memory import crossing_bytes
 from outcore.ir.store import digest
 from outcore.ir.verify import verify_trace
 from outcore.measure import Reading, says_memory
@@ -26,6 +26,7 @@ from outcore.runtime.following import Following
 from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.planned import Planned
 from outcore.runtime.profiling import Profiling, begin_profiling
+from outcore.runtime.seen import Seen
 from outcore.runtime.session import Visit
 from outcore.runtime.standing import MOST_FRUITLESS, Standing, State
 from outcore.units import format_bytes
@@ -57,11 +58,8 @@ class PlannedGraph:
         self.following: Following | None = None
         self.retired = False
         """Whether it runs in-core from now on, by the executable that it was given for that."""
-        self.before: WeakKeyDictionary[PlannedGraph, int] = WeakKeyDictionary()
-        """Graphs of which calls waited when a call of this one began; the most calls.
-
-        Where the first to be called comes back first, each of two is in the other's.
-        """
+        self.seen = Seen()
+        """Whose calls waited when a call of this one began."""
         self.lean = False
         """Whether it is profiled by the leanest program, for want of device memory."""
         self.tightened = False
@@ -142,8 +140,7 @@ class PlannedGraph:
 
     def _note_waiting(self) -> None:
         """Note whose calls wait as one of this graph begins, forward or backward."""
-        for graph, calls in self.engine.roll.outstanding(self).items():
-            self.before[graph] = max(calls, self.before.get(graph, 0))
+        self.seen.note(self.engine.roll.outstanding(self))
 
     # ---- before a step --------------------------------------------------------------------------
 
@@ -167,6 +164,8 @@ class PlannedGraph:
             with contextlib.suppress(InfeasibleError):
                 self.profiling = self._begin(inputs)
         self.profiling.resident_bytes = max(self.profiling.resident_bytes, resident)
+        others = self.engine.roll.outstanding(self)
+        self.seen.note_resident(others, {g: g.crossing_bytes() for g in others}, resident)
         if not self.profiling.done or self._follows_the_unplanned():
             return self._unplanned(self.profiling, resident)
         self.standing.gone_bytes = self.profiling.gone_bytes or 0
@@ -222,9 +221,15 @@ class PlannedGraph:
             return trial.executable
         return self.settle(self.engine.plan_after(self, trial)).executable
 
+    def crossing_bytes(self) -> int:
+        """What a call of it holds while it waits, as it runs now; 0 where that is not planned."""
+        known = self.executable or (self.profiling and self.profiling.executable)
+        return crossing_bytes(known.program) if known and known.program else 0
+
     def _begin(self, inputs: list[Any]) -> Profiling:
         engine = self.engine
         program, most = engine.plans.floor_program(self, inputs, leanest=self.lean)
+        self.seen.forget_residents()
         return begin_profiling(
             self.captured, program, most, engine.driver, engine.readings, engine.metering.mark
         )

@@ -24,16 +24,31 @@ class Held:
         self._elsewhere = Elsewhere()
         self._collected_in = -1
         """The number of the step in which what is no one's any more was let go last."""
+        self._littered = False
+        """Whether a graph was captured since."""
+        self._littered_in: int | None = None
+        """The number of the step of the latest capture, until the next step has begun."""
+
+    def captured(self) -> None:
+        """Take that a graph was captured: compilers leave what is no one's, results among it."""
+        self._littered, self._littered_in = True, self._roll.steps.number
+
+    def tidy(self) -> None:
+        """Let go, as a call begins, what captures of an earlier step left: no step has it again."""
+        if self._littered_in is not None and self._littered_in < self._roll.steps.number:
+            self._littered_in = None
+            self.collect(again=True)
 
     def collect(self, *, again: bool = False) -> bool:
         """Let go what is no one's any more; whether it did: it takes long, and once a step will do.
 
-        Unless `again`: there is no room for what is counted.
+        Unless a graph was captured since, or `again`: there is no room for what is counted.
         """
-        if self._collected_in == self._roll.steps.number and not again:
+        known = self._collected_in == self._roll.steps.number and not self._littered
+        if known and not again:
             return False
         gc.collect()
-        self._collected_in = self._roll.steps.number
+        self._collected_in, self._littered = self._roll.steps.number, False
         return True
 
     def resident_bytes(self, besides: Sequence[torch.Tensor] = ()) -> int:

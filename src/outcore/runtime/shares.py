@@ -73,7 +73,7 @@ class Shares:
     @property
     def later(self) -> list[PlannedGraph]:
         """The graphs that run while this one waits."""
-        return [g for g in self.active if self.graph in g.before]
+        return [g for g in self.active if self.graph in g.seen]
 
     def left_bytes(self, problem: Problem) -> tuple[int, ...]:
         """What later graphs may be left while this one waits: their part, or the least they need.
@@ -85,7 +85,7 @@ class Shares:
         if not later:
             return (0,)
         # Of graphs in turn, `to_come_bytes` counts what they hold under the one plan.
-        lean = [(calls.least,) if g in self.graph.before else calls.lean for g, calls in later]
+        lean = [(calls.least,) if g in self.graph.seen else calls.lean for g, calls in later]
         pairs = zip(later, lean, strict=True)
         least = least_together([[self._seen(g, t) for t in choices] for (g, _), choices in pairs])
         calls = Calls(problem, self.graph.standing.planned_for)
@@ -103,26 +103,34 @@ class Shares:
         return together([self._seen(g, self._calls(g, hardware).most) for g in self.later])
 
     def to_come_bytes(self, hardware: Hardware) -> int:
-        """What calls of other graphs hold when this one is called last, and do not hold yet."""
-        now, known = self.graph.engine.roll.outstanding(self.graph), set(self.active)
-        before = ((g, most) for g, most in self.graph.before.items() if g in known)
-        missing = {g: min(most, g.standing.planned_for) - now[g] for g, most in before}
-        return sum(
-            calls * self._calls(g, hardware).least.waiting_bytes
-            for g, calls in missing.items()
-            if calls > 0
-        )
+        """What calls of other graphs may hold when this one is called, and were not seen to hold.
+
+        Graphs in turn with it come to hold more once they have plans.
+        """
+        now = self.graph.engine.roll.outstanding(self.graph)
+
+        def will_hold(graph: PlannedGraph) -> int:
+            return self._calls(graph, hardware).least.waiting_bytes
+
+        return self.graph.seen.to_come_bytes(now, set(self.active), set(self.later), will_hold)
 
     def in_turn_bytes(self, hardware: Hardware) -> int:
         """What graphs that take turns with this one take at their peak, beyond what waits."""
-        takers = [g for g in self.later if g in self.graph.before]
+        takers = [g for g in self.later if g in self.graph.seen]
         return together([self._seen(g, self._calls(g, hardware).least) for g in takers])
 
     def _seen(self, graph: PlannedGraph, taken: Taken) -> Taken:
         """What calls of `graph` take while this one waits, beyond what it is counted with."""
-        if graph in self.graph.before:
-            return Taken(taken.peak_bytes - taken.waiting_bytes, 0)
-        return taken.by_calls(graph.standing.planned_for)
+        most = taken.peak_bytes + self._tangent_bytes(graph)
+        if graph in self.graph.seen:
+            return Taken(most - taken.waiting_bytes, 0)
+        return Taken(most, taken.waiting_bytes).by_calls(graph.standing.planned_for)
+
+    def _tangent_bytes(self, graph: PlannedGraph) -> int:
+        """What the backward call of `graph` is given, but for gradients of graphs after it."""
+        trace = graph.captured.trace
+        given = nbytes_of(trace, tuple(map(Ref, trace.tangents)))
+        return max(0, given - later_gradient_bytes(graph, self.active))
 
     def _calls(self, graph: PlannedGraph, hardware: Hardware) -> Calls:
         """The calls of `graph`, as measured if they were; with nothing between them."""
@@ -161,12 +169,12 @@ class Shares:
         return max(0, room - taken) // self.graph.standing.planned_for
 
     def _nested(self, graph: PlannedGraph) -> bool:
-        return graph in self.graph.before or self.graph in graph.before
+        return graph in self.graph.seen or self.graph in graph.seen
 
 
 def later_gradient_bytes(graph: PlannedGraph, active: Iterable[PlannedGraph]) -> int:
     """Bytes of gradients of the graphs whose backward comes before that of `graph`."""
-    later = [g for g in active if graph in g.before]
+    later = [g for g in active if graph in g.seen]
     return sum(g.standing.planned_for * gradient_bytes(g.captured.trace) for g in later)
 
 
