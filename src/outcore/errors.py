@@ -34,6 +34,9 @@ LIKE_TORCH = " (CUDA out of memory. DefaultCPUAllocator: can't allocate memory)"
 """What finders of batch sizes look for in what an error was made with, to try a smaller batch:
 those of Hugging Face Accelerate, and so of its Trainer, and of Lightning."""
 
+MUCH_DIVISOR = 10
+"""What is held anyway is told from this part of the smallest feasible budget on."""
+
 
 class OutcoreError(Exception):
     """The base of all errors of this package."""
@@ -142,7 +145,8 @@ class InfeasibleError(OutcoreError, RuntimeError):
     policy: str = ""
     """The policy whose plans all need more; empty where no policy's would do."""
     at_least: bool = False
-    """Whether it may turn out to be more: what ops need besides their tensors is not known yet."""
+    """Whether it may turn out to be more: what ops need besides their tensors is not known yet, or
+    what later graphs of the step do."""
     weights_bytes: int = 0
     """Parameters, buffers of modules and gradients of parameters: the same with any batch."""
 
@@ -152,11 +156,19 @@ class InfeasibleError(OutcoreError, RuntimeError):
 
     @property
     def message(self) -> str:
-        """Give the budget, the floor and the op that sets it, and advise a budget that works."""
+        """Give the budget, the floor and the op that sets it, and advise a budget."""
         under = f" under policy {self.policy}" if self.policy else ""
         lean = self.policy == "search"  # no other policy would do with less
         another = ", another policy" if self.policy and not lean else ""
         least = "at least " if self.at_least else ""
+        others = self.floor_bytes - self.needed_bytes
+        beside = f", beside {format_bytes(others)} that is held anyway"
+        advice = f'try "{spell_size(self.floor_bytes)}" or more'
+        if self.at_least:
+            advice = (
+                "what comes later is not known yet, so try well above "
+                f'"{spell_size(self.floor_bytes)}"'
+            )
         smaller = ", or a smaller batch"
         if not self._depends_on_batch:
             smaller = (
@@ -165,9 +177,10 @@ class InfeasibleError(OutcoreError, RuntimeError):
             )
         return (
             f"no plan fits a {self.tier} budget of {_both(self.budget_bytes)}: "
-            f"{self.op} needs {_both(self.needed_bytes)} at once{under}, "
+            f"{self.op} needs {_both(self.needed_bytes)} at once{under}"
+            f"{beside * (others * MUCH_DIVISOR >= self.floor_bytes)}, "
             f"and the smallest feasible budget is {least}{_both(self.floor_bytes)}; "
-            f'try "{spell_size(self.floor_bytes)}" or more{another}{smaller}'
+            f"{advice}{another}{smaller}"
         )
 
 

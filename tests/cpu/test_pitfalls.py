@@ -844,7 +844,7 @@ class TestBadInput:
         call, _ = compiled(module, budget="64KiB")
         with pytest.raises(InfeasibleError) as caught:
             call(batch(0))
-        enough = str(caught.value).split('try "')[1].split('"')[0]
+        enough = str(caught.value).split('well above "')[1].split('"')[0]
         del caught, call  # the traceback holds the batch
         gc.collect()
         call, backend = compiled(module, budget=enough)

@@ -178,6 +178,21 @@ def test_no_smaller_batch_is_asked_for_where_weights_alone_are_too_many():
     assert large.args == (str(large),), "nothing for those who look for a batch size"
 
 
+def test_what_is_held_anyway_is_told_where_it_is_much():
+    error = next(error for error in EXAMPLES if isinstance(error, InfeasibleError))
+    assert "held anyway" not in str(error)
+    fields = dict(vars(error), needed_bytes=error.floor_bytes - 2**28)
+    beside = "at once, beside 256 MiB that is held anyway, and the smallest"
+    assert beside in str(InfeasibleError(**fields))
+
+
+def test_a_budget_that_may_be_too_small_is_not_advised():
+    error = next(error for error in EXAMPLES if isinstance(error, InfeasibleError))
+    least = str(InfeasibleError(**dict(vars(error), at_least=True)))
+    assert "is at least 1.43 GiB" in least
+    assert 'not known yet, so try well above "1.44GiB", or a smaller batch' in least
+
+
 def spill(cause):
     try:
         raise cause
