@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
+from random import Random
 from typing import Any
 
 import pytest
@@ -213,6 +214,53 @@ def test_graphs_that_take_turns_within_a_step(share: float) -> None:
     assert peak is not None
     backend = Backend(budget=int(peak * share))
     assert same(turns(backend), plain)
+    assert backend.report().state == "planned"
+    inside(backend)
+
+
+class Skipping(nn.Module):
+    """Layers of two kinds, some of which a step leaves out: each has another mix of calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(kind() for _ in range(4) for kind in (Block, Other))
+
+    def forward(self, x: Tensor, kept: Sequence[bool]) -> list[Tensor]:
+        found = []
+        for layer, keeps in zip(self.layers, kept, strict=True):
+            if keeps:
+                x = layer(x)
+                found.append(x)
+        return found
+
+
+@pytest.mark.parametrize("share", [0.6, 0.9])
+def test_layers_that_are_left_out_now_and_then(share: float) -> None:
+    """The most calls of each graph, added up, are more than any step has."""
+
+    def skips(backend: Any, steps: int = 12) -> list[list[Tensor]]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module, random, found = Skipping(), Random(3), []
+        for layer in module.layers:
+            layer.compile(backend=backend)
+        for step in range(steps):
+            module.zero_grad()
+            kept = [random.random() > 0.3 for _ in module.layers]
+            results = module(rows(step).requires_grad_(), kept)
+            loss = torch.stack([result.square().mean() for result in results]).sum()
+            loss.backward()
+            found.append([loss.detach()])
+            del loss, results
+        return [*found, snapshot(module, torch.zeros(()))]
+
+    roomy = Backend(budget="1GiB")
+    plain = skips(roomy)
+    inside(roomy)
+    peak = roomy.report().measured_peak_bytes
+    assert peak is not None
+    backend = Backend(budget=int(peak * share))
+    assert same(skips(backend), plain)
     assert backend.report().state == "planned"
     inside(backend)
 

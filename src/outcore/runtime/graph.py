@@ -18,7 +18,6 @@ from outcore.capture import Captured, capture_again
 from outcore.errors import CaptureError, InfeasibleError, OutcoreError
 from outcore.execute import Executable, MismatchError, build
 from outcore.ir.hardware import Tier
-from outcore.ir.memory import crossing_bytes
 from outcore.ir.store import digest
 from outcore.ir.verify import verify_trace
 from outcore.measure import Reading, says_memory
@@ -88,6 +87,7 @@ class PlannedGraph:
         self.captured = replace(self.captured, trace=planned.problem.trace)
         self.settle(planned).adopted = True
         self.standing.most_outstanding = planned.calls
+        self.seen.base_bytes = planned.base_bytes
         self.standing.retained = planned.retaining_bytes is not None
 
     # ---- around the two calls -------------------------------------------------------------------
@@ -164,8 +164,7 @@ class PlannedGraph:
             with contextlib.suppress(InfeasibleError):
                 self.profiling = self._begin(inputs)
         self.profiling.resident_bytes = max(self.profiling.resident_bytes, resident)
-        others = self.engine.roll.outstanding(self)
-        self.seen.note_resident(others, {g: g.crossing_bytes() for g in others}, resident)
+        self.seen.note_base(resident - self.engine.held.others_bytes(self))
         if not self.profiling.done or self._follows_the_unplanned():
             return self._unplanned(self.profiling, resident)
         self.standing.gone_bytes = self.profiling.gone_bytes or 0
@@ -189,13 +188,22 @@ class PlannedGraph:
         return first and self.profiling.timed_steps < PATIENCE * self.standing.most_outstanding
 
     def _for_calls(self, following: Following) -> Following:
-        """A plan for more calls, if more waited at once than was known; it where none fits."""
-        planned, calls = following.planned, self.standing.most_outstanding
-        if calls > max(planned.calls, self.standing.refused_calls):
+        """A plan for more calls, if more waited at once than was known; it where none fits.
+
+        Or for more calls of other graphs.
+        """
+        planned, standing = following.planned, self.standing
+        more = standing.most_outstanding > max(planned.calls, standing.refused_calls)
+        wider = self.seen.wider and self.engine.plans.has_more_to_come(self, planned)
+        self.seen.wider = False
+        if more or wider:
             try:
-                return self.settle(self.engine.plans.for_calls(self, planned))
+                following = self.settle(self.engine.plans.for_calls(self, planned))
+                standing.crowded = False
             except OutcoreError:  # the report tells
-                self.standing.refused_calls = calls
+                if more:
+                    standing.refused_calls = standing.most_outstanding
+                standing.crowded |= wider
         return following
 
     def _hold_against(self, following: Following, inputs: list[Any]) -> None:
@@ -221,15 +229,10 @@ class PlannedGraph:
             return trial.executable
         return self.settle(self.engine.plan_after(self, trial)).executable
 
-    def crossing_bytes(self) -> int:
-        """What a call of it holds while it waits, as it runs now; 0 where that is not planned."""
-        known = self.executable or (self.profiling and self.profiling.executable)
-        return crossing_bytes(known.program) if known and known.program else 0
-
     def _begin(self, inputs: list[Any]) -> Profiling:
         engine = self.engine
         program, most = engine.plans.floor_program(self, inputs, leanest=self.lean)
-        self.seen.forget_residents()
+        self.seen.base_bytes = None
         return begin_profiling(
             self.captured, program, most, engine.driver, engine.readings, engine.metering.mark
         )
@@ -239,6 +242,7 @@ class PlannedGraph:
         generator = self.engine.driver.generator
         executable = build(self.captured.trace, planned.program, generator)
         self.standing.settle(planned)
+        self.seen.wider = False
         self._unfollow()
         self.captured = replace(self.captured, joint=None)
         self.profiling, self.following = None, Following(planned, executable)

@@ -77,7 +77,9 @@ class Growth:
             standing.refused_bytes = held_bytes - margin_bytes(self._settings.budget_bytes)
             return following
         standing.growths += 1
-        standing.grown_bytes += found.resident_bytes - planned.resident_bytes
+        grown = found.resident_bytes - planned.resident_bytes
+        standing.grown_bytes += grown
+        graph.seen.grow(grown)
         return graph.settle(found)
 
     def _more_bytes(self, graph: PlannedGraph, following: Following, inputs: Sequence[Any]) -> int:
@@ -106,8 +108,12 @@ class Growth:
 
     def _came_bytes(self, graph: PlannedGraph, following: Following, inputs: Sequence[Any]) -> int:
         """What is held now beyond what the plan was made beside; negative where less is."""
+        planned = following.planned
         held_bytes = self._held.besides_bytes(graph, inputs)
-        return held_bytes - following.planned.resident_bytes
+        came = held_bytes - planned.resident_bytes
+        if came > 0 and planned.to_come_bytes:  # which may be there by now
+            came -= min(planned.to_come_bytes, self._held.others_bytes(graph))
+        return came
 
     def _room_bytes(self, following: Following) -> int:
         """What the plan leaves of the budget, its margin among it: that is there for what comes."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from outcore.execute import Driver
+from outcore.ir.memory import crossing_bytes
 from outcore.ir.trace import Trace
 from outcore.measure import Elsewhere, allocated_bytes, resident_bytes
 from outcore.runtime.graph import PlannedGraph
@@ -66,6 +67,14 @@ class Held:
         tensors = [t for t in given if isinstance(t, torch.Tensor)]
         tensors += [t for store in self._roll.stores.of(graph) for t in store.own()]
         return self.resident_bytes(tensors) + _beyond(graph.captured.trace, given, self._device)
+
+    def others_bytes(self, graph: PlannedGraph) -> int:
+        """What waiting calls of other graphs hold by their programs, if they have any."""
+        waiting = self._roll.outstanding(graph)
+        stores = (store for other in waiting for store in self._roll.stores.of(other))
+        programs = [s.executable.program for s in stores if s.executable.program is not None]
+        each = {id(program): crossing_bytes(program) for program in programs}
+        return sum(each[id(program)] for program in programs)
 
     def allocated_bytes(self) -> int | None:
         """What the allocator's books have as given out; None where nobody keeps any."""

@@ -42,6 +42,8 @@ class Planned:
     """The calls of the graph that may wait for their backward at once."""
     to_come_bytes: int = 0
     """What graphs in turn were to hold at its last call, and did not hold yet; outside, too."""
+    base_bytes: int | None = None
+    """The most that was held besides, but for what waiting calls of other graphs held (`Seen`)."""
     others_bytes: int = 0
     """What all but one of them hold, a part of what is outside."""
 

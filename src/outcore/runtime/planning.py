@@ -95,24 +95,33 @@ class Planner:
         Raises InfeasibleError where no plan of the policy fits the budget. Where other graphs have
         no plan yet, the budget it names is the least that may do (`at_least`).
         """
-        gradients = later_gradient_bytes(shares.graph, shares.active)  # which linger, if seen
-        resident = profiled.resident_bytes + max(profiled.lingering_bytes, gradients)
-        to_come = shares.to_come_bytes(self.solver.hardware())
-        resident += to_come
-        between = max(profiled.between_bytes, shares.in_turn_bytes(self.solver.hardware()))
-        problem = shares.problem(self.solver.hardware(), profiled.profile(), resident, between)
+        hardware = self.solver.hardware()
+        *more, least = shares.to_come_bytes(hardware, profiled.resident_bytes)
+        for to_come in more:
+            with contextlib.suppress(InfeasibleError):
+                return self._beside(shares, profiled, to_come)
         try:
-            planned = self._planned(shares, problem, profiled.resident_bytes)
+            return self._beside(shares, profiled, least)
         except InfeasibleError as error:
             others = (graph for graph in shares.active if graph is not shares.graph)
             error.at_least |= any(graph.planned is None for graph in others)
-            left_over = shares.graph.standing.left_over(problem.budget_bytes)
+            left_over = shares.graph.standing.left_over(shares.budget_bytes)
             if left_over:
                 error.add_note(left_over)
             raise
+
+    def _beside(self, shares: Shares, profiled: Profiling, to_come_bytes: int) -> Planned:
+        """The plan of a graph with so much to come besides. Raises InfeasibleError as `plan`."""
+        gradients = later_gradient_bytes(shares.graph, shares.active)  # which linger, if seen
+        resident = profiled.resident_bytes + max(profiled.lingering_bytes, gradients)
+        resident += to_come_bytes
+        between = max(profiled.between_bytes, shares.in_turn_bytes(self.solver.hardware()))
+        problem = shares.problem(self.solver.hardware(), profiled.profile(), resident, between)
+        planned = self._planned(shares, problem, profiled.resident_bytes)
         if shares.graph.standing.retained:
             planned = self._retaining(shares, planned)
-        return replace(planned, to_come_bytes=to_come)
+        base = shares.graph.seen.base_bytes
+        return replace(planned, to_come_bytes=to_come_bytes, base_bytes=base)
 
     @uncollected()
     def plan_for_calls(self, shares: Shares, planned: Planned) -> Planned:
@@ -150,9 +159,19 @@ class Planner:
 
         With room for what `retain_graph` keeps, where `planned` has some. Raises as `_planned`.
         """
-        besides = planned.problem.outside_bytes - planned.alone.outside_bytes
         # Graphs in turn may have been planned since, to hold more than the least.
-        to_come = max(planned.to_come_bytes, shares.to_come_bytes(self.solver.hardware()))
+        found = shares.to_come_bytes(self.solver.hardware(), planned.resident_bytes)
+        *more, least = dict.fromkeys(max(planned.to_come_bytes, each) for each in found)
+        for to_come in more:
+            with contextlib.suppress(InfeasibleError):
+                return self._again_beside(shares, planned, problem, to_come)
+        return self._again_beside(shares, planned, problem, least)
+
+    def _again_beside(
+        self, shares: Shares, planned: Planned, problem: Problem, to_come: int
+    ) -> Planned:
+        """The same with so much to come besides."""
+        besides = planned.problem.outside_bytes - planned.alone.outside_bytes
         besides -= to_come - planned.to_come_bytes
         alone = replace(problem, outside_bytes=problem.outside_bytes - besides)
         if shares.later:  # whose plans are made: this one may hold more than they found
@@ -161,7 +180,8 @@ class Planner:
         again = self._planned(shares, alone, planned.resident_bytes)
         if planned.retaining_bytes is not None:
             again = self._retaining(shares, again)
-        return replace(again, replanned=planned.replanned, to_come_bytes=to_come)
+        past, base = planned.replanned, shares.graph.seen.base_bytes
+        return replace(again, replanned=past, to_come_bytes=to_come, base_bytes=base)
 
     @uncollected()
     def plan_tighter(self, shares: Shares, planned: Planned) -> Planned:

@@ -167,6 +167,11 @@ class Plans:
         """
         return self._take(graph, self.planner.plan_for_calls(self._shares(graph), planned))
 
+    def has_more_to_come(self, graph: PlannedGraph, planned: Planned) -> bool:
+        """Whether calls of other graphs may hold more as one begins than its plan has room for."""
+        hardware, resident = self.planner.solver.hardware(), planned.resident_bytes
+        return self._shares(graph).to_come_bytes(hardware, resident)[-1] > planned.to_come_bytes
+
     def after(self, graph: PlannedGraph, trial: Trial) -> Planned:
         """Plan `graph` from what a trial of its plan measured. That plan stays if it is the best.
 

@@ -1,13 +1,12 @@
-"""seen: which calls of other graphs waited when a call of one graph began, and what was held then.
+"""seen: which calls of other graphs waited when calls of one began, and what was held besides.
 
 Steps need not be alike: where layers are left out now and then, each step has another mix of calls
-that wait. Plans leave room for the largest of these mixes, not for the most of each graph at once.
+that wait.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -17,18 +16,8 @@ if TYPE_CHECKING:  # a graph sees others
 Waiting: TypeAlias = Mapping["PlannedGraph", int]
 """Graphs, and how many calls of each wait for their backward."""
 
-MOST_SEEN = 64
+MOST_MIXES = 64
 """Mixes that are told apart; what comes after that is one, with the most of each graph."""
-
-
-@dataclass(slots=True)
-class Sight:
-    """What was held as a profiled call began, and what of that was each waiting call's."""
-
-    resident_bytes: int
-    waiting: WeakKeyDictionary[PlannedGraph, int]
-    holding: WeakKeyDictionary[PlannedGraph, int]
-    """Bytes of one call; of graphs that are not in it, perhaps nothing."""
 
 
 class Seen:
@@ -37,7 +26,10 @@ class Seen:
     def __init__(self) -> None:
         self._mixes: list[WeakKeyDictionary[PlannedGraph, int]] = []
         """None of which is within another."""
-        self._sights: list[Sight] = []
+        self.wider = False
+        """Whether there is a mix that was not there when the graph was planned last."""
+        self.base_bytes: int | None = None
+        """The most that was held besides, but for what waiting calls held; None: nobody looked."""
 
     def __contains__(self, graph: PlannedGraph) -> bool:
         """Whether calls of `graph` waited.
@@ -46,78 +38,55 @@ class Seen:
         """
         return any(graph in mix for mix in self._mixes)
 
+    def most(self, graph: PlannedGraph) -> int:
+        """The most calls of `graph` that waited."""
+        return max((mix.get(graph, 0) for mix in self._mixes), default=0)
+
     def note(self, waiting: Waiting) -> None:
         """Take who waited as a call began, forward or backward."""
-        if any(_within(waiting, mix) for mix in self._mixes):
+        if not waiting or any(_within(waiting, mix) for mix in reversed(self._mixes)):
             return
+        self.wider = True
         self._mixes = [mix for mix in self._mixes if not _within(mix, waiting)]
-        if len(self._mixes) < MOST_SEEN:
+        if len(self._mixes) < MOST_MIXES:
             self._mixes.append(WeakKeyDictionary())
-        _raise(self._mixes[-1], waiting)
+        for graph, calls in waiting.items():
+            self._mixes[-1][graph] = max(calls, self._mixes[-1].get(graph, 0))
 
-    def note_resident(
-        self, waiting: Waiting, holding: Mapping[PlannedGraph, int], resident_bytes: int
-    ) -> None:
-        """Take what was held besides a profiled call as it began, that of waiting ones included."""
-        for sight in self._sights:
-            if dict(sight.waiting) == dict(waiting) and dict(sight.holding) == dict(holding):
-                break
-        else:
-            if len(self._sights) < MOST_SEEN:
-                sight = Sight(0, WeakKeyDictionary(waiting), WeakKeyDictionary(holding))
-                self._sights.append(sight)
-            else:
-                sight = self._sights[-1]
-                sight.holding.clear()
-                _raise(sight.waiting, waiting)
-        sight.resident_bytes = max(sight.resident_bytes, resident_bytes)
+    def note_base(self, nbytes: int) -> None:
+        """Take what was held besides a call as it began, but for what waiting calls held."""
+        self.base_bytes = nbytes if self.base_bytes is None else max(nbytes, self.base_bytes)
 
-    def forget_residents(self) -> None:
-        """Begin again with what is held: the graph is profiled anew."""
-        self._sights.clear()
+    def grow(self, nbytes: int) -> None:
+        """Take that so much more is held by now."""
+        self.base_bytes = None if self.base_bytes is None else self.base_bytes + nbytes
 
     def to_come_bytes(
         self,
+        resident_bytes: int,
         now: Waiting,
         active: Collection[PlannedGraph],
-        in_turn: Collection[PlannedGraph],
         will_hold: Callable[[PlannedGraph], int],
-    ) -> int:
-        """What may be held as a call begins, beyond the most that was held as one did.
+    ) -> tuple[int, ...]:
+        """What may be held besides a call as it begins, beyond `resident_bytes`.
 
-        By waiting calls of the graphs that are `active`: each `will_hold` so many bytes, which for
-        those `in_turn` may be more than it was. Where nothing was noted, all that is held `now` is.
+        With the most calls of each graph, and then with those of one mix, if that is less.
+        `will_hold`: bytes of each waiting call of a graph; those of the `active` ones count. Where
+        nobody looked, the calls of `now` are among what is resident.
         """
+        each = {g: will_hold(g) for g in {g for mix in self._mixes for g in mix} if g in active}
+        looked = self.base_bytes is not None
+        held = (self.base_bytes or 0) - resident_bytes * looked
+        known = {} if looked else now
 
-        def held_bytes(sight: Sight) -> int:
-            each = ((g, n) for g, n in sight.waiting.items() if g in active and g in in_turn)
-            more = (n * max(0, will_hold(g) - sight.holding.get(g, 0)) for g, n in each)
-            return sight.resident_bytes + sum(more)
+        def bytes_of(mix: Waiting) -> int:
+            calls = ((g, min(mix.get(g, 0), g.standing.planned_for)) for g in each)
+            return sum(max(0, n - known.get(g, 0)) * each[g] for g, n in calls)
 
-        as_it_is = {g: will_hold(g) for g in now if not self._sights and g in active}
-        here = Sight(0, WeakKeyDictionary(now), WeakKeyDictionary(as_it_is))
-        sights = self._sights or [here]
-        most = max(map(held_bytes, sights))
-        for each in self._mixes:
-            mix = {g: min(n, g.standing.planned_for) for g, n in each.items() if g in active}
-            nearest = min(sights, key=lambda sight: sum(_beyond(mix, sight.waiting).values()))
-            missing = _beyond(mix, nearest.waiting).items()
-            if missing:
-                more = sum(calls * will_hold(graph) for graph, calls in missing)
-                most = max(most, held_bytes(nearest) + more)
-        return most - max(sight.resident_bytes for sight in sights)
-
-
-def _beyond(mix: Waiting, other: Waiting) -> dict[PlannedGraph, int]:
-    """The calls of `mix` that `other` does not have."""
-    more = {graph: calls - other.get(graph, 0) for graph, calls in mix.items()}
-    return {graph: calls for graph, calls in more.items() if calls > 0}
+        most = bytes_of({g: self.most(g) for g in each})
+        of_one = max(map(bytes_of, self._mixes), default=0)
+        return tuple(dict.fromkeys((max(0, held + most), max(0, held + of_one))))
 
 
 def _within(mix: Waiting, other: Waiting) -> bool:
-    return not _beyond(mix, other)
-
-
-def _raise(mix: WeakKeyDictionary[PlannedGraph, int], other: Waiting) -> None:
-    for graph, calls in other.items():
-        mix[graph] = max(calls, mix.get(graph, 0))
+    return all(other.get(graph, 0) >= calls for graph, calls in mix.items())

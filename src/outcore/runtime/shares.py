@@ -10,7 +10,7 @@ from outcore.ir.hardware import Hardware, Tier
 from outcore.ir.memory import crossing_bytes
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
-from outcore.ir.trace import Effect, Ref, Trace
+from outcore.ir.trace import Effect, Ref, Role, Trace
 from outcore.policies import staging_needed
 from outcore.runtime.calls import (
     Calls,
@@ -87,50 +87,53 @@ class Shares:
         # Of graphs in turn, `to_come_bytes` counts what they hold under the one plan.
         lean = [(calls.least,) if g in self.graph.seen else calls.lean for g, calls in later]
         pairs = zip(later, lean, strict=True)
-        least = least_together([[self._seen(g, t) for t in choices] for (g, _), choices in pairs])
+        least = least_together(
+            [[self._meanwhile(g, t) for t in choices] for (g, _), choices in pairs]
+        )
         calls = Calls(problem, self.graph.standing.planned_for)
         mine, theirs = kept_bytes(self.graph), sum(kept_bytes(g) for g, _ in later)
         free = problem.budget_bytes - held_bytes(problem) - calls.waiting_bytes()
         part = max(0, free) * theirs // max(1, mine + theirs)
         if all(_measured(g) for g, _ in later):
             usable = [(g, c.most if c.program is None else c.least) for g, c in later]
-            each = [self._seen(g, taken) for g, taken in usable]
+            each = [self._meanwhile(g, taken) for g, taken in usable]
             part = min(part, problem.between_bytes + together(each))
         return tuple(dict.fromkeys((max(part, least), least)))
 
     def most_bytes(self, hardware: Hardware) -> int:
         """What later graphs take if all is kept, but for workspaces that are not known yet."""
-        return together([self._seen(g, self._calls(g, hardware).most) for g in self.later])
+        return together([self._meanwhile(g, self._calls(g, hardware).most) for g in self.later])
 
-    def to_come_bytes(self, hardware: Hardware) -> int:
-        """What calls of other graphs may hold when this one is called, and were not seen to hold.
+    def to_come_bytes(self, hardware: Hardware, resident_bytes: int) -> tuple[int, ...]:
+        """What other graphs' calls may hold when one of this begins, beyond what is `resident`.
 
-        Graphs in turn with it come to hold more once they have plans.
+        With the most calls of each; and, if that is less, in the largest mix that was seen.
         """
         now = self.graph.engine.roll.outstanding(self.graph)
 
         def will_hold(graph: PlannedGraph) -> int:
-            return self._calls(graph, hardware).least.waiting_bytes
+            calls = self._calls(graph, hardware)
+            return (calls.most if graph.retired else calls.least).waiting_bytes
 
-        return self.graph.seen.to_come_bytes(now, set(self.active), set(self.later), will_hold)
+        return self.graph.seen.to_come_bytes(resident_bytes, now, set(self.active), will_hold)
 
     def in_turn_bytes(self, hardware: Hardware) -> int:
         """What graphs that take turns with this one take at their peak, beyond what waits."""
         takers = [g for g in self.later if g in self.graph.seen]
-        return together([self._seen(g, self._calls(g, hardware).least) for g in takers])
+        return together([self._meanwhile(g, self._calls(g, hardware).least) for g in takers])
 
-    def _seen(self, graph: PlannedGraph, taken: Taken) -> Taken:
-        """What calls of `graph` take while this one waits, beyond what it is counted with."""
+    def _meanwhile(self, graph: PlannedGraph, taken: Taken) -> Taken:
+        """What calls of `graph` take while this one waits, but for those that waited before it."""
+        more = max(0, graph.standing.planned_for - self.graph.seen.most(graph))
         most = taken.peak_bytes + self._tangent_bytes(graph)
-        if graph in self.graph.seen:
-            return Taken(most - taken.waiting_bytes, 0)
-        return Taken(most, taken.waiting_bytes).by_calls(graph.standing.planned_for)
+        return Taken(most + (more - 1) * taken.waiting_bytes, more * taken.waiting_bytes)
 
     def _tangent_bytes(self, graph: PlannedGraph) -> int:
         """What the backward call of `graph` is given, but for gradients of graphs after it."""
         trace = graph.captured.trace
         given = nbytes_of(trace, tuple(map(Ref, trace.tangents)))
-        return max(0, given - later_gradient_bytes(graph, self.active))
+        after = (g for g in self.active if graph in g.seen)
+        return max(0, given - sum(_input_gradient_bytes(g.captured.trace) for g in after))
 
     def _calls(self, graph: PlannedGraph, hardware: Hardware) -> Calls:
         """The calls of `graph`, as measured if they were; with nothing between them."""
@@ -176,6 +179,15 @@ def later_gradient_bytes(graph: PlannedGraph, active: Iterable[PlannedGraph]) ->
     """Bytes of gradients of the graphs whose backward comes before that of `graph`."""
     later = [g for g in active if graph in g.seen]
     return sum(g.standing.planned_for * gradient_bytes(g.captured.trace) for g in later)
+
+
+def _input_gradient_bytes(trace: Trace) -> int:
+    """Bytes of gradients that go to the graphs before: those of inputs, not of parameters."""
+    pairs = zip(trace.inputs, trace.gradients, strict=False)
+    roles = (
+        (trace.buffers[trace.values[value].buffer].role, gradient) for value, gradient in pairs
+    )
+    return sum(nbytes_of(trace, gradient) for role, gradient in roles if role is Role.INPUT)
 
 
 def _profile(graph: PlannedGraph) -> Profile:

@@ -82,6 +82,8 @@ class Standing:
     """The most calls that waited for their backward at once."""
     refused_calls: int = 0
     """As many as were seen to wait at once, and had no plan."""
+    crowded: bool = False
+    """Whether other graphs were seen to have more calls waiting than any plan has room beside."""
     fruitless: int = 0
     """Sessions begun in a row with its forward call that no backward call followed."""
     growths: int = 0

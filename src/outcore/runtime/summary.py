@@ -201,6 +201,12 @@ OUTSTANDING = (
 )
 
 
+CROWDED = (
+    "calls of other graphs waited beside it, more at once than when it was planned, and no plan is "
+    "known that has room for them: the step may hold more than is predicted"
+)
+
+
 def _named(graphs: list[Standing], everything: list[Standing]) -> Iterator[tuple[str, Standing]]:
     """What notes on each graph begin with; as the page numbers them."""
     numbers = {id(graph): number for number, graph in enumerate(graphs, 1)}
@@ -221,7 +227,8 @@ def _plan_notes(graphs: list[tuple[str, Standing]]) -> Iterator[str]:
         waited = OUTSTANDING.format(now=standing.most_outstanding, planned=planned.calls)
         left_over = standing.left_over(planned.problem.budget_bytes) * bool(planned.plan.moves)
         grew = GREW.format(more=format_bytes(standing.grown_bytes)) * bool(standing.grown_bytes)
-        notes = (planned.note, grew, RETAINED * unforeseen, waited * more, left_over)
+        crowded = CROWDED * standing.crowded
+        notes = (planned.note, grew, RETAINED * unforeseen, waited * more, crowded, left_over)
         for note in filter(None, notes):
             yield name + note
 
