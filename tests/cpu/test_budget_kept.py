@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -403,21 +405,45 @@ def test_backward_calls_in_the_order_of_the_forward_calls(share: float) -> None:
     inside(backend)
 
 
-def test_what_is_planned_again_leaves_those_in_turn_what_they_took_since() -> None:
-    """The first was planned when the second had no plan, and could do with little."""
+def test_those_in_turn_have_room_for_what_the_others_took_since() -> None:
+    """The first is planned when the second has no plan, and could do with little."""
+    peak = peak_in_call_order()
+    for steps, again in ((PROFILED_STEPS, False), (PROFILED_STEPS + 1, True)):
+        backend = Backend(budget=int(peak * 0.9), policy="pooch")
+        in_call_order(backend, steps)
+        engine = backend.engine
+        assert engine is not None
+        first, second = engine.roll.active()
+        assert first.planned is not None
+        assert second.planned is not None
+        takes = crossing_bytes(second.planned.program)
+        assert (first.planned.to_come_bytes >= takes) == again
+        outside = first.planned.resident_bytes + first.planned.to_come_bytes
+        assert first.planned.problem.outside_bytes >= outside
+
+
+def test_a_mix_without_a_plan_does_not_stand_in_the_way_of_others() -> None:
     backend = Backend(budget=int(peak_in_call_order() * 0.9), policy="pooch")
     in_call_order(backend)
     engine = backend.engine
     assert engine is not None
     first, second = engine.roll.active()
-    assert first.planned is not None
-    assert second.planned is not None
-    takes = crossing_bytes(second.planned.program)
-    assert first.planned.to_come_bytes < takes
-    again = engine.plans.beside_more(first, first.planned, 0, 0)
-    assert again.to_come_bytes >= takes
-    more = again.to_come_bytes - first.planned.to_come_bytes
-    assert again.problem.outside_bytes == first.planned.problem.outside_bytes + more
+    following = first.following
+    assert following is not None
+    planned, plans = following.planned, engine.plans
+    second.standing.most_outstanding = 50
+    first.seen.note({second: 50})
+    with pytest.raises(InfeasibleError):
+        plans.for_calls(first, planned)
+    assert first._beside_calls(following) is following
+    assert planned.to_come_bytes < first.standing.crowded_bytes < inf
+    assert [note for note in backend.report().notes if "that wait beside it" in note]
+    for again in (plans.for_calls(first, planned), plans.beside_more(first, planned, 5_000, 0)):
+        assert again.to_come_bytes == planned.to_come_bytes
+    second.standing.most_outstanding = 1
+    assert plans.for_calls(first, planned).to_come_bytes == planned.to_come_bytes
+    first.settle(replace(planned, to_come_bytes=int(first.standing.crowded_bytes)))
+    assert first.standing.crowded_bytes == inf
 
 
 class Doubled(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from outcore import Backend
 from outcore.errors import InfeasibleError
 from outcore.execute.arena import Arena, own_arena
+from outcore.runtime.growth import Growth
 from outcore.runtime.held import Held
 from tests.cpu.training import PROFILED_STEPS, mean_square
 
@@ -241,6 +243,29 @@ def test_what_grows_on_is_planned_for_ahead() -> None:
     training.steps(2)
     inside(backend)
     kept.clear()
+
+
+@pytest.mark.parametrize(
+    ("others", "held", "came"),
+    [
+        (30, 70, 0),  # as planned for: 40 besides what waits
+        (30, 75, 5),
+        (10, 50, 0),
+        (10, 55, 5),  # fewer wait than may: the rest is to come
+        (0, 45, 5),
+        (35, 75, 5),  # one of them holds more than was to come
+        (10, 45, -5),
+    ],
+)
+def test_calls_that_may_come_yet_leave_no_room_for_what_came(
+    others: int, held: int, came: int
+) -> None:
+    counted: Any = SimpleNamespace(besides_bytes=lambda *_: held, others_bytes=lambda *_: others)
+    planned = SimpleNamespace(resident_bytes=55, to_come_bytes=15, base_bytes=40)
+    nothing: Any = None
+    following: Any = SimpleNamespace(planned=planned)
+    growth = Growth(nothing, nothing, counted, nothing, nothing)
+    assert growth._came_bytes(nothing, following, ()) == came
 
 
 def test_nothing_is_counted_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ class Runtime:
 
     def __init__(self, error: int = 0) -> None:
         self.error = error
+        self.error_of_unregister = 0
         self.calls: list[tuple[str, int]] = []
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802 - CUDA's
@@ -38,7 +39,7 @@ class Runtime:
         # The map must still be there: touching what is unmapped would end the process.
         ctypes.string_at(address, 1)
         self.calls.append(("unregister", 0))
-        return 0
+        return self.error_of_unregister
 
 
 @pytest.fixture
@@ -153,6 +154,35 @@ def test_memory_shrinks_in_its_place(runtime: Runtime) -> None:
     once = [("wait", 0), ("unregister", 0)]
     first, second, third = ([("register", nbytes)] for nbytes in (40_000, 10_000, 5_000))
     assert runtime.calls == [*first, *once, *second, *once, *third, *once]
+
+
+def test_memory_stays_registered_where_it_cannot_be_shrunk(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outcore.execute.pinned._forget_error", lambda _: None)
+    whole = pinned(40_000, GPU).fill_(7)
+    runtime.error_of_unregister = 1
+    part = shrink(whole, 10_000, GPU)
+    assert part.shape == (10_000,)
+    assert bool((whole == 7).all())
+    runtime.error_of_unregister = 0
+    del whole, part
+    gc.collect()
+    assert [call for call, _ in runtime.calls] == ["register", *["wait", "unregister"] * 2]
+
+
+def test_pages_that_the_system_does_not_take_back_stay(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = pinned(40_000, GPU).fill_(7)
+
+    def refuses(*_: int) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr("outcore.execute.pinned._Map.madvise", refuses)
+    part = shrink(whole, 10_000, GPU)
+    assert runtime.calls[-1] == ("register", 10_000)
+    assert bool((part == 7).all())
 
 
 def test_memory_that_was_not_registered_is_not_when_it_shrinks(

@@ -99,11 +99,13 @@ def shrink(
     """
     whole = _maps[memory.data_ptr()]
     registered, whole.registered = whole.registered, None
-    if registered is not None:
-        _release(*registered)
+    if registered is not None and not _release(*registered):
+        whole.registered = registered  # all of it, as before
+        return memory[:nbytes]
     begin = mmap.PAGESIZE * -(-nbytes // mmap.PAGESIZE)
     if begin < len(whole) and hasattr(mmap, "MADV_DONTNEED"):
-        whole.madvise(mmap.MADV_DONTNEED, begin, len(whole) - begin)
+        with contextlib.suppress(OSError):  # locked otherwise: the pages stay
+            whole.madvise(mmap.MADV_DONTNEED, begin, len(whole) - begin)
     if registered is not None:
         with torch.cuda.device(device), near(device):
             _lock(whole, np.frombuffer(whole, np.uint8, max(1, nbytes)), device, refused)
@@ -151,12 +153,15 @@ def _register(array: np.ndarray[Any, np.dtype[np.uint8]], device: torch.device) 
     return error
 
 
-def _release(address: int, device: torch.device) -> None:
+def _release(address: int, device: torch.device) -> bool:
+    """Register no more what is at `address`; whether CUDA did so."""
     with torch.cuda.device(device):  # a thread that is on none would make a context on the first
         with contextlib.suppress(RuntimeError):  # of an earlier kernel: others will hear of it
             torch.cuda.synchronize(device)  # nobody says that unregistering waits for copies
-        if int(_runtime().cudaHostUnregister(address)):
+        error = int(_runtime().cudaHostUnregister(address))
+        if error:
             _forget_error(device)
+    return not error
 
 
 def _runtime() -> Any:

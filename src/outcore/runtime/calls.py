@@ -77,7 +77,7 @@ class Calls:
         """What a call takes with everything kept."""
         return self._taken(lower(self.problem, make_plan({}, "keep-all"), fast=True))
 
-    @property
+    @cached_property
     def least(self) -> Taken:
         """What a call takes where they take the least at once, or as they run."""
         return self._least[1] if self.program is None else self._taken(self.program)

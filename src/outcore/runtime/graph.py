@@ -87,7 +87,6 @@ class PlannedGraph:
         self.captured = replace(self.captured, trace=planned.problem.trace)
         self.settle(planned).adopted = True
         self.standing.most_outstanding = planned.calls
-        self.seen.base_bytes = planned.base_bytes
         self.standing.retained = planned.retaining_bytes is not None
 
     # ---- around the two calls -------------------------------------------------------------------
@@ -164,7 +163,8 @@ class PlannedGraph:
             with contextlib.suppress(InfeasibleError):
                 self.profiling = self._begin(inputs)
         self.profiling.resident_bytes = max(self.profiling.resident_bytes, resident)
-        self.seen.note_base(resident - self.engine.held.others_bytes(self))
+        base = resident - self.engine.held.others_bytes(self)
+        self.profiling.base_bytes = max(self.profiling.base_bytes, base)
         if not self.profiling.done or self._follows_the_unplanned():
             return self._unplanned(self.profiling, resident)
         self.standing.gone_bytes = self.profiling.gone_bytes or 0
@@ -188,23 +188,30 @@ class PlannedGraph:
         return first and self.profiling.timed_steps < PATIENCE * self.standing.most_outstanding
 
     def _for_calls(self, following: Following) -> Following:
-        """A plan for more calls, if more waited at once than was known; it where none fits.
-
-        Or for more calls of other graphs.
-        """
+        """A plan for more calls, if more waited at once than was known; it where none fits."""
         planned, standing = following.planned, self.standing
-        more = standing.most_outstanding > max(planned.calls, standing.refused_calls)
-        wider = self.seen.wider and self.engine.plans.has_more_to_come(self, planned)
-        self.seen.wider = False
-        if more or wider:
-            try:
-                following = self.settle(self.engine.plans.for_calls(self, planned))
-                standing.crowded = False
-            except OutcoreError:  # the report tells
-                if more:
-                    standing.refused_calls = standing.most_outstanding
-                standing.crowded |= wider
-        return following
+        if standing.most_outstanding <= max(planned.calls, standing.refused_calls):
+            return following
+        try:
+            return self.settle(self.engine.plans.for_calls(self, planned))
+        except OutcoreError:  # the report tells
+            standing.refused_calls = standing.most_outstanding
+            return following
+
+    def _beside_calls(self, following: Following) -> Following:
+        """A plan beside what calls of other graphs hold by now; it where none fits."""
+        planned, standing = following.planned, self.standing
+        if not self.seen.unchecked:
+            return following
+        self.seen.unchecked = False
+        to_come = self.engine.plans.to_come_bytes(self, planned)
+        if not planned.to_come_bytes < to_come < standing.crowded_bytes:
+            return following
+        try:
+            return self.settle(self.engine.plans.for_calls(self, planned))
+        except OutcoreError:  # the report tells
+            standing.crowded_bytes = to_come
+            return following
 
     def _hold_against(self, following: Following, inputs: list[Any]) -> None:
         """Forget an adopted plan that was made when less was held besides the graph."""
@@ -220,7 +227,7 @@ class PlannedGraph:
         """
         if waiting == 1:
             if following.trial is None:
-                following = self._for_calls(following)
+                following = self._for_calls(self._beside_calls(following))
             following = self.engine.growth.beside_what_came(self, following, inputs)
         trial = following.trial_under_way(self)
         if trial is None or (trial.done and waiting > 1):
@@ -232,7 +239,6 @@ class PlannedGraph:
     def _begin(self, inputs: list[Any]) -> Profiling:
         engine = self.engine
         program, most = engine.plans.floor_program(self, inputs, leanest=self.lean)
-        self.seen.base_bytes = None
         return begin_profiling(
             self.captured, program, most, engine.driver, engine.readings, engine.metering.mark
         )
@@ -242,7 +248,8 @@ class PlannedGraph:
         generator = self.engine.driver.generator
         executable = build(self.captured.trace, planned.program, generator)
         self.standing.settle(planned)
-        self.seen.wider = False
+        for graph in self.engine.roll.active():
+            graph.seen.unchecked |= self in graph.seen
         self._unfollow()
         self.captured = replace(self.captured, joint=None)
         self.profiling, self.following = None, Following(planned, executable)

@@ -77,9 +77,7 @@ class Growth:
             standing.refused_bytes = held_bytes - margin_bytes(self._settings.budget_bytes)
             return following
         standing.growths += 1
-        grown = found.resident_bytes - planned.resident_bytes
-        standing.grown_bytes += grown
-        graph.seen.grow(grown)
+        standing.grown_bytes += found.resident_bytes - planned.resident_bytes
         return graph.settle(found)
 
     def _more_bytes(self, graph: PlannedGraph, following: Following, inputs: Sequence[Any]) -> int:
@@ -107,13 +105,17 @@ class Growth:
             warnings.warn(GROWN.format(more=format_bytes(more_bytes), error=error), stacklevel=2)
 
     def _came_bytes(self, graph: PlannedGraph, following: Following, inputs: Sequence[Any]) -> int:
-        """What is held now beyond what the plan was made beside; negative where less is."""
+        """What is held now beyond what the plan was made beside; negative where less is.
+
+        Also what waiting calls of other graphs do not hold: more of them may come.
+        """
         planned = following.planned
         held_bytes = self._held.besides_bytes(graph, inputs)
-        came = held_bytes - planned.resident_bytes
-        if came > 0 and planned.to_come_bytes:  # which may be there by now
-            came -= min(planned.to_come_bytes, self._held.others_bytes(graph))
-        return came
+        rest_bytes = held_bytes - self._held.others_bytes(graph)
+        return max(
+            held_bytes - planned.resident_bytes - planned.to_come_bytes,
+            rest_bytes - planned.base_bytes,
+        )
 
     def _room_bytes(self, following: Following) -> int:
         """What the plan leaves of the budget, its margin among it: that is there for what comes."""

@@ -70,8 +70,7 @@ class Held:
 
     def others_bytes(self, graph: PlannedGraph) -> int:
         """What waiting calls of other graphs hold by their programs, if they have any."""
-        waiting = self._roll.outstanding(graph)
-        stores = (store for other in waiting for store in self._roll.stores.of(other))
+        stores = self._roll.stores.besides(graph)
         programs = [s.executable.program for s in stores if s.executable.program is not None]
         each = {id(program): crossing_bytes(program) for program in programs}
         return sum(each[id(program)] for program in programs)

@@ -41,9 +41,9 @@ class Planned:
     calls: int = 1
     """The calls of the graph that may wait for their backward at once."""
     to_come_bytes: int = 0
-    """What graphs in turn were to hold at its last call, and did not hold yet; outside, too."""
-    base_bytes: int | None = None
-    """The most that was held besides, but for what waiting calls of other graphs held (`Seen`)."""
+    """What waiting calls of other graphs may hold beyond what is resident; outside, too."""
+    base_bytes: int = 0
+    """The most that was held besides, but for what waiting calls of other graphs held."""
     others_bytes: int = 0
     """What all but one of them hold, a part of what is outside."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -95,13 +96,10 @@ class Planner:
         Raises InfeasibleError where no plan of the policy fits the budget. Where other graphs have
         no plan yet, the budget it names is the least that may do (`at_least`).
         """
-        hardware = self.solver.hardware()
-        *more, least = shares.to_come_bytes(hardware, profiled.resident_bytes)
-        for to_come in more:
-            with contextlib.suppress(InfeasibleError):
-                return self._beside(shares, profiled, to_come)
+        resident, base = profiled.resident_bytes, profiled.base_bytes
+        to_come = shares.to_come_bytes(self.solver.hardware(), resident, base)
         try:
-            return self._beside(shares, profiled, least)
+            return _first(partial(self._beside, shares, profiled), to_come)
         except InfeasibleError as error:
             others = (graph for graph in shares.active if graph is not shares.graph)
             error.at_least |= any(graph.planned is None for graph in others)
@@ -120,13 +118,20 @@ class Planner:
         planned = self._planned(shares, problem, profiled.resident_bytes)
         if shares.graph.standing.retained:
             planned = self._retaining(shares, planned)
-        base = shares.graph.seen.base_bytes
-        return replace(planned, to_come_bytes=to_come_bytes, base_bytes=base)
+        return replace(planned, to_come_bytes=to_come_bytes, base_bytes=profiled.base_bytes)
 
     @uncollected()
     def plan_for_calls(self, shares: Shares, planned: Planned) -> Planned:
-        """The same for as many calls as waited at once. Raises InfeasibleError as `plan` does."""
+        """The same for as many calls as waited at once, of this graph and others.
+
+        Raises InfeasibleError as `plan` does.
+        """
         return self._as_before(shares, planned, planned.problem)
+
+    def to_come_bytes(self, shares: Shares, planned: Planned) -> tuple[int, int]:
+        """What is to come by now besides what was resident when `planned` was made."""
+        resident, base = planned.resident_bytes, planned.base_bytes
+        return shares.to_come_bytes(self.solver.hardware(), resident, base)
 
     def _retaining(self, shares: Shares, planned: Planned) -> Planned:
         """The same with room for all that crosses until backward ends: `retain_graph` asks for it.
@@ -159,13 +164,12 @@ class Planner:
 
         With room for what `retain_graph` keeps, where `planned` has some. Raises as `_planned`.
         """
-        # Graphs in turn may have been planned since, to hold more than the least.
-        found = shares.to_come_bytes(self.solver.hardware(), planned.resident_bytes)
-        *more, least = dict.fromkeys(max(planned.to_come_bytes, each) for each in found)
-        for to_come in more:
-            with contextlib.suppress(InfeasibleError):
-                return self._again_beside(shares, planned, problem, to_come)
-        return self._again_beside(shares, planned, problem, least)
+        # Calls of others may hold more by now: they are more, or planned since.
+        found = self.to_come_bytes(shares, planned)
+        to_come = [max(planned.to_come_bytes, each) for each in found]
+        if to_come[-1] >= shares.graph.standing.crowded_bytes:  # the report tells
+            to_come.append(planned.to_come_bytes)
+        return _first(partial(self._again_beside, shares, planned, problem), to_come)
 
     def _again_beside(
         self, shares: Shares, planned: Planned, problem: Problem, to_come: int
@@ -180,7 +184,7 @@ class Planner:
         again = self._planned(shares, alone, planned.resident_bytes)
         if planned.retaining_bytes is not None:
             again = self._retaining(shares, again)
-        past, base = planned.replanned, shares.graph.seen.base_bytes
+        past, base = planned.replanned, planned.base_bytes
         return replace(again, replanned=past, to_come_bytes=to_come, base_bytes=base)
 
     @uncollected()
@@ -199,7 +203,11 @@ class Planner:
         """
         problem = planned.problem
         problem = replace(problem, outside_bytes=problem.outside_bytes + more_bytes)
-        beside = replace(planned, resident_bytes=planned.resident_bytes + more_bytes)
+        beside = replace(
+            planned,
+            resident_bytes=planned.resident_bytes + more_bytes,
+            base_bytes=planned.base_bytes + more_bytes,
+        )
         try:
             return self._as_before(shares, beside, problem)
         except InfeasibleError:
@@ -262,11 +270,7 @@ class Planner:
         Raises InfeasibleError where the policy has none.
         """
         between = (max(problem.between_bytes, left) for left in shares.left_bytes(problem))
-        *more, least = dict.fromkeys(between)
-        for left in more:
-            with contextlib.suppress(InfeasibleError):
-                return self._leaving(shares, problem, resident_bytes, left)
-        return self._leaving(shares, problem, resident_bytes, least)
+        return _first(partial(self._leaving, shares, problem, resident_bytes), between)
 
     def _leaving(
         self, shares: Shares, problem: Problem, resident_bytes: int, left_bytes: int
@@ -327,6 +331,18 @@ class Planner:
         if not planned.everything_kept:
             between = max(between, shares.most_bytes(problem.hardware))
         return simulate(replace(problem, outside_bytes=outside, between_bytes=between), kept)
+
+
+def _first(make: Callable[[int], Planned], rooms: Iterable[int]) -> Planned:
+    """What is made with the first of `rooms` with which something is.
+
+    Raises InfeasibleError, that for the last one, where nothing is.
+    """
+    *more, last = dict.fromkeys(rooms)
+    for room in more:
+        with contextlib.suppress(InfeasibleError):
+            return make(room)
+    return make(last)
 
 
 def _retained_bytes(planned: Planned) -> int:

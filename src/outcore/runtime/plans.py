@@ -161,16 +161,15 @@ class Plans:
         return again
 
     def for_calls(self, graph: PlannedGraph, planned: Planned) -> Planned:
-        """The same for as many calls as waited for their backward at once.
+        """The same for as many calls as waited for their backward at once, its own and others'.
 
         Raises InfeasibleError where no plan of the policy fits.
         """
         return self._take(graph, self.planner.plan_for_calls(self._shares(graph), planned))
 
-    def has_more_to_come(self, graph: PlannedGraph, planned: Planned) -> bool:
-        """Whether calls of other graphs may hold more as one begins than its plan has room for."""
-        hardware, resident = self.planner.solver.hardware(), planned.resident_bytes
-        return self._shares(graph).to_come_bytes(hardware, resident)[-1] > planned.to_come_bytes
+    def to_come_bytes(self, graph: PlannedGraph, planned: Planned) -> int:
+        """What `planned.to_come_bytes` is to be for the largest mix of calls that was seen."""
+        return self.planner.to_come_bytes(self._shares(graph), planned)[-1]
 
     def after(self, graph: PlannedGraph, trial: Trial) -> Planned:
         """Plan `graph` from what a trial of its plan measured. That plan stays if it is the best.

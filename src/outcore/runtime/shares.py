@@ -104,18 +104,22 @@ class Shares:
         """What later graphs take if all is kept, but for workspaces that are not known yet."""
         return together([self._meanwhile(g, self._calls(g, hardware).most) for g in self.later])
 
-    def to_come_bytes(self, hardware: Hardware, resident_bytes: int) -> tuple[int, ...]:
-        """What other graphs' calls may hold when one of this begins, beyond what is `resident`.
+    def to_come_bytes(
+        self, hardware: Hardware, resident_bytes: int, base_bytes: int
+    ) -> tuple[int, int]:
+        """What may be held when a call begins beyond `resident_bytes`, for other graphs' wait.
 
-        With the most calls of each; and, if that is less, in the largest mix that was seen.
+        With the most calls of each, and with those of the largest mix that was seen. `base_bytes`:
+        what is held but for them.
         """
-        now = self.graph.engine.roll.outstanding(self.graph)
 
         def will_hold(graph: PlannedGraph) -> int:
             calls = self._calls(graph, hardware)
             return (calls.most if graph.retired else calls.least).waiting_bytes
 
-        return self.graph.seen.to_come_bytes(resident_bytes, now, set(self.active), will_hold)
+        most, of_one = self.graph.seen.waiting_bytes(set(self.active), will_hold)
+        rest = base_bytes - resident_bytes
+        return max(0, rest + most), max(0, rest + of_one)
 
     def in_turn_bytes(self, hardware: Hardware) -> int:
         """What graphs that take turns with this one take at their peak, beyond what waits."""
@@ -126,7 +130,7 @@ class Shares:
         """What calls of `graph` take while this one waits, but for those that waited before it."""
         more = max(0, graph.standing.planned_for - self.graph.seen.most(graph))
         most = taken.peak_bytes + self._tangent_bytes(graph)
-        return Taken(most + (more - 1) * taken.waiting_bytes, more * taken.waiting_bytes)
+        return Taken(most, taken.waiting_bytes).by_calls(more)
 
     def _tangent_bytes(self, graph: PlannedGraph) -> int:
         """What the backward call of `graph` is given, but for gradients of graphs after it."""

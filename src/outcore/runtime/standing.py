@@ -82,8 +82,8 @@ class Standing:
     """The most calls that waited for their backward at once."""
     refused_calls: int = 0
     """As many as were seen to wait at once, and had no plan."""
-    crowded: bool = False
-    """Whether other graphs were seen to have more calls waiting than any plan has room beside."""
+    crowded_bytes: float = inf
+    """The least `Planned.to_come_bytes` for which no plan was found."""
     fruitless: int = 0
     """Sessions begun in a row with its forward call that no backward call followed."""
     growths: int = 0
@@ -110,6 +110,8 @@ class Standing:
     def settle(self, planned: Planned) -> None:
         """Stand with `planned` from now on."""
         self.planned, self.bound_seconds, self.measured = planned, None, None
+        if planned.to_come_bytes >= self.crowded_bytes:
+            self.crowded_bytes = inf
         self.recent_work.clear()
         self.steps = 0
         self.state = State.IN_CORE if planned.everything_kept else State.PLANNED
@@ -122,6 +124,7 @@ class Standing:
     def unsettle(self) -> None:
         """Begin again."""
         self.planned, self.measured, self.state = None, None, State.PROFILING
+        self.crowded_bytes = inf
 
     def called(self, step: int) -> None:
         """Note a forward call in the engine's step of that number."""

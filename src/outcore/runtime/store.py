@@ -105,6 +105,11 @@ class Stores:
         """Those of the outstanding forward calls of one graph."""
         return [store for store in list(self._live.values()) if store.visit.owner() is owner]
 
+    def besides(self, owner: object) -> list[Store]:
+        """Those of the other graphs that live."""
+        owners = ((store, store.visit.owner()) for store in list(self._live.values()))
+        return [store for store, each in owners if each is not None and each is not owner]
+
     def add(self, store: Store, *, follow: bool) -> torch.Tensor:
         """Keep `store`; returns the stand-in that names it.
 

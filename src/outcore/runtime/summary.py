@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from outcore.bound import lower_bound
@@ -202,8 +203,8 @@ OUTSTANDING = (
 
 
 CROWDED = (
-    "calls of other graphs waited beside it, more at once than when it was planned, and no plan is "
-    "known that has room for them: the step may hold more than is predicted"
+    "calls of other graphs that wait beside it hold more than when it was planned, and no plan is "
+    "known that has room for that: the step may hold more than is predicted"
 )
 
 
@@ -227,7 +228,7 @@ def _plan_notes(graphs: list[tuple[str, Standing]]) -> Iterator[str]:
         waited = OUTSTANDING.format(now=standing.most_outstanding, planned=planned.calls)
         left_over = standing.left_over(planned.problem.budget_bytes) * bool(planned.plan.moves)
         grew = GREW.format(more=format_bytes(standing.grown_bytes)) * bool(standing.grown_bytes)
-        crowded = CROWDED * standing.crowded
+        crowded = CROWDED * (standing.crowded_bytes < inf)
         notes = (planned.note, grew, RETAINED * unforeseen, waited * more, crowded, left_over)
         for note in filter(None, notes):
             yield name + note
