@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.functional import cross_entropy
 
-from outcore import Backend
+from outcore import Backend, Report, handle, wrap
 from outcore.capture import capture
 from outcore.errors import InfeasibleError
 from outcore.ir.memory import crossing_bytes
@@ -444,6 +444,44 @@ def test_a_mix_without_a_plan_does_not_stand_in_the_way_of_others() -> None:
     assert plans.for_calls(first, planned).to_come_bytes == planned.to_come_bytes
     first.settle(replace(planned, to_come_bytes=int(first.standing.crowded_bytes)))
     assert first.standing.crowded_bytes == inf
+
+
+def penalised(budget: int | str) -> tuple[list[Tensor], Report | None]:
+    """Steps of a critic: the gradient of its score is held to a norm, by gradients of gradients."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    critic, given = Tower(layers=10), torch.randn(2048, 64)
+    if budget:
+        wrap(critic, budget=budget, strict=True)
+    for _ in range(STEPS):
+        critic.zero_grad()
+        few = given[:128].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(critic.forward(few).sum(), few, create_graph=True)
+        loss = critic(given).mean() + (slope.norm(dim=1) - 1).square().mean()
+        loss.backward()
+    return snapshot(critic, loss.detach()), handle(critic).report() if budget else None
+
+
+def test_a_gradient_penalty_runs_plainly_beside_planned_calls() -> None:
+    plain, _ = penalised("")
+    roomy, report = penalised("1GiB")
+    assert report is not None
+    assert report.measured_peak_bytes is not None
+    tight, planned = penalised(report.measured_peak_bytes * 3 // 4)
+    assert same([plain, plain], [roomy, tight])
+    assert planned is not None
+    assert planned.state == "planned"
+    assert planned.measured_peak_bytes is not None
+    assert planned.predicted_peak_bytes is not None
+    assert planned.measured_peak_bytes <= planned.predicted_peak_bytes <= planned.budget_bytes
+
+
+def test_torch_says_so_where_gradients_of_gradients_are_asked_of_a_planned_call() -> None:
+    critic = wrap(Tower(), budget="1GiB")
+    few = torch.randn(8, 64).requires_grad_()
+    (slope,) = torch.autograd.grad(critic(few).sum(), few, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not currently support double backward"):
+        slope.norm().backward()
 
 
 class Doubled(nn.Module):
