@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from outcore.capture import capture
 from outcore.errors import InfeasibleError
 from outcore.ir.memory import crossing_bytes
 from outcore.runtime import options
+from outcore.runtime.roll import IDLE_STEPS
 from tests.cpu.training import PROFILED_STEPS, away, back, mean_square, same, snapshot
 
 STEPS = 8
@@ -434,16 +434,60 @@ def test_a_mix_without_a_plan_does_not_stand_in_the_way_of_others() -> None:
     second.standing.most_outstanding = 50
     first.seen.note({second: 50})
     with pytest.raises(InfeasibleError):
-        plans.for_calls(first, planned)
+        plans.beside_calls(first, planned)
     assert first._beside_calls(following) is following
+    assert not first.seen.unchecked
     assert planned.to_come_bytes < first.standing.crowded_bytes < inf
     assert [note for note in backend.report().notes if "that wait beside it" in note]
-    for again in (plans.for_calls(first, planned), plans.beside_more(first, planned, 5_000, 0)):
+    more = planned.base_bytes + 5_000
+    for again in (plans.for_calls(first, planned), plans.beside_more(first, planned, more, 0)):
         assert again.to_come_bytes == planned.to_come_bytes
+    assert again.base_bytes == more
     second.standing.most_outstanding = 1
-    assert plans.for_calls(first, planned).to_come_bytes == planned.to_come_bytes
-    first.settle(replace(planned, to_come_bytes=int(first.standing.crowded_bytes)))
+    assert second.planned is not None
+    second.settle(second.planned)
+    assert first.seen.unchecked
+    assert first._beside_calls(following) is following
     assert first.standing.crowded_bytes == inf
+
+
+def test_those_that_saw_it_wait_hear_of_a_graph_that_comes_back_or_runs_in_core() -> None:
+    backend = Backend(budget="1GiB")
+    in_call_order(backend)
+    assert backend.engine is not None
+    first, second = backend.engine.roll.active()
+    for _ in range(2):  # the first of which clears what the last step told
+        assert first.following is not None
+        first._beside_calls(first.following)
+    assert not first.seen.unchecked
+    for _ in range(2 * IDLE_STEPS):
+        backend.engine.steps.call(begins=True)
+    assert backend.engine.roll.active() == []
+    second.begin_call([])
+    assert first.seen.unchecked
+    assert not second.seen.unchecked
+    first.seen.unchecked = False
+    second.retire("")
+    assert first.seen.unchecked
+
+
+def test_what_a_graph_is_given_by_one_that_waits_is_counted_once() -> None:
+    """The input is all but what the first holds, and held besides neither."""
+    backend = Backend(budget="1GiB", policy="swap-all")
+    torch._dynamo.reset()
+    modules = nn.ModuleList((nn.Linear(4, 64), Tower(layers=2)))
+    first, second = (torch.compile(m, backend=backend, dynamic=False) for m in modules)
+    x = torch.randn(8192, 4)
+    for _ in range(STEPS):
+        modules.zero_grad()
+        mean_square(second(first(x))).backward()
+    assert backend.engine is not None
+    one, two = backend.engine.roll.active()
+    assert two.planned is not None
+    assert one.planned is not None
+    assert two.planned.base_bytes < 0
+    assert two.planned.to_come_bytes == 0
+    assert crossing_bytes(one.planned.program) >= 8192 * 64 * x.itemsize
 
 
 def penalised(budget: int | str) -> tuple[list[Tensor], Report | None]:

@@ -246,26 +246,41 @@ def test_what_grows_on_is_planned_for_ahead() -> None:
 
 
 @pytest.mark.parametrize(
-    ("others", "held", "came"),
+    ("others", "held", "beyond"),
     [
-        (30, 70, 0),  # as planned for: 40 besides what waits
-        (30, 75, 5),
-        (10, 50, 0),
-        (10, 55, 5),  # fewer wait than may: the rest is to come
-        (0, 45, 5),
-        (35, 75, 5),  # one of them holds more than was to come
-        (10, 45, -5),
+        (30, 70, None),  # as planned for: 40 besides what waits
+        (30, 75, None),  # and the margin
+        (30, 76, 46),
+        (10, 55, None),
+        (10, 56, 46),  # fewer wait than may: the others are to come
+        (0, 45, None),
+        (0, 46, 46),
+        (60, 100, None),  # more wait: that is not for `Growth` to notice
     ],
 )
+@pytest.mark.parametrize("lacking", [0, 20])
 def test_calls_that_may_come_yet_leave_no_room_for_what_came(
-    others: int, held: int, came: int
+    others: int, held: int, beyond: int | None, lacking: int
 ) -> None:
-    counted: Any = SimpleNamespace(besides_bytes=lambda *_: held, others_bytes=lambda *_: others)
-    planned = SimpleNamespace(resident_bytes=55, to_come_bytes=15, base_bytes=40)
+    counted: Any = SimpleNamespace(
+        besides_bytes=lambda *_: held,
+        others_bytes=lambda *_: others,
+        allocated_bytes=lambda: held,
+    )
+    plans: Any = SimpleNamespace(lacking_bytes=lambda *_: lacking)
+    planned = SimpleNamespace(base_bytes=40, predicted=SimpleNamespace(peak=lambda _: 1000))
+    following: Any = SimpleNamespace(planned=planned, most_allocated_bytes=-1)
+    graph: Any = SimpleNamespace(standing=SimpleNamespace(refused_bytes=0))
     nothing: Any = None
-    following: Any = SimpleNamespace(planned=planned)
-    growth = Growth(nothing, nothing, counted, nothing, nothing)
-    assert growth._came_bytes(nothing, following, ()) == came
+    settings: Any = SimpleNamespace(budget_bytes=1000)
+    growth = Growth(settings, nothing, counted, nothing, plans)
+    assert growth._base_beyond(graph, following, ()) == beyond
+    if beyond is None:
+        assert following.most_allocated_bytes == 45
+        following.most_allocated_bytes = -1
+        plans.lacking_bytes = lambda *_: -20
+        assert growth._base_beyond(graph, following, ()) is None
+        assert following.most_allocated_bytes == 65
 
 
 def test_nothing_is_counted_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:

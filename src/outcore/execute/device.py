@@ -92,7 +92,7 @@ class Device(Protocol):
         ...
 
     def shrink(self, memory: torch.Tensor, nbytes: int) -> torch.Tensor:
-        """The first `nbytes` of what `host` gave; the rest goes back to the system.
+        """The first `nbytes` of what `host` gave; the rest goes back to the system, or all stays.
 
         Faster than other memory would be. Nobody else may use it, nor a copy be under way.
         """

@@ -19,6 +19,7 @@ from outcore.execute.codegen import NONE, Instruments, generate, root_values
 from outcore.execute.driver import Generator, Region
 from outcore.gauges import Moment
 from outcore.ir.hardware import Tier
+from outcore.ir.memory import crossing_bytes
 from outcore.ir.program import Program, Run, Slot
 from outcore.ir.trace import Effect, Trace, Value
 from outcore.uncollected import uncollected
@@ -44,6 +45,8 @@ class Executable:
     backward: Callable[[list[Any], list[Any], Any], tuple[Any, ...]]
     regions: dict[int, Region]
     text: str
+    crossing_bytes: int = 0
+    """Device bytes that a call holds between the two, by its program (`ir.memory`)."""
 
 
 def build(
@@ -87,7 +90,12 @@ def build(
         exec(compile(part, file, "exec"), names)  # noqa: S102 - our own generated text
     text = source.forward + source.backward
     executable = Executable(
-        program, names["forward"], names["backward"], _regions(trace, program), text
+        program,
+        names["forward"],
+        names["backward"],
+        _regions(trace, program),
+        text,
+        crossing_bytes(program),
     )
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     weakref.finalize(executable, linecache.cache.pop, file, None).atexit = False

@@ -95,21 +95,32 @@ def shrink(
 ) -> torch.Tensor:
     """The first `nbytes` of what `pinned` gave for `device`; the system has the other pages back.
 
-    Nobody else may use that memory, nor a copy be under way. `refused` as for `pinned`.
+    All of it where the system does not take them. Nobody else may use that memory, nor a copy be
+    under way. `refused` as for `pinned`.
     """
     whole = _maps[memory.data_ptr()]
     registered, whole.registered = whole.registered, None
     if registered is not None and not _release(*registered):
-        whole.registered = registered  # all of it, as before
-        return memory[:nbytes]
-    begin = mmap.PAGESIZE * -(-nbytes // mmap.PAGESIZE)
-    if begin < len(whole) and hasattr(mmap, "MADV_DONTNEED"):
-        with contextlib.suppress(OSError):  # locked otherwise: the pages stay
-            whole.madvise(mmap.MADV_DONTNEED, begin, len(whole) - begin)
+        whole.registered = registered
+        return memory
+    shrunk = _give_back(whole, nbytes)
     if registered is not None:
+        array = np.frombuffer(whole, np.uint8, max(1, nbytes if shrunk else len(memory)))
         with torch.cuda.device(device), near(device):
-            _lock(whole, np.frombuffer(whole, np.uint8, max(1, nbytes)), device, refused)
-    return memory[:nbytes]
+            _lock(whole, array, device, refused)
+    return memory[:nbytes] if shrunk else memory
+
+
+def _give_back(memory: _Map, nbytes: int) -> bool:
+    """Let the system have the pages beyond `nbytes` back; whether it takes them."""
+    begin = mmap.PAGESIZE * -(-nbytes // mmap.PAGESIZE)
+    if begin >= len(memory):
+        return True
+    try:
+        memory.madvise(mmap.MADV_DONTNEED, begin, len(memory) - begin)
+    except (AttributeError, OSError):  # there is no such advice; pages are locked otherwise
+        return False
+    return True
 
 
 def _lock(

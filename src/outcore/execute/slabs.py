@@ -118,7 +118,7 @@ class Slabs:
             self._finish()
             self.taken_bytes -= len(slab.memory)
             slab.memory = self.device.shrink(slab.memory, nbytes)
-            self.taken_bytes += nbytes
+            self.taken_bytes += len(slab.memory)
 
     def _finish(self) -> None:
         """Wait for what was copied in the last step of a slab, and may still be on its way."""

@@ -25,7 +25,8 @@ class Following:
     adopted: bool = False
     """Whether the plan was made for another graph, and has not been held against this one."""
     most_allocated_bytes: int = -1
-    """What the allocator may have given out as a call begins: the plan has room then (`Growth`)."""
+    """What the allocator may have given out as a call begins, but for what waiting calls of other
+    graphs hold: the plan has room then (`Growth`)."""
     watch: Watch = field(default_factory=Watch)
     trial: Trial | None = None
     """The plan under instruments: it takes another time than predicted."""

@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from outcore.capture import Captured, capture_again
@@ -93,6 +94,8 @@ class PlannedGraph:
 
     def begin_call(self, inputs: list[Any]) -> Executable:
         """What the forward call that now begins runs; the meter begins with it where it should."""
+        if not self.engine.roll.runs(self):
+            self._tell_others()
         self.engine.called(self)
         with self.telling_of_memory():
             executable = self.ready(inputs)
@@ -163,8 +166,8 @@ class PlannedGraph:
             with contextlib.suppress(InfeasibleError):
                 self.profiling = self._begin(inputs)
         self.profiling.resident_bytes = max(self.profiling.resident_bytes, resident)
-        base = resident - self.engine.held.others_bytes(self)
-        self.profiling.base_bytes = max(self.profiling.base_bytes, base)
+        base, known = resident - self.engine.held.others_bytes(self), self.profiling.base_bytes
+        self.profiling.base_bytes = base if known is None else max(known, base)
         if not self.profiling.done or self._follows_the_unplanned():
             return self._unplanned(self.profiling, resident)
         self.standing.gone_bytes = self.profiling.gone_bytes or 0
@@ -196,6 +199,7 @@ class PlannedGraph:
             return self.settle(self.engine.plans.for_calls(self, planned))
         except OutcoreError:  # the report tells
             standing.refused_calls = standing.most_outstanding
+            self.seen.unchecked, standing.crowded_bytes = True, inf  # there may be a plan for fewer
             return following
 
     def _beside_calls(self, following: Following) -> Following:
@@ -203,15 +207,22 @@ class PlannedGraph:
         planned, standing = following.planned, self.standing
         if not self.seen.unchecked:
             return following
+        lacking = self.engine.plans.lacking_bytes(self, planned)
+        if lacking <= 0:
+            standing.crowded_bytes = inf
+        elif planned.to_come_bytes + lacking < standing.crowded_bytes:
+            try:
+                following = self.settle(self.engine.plans.beside_calls(self, planned))
+                standing.crowded_bytes = inf
+            except OutcoreError:  # the report tells
+                standing.crowded_bytes = planned.to_come_bytes + lacking
         self.seen.unchecked = False
-        to_come = self.engine.plans.to_come_bytes(self, planned)
-        if not planned.to_come_bytes < to_come < standing.crowded_bytes:
-            return following
-        try:
-            return self.settle(self.engine.plans.for_calls(self, planned))
-        except OutcoreError:  # the report tells
-            standing.crowded_bytes = to_come
-            return following
+        return following
+
+    def _tell_others(self) -> None:
+        """Have those check their room that saw calls of this one wait: what these hold is new."""
+        for graph in self.engine.graphs:
+            graph.seen.unchecked |= self in graph.seen
 
     def _hold_against(self, following: Following, inputs: list[Any]) -> None:
         """Forget an adopted plan that was made when less was held besides the graph."""
@@ -226,8 +237,9 @@ class PlannedGraph:
         `waiting`: calls of the graph whose backward is to come, this one among them.
         """
         if waiting == 1:
+            following = self._beside_calls(following)
             if following.trial is None:
-                following = self._for_calls(self._beside_calls(following))
+                following = self._for_calls(following)
             following = self.engine.growth.beside_what_came(self, following, inputs)
         trial = following.trial_under_way(self)
         if trial is None or (trial.done and waiting > 1):
@@ -248,8 +260,8 @@ class PlannedGraph:
         generator = self.engine.driver.generator
         executable = build(self.captured.trace, planned.program, generator)
         self.standing.settle(planned)
-        for graph in self.engine.roll.active():
-            graph.seen.unchecked |= self in graph.seen
+        self.seen.unchecked = True
+        self._tell_others()
         self._unfollow()
         self.captured = replace(self.captured, joint=None)
         self.profiling, self.following = None, Following(planned, executable)
@@ -374,6 +386,7 @@ class PlannedGraph:
         self.standing.state, self.standing.reason = State.IN_CORE, reason
         self._unfollow()
         self.retired, self.profiling = True, None
+        self._tell_others()
         self.captured = replace(self.captured, joint=None)
 
     def _give_up(self, error: CaptureError) -> None:

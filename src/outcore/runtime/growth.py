@@ -40,7 +40,8 @@ class Growth:
     """Notices, as a call begins, that its plan has no room for what is held by then.
 
     All that is held is counted only where the allocator has given out more than when a call of the
-    graph had room. Where an allocator keeps no books, nothing is noticed.
+    graph had room, what waiting calls of other graphs hold left out. Where an allocator keeps no
+    books, nothing is noticed.
     """
 
     def __init__(
@@ -61,41 +62,49 @@ class Growth:
         `strict` that is an error, InfeasibleError as a rule.
         """
         standing, planned = graph.standing, following.planned
-        more = self._more_bytes(graph, following, inputs)
-        held_bytes = planned.resident_bytes + more
-        if not more or (held_bytes >= standing.refused_bytes and not self._settings.strict):
+        base = self._base_beyond(graph, following, inputs)
+        if base is None or (base >= standing.refused_bytes and not self._settings.strict):
             return following
         # What comes a third time grows: as much again as came so far is ahead.
         ahead = standing.grown_bytes if standing.growths > 1 else 0
         try:
-            found = self._plans.beside_more(graph, planned, more, ahead)
+            found = self._plans.beside_more(graph, planned, base, ahead)
         except OutcoreError as error:
             if self._settings.strict:
                 raise
             if standing.refused_bytes == inf:
-                self._tell(more, error)
-            standing.refused_bytes = held_bytes - margin_bytes(self._settings.budget_bytes)
+                self._tell(base - planned.base_bytes, error)
+            standing.refused_bytes = base - margin_bytes(self._settings.budget_bytes)
             return following
         standing.growths += 1
-        standing.grown_bytes += found.resident_bytes - planned.resident_bytes
+        standing.grown_bytes += found.base_bytes - planned.base_bytes
         return graph.settle(found)
 
-    def _more_bytes(self, graph: PlannedGraph, following: Following, inputs: Sequence[Any]) -> int:
-        """What came since the plan of `graph` was made, if it has no room for that; else 0."""
-        level = self._held.allocated_bytes()
+    def _base_beyond(
+        self, graph: PlannedGraph, following: Following, inputs: Sequence[Any]
+    ) -> int | None:
+        """What is held but for waiting calls, if the plan has no room for that; else None."""
+        level = self._level_bytes(graph)
         if level is None or level <= following.most_allocated_bytes:
-            return 0
-        room, more = self._room_bytes(following), self._came_bytes(graph, following, inputs)
-        known = following.planned.resident_bytes + more >= graph.standing.refused_bytes
-        if more > room and not known and self._collections < MOST_COLLECTIONS:
+            return None
+        base, most = self._base_bytes(graph, inputs), self._most_bytes(graph, following)
+        known = base >= graph.standing.refused_bytes
+        if base > most and not known and self._collections < MOST_COLLECTIONS:
             self._collections += 1
             gc.collect()
-            level = self._held.allocated_bytes() or 0
-            more = self._came_bytes(graph, following, inputs)
-        if more > room:
-            return more
-        following.most_allocated_bytes = level + room - more
-        return 0
+            level, base = self._level_bytes(graph) or 0, self._base_bytes(graph, inputs)
+        if base > most:
+            return base
+        following.most_allocated_bytes = level + most - base
+        return None
+
+    def _level_bytes(self, graph: PlannedGraph) -> int | None:
+        """What is allocated, but for what waiting calls hold; None where nobody counts."""
+        level = self._held.allocated_bytes()
+        return None if level is None else level - self._held.others_bytes(graph)
+
+    def _base_bytes(self, graph: PlannedGraph, inputs: Sequence[Any]) -> int:
+        return self._held.besides_bytes(graph, inputs) - self._held.others_bytes(graph)
 
     def _tell(self, more_bytes: int, error: OutcoreError) -> None:
         """Warn that there is no plan beside so much more, once for all graphs of a step."""
@@ -104,21 +113,13 @@ class Growth:
             self._told_in = self._steps.number
             warnings.warn(GROWN.format(more=format_bytes(more_bytes), error=error), stacklevel=2)
 
-    def _came_bytes(self, graph: PlannedGraph, following: Following, inputs: Sequence[Any]) -> int:
-        """What is held now beyond what the plan was made beside; negative where less is.
+    def _most_bytes(self, graph: PlannedGraph, following: Following) -> int:
+        """How much the plan has room for besides waiting calls.
 
-        Also what waiting calls of other graphs do not hold: more of them may come.
+        What it leaves of the budget, its margin among it, is there for what comes; so is room that
+        waiting calls do not want.
         """
-        planned = following.planned
-        held_bytes = self._held.besides_bytes(graph, inputs)
-        rest_bytes = held_bytes - self._held.others_bytes(graph)
-        return max(
-            held_bytes - planned.resident_bytes - planned.to_come_bytes,
-            rest_bytes - planned.base_bytes,
-        )
-
-    def _room_bytes(self, following: Following) -> int:
-        """What the plan leaves of the budget, its margin among it: that is there for what comes."""
-        budget = self._settings.budget_bytes
-        peak = following.planned.predicted.peak(Tier.DEVICE) - margin_bytes(budget)
-        return max(0, budget - peak)
+        budget, planned = self._settings.budget_bytes, following.planned
+        peak = planned.predicted.peak(Tier.DEVICE) - margin_bytes(budget)
+        unwanted = max(0, -self._plans.lacking_bytes(graph, planned))
+        return planned.base_bytes + max(0, budget - peak) + unwanted

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from outcore.execute import Driver
-from outcore.ir.memory import crossing_bytes
 from outcore.ir.trace import Trace
 from outcore.measure import Elsewhere, allocated_bytes, resident_bytes
 from outcore.runtime.graph import PlannedGraph
@@ -70,10 +69,7 @@ class Held:
 
     def others_bytes(self, graph: PlannedGraph) -> int:
         """What waiting calls of other graphs hold by their programs, if they have any."""
-        stores = self._roll.stores.besides(graph)
-        programs = [s.executable.program for s in stores if s.executable.program is not None]
-        each = {id(program): crossing_bytes(program) for program in programs}
-        return sum(each[id(program)] for program in programs)
+        return sum(s.executable.crossing_bytes for s in self._roll.stores.besides(graph))
 
     def allocated_bytes(self) -> int | None:
         """What the allocator's books have as given out; None where nobody keeps any."""

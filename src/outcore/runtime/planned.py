@@ -43,7 +43,7 @@ class Planned:
     to_come_bytes: int = 0
     """What waiting calls of other graphs may hold beyond what is resident; outside, too."""
     base_bytes: int = 0
-    """The most that was held besides, but for what waiting calls of other graphs held."""
+    """The most that is held besides, but for what waiting calls of other graphs hold."""
     others_bytes: int = 0
     """What all but one of them hold, a part of what is outside."""
 

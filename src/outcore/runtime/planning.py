@@ -96,8 +96,9 @@ class Planner:
         Raises InfeasibleError where no plan of the policy fits the budget. Where other graphs have
         no plan yet, the budget it names is the least that may do (`at_least`).
         """
-        resident, base = profiled.resident_bytes, profiled.base_bytes
-        to_come = shares.to_come_bytes(self.solver.hardware(), resident, base)
+        rest = (profiled.base_bytes or 0) - profiled.resident_bytes
+        waiting = shares.waiting_bytes(self.solver.hardware())
+        to_come = [max(0, rest + each) for each in waiting]
         try:
             return _first(partial(self._beside, shares, profiled), to_come)
         except InfeasibleError as error:
@@ -118,20 +119,29 @@ class Planner:
         planned = self._planned(shares, problem, profiled.resident_bytes)
         if shares.graph.standing.retained:
             planned = self._retaining(shares, planned)
-        return replace(planned, to_come_bytes=to_come_bytes, base_bytes=profiled.base_bytes)
+        base = profiled.base_bytes or 0
+        return replace(planned, to_come_bytes=to_come_bytes, base_bytes=base)
 
     @uncollected()
     def plan_for_calls(self, shares: Shares, planned: Planned) -> Planned:
-        """The same for as many calls as waited at once, of this graph and others.
+        """The same for as many calls as waited at once. Raises InfeasibleError as `plan` does."""
+        return self._as_before(shares, planned, planned.problem)
+
+    @uncollected()
+    def plan_beside_calls(self, shares: Shares, planned: Planned) -> Planned:
+        """The same with room for what calls of other graphs may hold by now.
 
         Raises InfeasibleError as `plan` does.
         """
-        return self._as_before(shares, planned, planned.problem)
+        return self._as_before(shares, planned, planned.problem, roomy=True)
 
-    def to_come_bytes(self, shares: Shares, planned: Planned) -> tuple[int, int]:
-        """What is to come by now besides what was resident when `planned` was made."""
-        resident, base = planned.resident_bytes, planned.base_bytes
-        return shares.to_come_bytes(self.solver.hardware(), resident, base)
+    def lacking_bytes(self, shares: Shares, planned: Planned) -> int:
+        """How much more waiting calls of other graphs may hold than `planned` has room for.
+
+        In the largest mix that was seen. Negative where that is less.
+        """
+        _, of_one = shares.waiting_bytes(self.solver.hardware())
+        return planned.base_bytes + of_one - planned.resident_bytes - planned.to_come_bytes
 
     def _retaining(self, shares: Shares, planned: Planned) -> Planned:
         """The same with room for all that crosses until backward ends: `retain_graph` asks for it.
@@ -159,15 +169,19 @@ class Planner:
             raise refusal
         return found
 
-    def _as_before(self, shares: Shares, planned: Planned, problem: Problem) -> Planned:
+    def _as_before(
+        self, shares: Shares, planned: Planned, problem: Problem, *, roomy: bool = False
+    ) -> Planned:
         """A plan for `problem`, which is that of `planned` but for times or less memory.
 
-        With room for what `retain_graph` keeps, where `planned` has some. Raises as `_planned`.
+        With room for what `retain_graph` keeps, where `planned` has some. Calls of other graphs may
+        hold more by now; if there is no plan beside that, and none is asked for (`roomy`), they
+        have the room that they had. Raises as `_planned`.
         """
-        # Calls of others may hold more by now: they are more, or planned since.
-        found = self.to_come_bytes(shares, planned)
-        to_come = [max(planned.to_come_bytes, each) for each in found]
-        if to_come[-1] >= shares.graph.standing.crowded_bytes:  # the report tells
+        rest = planned.base_bytes - planned.resident_bytes
+        waiting = shares.waiting_bytes(self.solver.hardware())
+        to_come = [max(0, rest + each) for each in waiting]
+        if not roomy and planned.to_come_bytes < to_come[-1]:
             to_come.append(planned.to_come_bytes)
         return _first(partial(self._again_beside, shares, planned, problem), to_come)
 
@@ -195,19 +209,19 @@ class Planner:
         return self._as_before(shares, planned, problem)
 
     @uncollected()
-    def plan_beside_more(self, shares: Shares, planned: Planned, more_bytes: int) -> Planned:
-        """The same with so much more held besides. Raises InfeasibleError where no plan fits.
+    def plan_beside_more(self, shares: Shares, planned: Planned, base_bytes: int) -> Planned:
+        """The same with `base_bytes` held besides. Raises InfeasibleError where no plan fits.
 
         Later graphs are left what they take; where that is too much, what they need: they are
         planned again as they come.
         """
+        _, of_one = shares.waiting_bytes(self.solver.hardware())
+        unused = max(0, planned.resident_bytes - planned.base_bytes - of_one)
+        more = max(0, base_bytes - planned.base_bytes - unused)
         problem = planned.problem
-        problem = replace(problem, outside_bytes=problem.outside_bytes + more_bytes)
-        beside = replace(
-            planned,
-            resident_bytes=planned.resident_bytes + more_bytes,
-            base_bytes=planned.base_bytes + more_bytes,
-        )
+        problem = replace(problem, outside_bytes=problem.outside_bytes + more)
+        resident = planned.resident_bytes + more
+        beside = replace(planned, resident_bytes=resident, base_bytes=base_bytes)
         try:
             return self._as_before(shares, beside, problem)
         except InfeasibleError:

@@ -140,36 +140,46 @@ class Plans:
         return self._take(graph, self.planner.plan_tighter(self._shares(graph), planned))
 
     def beside_more(
-        self, graph: PlannedGraph, planned: Planned, more_bytes: int, ahead_bytes: int
+        self, graph: PlannedGraph, planned: Planned, base_bytes: int, ahead_bytes: int
     ) -> Planned:
-        """The same with so much more held besides, and what is ahead if there is room for that.
+        """The same with `base_bytes` held besides, and what is ahead if there is room for that.
 
         Raises InfeasibleError where no plan of the policy fits.
         """
         if ahead_bytes:
             with contextlib.suppress(OutcoreError):
-                return self._beside_more(graph, planned, more_bytes + ahead_bytes)
-        return self._beside_more(graph, planned, more_bytes)
+                return self._beside_more(graph, planned, base_bytes + ahead_bytes)
+        return self._beside_more(graph, planned, base_bytes)
 
-    def _beside_more(self, graph: PlannedGraph, planned: Planned, more_bytes: int) -> Planned:
+    def _beside_more(self, graph: PlannedGraph, planned: Planned, base_bytes: int) -> Planned:
         shares = self._shares(graph)
         with naming_the_rank():
-            again = self.planner.plan_beside_more(shares, planned, more_bytes)
+            again = self.planner.plan_beside_more(shares, planned, base_bytes)
             again = self._take(graph, again)
-        text = self._announcement(graph, again)
-        log.info("planned again beside %s more. %s", format_bytes(more_bytes), text)
+        more, text = base_bytes - planned.base_bytes, self._announcement(graph, again)
+        log.info("planned again beside %s more. %s", format_bytes(more), text)
         return again
 
     def for_calls(self, graph: PlannedGraph, planned: Planned) -> Planned:
-        """The same for as many calls as waited for their backward at once, its own and others'.
+        """The same for as many calls as waited for their backward at once.
 
         Raises InfeasibleError where no plan of the policy fits.
         """
         return self._take(graph, self.planner.plan_for_calls(self._shares(graph), planned))
 
-    def to_come_bytes(self, graph: PlannedGraph, planned: Planned) -> int:
-        """What `planned.to_come_bytes` is to be for the largest mix of calls that was seen."""
-        return self.planner.to_come_bytes(self._shares(graph), planned)[-1]
+    def beside_calls(self, graph: PlannedGraph, planned: Planned) -> Planned:
+        """The same with room for what calls of other graphs may hold by now.
+
+        Raises InfeasibleError where no plan of the policy fits.
+        """
+        return self._take(graph, self.planner.plan_beside_calls(self._shares(graph), planned))
+
+    def lacking_bytes(self, graph: PlannedGraph, planned: Planned) -> int:
+        """How much more calls of other graphs may hold by now than `planned` has room for.
+
+        Negative where that is less.
+        """
+        return self.planner.lacking_bytes(self._shares(graph), planned)
 
     def after(self, graph: PlannedGraph, trial: Trial) -> Planned:
         """Plan `graph` from what a trial of its plan measured. That plan stays if it is the best.

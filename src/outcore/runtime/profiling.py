@@ -48,8 +48,9 @@ class Profiling:
     """What the rest of the step still holds when backward begins, the tangents left out."""
     resident_bytes: int = 0
     """The most that was held besides the graph's own buffers when a forward call began."""
-    base_bytes: int = 0
-    """The most of that which waiting calls of other graphs did not hold."""
+    base_bytes: int | None = None
+    """The most that was held so but for what waiting calls of other graphs held. Less than nothing
+    where the graph's own inputs are among that. None: no call began yet."""
     gone_bytes: int | None = None
     """What went while the graph waited, in each timed step, and was not of that step itself;
     None: not known."""

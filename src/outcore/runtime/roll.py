@@ -48,6 +48,10 @@ class Roll:
         """Which of the graphs that live it is, from 1 on."""
         return 1 + self.graphs.index(graph)
 
+    def runs(self, graph: PlannedGraph) -> bool:
+        """Whether it is one that runs (`active`)."""
+        return self._recent(graph.standing) or bool(self.waiting(graph))
+
     def _recent(self, standing: Standing) -> bool:
         return self.steps.number - standing.last_step <= max(IDLE_STEPS, 2 * standing.longest_pause)
 

@@ -104,22 +104,17 @@ class Shares:
         """What later graphs take if all is kept, but for workspaces that are not known yet."""
         return together([self._meanwhile(g, self._calls(g, hardware).most) for g in self.later])
 
-    def to_come_bytes(
-        self, hardware: Hardware, resident_bytes: int, base_bytes: int
-    ) -> tuple[int, int]:
-        """What may be held when a call begins beyond `resident_bytes`, for other graphs' wait.
+    def waiting_bytes(self, hardware: Hardware) -> tuple[int, int]:
+        """What waiting calls of other graphs may hold as a call begins.
 
-        With the most calls of each, and with those of the largest mix that was seen. `base_bytes`:
-        what is held but for them.
+        The most calls of each, and those of the largest mix that was seen. What runs in-core is
+        counted where it is held: by what is held besides.
         """
 
         def will_hold(graph: PlannedGraph) -> int:
-            calls = self._calls(graph, hardware)
-            return (calls.most if graph.retired else calls.least).waiting_bytes
+            return 0 if graph.retired else self._calls(graph, hardware).least.waiting_bytes
 
-        most, of_one = self.graph.seen.waiting_bytes(set(self.active), will_hold)
-        rest = base_bytes - resident_bytes
-        return max(0, rest + most), max(0, rest + of_one)
+        return self.graph.seen.waiting_bytes(set(self.active), will_hold)
 
     def in_turn_bytes(self, hardware: Hardware) -> int:
         """What graphs that take turns with this one take at their peak, beyond what waits."""

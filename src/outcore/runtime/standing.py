@@ -83,13 +83,13 @@ class Standing:
     refused_calls: int = 0
     """As many as were seen to wait at once, and had no plan."""
     crowded_bytes: float = inf
-    """The least `Planned.to_come_bytes` for which no plan was found."""
+    """The least `Planned.to_come_bytes` that was wanted and for which no plan was found."""
     fruitless: int = 0
     """Sessions begun in a row with its forward call that no backward call followed."""
     growths: int = 0
     """How often it was planned again beside more that the process came to hold."""
     refused_bytes: float = inf
-    """The least that was held besides it where no plan was found for that, less the margin."""
+    """The least `Planned.base_bytes` for which no plan was found, less the margin."""
     grown_bytes: int = 0
     """What it was planned again beside, more than at first: it came later, or is about to."""
     gone_bytes: int = 0
@@ -110,8 +110,6 @@ class Standing:
     def settle(self, planned: Planned) -> None:
         """Stand with `planned` from now on."""
         self.planned, self.bound_seconds, self.measured = planned, None, None
-        if planned.to_come_bytes >= self.crowded_bytes:
-            self.crowded_bytes = inf
         self.recent_work.clear()
         self.steps = 0
         self.state = State.IN_CORE if planned.everything_kept else State.PLANNED
