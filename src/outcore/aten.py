@@ -107,6 +107,13 @@ FUSED = "outcore_fused"
 KNOWN_NAMESPACES = frozenset({"aten", "prims", FUSED, *COLLECTIVES})
 """Ops of others may keep state of their own: nothing is known of them, so they run once."""
 
+CONVOLUTIONS = (
+    "aten.convolution.default",
+    "aten.convolution_backward.default",
+    "outcore.convolution_input_gradient.default",
+)
+"""Itself, its gradients, and that of its input alone (`capture.convolution`)."""
+
 RUNNING_STATISTICS = {
     "aten._native_batch_norm_legit_functional.default": ((3, 4), (3, 4), 5),
     "aten._batch_norm_with_update_functional.default": ((3, 4), (4, 5), None),
@@ -200,7 +207,8 @@ def effects(op: torch._ops.OpOverload) -> frozenset[Effect]:
         found.add(Effect.MUTATES)
     if op.namespace in COLLECTIVES:
         found.add(Effect.COLLECTIVE)
-    if str(op) in ACCUMULATING or op.namespace not in KNOWN_NAMESPACES:
+    known = op.namespace in KNOWN_NAMESPACES or str(op) in CONVOLUTIONS
+    if str(op) in ACCUMULATING or not known:
         found.add(Effect.UNREPEATABLE)
     return frozenset(found)
 
@@ -233,8 +241,8 @@ def effects_on_cuda(op: torch._ops.OpOverload, args: Sequence[Any], made: Any) -
         return frozenset()
     name, cudnn = str(op), torch.backends.cudnn
     exact = torch.are_deterministic_algorithms_enabled()
-    if name.startswith("aten.convolution"):
-        adds = name == "aten.convolution_backward.default" or args[6]  # whether it is transposed
+    if name in CONVOLUTIONS:
+        adds = name != CONVOLUTIONS[0] or args[6]  # whether it is transposed
         once = cudnn.benchmark or (adds and not (exact or cudnn.deterministic))
     else:
         exact &= not torch.is_deterministic_algorithms_warn_only_enabled()

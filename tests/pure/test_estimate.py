@@ -122,6 +122,14 @@ def test_a_backward_convolution_computes_what_is_asked_for():
     assert flops(replace(trace, ops=(weight_only,))) == (PRODUCTS,)
 
 
+def test_the_gradient_of_a_convolutions_input_alone():
+    target, rest = "outcore.convolution_input_gradient.default", ((0,), *CONVOLUTION[1:])
+    trace = one_op(target, [Y, W], X, *rest, False, (0, 0), 1)
+    (op,) = trace.ops
+    op = replace(op, args=(op.args[0], X, (192, 64, 8, 1), *op.args[1:]))
+    assert flops(replace(trace, ops=(op,))) == (PRODUCTS,)
+
+
 def test_the_longer_of_arithmetic_and_memory():
     product = one_op("aten.mm.default", [(1000, 1000), (1000, 1000)], (1000, 1000))
     assert estimate(product, MACHINE, PEAK).seconds == pytest.approx([3 * 4e6 / 1e9])
@@ -223,6 +231,14 @@ def backward(*mask):
     args = (*map(Ref, inputs), *PADDED_BACK, (*mask, False))
     t.op("aten.convolution_backward.default", args, (*outputs, None))
     return t.trace(inputs, tuple(Ref(v) for v in outputs if v is not None))
+
+
+def test_the_gradient_of_the_input_alone_costs_what_it_costs_beside_the_other():
+    target = "outcore.convolution_input_gradient.default"
+    whole = one_op(target, [RESULT, KERNEL], SOURCE, *PADDED_BACK)
+    (op,) = whole.ops
+    op = replace(op, args=(op.args[0], SOURCE, (1, 1, 1, 1), *op.args[1:]))
+    assert alternatives(replace(whole, ops=(op,))) == alternatives(backward(True, False))
 
 
 def test_a_winograd_convolution_by_hand():

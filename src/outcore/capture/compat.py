@@ -64,6 +64,7 @@ __all__ = [
     "dynamo_config",
     "keeps_graph",
     "kernel_side_table",
+    "looked_at_alone",
     "marked_as_backward",
     "mutated_inputs",
     "normalised_by_cudnn",
@@ -82,6 +83,9 @@ __all__ = [
 
 DISABLED = "_torchdynamo_disable"
 """What `torch.compiler.disable` marks a function with: a graph ends where it is called."""
+
+SIGNALS = 3
+"""Dimensions of a batch of what has one side: samples, channels, and that."""
 
 _entry = getattr(dynamo_config, "_config", {}).get("allow_rnn")
 SETTINGS_OF_THREADS = isinstance(getattr(_entry, "user_override", None), ContextVar)
@@ -325,3 +329,24 @@ def cudnn_reserve_bytes(of: torch.Tensor) -> int:
         return 0
     ask: Any = torch._C._get_cudnn_batch_norm_reserve_space_size  # type: ignore[attr-defined]  # the stubs lack it
     return int(ask(of, True))
+
+
+def looked_at_alone(
+    of: torch.Tensor, weight: torch.Tensor, bias_sides: Sequence[int] | None, *settings: Any
+) -> torch.memory_format | None:
+    """How the input of a convolution lies for kernels that make its gradient from that alone.
+
+    cuDNN's and oneDNN's read nothing of it; torch lays it out for them before. None where it takes
+    others, and where the input has one side: of that torch makes a view with two first, and there
+    is none of an input without memory. `settings` are those of torch's op.
+    """
+    if of.dim() == SIGNALS:
+        return None
+    ask: Any = torch._C._select_conv_backend
+    backend = ask(of, weight, None, *settings, bias_sides)
+    backends: Any = torch._C._ConvBackend  # type: ignore[attr-defined]  # the stubs lack it
+    if backend not in (backends.Cudnn, backends.Mkldnn):
+        return None
+    lies: Any = torch._C._conv_determine_backend_memory_format
+    found: torch.memory_format = lies(of, weight, backend)
+    return found

@@ -6,11 +6,16 @@ from torch.fx import GraphModule
 
 from outcore.capture.batch_norm import by_cudnn
 from outcore.capture.conjugates import as_tensors
+from outcore.capture.convolution import one_by_one
 from outcore.capture.opaque import as_ops
 
 
 def prepare(joint: GraphModule) -> None:
-    """Let `joint` say what plain PyTorch runs, by ops that a Trace has words for. In place."""
+    """Let `joint` say what plain PyTorch runs, by ops that a Trace has words for. In place.
+
+    One kernel is one op where torch has calls of several.
+    """
     by_cudnn(joint)
+    one_by_one(joint)
     as_ops(joint)
     as_tensors(joint)

@@ -36,6 +36,12 @@ def _convolution_backward(op: Op, shapes: Shapes) -> float:
     return once * sum(value is not None for value in shapes.outputs(op)[:2])
 
 
+def _convolution_input_gradient(op: Op, shapes: Shapes) -> float:
+    gradient, weight = (shapes.shape(op.args[i]) for i in (0, 3))
+    (made,) = (value for value in shapes.outputs(op) if value is not None)
+    return _convolution_flops(made.shape, weight, gradient, op.args[8])
+
+
 def _convolution_flops(source: Shape, weight: Shape, result: Shape, transposed: Arg) -> float:
     """Each element of the smaller side's map meets each weight of one channel of the other side."""
     spread = source if transposed else result
@@ -65,6 +71,7 @@ def _attention(op: Op, shapes: Shapes) -> float:
 _FORMULAS: dict[str, Formula] = {
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
+    "convolution_input_gradient": _convolution_input_gradient,
     "mm": _mm,
     "bmm": _mm,
     "addmm": _addmm,

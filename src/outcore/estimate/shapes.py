@@ -43,6 +43,6 @@ class Shapes:
 
 
 def name_of(target: str) -> str:
-    """The name of an op of torch's own: `aten.mm.default` -> `mm`; empty for others."""
+    """The name of an op of torch's own or ours: `aten.mm.default` -> `mm`; empty for others."""
     parts = target.split(".")
-    return parts[1] if parts[0] == "aten" and len(parts) > 1 else ""
+    return parts[1] if parts[0] in ("aten", "outcore") and len(parts) > 1 else ""

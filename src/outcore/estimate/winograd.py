@@ -8,6 +8,7 @@ tiles go through memory; it is no table of what cuDNN does.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
@@ -20,6 +21,8 @@ from outcore.ir.verify import ITEM_BYTES
 TILE_SIDE = 6
 RESULTS_SIDE = {3: 4, 5: 2}
 """r -> m: the kernels for which a tile has this side."""
+GRADIENTS = {"convolution_backward": 4, "convolution_input_gradient": 5}
+"""Ops that make gradients of convolutions -> where among their arguments the steps are."""
 DTYPES = frozenset({"float32", "float16"})
 
 
@@ -76,19 +79,22 @@ def _passes(op: Op, shapes: Shapes) -> list[_Pass]:
         if not _fits(w, op.args[3], op.args[5], op.args[6], op.args[8]):
             return []
         return [_Pass(_tiles(y, w), w, (x, w), y, _tiles(y, w) * w.shape[0])]
-    if name != "convolution_backward":
-        return []
-    gradient, x, w = (shapes.value(arg) for arg in op.args[:3])
-    if not _fits(w, op.args[4], op.args[6], op.args[7], op.args[9]):
-        return []
-    passes = []
-    if outputs[0] is not None:
-        tiles = _tiles(x, w)
-        passes.append(_Pass(tiles, w, (gradient, w), outputs[0], tiles * w.shape[1]))
-    if outputs[1] is not None:
-        made = w.shape[0] * w.shape[1]
-        passes.append(_Pass(_tiles(gradient, w), w, (gradient, x), outputs[1], made))
-    return passes
+    return list(_backward_passes(op, shapes)) if name in GRADIENTS else []
+
+
+def _backward_passes(op: Op, shapes: Shapes) -> Iterator[_Pass]:
+    """Those of the gradient of the input, and of that of the weight."""
+    at = GRADIENTS[name_of(op.target)]
+    gradient, w = shapes.value(op.args[0]), shapes.value(op.args[at - 2])
+    of_input, of_weight = (*shapes.outputs(op), None)[:2]
+    if not _fits(w, op.args[at], op.args[at + 2], op.args[at + 3], op.args[at + 5]):
+        return
+    if of_input is not None:
+        tiles = _tiles(of_input, w)
+        yield _Pass(tiles, w, (gradient, w), of_input, tiles * w.shape[1])
+    if of_weight is not None:
+        read = gradient, shapes.value(op.args[1])
+        yield _Pass(_tiles(gradient, w), w, read, of_weight, w.shape[0] * w.shape[1])
 
 
 def _fits(weight: Value, stride: Arg, dilation: Arg, transposed: Arg, groups: Arg) -> bool:

@@ -1,0 +1,256 @@
+"""Gradients of convolutions are made one after the other, with the bits of torch's one op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from outcore import Backend, Report
+from outcore.capture import convolution
+from outcore.capture.compat import looked_at_alone
+from outcore.errors import InfeasibleError
+from outcore.measure import metered
+from tests.cpu.training import mean_square, same, snapshot
+
+ATEN = torch.ops.aten
+WHOLE, INPUT = "aten.convolution_backward.default", "outcore.convolution_input_gradient.default"
+STEPS = 7
+MIB = 1 << 20
+
+
+def settings(
+    sides: int, *, step: int = 1, dilation: int = 1, groups: int = 1, kernel: int = 3
+) -> list[Any]:
+    """What torch's op is told of a convolution."""
+    padding = [kernel // 2 * dilation] * sides
+    return [[step] * sides, padding, [dilation] * sides, False, [0] * sides, groups]
+
+
+def cases() -> Iterator[Any]:
+    for sides in (2, 3):
+        for name, how in {
+            "plain": {},
+            "step": {"step": 2},
+            "dilation": {"dilation": 2},
+            "groups": {"groups": 2},
+            "depthwise": {"groups": 8},
+            "pointwise": {"kernel": 1},
+        }.items():
+            yield pytest.param(sides, how, id=f"{name}{sides}d")
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """With one, torch has no kernel of oneDNN's for kernels of one place."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("sides", "how"), [*cases()])
+def test_the_gradient_of_the_input_alone(
+    sides: int, how: dict[str, int], dtype: torch.dtype, last: bool
+) -> None:
+    random = torch.Generator().manual_seed(0)
+    kernel, groups = how.get("kernel", 3), how.get("groups", 1)
+    x = torch.randn(2, 8, *[10] * sides, generator=random).to(dtype)
+    weight = torch.randn(16, 8 // groups, *[kernel] * sides, generator=random).to(dtype)
+    if last:
+        lies = torch.channels_last if sides == 2 else torch.channels_last_3d
+        x, weight = x.to(memory_format=lies), weight.to(memory_format=lies)
+    rest = settings(sides, **how)
+    tangents = torch.randn_like(ATEN.convolution(x, weight, None, *rest))
+    laid_out = looked_at_alone(x, weight, [16], *rest)
+    assert laid_out is not None
+    of_input, of_weight, _ = ATEN.convolution_backward(
+        tangents, x, weight, [16], *rest, [True, True, True]
+    )
+    strides = torch.empty_like(x, memory_format=laid_out).stride()
+    alone = convolution.INPUT_GRADIENT(tangents, x.shape, strides, weight, [16], *rest)
+    assert torch.equal(alone, of_input)
+    assert alone.stride() == of_input.stride()
+    first = ATEN.convolution_backward(tangents, x, weight, [16], *rest, [False, True, True])[1]
+    assert torch.equal(first, of_weight)
+
+
+def test_the_input_has_no_memory_meanwhile() -> None:
+    weight, tangents = torch.randn(4, 16, 3, 3), torch.randn(4, 4, 128, 128)
+    sides, rest = [4, 16, 128, 128], settings(2)
+
+    def call(memory: Tensor | None) -> Tensor:
+        if memory is None:
+            strides = [16 * 128 * 128, 128 * 128, 128, 1]
+            alone: Tensor = convolution.INPUT_GRADIENT(
+                tangents, sides, strides, weight, None, *rest
+            )
+            return alone
+        mask = [True, False, False]
+        made: Tensor = ATEN.convolution_backward(tangents, memory, weight, None, *rest, mask)[0]
+        return made
+
+    x = torch.randn(sides)
+    expected, with_memory = metered(lambda: call(x))
+    found, without = metered(lambda: call(None))
+    assert torch.equal(found, expected)
+    spans = with_memory.peak_bytes(0, 1 << 62), without.peak_bytes(0, 1 << 62)
+    assert abs(spans[1] - spans[0]) < MIB, "what it takes is the gradient's, once"
+
+
+def test_another_kernel_than_was_captured_finds_memory() -> None:
+    weight, tangents = torch.randn(8, 4, 3, 3), torch.randn(2, 8, 12, 12)
+    sides, strides, rest = [2, 4, 12, 12], [576, 144, 12, 1], settings(2)
+    mask = [True, False, False]
+    x = torch.randn(sides)
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        assert looked_at_alone(x, weight, [8], *rest) is None
+        found = convolution.INPUT_GRADIENT(tangents, sides, strides, weight, [8], *rest)
+        expected = ATEN.convolution_backward(tangents, x, weight, [8], *rest, mask)[0]
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+    assert torch.equal(found, expected)
+
+
+class Net(nn.Module):
+    """Convolutions over maps of which the input is larger than the result."""
+
+    def __init__(self, *, bias: bool = True) -> None:
+        super().__init__()
+        self.grow = nn.Conv2d(2, 32, 3, padding=1, bias=bias)
+        self.same = nn.Conv2d(32, 32, 3, padding=1, bias=bias)
+        self.shrink = nn.Conv2d(32, 8, 3, padding=1, bias=bias)
+        self.last = nn.Conv2d(8, 2, 3, padding=1, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.grow(x))
+        for _ in range(3):
+            x = torch.tanh(self.same(x))
+        x = torch.tanh(self.shrink(x))
+        return torch.tanh(self.last(x))
+
+
+def trained(
+    backend: Any, module: nn.Module, *shape: int, steps: int = STEPS, autocast: bool = False
+) -> list[Tensor]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    call = torch.compile(module, backend=backend, dynamic=False)
+    x = torch.randn(shape)
+    for _ in range(steps):
+        module.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = mean_square(call(x))
+        loss.backward()
+    return snapshot(module, loss.detach())
+
+
+def targets(backend: Backend) -> list[str]:
+    assert backend.engine is not None
+    (graph,) = backend.engine.graphs
+    return [op.target for op in graph.captured.trace.ops if "convolution_" in op.target]
+
+
+def inside(report: Report) -> None:
+    assert report.measured_peak_bytes is not None
+    assert report.predicted_peak_bytes is not None
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes <= report.budget_bytes
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_steps_are_those_of_plain_torch(bias: bool, autocast: bool) -> None:
+    given = (4, 2, 128, 128)
+    expected = trained("aot_eager", Net(bias=bias), *given, steps=1, autocast=autocast)
+    roomy = Backend(budget="1GiB")
+    found = trained(roomy, Net(bias=bias), *given, autocast=autocast)
+    assert same([found], [expected])
+    assert targets(roomy) == [WHOLE, INPUT] * 5 + [WHOLE]  # none of the first's input
+    report = roomy.report()
+    inside(report)
+    assert report.measured_peak_bytes is not None
+    tight = Backend(budget=report.measured_peak_bytes * 3 // 4)
+    assert same([trained(tight, Net(bias=bias), *given, autocast=autocast)], [expected])
+    assert tight.report().state == "planned"
+    inside(tight.report())
+
+
+def test_a_budget_is_enough_that_has_no_room_for_both_gradients_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """32 maps go in, 8 come out: 8 MiB and 2 MiB; both gradients at once take 18 MiB and more."""
+
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(2, 32, 3, padding=1), nn.Conv2d(32, 8, 3, padding=1))
+
+    given = (4, 2, 128, 128)
+    backend = Backend(budget="28MiB")
+    found = trained(backend, net(), *given)
+    inside(backend.report())
+    assert same([found], [trained("aot_eager", net(), *given, steps=1)])
+    monkeypatch.setattr(convolution, "LEAST_BYTES", 1 << 60)
+    with pytest.raises(InfeasibleError, match="convolution_backward"):
+        trained(Backend(budget="28MiB"), net(), *given)
+
+
+def frozen() -> nn.Module:
+    module = nn.Sequential(nn.Conv2d(2, 8, 3), nn.Conv2d(8, 2, 3))
+    module[1].weight.requires_grad = False
+    return module
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: nn.Sequential(nn.Conv2d(2, 8, 3), nn.ConvTranspose2d(8, 2, 3)), (2, 2, 64, 64)),
+        (lambda: nn.Sequential(nn.Conv1d(2, 8, 3), nn.Conv1d(8, 2, 3)), (2, 2, 4096)),
+        (lambda: nn.Sequential(nn.Conv2d(2, 8, 3), nn.Conv2d(8, 2, 3)), (2, 2, 16, 16)),
+        (frozen, (2, 2, 64, 64)),
+    ],
+    ids=["transposed", "one side", "small", "frozen"],
+)
+def test_what_stays_one_op(
+    make: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if request.node.callspec.id != "small":
+        monkeypatch.setattr(convolution, "LEAST_BYTES", 0)
+    backend = Backend(budget="1GiB")
+    found = trained(backend, make(), *shape, steps=2)
+    assert targets(backend) == [WHOLE, WHOLE]
+    assert same([found], [trained("aot_eager", make(), *shape, steps=1)])
+
+
+@pytest.mark.parametrize("turn", ["mT", "cut", "wide"])
+def test_an_input_that_lies_otherwise(turn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch copies it for either kernel; the one that looks at no more has no copy here."""
+    monkeypatch.setattr(convolution, "LEAST_BYTES", 0)
+
+    class Turned(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.tanh(self.grow(x))
+            x = {"mT": x.mT, "cut": x[:, :, 1:, 1:], "wide": x[:, :, :1].expand_as(x)}[turn]
+            return torch.tanh(self.shrink(x))
+
+    backend = Backend(budget="1GiB")
+    found = trained(backend, Turned(), 2, 2, 16, 16)
+    assert targets(backend)[:2] == [WHOLE, INPUT]
+    assert same([found], [trained("aot_eager", Turned(), 2, 2, 16, 16, steps=1)])
+
+
+def test_there_is_no_such_kernel_for_float64() -> None:
+    x, weight = torch.randn(2, 4, 9, 9), torch.randn(8, 4, 3, 3)
+    assert looked_at_alone(x, weight, None, *settings(2)) is torch.contiguous_format
+    assert looked_at_alone(x.double(), weight.double(), None, *settings(2)) is None

@@ -1,0 +1,58 @@
+"""Gradients of convolutions, one after the other, by cuDNN (docs/decisions/0030)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from outcore.capture.compat import looked_at_alone
+from outcore.capture.convolution import BACKWARD, INPUT_GRADIENT
+
+SIDES, MAPS, KERNEL = (8, 64, 96, 96), 16, 3
+SETTINGS = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+MIB = 1 << 20
+
+
+def peak_bytes(call: Callable[[], Tensor]) -> tuple[Tensor, int]:
+    """What `call` makes, and the most that it took beyond what was there."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    made = call()
+    torch.cuda.synchronize()
+    return made, torch.cuda.max_memory_allocated() - before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_gradient_of_the_input_alone(dtype: torch.dtype, layout: torch.memory_format) -> None:
+    def given(*shape: int) -> Tensor:
+        return torch.randn(shape, device="cuda", dtype=dtype).to(memory_format=layout)
+
+    torch.manual_seed(0)
+    x, weight = given(*SIDES), given(MAPS, SIDES[1], KERNEL, KERNEL)
+    tangents = given(SIDES[0], MAPS, *SIDES[2:])
+    laid_out = looked_at_alone(x, weight, [MAPS], *SETTINGS)
+    assert laid_out is layout
+    mask = [True, False, False]
+
+    def together() -> Tensor:
+        made: Tensor = BACKWARD(tangents, x, weight, [MAPS], *SETTINGS, mask)[0]
+        return made
+
+    def alone() -> Tensor:
+        made: Tensor = INPUT_GRADIENT(tangents, x.shape, x.stride(), weight, [MAPS], *SETTINGS)
+        return made
+
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+        for call in (together, alone):
+            call()  # what is made once
+        expected, with_memory = peak_bytes(together)
+        found, without = peak_bytes(alone)
+        whole = BACKWARD(tangents, x, weight, [MAPS], *SETTINGS, [True, True, True])[0]
+    assert torch.equal(found, expected)
+    assert torch.equal(found, whole)
+    assert found.stride() == whole.stride()
+    assert without <= with_memory + MIB
