@@ -140,26 +140,29 @@ No op does: torch has none that may return what they were given.
 """
 
 
-DONATIONS: dict[str, tuple[int, str]] = {
-    "aten.relu.default": (0, ""),
-    "aten.threshold_backward.default": (0, "grad_input"),
-    "aten.add.Tensor": (0, "out"),
-    "aten.sub.Tensor": (0, "out"),
-    "aten.mul.Tensor": (0, "out"),
-    "aten.mul.Scalar": (0, ""),
-    "aten.div.Tensor": (0, "out"),
-    "aten.div.Scalar": (0, ""),
-    "aten.neg.default": (0, "out"),
-    "aten.sigmoid.default": (0, "out"),
-    "aten.tanh.default": (0, "out"),
-    "aten.silu.default": (0, "out"),
-    "aten.gelu.default": (0, "out"),
-    "aten.gelu_backward.default": (0, "grad_input"),
-    "aten.silu_backward.default": (0, "grad_input"),
-    "aten.sigmoid_backward.default": (0, "grad_input"),
-    "aten.tanh_backward.default": (0, "grad_input"),
+DONATIONS: dict[str, tuple[tuple[int, ...], str]] = {
+    "aten.relu.default": ((0,), ""),
+    "aten.threshold_backward.default": ((0, 1), "grad_input"),
+    "aten.add.Tensor": ((0, 1), "out"),
+    "aten.sub.Tensor": ((0, 1), "out"),
+    "aten.mul.Tensor": ((0, 1), "out"),
+    "aten.mul.Scalar": ((0,), ""),
+    "aten.div.Tensor": ((0, 1), "out"),
+    "aten.div.Scalar": ((0,), ""),
+    "aten.neg.default": ((0,), "out"),
+    "aten.sigmoid.default": ((0,), "out"),
+    "aten.tanh.default": ((0,), "out"),
+    "aten.silu.default": ((0,), "out"),
+    "aten.gelu.default": ((0,), "out"),
+    "aten.leaky_relu.default": ((0,), "out"),
+    "aten.gelu_backward.default": ((0, 1), "grad_input"),
+    "aten.silu_backward.default": ((0, 1), "grad_input"),
+    "aten.sigmoid_backward.default": ((0, 1), "grad_input"),
+    "aten.tanh_backward.default": ((0, 1), "grad_input"),
+    "aten.leaky_relu_backward.default": ((0, 1), "grad_input"),
 }
-"""target -> (argument whose memory the result may take, name of the out argument).
+"""target -> (arguments whose memory the result may take, the first that will do; name of the out
+argument).
 
 All are elementwise over one iterator, so that reading and writing one element at the same place is
 safe and gives the same bits. Where there is no name, the overload with an out argument makes a

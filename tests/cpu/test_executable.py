@@ -6,15 +6,23 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from outcore import aten
+from outcore import Backend, aten
 from outcore.errors import VerifyError
 from outcore.execute import build
 from outcore.ir.plan import make_plan
 from outcore.ir.profile import Cost
+from outcore.ir.program import Run
+from outcore.ir.trace import Ref
 from outcore.lower import lower
 from outcore.measure import metered
+from tests.cpu.training import mean_square, same, snapshot
 from tests.pure.building import small_problem
+
+DONATIONS = [
+    (target, given) for target, (positions, _) in aten.DONATIONS.items() for given in positions
+]
 
 
 def test_a_program_with_variants_of_ops_is_refused_before_it_runs() -> None:
@@ -30,9 +38,9 @@ def test_a_program_with_variants_of_ops_is_refused_before_it_runs() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("target", aten.DONATIONS)
-def test_a_donated_result_has_the_same_bits(target: str, dtype: torch.dtype) -> None:
-    given, out = aten.DONATIONS[target]
+@pytest.mark.parametrize(("target", "given"), DONATIONS)
+def test_a_donated_result_has_the_same_bits(target: str, given: int, dtype: torch.dtype) -> None:
+    _, out = aten.DONATIONS[target]
     op, written = aten.resolve(target), aten.in_place(target)
     kinds = [str(a.type) for a in op._schema.arguments if a.default_value is None]
     seeded = torch.Generator().manual_seed(0)
@@ -40,8 +48,10 @@ def test_a_donated_result_has_the_same_bits(target: str, dtype: torch.dtype) -> 
         tensors = [torch.randn(shape, generator=seeded).to(dtype) for _ in kinds]
         for turned in (False, True):
             laid = [t.transpose(0, 1) if turned and t.dim() > 1 else t for t in tensors]
+            numbers = {"bool": False}
             args: list[Any] = [
-                t if k == "Tensor" else number for t, k in zip(laid, kinds, strict=True)
+                t if k == "Tensor" else numbers.get(k, number)
+                for t, k in zip(laid, kinds, strict=True)
             ]
             expected = op(*args)
             args[given] = laid[given].clone()
@@ -49,16 +59,63 @@ def test_a_donated_result_has_the_same_bits(target: str, dtype: torch.dtype) -> 
             assert torch.equal(found.nan_to_num(), expected.nan_to_num()), (shape, number)
 
 
-@pytest.mark.parametrize("target", aten.DONATIONS)
-def test_a_donated_result_takes_no_memory_and_has_the_same_bits(target: str) -> None:
-    given, out = aten.DONATIONS[target]
+@pytest.mark.parametrize(("target", "given"), DONATIONS)
+def test_a_donated_result_takes_no_memory_and_has_the_same_bits(target: str, given: int) -> None:
+    _, out = aten.DONATIONS[target]
     op, written = aten.resolve(target), aten.in_place(target)
     kinds = [str(a.type) for a in op._schema.arguments if a.default_value is None]
     x = torch.randn(1 << 16)
-    args = [x.clone() if kind == "Tensor" else 0.25 for kind in kinds]
+    args: list[Any] = [
+        x.clone() if kind == "Tensor" else {"bool": False}.get(kind, 0.25) for kind in kinds
+    ]
     expected = op(*args)
     kwargs = {out: args[given]} if out else {}
     found, reading = metered(lambda: written(*args, **kwargs))
     assert torch.equal(found, expected)
     assert found is args[given]
     assert reading.peak_bytes() < x.nbytes // 2
+
+
+class Joined(nn.Module):
+    """The way up of a U-Net: of what is joined, the gradient is a part of a larger one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.sin(self.layers[0](x))
+        return torch.cat([self.layers[1](x), x], 1)
+
+
+def test_a_sum_takes_the_memory_of_what_is_added_where_that_dies() -> None:
+    """Its first argument is a part of what was joined, which has no place for a sum."""
+
+    def train(backend: Any) -> list[Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module = Joined()
+        call = torch.compile(module, backend=backend, dynamic=False)
+        for _ in range(6):
+            module.zero_grad()
+            loss = mean_square(call(torch.linspace(-1, 1, 8192 * 64).view(8192, 64)))
+            loss.backward()
+        return snapshot(module, loss.detach())
+
+    backend = Backend(budget="1GiB")
+    assert same([train(backend)], [train("aot_eager")])
+    assert backend.engine is not None
+    (graph,) = backend.engine.graphs
+    assert graph.planned is not None
+    trace = graph.captured.trace
+    (sum_,) = (op for op in trace.ops if op.target == "aten.add.Tensor")
+    given = [d.source for d in trace.donations if d.op == sum_.id]
+    part, whole = (arg.value for arg in sum_.args[:2] if isinstance(arg, Ref))
+    assert given == [whole]
+    assert part != whole
+    (run,) = (
+        i.action
+        for i in graph.planned.program.body
+        if isinstance(i.action, Run) and i.action.op == sum_.id
+    )
+    assert len(run.donate) == 1

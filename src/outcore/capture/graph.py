@@ -268,7 +268,8 @@ class _Capture:
             for source, result in node.meta[INTO]:
                 self._donation(index, given[source], given, ids[result])
         elif str(op) in aten.DONATIONS:
-            self._donation(index, args[aten.DONATIONS[str(op)][0]], args, ids[0])
+            for position in aten.DONATIONS[str(op)][0]:
+                self._donation(index, args[position], args, ids[0])
 
     def _made(self, node: Node, tensor: Any, phase: Phase) -> int | None:
         if tensor is None:

@@ -213,8 +213,9 @@ class _Writer:
         args = [self._arg(a) for a in op.args]
         args += [f"{name}={self._arg(a)}" for name, a in op.kwargs]
         if run.donate:
-            (_, target), (given, out) = run.donate[0], aten.DONATIONS[op.target]
-            args += [f"{out}={args[given]}"] if out else []
+            (source, target), (positions, out) = run.donate[0], aten.DONATIONS[op.target]
+            over = next(args[i] for i in positions if self._lies_in(op.args[i], source))
+            args += [f"{out}={over}"] if out else []
             return f"s{target} = {self._name(aten.in_place(op.target))}({', '.join(args)})"
         call = f"{self._name(overload)}({', '.join(args)})"
         if aten.returns_one(overload):
@@ -225,6 +226,10 @@ class _Writer:
             return call
         made = ", ".join("_" if v is None else self._made(v) for v in op.outputs)
         return f"{made}, = {call}"
+
+    def _lies_in(self, arg: Arg, slot: int) -> bool:
+        buffer = self.slots[slot].buffer
+        return isinstance(arg, Ref) and self.trace.values[arg.value].buffer == buffer
 
     def _call_over(self, op: Op, run: Run) -> str:
         """The call of a fused op that writes over what it is given."""
