@@ -203,21 +203,14 @@ def test_a_budget_is_enough_that_has_no_room_for_both_gradients_at_once(
         trained(Backend(budget="28MiB"), net(), *given)
 
 
-def frozen() -> nn.Module:
-    module = nn.Sequential(nn.Conv2d(2, 8, 3), nn.Conv2d(8, 2, 3))
-    module[1].weight.requires_grad = False
-    return module
-
-
 @pytest.mark.parametrize(
     ("make", "shape"),
     [
         (lambda: nn.Sequential(nn.Conv2d(2, 8, 3), nn.ConvTranspose2d(8, 2, 3)), (2, 2, 64, 64)),
         (lambda: nn.Sequential(nn.Conv1d(2, 8, 3), nn.Conv1d(8, 2, 3)), (2, 2, 4096)),
         (lambda: nn.Sequential(nn.Conv2d(2, 8, 3), nn.Conv2d(8, 2, 3)), (2, 2, 16, 16)),
-        (frozen, (2, 2, 64, 64)),
     ],
-    ids=["transposed", "one side", "small", "frozen"],
+    ids=["transposed", "one side", "small"],
 )
 def test_what_stays_one_op(
     make: Callable[[], nn.Module],
@@ -231,6 +224,63 @@ def test_what_stays_one_op(
     found = trained(backend, make(), *shape, steps=2)
     assert targets(backend) == [WHOLE, WHOLE]
     assert same([found], [trained("aot_eager", make(), *shape, steps=1)])
+
+
+@pytest.mark.parametrize(
+    ("frozen", "found"),
+    [(("weight",), [WHOLE, INPUT, WHOLE]), (("weight", "bias"), [INPUT, WHOLE])],
+)
+def test_of_a_frozen_weight_nothing_is_kept_for_backward(
+    frozen: tuple[str, ...], found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convolution, "LEAST_BYTES", 0)
+
+    def net() -> nn.Module:
+        module = nn.Sequential(nn.Conv2d(2, 8, 3), nn.Conv2d(8, 2, 3))
+        for name in frozen:
+            module[1].get_parameter(name).requires_grad = False
+        return module
+
+    backend = Backend(budget="1GiB")
+    made = trained(backend, net(), 2, 2, 64, 64, steps=2)
+    assert targets(backend) == found
+    assert same([made], [trained("aot_eager", net(), 2, 2, 64, 64, steps=1)])
+    assert backend.engine is not None
+    (graph,) = backend.engine.graphs
+    trace = graph.captured.trace
+    first = next(op for op in trace.ops if op.target == "aten.convolution.default")
+    (buffer,) = trace.writes[first.id]
+    read = [i for i, buffers in enumerate(trace.reads) if buffer in buffers and i >= trace.boundary]
+    assert bool(read) == (len(found) == 3)
+
+
+@torch.library.custom_op("outcore_tests::turned", mutates_args=())
+def turned(x: Tensor) -> Tensor:
+    """The same, laid out otherwise than is described."""
+    return x.clone(memory_format=torch.channels_last)
+
+
+turned.register_fake(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
+turned.register_autograd(lambda _, tangents: tangents.clone())
+
+
+def test_an_input_that_lies_otherwise_than_was_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution, "LEAST_BYTES", 0)
+
+    class Turning(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            x = turned(torch.tanh(self.grow(x)))
+            return torch.tanh(self.shrink(x))
+
+    backend = Backend(budget="1GiB")
+    found = trained(backend, Turning(), 2, 2, 33, 31)
+    assert targets(backend)[:2] == [WHOLE, INPUT]
+    assert same([found], [trained("aot_eager", Turning(), 2, 2, 33, 31, steps=1)])
+    assert backend.engine is not None
+    (graph,) = backend.engine.graphs
+    assert graph.corrections
+    (op,) = (op for op in graph.captured.trace.ops if op.target == INPUT)
+    assert op.args[2] == (32 * 33 * 31, 1, 32 * 31, 32)
 
 
 @pytest.mark.parametrize("turn", ["mT", "cut", "wide"])

@@ -11,6 +11,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from outcore.capture.convolution import INPUT, lay_out_again
 from outcore.capture.graph import Captured, Joint, capture
 from outcore.capture.layouts import VIEWS
 from outcore.capture.tracing import as_kernels
@@ -127,8 +128,10 @@ def _describe(joint: Joint, changed: set[Node]) -> None:
     with as_kernels(), mode:
         dirty = set(changed)
         for node in joint.module.graph.nodes:
-            if node.op == "call_function" and not dirty.isdisjoint(node.all_input_nodes):
+            given = [*node.all_input_nodes, node.meta.get(INPUT)]
+            if node.op == "call_function" and not dirty.isdisjoint(given):
                 dirty.add(node)
+                lay_out_again(node)
                 try:
                     made = _described(joint, mode, node)
                 except (RuntimeError, ValueError):

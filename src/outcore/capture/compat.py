@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch._C._dynamo.guards import _reinterpret_tensor  # type: ignore[attr-defined]  # no types
 from torch._dynamo import compiled_autograd
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
@@ -78,6 +79,7 @@ __all__ = [
     "with_effects",
     "with_states",
     "without_function_modes",
+    "without_memory",
 ]
 
 
@@ -350,3 +352,15 @@ def looked_at_alone(
     lies: Any = torch._C._conv_determine_backend_memory_format
     found: torch.memory_format = lies(of, weight, backend)
     return found
+
+
+def without_memory(
+    sides: Sequence[int], strides: Sequence[int], like: torch.Tensor
+) -> torch.Tensor:
+    """A tensor that lies in a storage of no bytes, of the dtype and on the device of `like`.
+
+    Whoever reads it reads nowhere; torch refuses views of it.
+    """
+    nothing = torch.empty(0, dtype=like.dtype, device=like.device)
+    lying: torch.Tensor = _reinterpret_tensor(nothing, tuple(sides), tuple(strides), 0)
+    return lying

@@ -14,56 +14,79 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from outcore.capture.compat import looked_at_alone
+from outcore.capture.compat import (
+    SIGNALS,
+    looked_at_alone,
+    suggest_memory_format,
+    without_memory,
+)
 
 BACKWARD = torch.ops.aten.convolution_backward.default
-
-TRANSPOSED = 4
-"""Among the settings of a convolution, which begin with the sides of its bias."""
 
 LEAST_BYTES = 1 << 20
 """Where less would be free earlier it stays one call: two take some microseconds more."""
 
+INPUT = "outcore_input"
+"""Of a node of the second call: which one was the input."""
 
-def one_by_one(joint: GraphModule) -> None:
+
+def one_by_one(joint: GraphModule, *, anywhere: bool = False) -> None:
     """Let the gradients of convolutions in `joint` be made one after the other. In place.
 
     Those of the weight and the bias come first; where kernels look at no more of the input than how
-    it lies, to make the gradient of it.
+    it lies, to make the gradient of it. `anywhere`: as with cuDNN, of inputs of any size, whatever
+    this machine takes; such a graph is not to be run.
     """
     changed = False
     for node in joint.graph.find_nodes(op="call_function", target=BACKWARD):
-        source = _input_without_memory(node) if _is_large(node) else None
-        if source is not None:
-            _replace(joint.graph, node, source)
-            changed = True
+        if _wants_that_of_the_input(node, 0 if anywhere else LEAST_BYTES):
+            source = _laid_out(node, anywhere=anywhere)
+            if source is not None:
+                _replace(joint.graph, node, source)
+                changed = True
     if changed:
         joint.graph.lint()
         joint.recompile()
 
 
-def _is_large(node: Node) -> bool:
-    """Whether both gradients are wanted, of an input that takes some memory."""
+def lay_out_again(node: Node) -> None:
+    """Let a second call say how its input lies by now. Does nothing with other nodes."""
+    if INPUT not in node.meta:
+        return
+    gradient, _, _, weight, *settings = _args(node)
+    of = node.meta[INPUT].meta["val"]
+    lies = looked_at_alone(of, weight.meta["val"], *settings)
+    laid_out = of if lies is None else torch.empty_like(of, memory_format=lies)
+    node.args = (gradient, *_lying(laid_out), weight, *settings)
+
+
+def _wants_that_of_the_input(node: Node, least_bytes: int) -> bool:
+    """Whether somebody takes the gradient of the input, and that has so many bytes."""
     args = _args(node)
     if node.kwargs or len(args) != len(BACKWARD._schema.arguments):
         return False
-    wanted, source = args[-1], args[1].meta["val"]
-    known = all(isinstance(n, int) for n in (*source.shape, *source.stride()))
-    return wanted[0] and wanted[1] and known and source.nbytes >= LEAST_BYTES
+    *_, transposed, _, _, wanted = args
+    taken = {_args(item)[1] for item in node.users}
+    if transposed or 0 not in taken or not all(wanted[index] for index in taken):
+        return False  # transposed, the input is the small side
+    source = args[1].meta.get("val")
+    if not isinstance(source, Tensor) or not all(isinstance(n, int) for n in source.shape):
+        return False
+    return source.nbytes >= least_bytes
 
 
-def _input_without_memory(node: Node) -> Tensor | None:
-    """How the kernel finds the input that makes the gradient of it; None where it reads that."""
+def _laid_out(node: Node, *, anywhere: bool) -> Tensor | None:
+    """The input as the kernel finds it that makes its gradient; None where it reads that."""
     _, source, weight, *settings, _ = _args(node)
     of, by = source.meta["val"], weight.meta["val"]
-    if settings[TRANSPOSED] or of.dtype != by.dtype:  # transposed, it is the small side
+    if of.dtype != by.dtype or of.dim() == SIGNALS:
         return None
-    lies = looked_at_alone(of, by, *settings)
+    lies = suggest_memory_format(of) if anywhere else looked_at_alone(of, by, *settings)
     if lies is None:
         return None
     with of.fake_mode:
         laid_out = torch.empty_like(of, memory_format=lies)
-    return laid_out if _needs_no_memory(laid_out, by, *settings) else None
+    return laid_out if anywhere or _needs_no_memory(laid_out, by, *settings) else None
 
 
 def _needs_no_memory(source: Tensor, weight: Tensor, *settings: Any) -> bool:
@@ -76,17 +99,23 @@ def _args(node: Node) -> tuple[Any, ...]:
     return node.args
 
 
-def _replace(graph: Graph, node: Node, without_memory: Tensor) -> None:
-    """Put two calls in the place of `node`, that which reads the input first."""
+def _lying(tensor: Tensor) -> tuple[list[int], list[int]]:
+    return list(tensor.shape), list(tensor.stride())
+
+
+def _replace(graph: Graph, node: Node, laid_out: Tensor) -> None:
+    """Put two calls in the place of `node`, that which reads the input first, if one has to."""
     gradient, source, weight, *settings, wanted = _args(node)
-    described = node.meta["val"]
-    lies = list(without_memory.shape), list(without_memory.stride())
+    described, first = node.meta["val"], None
     with graph.inserting_before(node):
-        rest = gradient, source, weight, *settings, [False, *wanted[1:]]
-        first = graph.call_function(BACKWARD, rest)
-        second = graph.call_function(INPUT_GRADIENT, (gradient, *lies, weight, *settings))
-    first.meta = {**node.meta, "val": (None, *described[1:])}
-    second.meta = {**node.meta, "val": described[0]}
+        if any(wanted[1:]):
+            rest = gradient, source, weight, *settings, [False, *wanted[1:]]
+            first = graph.call_function(BACKWARD, rest)
+            first.meta = {**node.meta, "val": (None, *described[1:])}
+        second = graph.call_function(
+            INPUT_GRADIENT, (gradient, *_lying(laid_out), weight, *settings)
+        )
+    second.meta = {**node.meta, "val": described[0], INPUT: source}
     for item in list(node.users):
         index = _args(item)[1]
         if index:
@@ -106,22 +135,23 @@ def _input_gradient(
     """The gradient of the input of a convolution, laid out in those `sides` and `strides`.
 
     torch's op is given such an input all the same. It has no memory, unless torch has come to take
-    another kernel since the graph was captured, which may look for it.
+    another kernel since the graph was captured, which may look for it: then this takes more memory
+    than it did, and makes what is right.
     """
-    source = _lying(sides, strides, weight)
-    if _needs_no_memory(source, weight, *settings):
-        source.untyped_storage().resize_(0)
+    source = without_memory(sides, strides, weight)
+    if not _needs_no_memory(source, weight, *settings):
+        source = _empty(sides, strides, weight)
     return _made(gradient, source, weight, *settings)
 
 
 def _described(
     gradient: Tensor, sides: Sequence[int], strides: Sequence[int], weight: Tensor, *settings: Any
 ) -> Tensor:
-    return _made(gradient, _lying(sides, strides, weight), weight, *settings)
+    return _made(gradient, _empty(sides, strides, weight), weight, *settings)
 
 
-def _lying(sides: Sequence[int], strides: Sequence[int], weight: Tensor) -> Tensor:
-    return torch.empty_strided(sides, strides, dtype=weight.dtype, device=weight.device)
+def _empty(sides: Sequence[int], strides: Sequence[int], like: Tensor) -> Tensor:
+    return torch.empty_strided(sides, strides, dtype=like.dtype, device=like.device)
 
 
 def _made(gradient: Tensor, source: Tensor, weight: Tensor, *settings: Any) -> Tensor:

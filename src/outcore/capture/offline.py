@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,8 +55,13 @@ def trace(step: Callable[..., Any], *inputs: Any) -> Trace:
     Raises CaptureError where the step is not one graph that a Trace can express, or where there is
     nothing to differentiate. Forgets what torch has compiled so far.
     """
+    return _traced(step, inputs, anywhere=False)
+
+
+def _traced(step: Callable[..., Any], inputs: Sequence[Any], *, anywhere: bool) -> Trace:
     torch._dynamo.reset()
-    call = torch.compile(step, backend=_backend, fullgraph=True, dynamic=False)
+    backend = partial(_backend, anywhere=anywhere)
+    call = torch.compile(step, backend=backend, fullgraph=True, dynamic=False)
     try:
         call(*inputs)
     except _Seen as seen:
@@ -102,18 +108,25 @@ def trace_as_run(step: Callable[..., Any], owner: nn.Module, *inputs: Any) -> Tr
 
 
 def trace_network(spec: NetworkSpec, samples: int, **sizes: int) -> Trace:
-    """One training step of a network of the table on samples of `sizes`, without its memory."""
+    """One training step of a network of the table on samples of `sizes`, without its memory.
+
+    For no machine in particular: not for this one's kernels, which depend on the number of samples.
+    """
     with FakeTensorMode():
         model, batch = spec.build(), spec.batch(samples, **sizes)
-        return trace(lambda *inputs: spec.criterion(model(*inputs), batch.targets), *batch.inputs)
+
+        def step(*inputs: Any) -> Any:
+            return spec.criterion(model(*inputs), batch.targets)
+
+        return _traced(step, batch.inputs, anywhere=True)
 
 
-def _backend(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+def _backend(module: GraphModule, inputs: Sequence[Any], *, anywhere: bool) -> Callable[..., Any]:
     compiler = aot_autograd(
         fw_compiler=_refuse,
         bw_compiler=_refuse,
         inference_compiler=_refuse,
-        partition_fn=_partition,
+        partition_fn=partial(_partition, anywhere=anywhere),
     )
     with passing(), as_kernels():
         compiled: Callable[..., Any] = compiler(module, inputs)
@@ -126,11 +139,12 @@ def _partition(
     *,
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
+    anywhere: bool,
     **_: Any,
 ) -> tuple[GraphModule, GraphModule]:
     if is_within(inputs):
         return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
-    prepare(joint)
+    prepare(joint, anywhere=anywhere)
     static = list(static_lifetime_input_indices or ())
     captured = capture(without_tokens(joint), num_fwd_outputs, static)
     verify_trace(captured.trace)

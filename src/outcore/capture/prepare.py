@@ -10,12 +10,13 @@ from outcore.capture.convolution import one_by_one
 from outcore.capture.opaque import as_ops
 
 
-def prepare(joint: GraphModule) -> None:
+def prepare(joint: GraphModule, *, anywhere: bool = False) -> None:
     """Let `joint` say what plain PyTorch runs, by ops that a Trace has words for. In place.
 
-    One kernel is one op where torch has calls of several.
+    One kernel is one op where torch has calls of several. `anywhere`: for no machine in particular;
+    such a graph is not to be run.
     """
     by_cudnn(joint)
-    one_by_one(joint)
+    one_by_one(joint, anywhere=anywhere)
     as_ops(joint)
     as_tensors(joint)

@@ -10,6 +10,9 @@ from outcore.ir.verify import ITEM_BYTES
 
 Shape: TypeAlias = tuple[int, ...]
 
+INPUT_GRADIENT = "outcore.convolution_input_gradient.default"
+"""That of a convolution's input alone (`capture.convolution`)."""
+
 
 class Shapes:
     """Shapes and bytes of the arguments and results of a trace's ops."""
@@ -43,6 +46,7 @@ class Shapes:
 
 
 def name_of(target: str) -> str:
-    """The name of an op of torch's own or ours: `aten.mm.default` -> `mm`; empty for others."""
+    """The name of an op that is known: `aten.mm.default` -> `mm`; empty for others."""
     parts = target.split(".")
-    return parts[1] if parts[0] in ("aten", "outcore") and len(parts) > 1 else ""
+    known = parts[0] == "aten" or target == INPUT_GRADIENT
+    return parts[1] if known and len(parts) > 1 else ""
