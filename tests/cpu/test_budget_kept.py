@@ -17,8 +17,10 @@ from torch.nn.functional import cross_entropy
 from outcore import Backend, Report, handle, wrap
 from outcore.capture import capture
 from outcore.errors import InfeasibleError
+from outcore.execute.arena import Arena, own_arena
 from outcore.ir.memory import crossing_bytes
 from outcore.runtime import options
+from outcore.runtime.held import Held
 from outcore.runtime.roll import IDLE_STEPS
 from tests.cpu.training import PROFILED_STEPS, away, back, mean_square, same, snapshot
 
@@ -488,6 +490,85 @@ def test_what_a_graph_is_given_by_one_that_waits_is_counted_once() -> None:
     assert two.planned.base_bytes < 0
     assert two.planned.to_come_bytes == 0
     assert crossing_bytes(one.planned.program) >= 8192 * 64 * x.itemsize
+
+
+class Wide(nn.Module):
+    """Eight times as wide in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.there, self.back = nn.Linear(64, 512), nn.Linear(512, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.back(torch.tanh(self.there(x)))
+        return result
+
+
+class Pieces(nn.Module):
+    """Parts whose results are detached, so that none of them has a backward; then a wide one."""
+
+    def __init__(self, parts: int = 6) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(Tower(layers=4) for _ in range(parts))
+        self.wide = Wide()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        held = x
+        for part in self.parts:
+            held = part(held)
+            torch._dynamo.graph_break()
+        result: Tensor = self.wide(held.detach())
+        return result, held
+
+
+def in_pieces(budget: str, steps: int) -> tuple[Pieces, Tensor]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module, x = Pieces(), torch.randn(2048, 64)
+    if budget:
+        wrap(module, budget=budget)
+    for _ in range(steps):
+        module.zero_grad()
+        result, held = module(x)  # held to the end of the step, with all that it comes from
+        loss = mean_square(result)
+        loss.backward()
+        del result, held
+    return module, loss.detach()
+
+
+def test_what_nobody_differentiates_makes_room_for_what_somebody_does() -> None:
+    """It keeps everything after some steps: 12 MiB, beside which the wide part has no plan."""
+    plain, loss = in_pieces("", 1)
+    module, found = in_pieces("16MiB", 40)
+    assert torch.equal(found, loss)
+    assert same([snapshot(module, found)], [snapshot(plain, loss)])
+    report = handle(module).report()
+    assert report.measured_peak_bytes is not None
+    assert report.measured_peak_bytes <= report.budget_bytes
+    engine = handle(module).engine
+    assert engine is not None
+    assert any(graph.planned is not None for graph in engine.graphs)
+
+
+def test_nothing_is_counted_where_nobody_differentiates_and_nothing_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, _ = in_pieces("1GiB", 30)
+    counted, count = [], Held.besides_bytes
+
+    def counting(held: Held, graph: Any, inputs: Any) -> int:
+        counted.append(graph)
+        return count(held, graph, inputs)
+
+    monkeypatch.setattr(Held, "besides_bytes", counting)
+    x = torch.randn(2048, 64)
+    for _ in range(4):
+        module.zero_grad()
+        result, held = module(x)
+        mean_square(result).backward()
+        del result, held
+    if isinstance(own_arena(), Arena):
+        assert len(counted) <= len(module.parts)
 
 
 def penalised(budget: int | str) -> tuple[list[Tensor], Report | None]:

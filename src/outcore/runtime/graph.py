@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from outcore.capture import Captured, capture_again
 from outcore.errors import CaptureError, InfeasibleError, OutcoreError
@@ -25,7 +25,7 @@ from outcore.measure import Reading, says_memory
 from outcore.runtime.following import Following
 from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.planned import Planned
-from outcore.runtime.profiling import Profiling, begin_profiling
+from outcore.runtime.profiling import Keeping, Profiling, begin_profiling
 from outcore.runtime.seen import Seen
 from outcore.runtime.session import Visit
 from outcore.runtime.standing import MOST_FRUITLESS, Standing, State
@@ -60,6 +60,8 @@ class PlannedGraph:
         """Whether it runs in-core from now on, by the executable that it was given for that."""
         self.seen = Seen()
         """Whose calls waited when a call of this one began."""
+        self.may_keep = True
+        """Whether it keeps everything once nobody differentiates: until another has no plan."""
         self.lean = False
         """Whether it is profiled by the leanest program, for want of device memory."""
         self.tightened = False
@@ -159,6 +161,9 @@ class PlannedGraph:
             return self._followed(self.following, waiting, inputs)
         if self.profiling is None:
             self.profiling = self._begin(inputs)
+        keeping = self.profiling.keeping
+        if self._keeps_on(keeping):
+            return keeping.executable
         resident = self.engine.held.besides_bytes(self, inputs)
         fits = resident <= self.profiling.most_resident_bytes
         if waiting == 1 and not (fits or self.profiling.done):
@@ -171,18 +176,50 @@ class PlannedGraph:
         if not self.profiling.done or self._follows_the_unplanned():
             return self._unplanned(self.profiling, resident)
         self.standing.gone_bytes = self.profiling.gone_bytes or 0
-        return self.settle(self.engine.plans.first(self, self.profiling)).executable
+        try:
+            return self.settle(self.engine.plans.first(self, self.profiling)).executable
+        except InfeasibleError:
+            if not self._others_keep_less():
+                raise
+        self.engine.held.collect(again=True)  # the error's frames hold what calls were given
+        self.profiling.again()
+        return self.profiling.executable
 
     def _unplanned(self, profiling: Profiling, resident_bytes: int) -> Executable:
         """What is profiled; where nobody differentiates, what moves nothing, if that has room."""
-        if self.standing.fruitless < MOST_FRUITLESS:
+        if self.standing.fruitless < MOST_FRUITLESS or not self.may_keep:
             return profiling.executable
-        if profiling.kept is None:
+        keeping = profiling.keeping
+        if keeping is None:
             program, most = self.engine.plans.kept_program(self, resident_bytes)
             generator = self.engine.driver.generator
-            profiling.kept = build(self.captured.trace, program, generator), most
-        executable, most = profiling.kept
-        return executable if resident_bytes <= most else profiling.executable
+            keeping = Keeping(build(self.captured.trace, program, generator), most)
+            profiling.keeping = keeping
+            self.engine.metering.forget_peak()
+        room = keeping.most_resident_bytes - resident_bytes
+        if room < 0:
+            return profiling.executable
+        keeping.most_allocated_bytes = room + (self.engine.held.allocated_bytes() or 0)
+        return keeping.executable
+
+    def _keeps_on(self, keeping: Keeping | None) -> TypeGuard[Keeping]:
+        """Whether nobody differentiates, and the allocator's books show that all has room."""
+        if keeping is None or not self.may_keep or self.standing.fruitless < MOST_FRUITLESS:
+            return False
+        level = self.engine.held.allocated_bytes()
+        return level is not None and level <= keeping.most_allocated_bytes
+
+    def _others_keep_less(self) -> bool:
+        """Have graphs that nobody differentiates hold as little as while they were profiled.
+
+        False where none keeps more.
+        """
+        profiled = [g for g in self.engine.graphs if g.may_keep and g.profiling is not None]
+        keeping = [g for g in profiled if g.profiling and g.profiling.keeping is not None]
+        for graph in keeping:
+            graph.may_keep = False
+        self.engine.metering.forget_peak()
+        return bool(keeping)
 
     def _follows_the_unplanned(self) -> bool:
         """Whether a graph that waits for its backward is to be planned first, and may yet be."""

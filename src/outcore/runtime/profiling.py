@@ -23,6 +23,17 @@ TIMED_STEPS = 3
 
 
 @dataclass(slots=True)
+class Keeping:
+    """A program that moves nothing, for calls that nobody differentiates."""
+
+    executable: Executable
+    most_resident_bytes: int
+    """What may be held besides the graph's own buffers as a call begins."""
+    most_allocated_bytes: int = -1
+    """What the allocator may have given out then, for as much as that to be held."""
+
+
+@dataclass(slots=True)
 class Profiling:
     """The floor program's runs, and what they gave so far."""
 
@@ -55,8 +66,8 @@ class Profiling:
     """What went while the graph waited, in each timed step, and was not of that step itself;
     None: not known."""
     timed_steps: int = 0
-    kept: tuple[Executable, int] | None = None
-    """The same without a move, and what may be held besides it; once nobody differentiates."""
+    keeping: Keeping | None = None
+    """Once nobody differentiates."""
 
     @property
     def done(self) -> bool:
@@ -67,6 +78,10 @@ class Profiling:
     def executable(self) -> Executable:
         """What the next step runs."""
         return self.checked if self.workspace_bytes is None else self.timed
+
+    def again(self) -> None:
+        """Time steps anew: others hold less from now on."""
+        self.timed_steps, self.resident_bytes, self.base_bytes = 0, 0, None
 
     def waited(self, gone_bytes: int) -> None:
         """Take what went while a visit waited."""
