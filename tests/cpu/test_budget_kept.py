@@ -571,6 +571,20 @@ def test_nothing_is_counted_where_nobody_differentiates_and_nothing_comes(
         assert len(counted) <= len(module.parts)
 
 
+def test_a_graph_without_backward_is_no_guest_of_few_steps() -> None:
+    """Figures leave out those that run in few steps beside one of their kind: this is in each."""
+    backend = Backend(budget="1GiB")
+    torch._dynamo.reset()
+    modules = nn.ModuleList((Tower(), Tower()))
+    first, second = (torch.compile(m, backend=backend, dynamic=False) for m in modules)
+    x = torch.randn(64, 64)
+    for _ in range(3 * STEPS):
+        mean_square(second(first(x).detach()[:32])).backward()
+    report = backend.report()
+    assert (report.graphs, report.others) == (2, 0)
+    assert not [note for note in report.notes if "few of the latest steps" in note]
+
+
 def penalised(budget: int | str) -> tuple[list[Tensor], Report | None]:
     """Steps of a critic: the gradient of its score is held to a norm, by gradients of gradients."""
     torch._dynamo.reset()

@@ -82,13 +82,16 @@ def _usual(graphs: list[Standing]) -> list[Standing]:
 
 
 def _rare(alike: list[Standing]) -> Iterator[Standing]:
-    """Those with few of the latest calls, in no step of the one with most."""
+    """Those with few of the latest calls, in no step of the one with most.
+
+    One that never came to a backward call may run in each step.
+    """
     calls = sorted((call, i) for i, graph in enumerate(alike) for call in graph.latest_calls)
     often = Counter(i for _, i in calls[-LATEST:])
     usual = max(range(len(alike)), key=lambda i: often[i])
     steps = {step for step, _ in alike[usual].latest_steps}
     for i, graph in enumerate(alike):
-        few = often[i] * RARE_DIVISOR < often[usual]
+        few = graph.latest_steps and often[i] * RARE_DIVISOR < often[usual]
         if few and steps.isdisjoint(step for step, _ in graph.latest_steps):
             yield graph
 
