@@ -186,7 +186,8 @@ def _input_gradient_bytes(trace: Trace) -> int:
     roles = (
         (trace.buffers[trace.values[value].buffer].role, gradient) for value, gradient in pairs
     )
-    return sum(nbytes_of(trace, gradient) for role, gradient in roles if role is Role.INPUT)
+    found = tuple(gradient for role, gradient in roles if role is Role.INPUT)
+    return nbytes_of(trace, found)  # those of what was joined lie in one buffer
 
 
 def _profile(graph: PlannedGraph) -> Profile:
