@@ -18,7 +18,7 @@ from outcore import Backend, Report, handle, wrap
 from outcore.capture import capture
 from outcore.errors import InfeasibleError
 from outcore.execute.arena import Arena, own_arena
-from outcore.ir.memory import crossing_bytes
+from outcore.ir.memory import crossing_bytes, private_bytes
 from outcore.runtime import options
 from outcore.runtime.held import Held
 from outcore.runtime.roll import IDLE_STEPS
@@ -367,7 +367,7 @@ def test_what_captures_leave_is_no_part_of_a_plan(monkeypatch: pytest.MonkeyPatc
         gc.enable()
     engine = backend.engine
     assert engine is not None
-    held = [graph.planned.resident_bytes for graph in engine.graphs if graph.planned]
+    held = [graph.planned.besides_bytes for graph in engine.graphs if graph.planned]
     assert len(held) == 2
     assert max(held) < 16 << 20
 
@@ -418,10 +418,10 @@ def test_those_in_turn_have_room_for_what_the_others_took_since() -> None:
         first, second = engine.roll.active()
         assert first.planned is not None
         assert second.planned is not None
-        takes = crossing_bytes(second.planned.program)
-        assert (first.planned.to_come_bytes >= takes) == again
-        outside = first.planned.resident_bytes + first.planned.to_come_bytes
-        assert first.planned.problem.outside_bytes >= outside
+        takes = private_bytes(second.planned.problem.trace, second.planned.program)
+        besides = first.planned.besides
+        assert (first.planned.besides_bytes >= besides.base_bytes + takes) == again
+        assert first.planned.problem.outside_bytes >= first.planned.besides_bytes
 
 
 def test_a_mix_without_a_plan_does_not_stand_in_the_way_of_others() -> None:
@@ -434,17 +434,19 @@ def test_a_mix_without_a_plan_does_not_stand_in_the_way_of_others() -> None:
     assert following is not None
     planned, plans = following.planned, engine.plans
     second.standing.most_outstanding = 50
-    first.seen.note({second: 50})
+    first.seen.unchecked = first.seen.returned.note(0, {second: 50})
     with pytest.raises(InfeasibleError):
         plans.beside_calls(first, planned)
     assert first._beside_calls(following) is following
     assert not first.seen.unchecked
-    assert planned.to_come_bytes < first.standing.crowded_bytes < inf
+    assert planned.besides_bytes < first.standing.crowded_bytes < inf
     assert [note for note in backend.report().notes if "that wait beside it" in note]
-    more = planned.base_bytes + 5_000
-    for again in (plans.for_calls(first, planned), plans.beside_more(first, planned, more, 0)):
-        assert again.to_come_bytes == planned.to_come_bytes
-    assert again.base_bytes == more
+    more = planned.besides.base_bytes + 5_000
+    again = plans.for_calls(first, planned)
+    assert again.besides_bytes == planned.besides_bytes
+    again = plans.beside_more(first, planned, more, 0)
+    assert 0 <= again.besides_bytes - planned.besides_bytes <= 5_000
+    assert again.besides.base_bytes == more
     second.standing.most_outstanding = 1
     assert second.planned is not None
     second.settle(second.planned)
@@ -487,9 +489,10 @@ def test_what_a_graph_is_given_by_one_that_waits_is_counted_once() -> None:
     one, two = backend.engine.roll.active()
     assert two.planned is not None
     assert one.planned is not None
-    assert two.planned.base_bytes < 0
-    assert two.planned.to_come_bytes == 0
-    assert crossing_bytes(one.planned.program) >= 8192 * 64 * x.itemsize
+    given = 8192 * 64 * x.itemsize
+    assert crossing_bytes(one.planned.program) >= given
+    assert private_bytes(one.planned.problem.trace, one.planned.program) == 0
+    assert 0 <= two.planned.besides_bytes < given
 
 
 class Wide(nn.Module):
@@ -761,7 +764,7 @@ def test_profiled_steps_make_way_for_what_comes_after_the_first() -> None:
                 train_on(module, call, x)
             break
         assert now is not None
-        assert more <= now.resident_bytes <= now.most_resident_bytes
+        assert now.most_resident_bytes >= more
         assert (now is first) == (more < 1 << 20), "it is asked for again where it must be"
         train_on(module, call, x)
         report = backend.report()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from outcore import Backend
 from outcore.errors import InfeasibleError
 from outcore.execute.arena import Arena, own_arena
+from outcore.runtime.besides import Besides
 from outcore.runtime.growth import Growth
 from outcore.runtime.held import Held
 from tests.cpu.training import PROFILED_STEPS, mean_square
@@ -263,12 +264,13 @@ def test_calls_that_may_come_yet_leave_no_room_for_what_came(
     others: int, held: int, beyond: int | None, lacking: int
 ) -> None:
     counted: Any = SimpleNamespace(
-        besides_bytes=lambda *_: held,
+        base_bytes=lambda *_: held - others,
         others_bytes=lambda *_: others,
         allocated_bytes=lambda: held,
     )
     plans: Any = SimpleNamespace(lacking_bytes=lambda *_: lacking)
-    planned = SimpleNamespace(base_bytes=40, predicted=SimpleNamespace(peak=lambda _: 1000))
+    besides = Besides(base_bytes=40)
+    planned = SimpleNamespace(besides=besides, predicted=SimpleNamespace(peak=lambda _: 1000))
     following: Any = SimpleNamespace(planned=planned, most_allocated_bytes=-1)
     graph: Any = SimpleNamespace(standing=SimpleNamespace(refused_bytes=0))
     nothing: Any = None

@@ -323,6 +323,6 @@ def test_calls_that_have_no_plan_do_not_stand_in_the_way_of_others() -> None:
     assert (standing.most_outstanding, standing.planned_for) == (12, 1)
     (graph,) = backend.engine.graphs
     again = backend.engine.plans.beside_more(
-        graph, standing.planned, standing.planned.base_bytes + (1 << 20), 0
+        graph, standing.planned, standing.planned.besides.base_bytes + (1 << 20), 0
     )
     assert again.calls == 1

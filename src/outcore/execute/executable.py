@@ -19,7 +19,7 @@ from outcore.execute.codegen import NONE, Instruments, generate, root_values
 from outcore.execute.driver import Generator, Region
 from outcore.gauges import Moment
 from outcore.ir.hardware import Tier
-from outcore.ir.memory import crossing_bytes
+from outcore.ir.memory import private_bytes
 from outcore.ir.program import Program, Run, Slot
 from outcore.ir.trace import Effect, Trace, Value
 from outcore.uncollected import uncollected
@@ -45,8 +45,8 @@ class Executable:
     backward: Callable[[list[Any], list[Any], Any], tuple[Any, ...]]
     regions: dict[int, Region]
     text: str
-    crossing_bytes: int = 0
-    """Device bytes that a call holds between the two, by its program (`ir.memory`)."""
+    private_bytes: int = 0
+    """Device bytes that a call alone holds between the two, by its program (`ir.memory`)."""
 
 
 def build(
@@ -95,7 +95,7 @@ def build(
         names["backward"],
         _regions(trace, program),
         text,
-        crossing_bytes(program),
+        private_bytes(trace, program),
     )
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     weakref.finalize(executable, linecache.cache.pop, file, None).atexit = False

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from outcore.ir.hardware import Tier
 from outcore.ir.problem import Problem
-from outcore.ir.program import Action, Alloc, Free, Program, Run
+from outcore.ir.program import Action, Alloc, Free, Program, Run, Slot
+from outcore.ir.trace import Ref, Role, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,42 @@ def crossing_bytes(program: Program) -> int:
         for action in actions
         if not (isinstance(action, Free) and action.slot in passed_in)
     )
+
+
+def private_bytes(trace: Trace, program: Program) -> int:
+    """Of `crossing_bytes` what nobody else can hold: it is not what the forward call returns."""
+    returned = set(trace.value_buffers(trace.outputs))
+    crossing = _crossing(program).values()
+    return sum(slot.nbytes for slot in crossing if slot.buffer not in returned)
+
+
+def reread_bytes(trace: Trace, program: Program) -> int:
+    """Bytes given to and returned by forward that backward reads only to run forward ops again.
+
+    What the caller has for good does not count.
+    """
+    handed = set(trace.value_buffers((trace.outputs, tuple(map(Ref, trace.inputs)))))
+    runs = (instruction.action for instruction in program.body[program.boundary :])
+    read = {program.slots[s].buffer for run in runs if isinstance(run, Run) for s in run.reads}
+    needed = {b for op in range(trace.boundary, len(trace.ops)) for b in trace.reads[op]}
+    buffers = (trace.buffers[b] for b in (read & handed) - needed)
+    return sum(b.nbytes for b in buffers if b.role not in {Role.PARAM, Role.STATE})
+
+
+def _crossing(program: Program) -> dict[int, Slot]:
+    """The device's slots that forward makes and leaves, by number."""
+    live = {}
+    for instruction in program.body[: program.boundary]:
+        action = instruction.action
+        if isinstance(action, Alloc):
+            live[action.slot] = program.slots[action.slot]
+        elif isinstance(action, Free):
+            live.pop(action.slot, None)
+        elif isinstance(action, Run):
+            for source, target in action.donate:
+                if live.pop(source, None) is not None:
+                    live[target] = program.slots[target]
+    return {number: slot for number, slot in live.items() if slot.tier is Tier.DEVICE}
 
 
 def retained_bytes(problem: Problem, program: Program) -> int:

@@ -28,22 +28,23 @@ TQDM_THREAD = "tqdm_monitor"
 
 def resident_bytes(
     device: torch.device,
-    besides: Iterable[torch.Tensor] = (),
+    besides: Iterable[torch.Tensor | torch.UntypedStorage] = (),
     ledger: Ledger | None = None,
     elsewhere: Elsewhere | None = None,
 ) -> int:
     """Bytes in storages on `device` that live tensors hold, each storage once.
 
-    `besides`: tensors whose storages are left out. On CUDA this is the allocator's own figure less
-    those. On a CPU it is what `ledger` counts, where there is one, and then every tensor that the
-    interpreter knows of is visited, and the gradients of leaves, which need not be known to it:
-    while other threads live, of the leaves in `besides` alone. `elsewhere`: what was found so
-    before, beside the ledger, so that few are to be visited.
+    `besides`: storages that are left out, or tensors for theirs. On CUDA this is the allocator's
+    own figure less those. On a CPU it is what `ledger` counts, where there is one, and then every
+    tensor that the interpreter knows of is visited, and the gradients of leaves, which need not be
+    known to it: while other threads live, of the leaves in `besides` alone. `elsewhere`: what was
+    found so before, beside the ledger, so that few are to be visited.
     """
     # Subclasses of tensors may answer for themselves, and differently.
     with torch._C.DisableTorchFunctionSubclass():
-        given = [t for t in besides if t.device == device]
-        left_out = dict(_extents(given))
+        near = [each for each in besides if each.device == device]
+        left_out = dict(_extents(near))
+        given = [each for each in near if isinstance(each, torch.Tensor)]
         if device.type == "cuda":
             return allocated_bytes(device) - sum(left_out.values())
         if ledger is None:
@@ -100,16 +101,18 @@ def _moves() -> object:
     return [generation["collections"] for generation in moving]
 
 
-def _extents(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[int, int]]:
+def _extents(given: Iterable[torch.Tensor | torch.UntypedStorage]) -> Iterator[tuple[int, int]]:
     """Address and bytes of each storage that has memory."""
-    return ((storage.data_ptr(), storage.nbytes()) for storage in _storages(tensors))
+    return ((storage.data_ptr(), storage.nbytes()) for storage in _storages(given))
 
 
-def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
+def _storages(
+    given: Iterable[torch.Tensor | torch.UntypedStorage],
+) -> Iterator[torch.UntypedStorage]:
     """The storages that have memory."""
-    for tensor in tensors:
+    for each in given:
         try:
-            storage = tensor.untyped_storage()
+            storage = each if isinstance(each, torch.UntypedStorage) else each.untyped_storage()
             storage.data_ptr()
         except (RuntimeError, ValueError):  # wrappers around other tensors, lazy parameters
             continue

@@ -1,7 +1,8 @@
 """calls: what several calls of one graph take that wait for their backward at once.
 
-One runs while the others wait: it has its peak, they have what crosses to backward. A call whose
-backward is over has left its gradients instead.
+One runs while the others wait: it has its peak, they have what crosses to backward. What a call is
+given and returns may be held by others, too, so it is counted where it is found: what is held
+besides. So are the gradients that a call has left whose backward is over.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from functools import cached_property
 
 from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Tier
-from outcore.ir.memory import crossing_bytes, peak
+from outcore.ir.memory import crossing_bytes, peak, private_bytes, reread_bytes
 from outcore.ir.plan import make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Free, Program
-from outcore.ir.trace import Arg, Ref, Trace
+from outcore.ir.trace import Arg, Ref, Role, Trace
 from outcore.lower import lower
 from outcore.policies import Floor, infeasible, lean_plans, plan_floor
 from outcore.runtime.margin import budget_for, margin_bytes
@@ -24,10 +25,14 @@ from outcore.runtime.margin import budget_for, margin_bytes
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Bytes that a call takes beyond what is held besides it: at its peak, and while it waits."""
+    """Bytes that a call takes beyond what is held besides it: at its peak, and while it waits.
+
+    `alone_bytes`: of what it holds while it waits that which nobody else does.
+    """
 
     peak_bytes: int
     waiting_bytes: int
+    alone_bytes: int = 0
 
     def by(self, calls: int) -> int:
         """Bytes that so many calls take at once."""
@@ -63,13 +68,14 @@ class Calls:
     """`number` calls of the graph of `problem`, which is that of one of them, alone.
 
     `program`: the one that runs them, where that is fixed. `retained`: backward calls leave what
-    crosses, so that gradients come on top. `counted`: their gradients are counted elsewhere.
+    crosses, so that gradients come on top. `others`: they are those of another graph, beside which
+    nobody has counted yet what they are given and return.
     """
 
     problem: Problem
     number: int
     retained: bool = False
-    counted: bool = False
+    others: bool = False
     program: Program | None = None
 
     @cached_property
@@ -91,8 +97,8 @@ class Calls:
 
     def waiting_bytes(self) -> int:
         """The least that is held while all wait, the tangents of one included."""
-        least = min(taken.waiting_bytes for taken in self.lean)
-        return self.number * least + _tangent_bytes(self.problem.trace)
+        least, trace = min(taken.waiting_bytes for taken in self.lean), self.problem.trace
+        return self.number * least + _returned_bytes(trace) + _tangent_bytes(trace)
 
     @property
     def _least(self) -> tuple[Floor, Taken]:
@@ -125,7 +131,8 @@ class Calls:
         """The problem of one call while the others hold `room` each, as it must when it waits."""
         problem, others = self.problem, (self.number - 1) * room
         free = problem.budget_bytes - held_bytes(problem) - others
-        between = max(problem.between_bytes, free - room - _tangent_bytes(problem.trace))
+        mine = room + _returned_bytes(problem.trace) + _tangent_bytes(problem.trace)
+        between = max(problem.between_bytes, free - mine)
         return replace(problem, outside_bytes=problem.outside_bytes + others, between_bytes=between)
 
     def others_bytes(self, program: Program) -> int:
@@ -134,11 +141,13 @@ class Calls:
 
     def _taken(self, program: Program) -> Taken:
         problem = self.problem
-        gradients = 0 if self.counted else gradient_bytes(problem.trace)
-        crossing = crossing_bytes(program) + _staying_bytes(problem.trace, program)
-        waiting = crossing + gradients if self.retained else max(crossing, gradients)
+        trace = problem.trace
+        staying = _staying_bytes(trace, program)
+        alone = staying + private_bytes(trace, program) + reread_bytes(trace, program)
+        waiting = staying + crossing_bytes(program) if self.others else alone
+        waiting += gradient_bytes(trace) * self.retained
         most = peak(problem, program, Tier.DEVICE).nbytes
-        return Taken(most - held_bytes(problem), waiting)
+        return Taken(most - held_bytes(problem), waiting, alone)
 
     def refusal(self) -> InfeasibleError:
         """The error for a budget without room for them all, with the least that has it."""
@@ -175,6 +184,19 @@ def nbytes_of(trace: Trace, arg: Arg) -> int:
 def _tangent_bytes(trace: Trace) -> int:
     """Bytes of the tangents that do not stay the caller's: those that do are counted throughout."""
     buffers = trace.value_buffers(tuple(map(Ref, trace.tangents)))
+    return sum(trace.buffers[b].nbytes for b in buffers if not trace.buffers[b].borrowed)
+
+
+def handed_bytes(trace: Trace) -> int:
+    """Bytes of what a call is given and returns, but for what the caller has for good."""
+    buffers = trace.value_buffers((tuple(map(Ref, trace.inputs)), trace.outputs))
+    handed = (trace.buffers[b] for b in buffers)
+    return sum(b.nbytes for b in handed if b.role not in {Role.PARAM, Role.STATE})
+
+
+def _returned_bytes(trace: Trace) -> int:
+    """Bytes of what forward returns, but for what was the caller's before."""
+    buffers = trace.value_buffers(trace.outputs)
     return sum(trace.buffers[b].nbytes for b in buffers if not trace.buffers[b].borrowed)
 
 

@@ -29,6 +29,7 @@ from outcore.runtime.profiling import Keeping, Profiling, begin_profiling
 from outcore.runtime.seen import Seen
 from outcore.runtime.session import Visit
 from outcore.runtime.standing import MOST_FRUITLESS, Standing, State
+from outcore.runtime.store import Store
 from outcore.units import format_bytes
 
 if TYPE_CHECKING:  # the engine holds graphs, and a graph calls its engine
@@ -85,6 +86,15 @@ class PlannedGraph:
             return self.fallback
         return None if self.following is None else self.following.executable
 
+    @property
+    def private_bytes(self) -> int:
+        """What each waiting call alone holds before there is a plan, at most."""
+        if self.profiling is None:
+            return 0
+        keeping = self.profiling.keeping if self.may_keep else None
+        kept = 0 if keeping is None else keeping.executable.private_bytes
+        return max(kept, self.profiling.timed.private_bytes)
+
     def adopt(self, planned: Planned) -> None:
         """Take over the plan of a graph with the same trace, and what its kernels corrected."""
         self.captured = replace(self.captured, trace=planned.problem.trace)
@@ -107,12 +117,12 @@ class PlannedGraph:
             executable = self.following.executable_of_step(self)
         return executable
 
-    def begin_backward(self, visit: Visit, tangents: list[Any], *, again: bool) -> None:
-        """Take that a visit comes back; `again`: all is to be left for another time."""
+    def begin_backward(self, store: Store, tangents: list[Any], *, again: bool) -> None:
+        """Take that the call of `store` comes back; `again`: all is to be left for another time."""
         self.standing.fruitless = 0
-        self._note_waiting()
+        self._note_return(store, tangents)
         self.standing.retained |= again
-        self._end_pause(visit, tangents)
+        self._end_pause(store.visit, tangents)
 
     def end_backward(self, executable: Executable, visit: Visit) -> None:
         """Take what a visit tells that went through its backward call, run by `executable`."""
@@ -142,16 +152,42 @@ class PlannedGraph:
             given = self.engine.held.storages(tangents)
             self.profiling.waited(pause.gone_bytes(level_bytes, given))
 
-    def _note_waiting(self) -> None:
-        """Note whose calls wait as one of this graph begins, forward or backward."""
-        self.seen.note(self.engine.roll.outstanding(self))
+    def _note_call(self, own: int, inputs: list[Any]) -> None:
+        """Note whose calls wait as a call begins, `own` ones of this graph among them.
+
+        And what is held, where the plan was made for other calls.
+        """
+        others, beyond = self.engine.roll.outstanding(self), None
+        if self.planned is not None and not self.seen.called.knows(own, others):
+            base = self.engine.held.base_bytes(self, inputs)
+            beyond = base - self.planned.besides.base_bytes
+        self.seen.unchecked |= self.seen.called.note(own, others, beyond)
+
+    def _note_base(self, profiling: Profiling, own: int, base_bytes: int) -> None:
+        """Note what is held as a profiled call begins, if nothing is held to check it."""
+        if profiling.executable is profiling.timed:
+            others = self.engine.roll.outstanding(self)
+            self.seen.called.note(own, others, profiling.began(base_bytes, first=not own))
+
+    def _note_return(self, store: Store, tangents: list[Any]) -> None:
+        """Note whose calls wait as one comes back; of a timed one, who did before, what is held."""
+        roll, profiling, handed = self.engine.roll, self.profiling, store.visit.handed
+        own, others, beyond = roll.waiting(self) - 1, roll.outstanding(self), None
+        if profiling is not None and self.times(store.executable) and handed is not None:
+            base = self.engine.held.base_on_return_bytes(self, store, tangents, handed)
+            beyond = base - profiling.first_bytes
+            if not own:
+                step = self.engine.steps.number
+                profiling.met_on_return({g: g.standing.returned(step) for g in roll.active()})
+        self.seen.unchecked |= self.seen.returned.note(own, others, beyond)
 
     # ---- before a step --------------------------------------------------------------------------
 
     def ready(self, inputs: list[Any]) -> Executable:
         """The executable for this step; plans first where enough is known."""
-        self._note_waiting()
-        waiting = 1 + self.engine.roll.waiting(self)
+        own = self.engine.roll.waiting(self)
+        self._note_call(own, inputs)
+        waiting = 1 + own
         self.standing.most_outstanding = max(self.standing.most_outstanding, waiting)
         if self.retired:
             return self.fallback
@@ -170,9 +206,7 @@ class PlannedGraph:
             # An optimizer has its state by now. Where nothing fits any more, planning will say so.
             with contextlib.suppress(InfeasibleError):
                 self.profiling = self._begin(inputs)
-        self.profiling.resident_bytes = max(self.profiling.resident_bytes, resident)
-        base, known = resident - self.engine.held.others_bytes(self), self.profiling.base_bytes
-        self.profiling.base_bytes = base if known is None else max(known, base)
+        self._note_base(self.profiling, own, resident - self.engine.held.others_bytes(self))
         if not self.profiling.done or self._follows_the_unplanned():
             return self._unplanned(self.profiling, resident)
         self.standing.gone_bytes = self.profiling.gone_bytes or 0
@@ -195,6 +229,7 @@ class PlannedGraph:
             generator = self.engine.driver.generator
             keeping = Keeping(build(self.captured.trace, program, generator), most)
             profiling.keeping = keeping
+            self._tell_others()
             self.engine.metering.forget_peak()
         room = keeping.most_resident_bytes - resident_bytes
         if room < 0:
@@ -218,7 +253,7 @@ class PlannedGraph:
         keeping = [g for g in profiled if g.profiling and g.profiling.keeping is not None]
         for graph in keeping:
             graph.may_keep = False
-        self.engine.metering.forget_peak()
+            self.engine.metering.forget_peak()
         return bool(keeping)
 
     def _follows_the_unplanned(self) -> bool:
@@ -247,12 +282,14 @@ class PlannedGraph:
         lacking = self.engine.plans.lacking_bytes(self, planned)
         if lacking <= 0:
             standing.crowded_bytes = inf
-        elif planned.to_come_bytes + lacking < standing.crowded_bytes:
+        elif planned.besides_bytes + lacking < standing.crowded_bytes:
             try:
                 following = self.settle(self.engine.plans.beside_calls(self, planned))
                 standing.crowded_bytes = inf
-            except OutcoreError:  # the report tells
-                standing.crowded_bytes = planned.to_come_bytes + lacking
+            except OutcoreError:  # the report tells, unless there is more room from now on
+                if self._others_keep_less():
+                    return following
+                standing.crowded_bytes = planned.besides_bytes + lacking
         self.seen.unchecked = False
         return following
 

@@ -73,11 +73,11 @@ class Growth:
             if self._settings.strict:
                 raise
             if standing.refused_bytes == inf:
-                self._tell(base - planned.base_bytes, error)
+                self._tell(base - planned.besides.base_bytes, error)
             standing.refused_bytes = base - margin_bytes(self._settings.budget_bytes)
             return following
         standing.growths += 1
-        standing.grown_bytes += found.base_bytes - planned.base_bytes
+        standing.grown_bytes += found.besides.base_bytes - planned.besides.base_bytes
         return graph.settle(found)
 
     def _base_beyond(
@@ -87,12 +87,12 @@ class Growth:
         level = self._level_bytes(graph)
         if level is None or level <= following.most_allocated_bytes:
             return None
-        base, most = self._base_bytes(graph, inputs), self._most_bytes(graph, following)
+        base, most = self._held.base_bytes(graph, inputs), self._most_bytes(graph, following)
         known = base >= graph.standing.refused_bytes
         if base > most and not known and self._collections < MOST_COLLECTIONS:
             self._collections += 1
             gc.collect()
-            level, base = self._level_bytes(graph) or 0, self._base_bytes(graph, inputs)
+            level, base = self._level_bytes(graph) or 0, self._held.base_bytes(graph, inputs)
         if base > most:
             return base
         following.most_allocated_bytes = level + most - base
@@ -102,9 +102,6 @@ class Growth:
         """What is allocated, but for what waiting calls hold; None where nobody counts."""
         level = self._held.allocated_bytes()
         return None if level is None else level - self._held.others_bytes(graph)
-
-    def _base_bytes(self, graph: PlannedGraph, inputs: Sequence[Any]) -> int:
-        return self._held.besides_bytes(graph, inputs) - self._held.others_bytes(graph)
 
     def _tell(self, more_bytes: int, error: OutcoreError) -> None:
         """Warn that there is no plan beside so much more, once for all graphs of a step."""
@@ -122,4 +119,4 @@ class Growth:
         budget, planned = self._settings.budget_bytes, following.planned
         peak = planned.predicted.peak(Tier.DEVICE) - margin_bytes(budget)
         unwanted = max(0, -self._plans.lacking_bytes(graph, planned))
-        return planned.base_bytes + max(0, budget - peak) + unwanted
+        return planned.besides.base_bytes + max(0, budget - peak) + unwanted

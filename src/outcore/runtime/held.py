@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from outcore.execute import Driver
-from outcore.ir.trace import Trace
 from outcore.measure import Elsewhere, allocated_bytes, resident_bytes
 from outcore.runtime.graph import PlannedGraph
-from outcore.runtime.pause import Pause, Storages, storages_of
+from outcore.runtime.pause import Pause, Storages, storages_given, storages_of
 from outcore.runtime.roll import Roll
+from outcore.runtime.store import Store
 
 
 class Held:
@@ -51,25 +51,51 @@ class Held:
         self._collected_in, self._littered = self._roll.steps.number, False
         return True
 
-    def resident_bytes(self, besides: Sequence[torch.Tensor] = ()) -> int:
+    def resident_bytes(self, besides: Sequence[torch.Tensor | torch.UntypedStorage] = ()) -> int:
         """Bytes that live tensors hold, those of `besides` left out."""
         return resident_bytes(self._device, besides, self._driver.ledger(), self._elsewhere)
 
     def besides_bytes(self, graph: PlannedGraph, inputs: Sequence[Any]) -> int:
-        """Bytes that live tensors hold now, but for those of the graph.
+        """Bytes that live tensors hold as a call begins, but for those of the graph.
 
-        Left out are its inputs and constants and, while it is profiled, what earlier calls of it
-        made and hold. What the storages of inputs hold beyond them counts: the graph's trace knows
-        nothing of that.
+        Left out are its inputs and constants, and what earlier calls of it alone hold. What the
+        storages of inputs hold beyond them counts: the graph's trace knows nothing of that.
         """
         given = (*inputs, *graph.captured.constants)
         tensors = [t for t in given if isinstance(t, torch.Tensor)]
-        tensors += [t for store in self._roll.stores.of(graph) for t in store.own()]
-        return self.resident_bytes(tensors) + _beyond(graph.captured.trace, given, self._device)
+        mine = sum(store.private_bytes for store in self._roll.stores.of(graph))
+        beyond = _beyond(self.given(graph, inputs))
+        return self.resident_bytes(tensors) + beyond - mine
+
+    def base_bytes(self, graph: PlannedGraph, inputs: Sequence[Any]) -> int:
+        """The same but for what waiting calls of other graphs alone hold."""
+        return self.besides_bytes(graph, inputs) - self.others_bytes(graph)
+
+    def base_on_return_bytes(
+        self, graph: PlannedGraph, store: Store, tangents: Sequence[Any], handed: Storages
+    ) -> int:
+        """Bytes that live tensors hold as the call of `store` comes back, but for the graph's.
+
+        And for what other calls alone hold. `handed`: what the call was given, and returned. The
+        trace counts that throughout, so that where something of it is gone, there is so much less.
+        """
+        held = (*store.crossing, *tangents, *graph.captured.constants)
+        tensors = [t for t in held if isinstance(t, torch.Tensor)]
+        live = [storage for storage, _ in handed.live]
+        gone = handed.nbytes(handed.expired)
+        mine = sum(s.private_bytes for s in self._roll.stores.of(graph) if s is not store)
+        resident = self.resident_bytes([*tensors, *live]) + _beyond(handed)
+        return resident - gone - mine - self.others_bytes(graph)
 
     def others_bytes(self, graph: PlannedGraph) -> int:
-        """What waiting calls of other graphs hold by their programs, if they have any."""
-        return sum(s.executable.crossing_bytes for s in self._roll.stores.besides(graph))
+        """What waiting calls of other graphs alone hold by their programs, if they have any."""
+        return sum(store.private_bytes for store in self._roll.stores.besides(graph))
+
+    def given(self, graph: PlannedGraph, inputs: Sequence[Any]) -> Storages:
+        """The storages of what a call of `graph` gets, with what its trace counts of each."""
+        return storages_given(
+            graph.captured.trace, (*inputs, *graph.captured.constants), self._device
+        )
 
     def allocated_bytes(self) -> int | None:
         """What the allocator's books have as given out; None where nobody keeps any."""
@@ -89,27 +115,24 @@ class Held:
 
     def storages(self, tensors: Iterable[Any]) -> Storages:
         """Those of `tensors` that `level_bytes` counts."""
-        ledger = self._driver.ledger()
-        counted = None if ledger is None else range(ledger.start, ledger.stop)
-        return storages_of(tensors, self._device, counted)
+        return storages_of(tensors, self._device, self._counted)
 
-    def begin_pause(
-        self, graph: PlannedGraph, given: Storages, results: Iterable[Any]
-    ) -> Pause | None:
-        """What is held when a forward call of `graph` is over, which was `given` something."""
+    def begin_pause(self, graph: PlannedGraph, handed: Storages) -> Pause | None:
+        """What is held when a forward call of `graph` is over; `handed`: given to it, or by it."""
         level_bytes = self.level_bytes(graph)
-        if level_bytes is None:
-            return None
-        own = Storages(given.found | self.storages(results).found)
-        return Pause(level_bytes, own, own.expired)
+        return (
+            None
+            if level_bytes is None
+            else Pause(level_bytes, handed.within(self._counted).whole())
+        )
+
+    @property
+    def _counted(self) -> range | None:
+        """The addresses that `level_bytes` counts; None for all."""
+        ledger = self._driver.ledger()
+        return None if ledger is None else range(ledger.start, ledger.stop)
 
 
-def _beyond(trace: Trace, given: Sequence[Any], device: torch.device) -> int:
-    """Bytes of the storages of `given`, inputs of `trace`, beyond what it has of them."""
-    storages: dict[int, int] = {}
-    for value, each in zip(trace.inputs, given, strict=True):
-        if isinstance(each, torch.Tensor) and each.device == device:
-            storage = each.untyped_storage()
-            whole = storages.setdefault(storage.data_ptr(), storage.nbytes())
-            storages[storage.data_ptr()] = whole - trace.buffers[trace.values[value].buffer].nbytes
-    return sum(nbytes for nbytes in storages.values() if nbytes > 0)
+def _beyond(storages: Storages) -> int:
+    """Bytes of those that live, beyond what a trace counts of them."""
+    return sum(max(0, storage.nbytes() - claimed) for storage, claimed in storages.live)

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from outcore.ir.trace import Trace
+
 _weakly: Any = StorageWeakRef  # torch gives it no types
 
 
 @dataclass(frozen=True, slots=True)
 class Storages:
-    """Storages on a device by address, weakly, with their bytes."""
+    """Storages on a device by address, weakly, with their bytes, or what a trace counts of them."""
 
     found: dict[int, tuple[Any, int]]
+
+    def __or__(self, more: Storages) -> Storages:
+        """These, and those of `more` that lie elsewhere."""
+        return Storages(more.found | self.found)
+
+    @property
+    def live(self) -> list[tuple[torch.UntypedStorage, int]]:
+        """Those that are there."""
+        there = ((_there(storage), nbytes) for storage, nbytes in self.found.values())
+        return [(storage, nbytes) for storage, nbytes in there if storage is not None]
+
+    def within(self, counted: range | None) -> Storages:
+        """Those at addresses in `counted`, if that is given."""
+        if counted is None:
+            return self
+        return Storages({at: found for at, found in self.found.items() if at in counted})
+
+    def whole(self) -> Storages:
+        """Those that are there, with all their bytes."""
+        return Storages({s.data_ptr(): (_weakly(s), s.nbytes()) for s, _ in self.live})
 
     @property
     def expired(self) -> frozenset[int]:
@@ -32,13 +55,23 @@ def storages_of(tensors: Iterable[Any], device: torch.device, counted: range | N
     """Those of the tensors that are on `device`, at addresses in `counted` if that is given."""
     given = (t for t in tensors if isinstance(t, torch.Tensor) and t.device == device)
     storages = (t.untyped_storage() for t in given)
-    return Storages(
-        {
-            storage.data_ptr(): (_weakly(storage), storage.nbytes())
-            for storage in storages
-            if counted is None or storage.data_ptr() in counted
-        }
-    )
+    return Storages({s.data_ptr(): (_weakly(s), s.nbytes()) for s in storages}).within(counted)
+
+
+def storages_given(trace: Trace, given: Sequence[Any], device: torch.device) -> Storages:
+    """Those of the inputs of `trace` and of its constants, with what it counts of each."""
+    claimed = Counter[int]()
+    for value, each in zip(trace.inputs, given, strict=True):
+        if isinstance(each, torch.Tensor) and each.device == device:
+            nbytes = trace.buffers[trace.values[value].buffer].nbytes
+            claimed[each.untyped_storage().data_ptr()] += nbytes
+    found = storages_of(given, device, None).found
+    return Storages({at: (storage, claimed[at]) for at, (storage, _) in found.items()})
+
+
+def _there(weak: Any) -> torch.UntypedStorage | None:
+    found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +81,13 @@ class Pause:
     level_bytes: int
     """Everything on the device."""
     own: Storages
-    """What the call was given and what it returns."""
-    gone_before: frozenset[int]
-    """What of that was gone by then."""
+    """What of that the call was given, and what it returned."""
 
     def gone_bytes(self, level_bytes: int, tangents: Storages) -> int:
         """What went since, but for what is the call's own, where so much is held now.
 
         `tangents`: what the backward call is given.
         """
-        own = self.own.nbytes(self.own.expired - self.gone_before)
+        own = self.own.nbytes(self.own.expired)
         made = tangents.nbytes(tangents.found.keys() - self.own.found.keys())
         return max(0, self.level_bytes - own + made - level_bytes)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from outcore.ir.hardware import Tier
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
 from outcore.ir.timeline import Timeline
+from outcore.runtime.besides import Besides
 from outcore.runtime.drift import Replanned
 
 FORCED = "overrides"
@@ -25,8 +26,10 @@ class Planned:
     predicted: Timeline
     in_core: Timeline
     planning_seconds: float
-    resident_bytes: int
-    """The most that was held besides the graph's own buffers when a profiled step began."""
+    besides: Besides = field(default_factory=Besides)
+    """What is held besides, but for what other calls alone hold."""
+    besides_bytes: int = 0
+    """All that is held besides, but for the other calls of the graph; a part of what is outside."""
     room_bytes: int = 0
     """What the program leaves free of the budget, for a GPU's allocator."""
     replanned: Replanned | None = None
@@ -40,10 +43,6 @@ class Planned:
     one. None: there is none for such."""
     calls: int = 1
     """The calls of the graph that may wait for their backward at once."""
-    to_come_bytes: int = 0
-    """What waiting calls of other graphs may hold beyond what is resident; outside, too."""
-    base_bytes: int = 0
-    """The most that is held besides, but for what waiting calls of other graphs hold."""
     others_bytes: int = 0
     """What all but one of them hold, a part of what is outside."""
 

@@ -20,12 +20,13 @@ from outcore.ir.program import Program
 from outcore.ir.timeline import Timeline
 from outcore.lower import lower
 from outcore.policies import floor_plan, leanest_plan
-from outcore.runtime.calls import Calls, gradient_bytes
+from outcore.runtime.besides import Besides
+from outcore.runtime.calls import Calls, gradient_bytes, handed_bytes
 from outcore.runtime.drift import Drift, Replanned
 from outcore.runtime.options import Settings
 from outcore.runtime.planned import Planned
 from outcore.runtime.profiling import Profiling
-from outcore.runtime.shares import Shares, later_gradient_bytes
+from outcore.runtime.shares import Shares
 from outcore.runtime.solving import Solver
 from outcore.simulate import simulate
 from outcore.uncollected import uncollected
@@ -96,11 +97,12 @@ class Planner:
         Raises InfeasibleError where no plan of the policy fits the budget. Where other graphs have
         no plan yet, the budget it names is the least that may do (`at_least`).
         """
-        rest = (profiled.base_bytes or 0) - profiled.resident_bytes
-        waiting = shares.waiting_bytes(self.solver.hardware())
-        to_come = [max(0, rest + each) for each in waiting]
+        base, late = profiled.base_bytes or 0, shares.late_bytes(profiled.met or {})
+        returning = shares.graph.seen.returned.beyond_bytes()
+        besides = Besides(base, profiled.lingering_bytes, returning, late)
+        rooms = shares.besides_bytes(self.solver.hardware(), besides)
         try:
-            return _first(partial(self._beside, shares, profiled), to_come)
+            return _first(partial(self._beside, shares, profiled, besides), rooms)
         except InfeasibleError as error:
             others = (graph for graph in shares.active if graph is not shares.graph)
             error.at_least |= any(graph.planned is None for graph in others)
@@ -109,23 +111,26 @@ class Planner:
                 error.add_note(left_over)
             raise
 
-    def _beside(self, shares: Shares, profiled: Profiling, to_come_bytes: int) -> Planned:
-        """The plan of a graph with so much to come besides. Raises InfeasibleError as `plan`."""
-        gradients = later_gradient_bytes(shares.graph, shares.active)  # which linger, if seen
-        resident = profiled.resident_bytes + max(profiled.lingering_bytes, gradients)
-        resident += to_come_bytes
-        between = max(profiled.between_bytes, shares.in_turn_bytes(self.solver.hardware()))
-        problem = shares.problem(self.solver.hardware(), profiled.profile(), resident, between)
-        planned = self._planned(shares, problem, profiled.resident_bytes)
+    def _beside(
+        self, shares: Shares, profiled: Profiling, besides: Besides, besides_bytes: int
+    ) -> Planned:
+        """The plan of a graph with so much held besides. Raises InfeasibleError as `plan`."""
+        hardware, profile = self.solver.hardware(), profiled.profile()
+        between = max(profiled.between_bytes, shares.in_turn_bytes(hardware))
+        problem = shares.problem(hardware, profile, besides_bytes, between)
+        planned = self._planned(shares, problem)
         if shares.graph.standing.retained:
             planned = self._retaining(shares, planned)
-        base = profiled.base_bytes or 0
-        return replace(planned, to_come_bytes=to_come_bytes, base_bytes=base)
+        return replace(planned, besides=besides, besides_bytes=besides_bytes)
 
     @uncollected()
     def plan_for_calls(self, shares: Shares, planned: Planned) -> Planned:
         """The same for as many calls as waited at once. Raises InfeasibleError as `plan` does."""
-        return self._as_before(shares, planned, planned.problem)
+        calls = shares.graph.standing.planned_for - planned.calls
+        more = calls * handed_bytes(planned.problem.trace)
+        beside = replace(planned, besides_bytes=planned.besides_bytes + more)
+        outside = planned.problem.outside_bytes + more
+        return self._as_before(shares, beside, replace(planned.problem, outside_bytes=outside))
 
     @uncollected()
     def plan_beside_calls(self, shares: Shares, planned: Planned) -> Planned:
@@ -136,12 +141,12 @@ class Planner:
         return self._as_before(shares, planned, planned.problem, roomy=True)
 
     def lacking_bytes(self, shares: Shares, planned: Planned) -> int:
-        """How much more waiting calls of other graphs may hold than `planned` has room for.
+        """How much more may be held besides than `planned` has room for, waiting calls among it.
 
-        In the largest mix that was seen. Negative where that is less.
+        In one mix that was seen. Negative where that is less.
         """
-        _, of_one = shares.waiting_bytes(self.solver.hardware())
-        return planned.base_bytes + of_one - planned.resident_bytes - planned.to_come_bytes
+        _, of_one = shares.besides_bytes(self.solver.hardware(), planned.besides)
+        return of_one - planned.besides_bytes
 
     def _retaining(self, shares: Shares, planned: Planned) -> Planned:
         """The same with room for all that crosses until backward ends: `retain_graph` asks for it.
@@ -153,7 +158,7 @@ class Planner:
         while most is None or most - least > problem.budget_bytes // ROOM_DIVISOR:
             wider = replace(problem, outside_bytes=problem.outside_bytes + room)
             try:
-                tried = self._planned(shares, wider, planned.resident_bytes)
+                tried = self._planned(shares, wider)
             except InfeasibleError as error:
                 error.at_least = True  # a plan beside so little may keep more than that
                 refusal, most = error, room
@@ -178,28 +183,26 @@ class Planner:
         hold more by now; if there is no plan beside that, and none is asked for (`roomy`), they
         have the room that they had. Raises as `_planned`.
         """
-        rest = planned.base_bytes - planned.resident_bytes
-        waiting = shares.waiting_bytes(self.solver.hardware())
-        to_come = [max(0, rest + each) for each in waiting]
-        if not roomy and planned.to_come_bytes < to_come[-1]:
-            to_come.append(planned.to_come_bytes)
-        return _first(partial(self._again_beside, shares, planned, problem), to_come)
+        rooms = [*shares.besides_bytes(self.solver.hardware(), planned.besides)]
+        if not roomy and planned.besides_bytes < rooms[-1]:
+            rooms.append(planned.besides_bytes)
+        return _first(partial(self._again_beside, shares, planned, problem), rooms)
 
     def _again_beside(
-        self, shares: Shares, planned: Planned, problem: Problem, to_come: int
+        self, shares: Shares, planned: Planned, problem: Problem, besides_bytes: int
     ) -> Planned:
-        """The same with so much to come besides."""
-        besides = planned.problem.outside_bytes - planned.alone.outside_bytes
-        besides -= to_come - planned.to_come_bytes
-        alone = replace(problem, outside_bytes=problem.outside_bytes - besides)
+        """The same with so much held besides."""
+        more = besides_bytes - planned.besides_bytes
+        more -= planned.problem.outside_bytes - planned.alone.outside_bytes
+        alone = replace(problem, outside_bytes=problem.outside_bytes + more)
         if shares.later:  # whose plans are made: this one may hold more than they found
             *_, taken = shares.left_bytes(alone)
             alone = replace(alone, between_bytes=max(alone.between_bytes, taken))
-        again = self._planned(shares, alone, planned.resident_bytes)
+        again = self._planned(shares, alone)
         if planned.retaining_bytes is not None:
             again = self._retaining(shares, again)
-        past, base = planned.replanned, planned.base_bytes
-        return replace(again, replanned=past, to_come_bytes=to_come, base_bytes=base)
+        past, besides = planned.replanned, planned.besides
+        return replace(again, replanned=past, besides=besides, besides_bytes=besides_bytes)
 
     @uncollected()
     def plan_tighter(self, shares: Shares, planned: Planned) -> Planned:
@@ -215,13 +218,13 @@ class Planner:
         Later graphs are left what they take; where that is too much, what they need: they are
         planned again as they come.
         """
-        _, of_one = shares.waiting_bytes(self.solver.hardware())
-        unused = max(0, planned.resident_bytes - planned.base_bytes - of_one)
-        more = max(0, base_bytes - planned.base_bytes - unused)
-        problem = planned.problem
+        _, of_one = shares.besides_bytes(self.solver.hardware(), planned.besides)
+        unused = max(0, planned.besides_bytes - of_one)
+        more = max(0, base_bytes - planned.besides.base_bytes - unused)
+        problem, room = planned.problem, planned.besides_bytes + more
         problem = replace(problem, outside_bytes=problem.outside_bytes + more)
-        resident = planned.resident_bytes + more
-        beside = replace(planned, resident_bytes=resident, base_bytes=base_bytes)
+        besides = replace(planned.besides, base_bytes=base_bytes)
+        beside = replace(planned, besides=besides, besides_bytes=room)
         try:
             return self._as_before(shares, beside, problem)
         except InfeasibleError:
@@ -278,29 +281,27 @@ class Planner:
         except InfeasibleError:
             return None
 
-    def _planned(self, shares: Shares, problem: Problem, resident_bytes: int) -> Planned:
+    def _planned(self, shares: Shares, problem: Problem) -> Planned:
         """The plan for `problem`, that of one call, with room for later graphs, and other calls.
 
         Raises InfeasibleError where the policy has none.
         """
         between = (max(problem.between_bytes, left) for left in shares.left_bytes(problem))
-        return _first(partial(self._leaving, shares, problem, resident_bytes), between)
+        return _first(partial(self._leaving, shares, problem), between)
 
-    def _leaving(
-        self, shares: Shares, problem: Problem, resident_bytes: int, left_bytes: int
-    ) -> Planned:
+    def _leaving(self, shares: Shares, problem: Problem, left_bytes: int) -> Planned:
         """The same with so much left for what runs while this one waits."""
         leaving = replace(problem, between_bytes=left_bytes)
         standing = shares.graph.standing
         calls = Calls(leaving, standing.planned_for, retained=standing.retained)
         if calls.number == 1:
-            planned = self.solver.planned(shares, leaving, resident_bytes)
+            planned = self.solver.planned(shares, leaving)
             return self._as_it_is(shares, planned, replace(calls, problem=problem))
         found, refusal = [], None
         start = time.perf_counter()
         for beside in calls.problems():
             try:
-                planned = self.solver.planned(shares, beside, resident_bytes)
+                planned = self.solver.planned(shares, beside)
             except InfeasibleError as error:
                 error.at_least, refusal = True, error
                 continue

@@ -84,11 +84,11 @@ class Plans:
 
         Always so where everything is kept and the budget has room for what came on top.
         """
-        more = self._held.besides_bytes(graph, inputs) - planned.resident_bytes
+        more = self._held.base_bytes(graph, inputs) - planned.besides.base_bytes
         budget = self._settings.budget_bytes
         margin = margin_bytes(budget)
         if more > margin and self._held.collect():  # what compilation left, as in `floor_program`
-            more = self._held.besides_bytes(graph, inputs) - planned.resident_bytes
+            more = self._held.base_bytes(graph, inputs) - planned.besides.base_bytes
         return more <= margin or (
             planned.everything_kept and planned.predicted.peak(Tier.DEVICE) + more <= budget
         )
@@ -156,7 +156,8 @@ class Plans:
         with naming_the_rank():
             again = self.planner.plan_beside_more(shares, planned, base_bytes)
             again = self._take(graph, again)
-        more, text = base_bytes - planned.base_bytes, self._announcement(graph, again)
+        more = base_bytes - planned.besides.base_bytes
+        text = self._announcement(graph, again)
         log.info("planned again beside %s more. %s", format_bytes(more), text)
         return again
 

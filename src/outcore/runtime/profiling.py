@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from outcore.capture import Captured
 from outcore.execute import Driver, Executable, Instruments, build, checker
@@ -17,6 +19,9 @@ from outcore.ir.trace import Ref, Trace
 from outcore.measure import Reading, Stopwatch
 from outcore.runtime.calls import nbytes_of
 from outcore.runtime.session import Visit
+
+if TYPE_CHECKING:  # a graph is profiled
+    from outcore.runtime.graph import PlannedGraph
 
 TIMED_STEPS = 3
 """Steps that are timed, after those that are checked and metered."""
@@ -57,11 +62,14 @@ class Profiling:
     the tangents."""
     lingering_bytes: int = 0
     """What the rest of the step still holds when backward begins, the tangents left out."""
-    resident_bytes: int = 0
-    """The most that was held besides the graph's own buffers when a forward call began."""
     base_bytes: int | None = None
-    """The most that was held so but for what waiting calls of other graphs held. Less than nothing
-    where the graph's own inputs are among that. None: no call began yet."""
+    """The most that was held as the first call of a timed step began, but for the graph's own
+    buffers and what waiting calls alone held. None: none began yet."""
+    first_bytes: int = 0
+    """The same of the latest step."""
+    met: WeakKeyDictionary[PlannedGraph, int] | None = None
+    """Which graphs had come back when the last call of a timed step did, and how often, at least.
+    """
     gone_bytes: int | None = None
     """What went while the graph waited, in each timed step, and was not of that step itself;
     None: not known."""
@@ -81,7 +89,19 @@ class Profiling:
 
     def again(self) -> None:
         """Time steps anew: others hold less from now on."""
-        self.timed_steps, self.resident_bytes, self.base_bytes = 0, 0, None
+        self.timed_steps, self.base_bytes, self.met = 0, None, None
+
+    def began(self, base_bytes: int, *, first: bool) -> int:
+        """Take what was held as a timed call began; how much more than at the first of its step."""
+        if first or self.base_bytes is None:
+            known = base_bytes if self.base_bytes is None else self.base_bytes
+            self.base_bytes, self.first_bytes = max(known, base_bytes), base_bytes
+        return base_bytes - self.first_bytes
+
+    def met_on_return(self, returned: Mapping[PlannedGraph, int]) -> None:
+        """Take how often graphs had come back when the last call of a timed step does."""
+        before = returned if self.met is None else self.met
+        self.met = WeakKeyDictionary({g: min(n, returned.get(g, 0)) for g, n in before.items()})
 
     def waited(self, gone_bytes: int) -> None:
         """Take what went while a visit waited."""

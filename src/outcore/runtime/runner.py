@@ -14,7 +14,7 @@ from outcore.measure import says_memory
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.replay import Replay, replay_of
 from outcore.runtime.session import Visit
-from outcore.runtime.store import Store, addresses, made_since
+from outcore.runtime.store import Store
 from outcore.runtime.versions import versions_of
 
 
@@ -49,7 +49,7 @@ class Runner:
         while True:  # until it is right
             executable = graph.begin_call(inputs)
             visit = Visit(ref(graph), self._replay_of(executable, inputs))
-            given = held.storages(inputs) if graph.times(executable) else None
+            given = held.given(graph, inputs) if graph.times(executable) else None
             start = clock.now()
             try:
                 with graph.telling_of_memory():
@@ -61,7 +61,8 @@ class Runner:
         visit.forward_stop = self.engine.metering.mark()
         stand_in = self.engine.stores.add(store, follow=stand_in_survives())
         if given is not None:
-            visit.pause = held.begin_pause(graph, given, results)
+            visit.handed = given | held.storages(results)
+            visit.pause = held.begin_pause(graph, visit.handed)
         return [*results, stand_in]
 
     def _backward(self, args: list[Any]) -> tuple[Any, ...]:
@@ -77,7 +78,7 @@ class Runner:
                 "torch.autograd.grad once for each gradient, with retain_graph=True"
             )
         visit, again = store.visit, keeps_graph()
-        graph.begin_backward(visit, tangents, again=again)
+        graph.begin_backward(store, tangents, again=again)
         given = list(tangents) if visit.replay is not None else []
         visit.backward_start, start = self.engine.metering.mark(), driver.clock.now()
         inputs: list[Any] | None = None
@@ -117,7 +118,6 @@ class Runner:
         inputs.clear()
         if executable.program is not None:  # what runs as captured reads them as they are
             _let_lie(arguments, trace, trace.inputs, captured.turned)
-        given = set(addresses(arguments)) if self.graph.profiling is not None else None
         lane = self.engine.driver.open_lane(executable.regions)
         try:
             results, crossing = executable.forward(arguments, lane)
@@ -127,8 +127,7 @@ class Runner:
         if following and (recording := following.recording_by(executable)):
             recording.lane = id(lane)
         versions = versions_of(crossing, overwritten)
-        made = () if given is None else made_since(crossing, given)
-        return [*results, *saved], Store(visit, executable, lane, crossing, versions, made)
+        return [*results, *saved], Store(visit, executable, lane, crossing, versions)
 
     def _gradients(
         self, executable: Executable, crossing: list[Any], tangents: list[Any], lane: Lane

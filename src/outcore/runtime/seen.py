@@ -1,4 +1,4 @@
-"""seen: which calls of other graphs waited when calls of one began.
+"""seen: what was held besides a graph as its calls began, and as they came back.
 
 Steps need not be alike: where layers are left out now and then, each step has another mix of calls
 that wait.
@@ -6,7 +6,8 @@ that wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -14,59 +15,144 @@ if TYPE_CHECKING:  # a graph sees others
     from outcore.runtime.graph import PlannedGraph
 
 Waiting: TypeAlias = Mapping["PlannedGraph", int]
-"""Graphs, and how many calls of each wait for their backward."""
+"""Other graphs, and how many calls of each wait for their backward."""
+
+Bytes: TypeAlias = Callable[["PlannedGraph"], int]
+"""Bytes of each call of a graph."""
 
 MOST_MIXES = 64
 """Mixes that are told apart; what comes after that is one, with the most of each graph."""
 
 
-class Seen:
-    """What calls of one graph met when they began."""
+@dataclass(slots=True, eq=False)
+class Mix:
+    """Calls that wait at once, and what is held besides what they alone hold."""
+
+    own: int
+    """Calls of the graph itself."""
+    others: WeakKeyDictionary[PlannedGraph, int] = field(default_factory=WeakKeyDictionary)
+    beyond_bytes: int | None = None
+    """How much more than as the first call of that step began; None: nobody counted."""
+
+    def within(self, other: Mix) -> bool:
+        """Whether as many own calls wait as in `other`, and no more of others."""
+        most = other.others
+        return self.own == other.own and all(most.get(g, 0) >= n for g, n in self.others.items())
+
+    def add(self, other: Mix) -> None:
+        """Have as many calls of each, and as much held besides, as either."""
+        self.own = max(self.own, other.own)
+        for graph, calls in other.others.items():
+            self.others[graph] = max(calls, self.others.get(graph, 0))
+        if other.beyond_bytes is not None:
+            known = other.beyond_bytes if self.beyond_bytes is None else self.beyond_bytes
+            self.beyond_bytes = max(known, other.beyond_bytes)
+
+
+class Mixes:
+    """Those that calls of one graph met, but for those that others surpass in all."""
 
     def __init__(self) -> None:
-        self._mixes: list[WeakKeyDictionary[PlannedGraph, int]] = []
-        """None of which is within another."""
+        self._mixes: list[Mix] = []
+
+    def __iter__(self) -> Iterator[Mix]:
+        """Those that are told apart."""
+        return iter(self._mixes)
+
+    def knows(self, own: int, others: Waiting) -> bool:
+        """Whether as many calls waited before."""
+        mix = Mix(own, WeakKeyDictionary(others))
+        return any(mix.within(known) for known in reversed(self._mixes))
+
+    def most(self, graph: PlannedGraph) -> int:
+        """The most calls of another graph that waited."""
+        return max((mix.others.get(graph, 0) for mix in self._mixes), default=0)
+
+    def note(self, own: int, others: Waiting, beyond_bytes: int | None = None) -> bool:
+        """Take who waited as a call began, or came back; whether that is news."""
+        mix = Mix(own, WeakKeyDictionary(others), beyond_bytes)
+        if any(mix.within(m) and not _more(beyond_bytes, m.beyond_bytes) for m in self._mixes):
+            return False
+        surpassed = [
+            m for m in self._mixes if m.within(mix) and not _more(m.beyond_bytes, beyond_bytes)
+        ]
+        self._mixes = [m for m in self._mixes if m not in surpassed]
+        if len(self._mixes) < MOST_MIXES:
+            self._mixes.append(mix)
+        else:
+            self._mixes[-1].add(mix)
+        return True
+
+    def beyond_bytes(self, unknown: int = 0) -> int:
+        """The most that was held besides, but for what calls alone hold; `unknown` if nobody knows.
+
+        More than as the first call of a step begins.
+        """
+        counted = (mix.beyond_bytes for mix in self._mixes if mix.beyond_bytes is not None)
+        return max(counted, default=unknown)
+
+    def besides_bytes(
+        self,
+        graph: PlannedGraph,
+        active: Collection[PlannedGraph],
+        alone: Bytes,
+        handed: Bytes,
+        unknown: int = 0,
+    ) -> tuple[int, int]:
+        """What is held besides `graph` and its calls: with the most calls of each, and in one mix.
+
+        More than as the first call of a step begins. `alone`: what each waiting call of a graph
+        holds that nobody else does, and `handed`: what it was given and returned, by which calls
+        are estimated beside which nobody counted; `unknown`: beside all, if nobody ever did. The
+        `active` graphs count, and mixes with no more calls than plans are made for.
+        """
+        mixes = [mix for mix in self._mixes if mix.own < graph.standing.planned_for]
+        each = {g: alone(g) for g in {g for mix in mixes for g in mix.others} if g in active}
+        counted = [mix for mix in mixes if mix.beyond_bytes is not None]
+        known = max((mix.beyond_bytes or 0 for mix in counted), default=unknown)
+
+        def calls_of(mix: Mix, other: PlannedGraph) -> int:
+            return min(mix.others.get(other, 0), other.standing.planned_for)
+
+        def beyond(mix: Mix) -> int:
+            if mix.beyond_bytes is not None or not counted:
+                return known if mix.beyond_bytes is None else mix.beyond_bytes
+            more = max(0, mix.own - max(m.own for m in counted)) * handed(graph)
+            for other in each:
+                most = max(calls_of(m, other) for m in counted)
+                more += max(0, calls_of(mix, other) - most) * handed(other)
+            return known + more
+
+        totals = [
+            (beyond(mix), sum(calls_of(mix, other) * n for other, n in each.items()))
+            for mix in mixes
+        ]
+        most_calls = {g: max(calls_of(mix, g) for mix in mixes) for g in each}
+        most = max((held for held, _ in totals), default=0)
+        most += sum(calls * each[g] for g, calls in most_calls.items())
+        return most, max((held + waiting for held, waiting in totals), default=0)
+
+
+class Seen:
+    """What calls of one graph met, as they began and as they came back."""
+
+    def __init__(self) -> None:
+        self.called, self.returned = Mixes(), Mixes()
         self.unchecked = False
         """Whether the plan may have too little room: a mix came, or one in a mix has another plan.
         """
 
     def __contains__(self, graph: PlannedGraph) -> bool:
-        """Whether calls of `graph` waited.
+        """Whether calls of another graph waited.
 
         Where the first to be called comes back first, each of two has seen the other.
         """
-        return any(graph in mix for mix in self._mixes)
+        return bool(self.most(graph))
 
     def most(self, graph: PlannedGraph) -> int:
-        """The most calls of `graph` that waited."""
-        return max((mix.get(graph, 0) for mix in self._mixes), default=0)
-
-    def note(self, waiting: Waiting) -> None:
-        """Take who waited as a call began, forward or backward."""
-        if not waiting or any(_within(waiting, mix) for mix in reversed(self._mixes)):
-            return
-        self.unchecked = True
-        self._mixes = [mix for mix in self._mixes if not _within(mix, waiting)]
-        if len(self._mixes) < MOST_MIXES:
-            self._mixes.append(WeakKeyDictionary())
-        for graph, calls in waiting.items():
-            self._mixes[-1][graph] = max(calls, self._mixes[-1].get(graph, 0))
-
-    def waiting_bytes(
-        self, active: Collection[PlannedGraph], will_hold: Callable[[PlannedGraph], int]
-    ) -> tuple[int, int]:
-        """What waiting calls may hold: the most of each graph, and those of one mix.
-
-        `will_hold`: bytes of each waiting call of a graph; those of the `active` ones count.
-        """
-        each = {g: will_hold(g) for g in {g for mix in self._mixes for g in mix} if g in active}
-
-        def bytes_of(mix: Waiting) -> int:
-            return sum(min(mix.get(g, 0), g.standing.planned_for) * each[g] for g in each)
-
-        most = bytes_of({g: self.most(g) for g in each})
-        return most, max(map(bytes_of, self._mixes), default=0)
+        """The most calls of another graph that waited."""
+        return max(self.called.most(graph), self.returned.most(graph))
 
 
-def _within(mix: Waiting, other: Waiting) -> bool:
-    return all(other.get(graph, 0) >= calls for graph, calls in mix.items())
+def _more(nbytes: int | None, than: int | None) -> bool:
+    return nbytes is not None and (than is None or nbytes > than)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,10 +12,12 @@ from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
 from outcore.ir.trace import Effect, Ref, Role, Trace
 from outcore.policies import staging_needed
+from outcore.runtime.besides import Besides
 from outcore.runtime.calls import (
     Calls,
     Taken,
     gradient_bytes,
+    handed_bytes,
     held_bytes,
     least_together,
     nbytes_of,
@@ -47,16 +49,16 @@ class Shares:
     """Whether the others, too, are planned again as they come."""
 
     def problem(
-        self, hardware: Hardware, profile: Profile, resident_bytes: int, between_bytes: int = 0
+        self, hardware: Hardware, profile: Profile, besides_bytes: int, between_bytes: int = 0
     ) -> Problem:
-        """The problem of one call, with `resident_bytes` held besides the graph's own buffers.
+        """The problem of one call, with `besides_bytes` held besides the graph's own buffers.
 
         Gradients of later graphs are among them. `between_bytes`: what the rest of the step was
         seen to take while the graph waits.
         """
         trace, budget = self.graph.captured.trace, self.budget_bytes
         states = self.graph.standing.planned_for * _states_bytes(trace, self.state_bytes)
-        outside = resident_bytes + states + margin_bytes(budget)
+        outside = besides_bytes + states + margin_bytes(budget)
         if trace.boundary == len(trace.ops):  # a backward call without ops has no position
             outside += between_bytes + nbytes_of(trace, tuple(map(Ref, trace.tangents)))
         return Problem(
@@ -84,7 +86,7 @@ class Shares:
         later = [(g, self._calls(g, problem.hardware)) for g in self.later]
         if not later:
             return (0,)
-        # Of graphs in turn, `to_come_bytes` counts what they hold under the one plan.
+        # Of graphs in turn, `Planned.besides_bytes` counts what they hold under the one plan.
         lean = [(calls.least,) if g in self.graph.seen else calls.lean for g, calls in later]
         pairs = zip(later, lean, strict=True)
         least = least_together(
@@ -104,17 +106,33 @@ class Shares:
         """What later graphs take if all is kept, but for workspaces that are not known yet."""
         return together([self._meanwhile(g, self._calls(g, hardware).most) for g in self.later])
 
-    def waiting_bytes(self, hardware: Hardware) -> tuple[int, int]:
-        """What waiting calls of other graphs may hold as a call begins.
+    def besides_bytes(self, hardware: Hardware, besides: Besides) -> tuple[int, int]:
+        """What is held besides the graph and its calls: with the most calls of each, and in a mix.
 
-        The most calls of each, and those of the largest mix that was seen. What runs in-core is
-        counted where it is held: by what is held besides.
+        As a call begins or comes back. What runs in-core is counted where it is held: by what was
+        found besides.
         """
 
-        def will_hold(graph: PlannedGraph) -> int:
-            return 0 if graph.retired else self._calls(graph, hardware).least.waiting_bytes
+        def alone(graph: PlannedGraph) -> int:
+            least = 0 if graph.retired else self._calls(graph, hardware).least.alone_bytes
+            return max(least, graph.private_bytes)
 
-        return self.graph.seen.waiting_bytes(set(self.active), will_hold)
+        def handed(graph: PlannedGraph) -> int:
+            return handed_bytes(graph.captured.trace)
+
+        active, seen = set(self.active), self.graph.seen
+        called = seen.called.besides_bytes(self.graph, active, alone, handed)
+        unknown = besides.returning_bytes
+        returned = seen.returned.besides_bytes(self.graph, active, alone, handed, unknown)
+        most, of_one = map(besides.total, called, returned)
+        return most, of_one
+
+    def late_bytes(self, met: Mapping[PlannedGraph, int]) -> int:
+        """Gradients of graphs whose backward comes first, but for so many calls of each."""
+        calls = {g: g.standing.planned_for for g in self.later}
+        calls[self.graph] = self.graph.standing.planned_for - 1
+        missing = ((g, n - met.get(g, 0)) for g, n in calls.items())
+        return sum(gradient_bytes(g.captured.trace) * max(0, n) for g, n in missing)
 
     def in_turn_bytes(self, hardware: Hardware) -> int:
         """What graphs that take turns with this one take at their peak, beyond what waits."""
@@ -153,7 +171,7 @@ class Shares:
                 host_budget_bytes=theirs.outer(Tier.HOST, hardware.capacity(Tier.HOST)),
                 disk_budget_bytes=theirs.outer(Tier.DISK, hardware.capacity(Tier.DISK)),
             )
-            calls = Calls(problem, number, counted=True, program=program)
+            calls = Calls(problem, number, others=True, program=program)
             self.known[graph] = calls
         return calls
 
@@ -172,12 +190,6 @@ class Shares:
 
     def _nested(self, graph: PlannedGraph) -> bool:
         return graph in self.graph.seen or self.graph in graph.seen
-
-
-def later_gradient_bytes(graph: PlannedGraph, active: Iterable[PlannedGraph]) -> int:
-    """Bytes of gradients of the graphs whose backward comes before that of `graph`."""
-    later = [g for g in active if graph in g.seen]
-    return sum(g.standing.planned_for * gradient_bytes(g.captured.trace) for g in later)
 
 
 def _input_gradient_bytes(trace: Trace) -> int:

@@ -80,7 +80,7 @@ class Solver:
             Tier.DISK: settings.disk_budget_bytes,
         }
 
-    def planned(self, shares: Shares, problem: Problem, resident_bytes: int) -> Planned:
+    def planned(self, shares: Shares, problem: Problem) -> Planned:
         """The plan for `problem`: that of the file of plans, else the policy's.
 
         Raises InfeasibleError where the policy has none, or that of the file does not fit;
@@ -114,7 +114,6 @@ class Solver:
             simulate(problem, program),
             in_core_timeline,
             time.perf_counter() - start,
-            resident_bytes,
             room_bytes=budget_bytes - problem.budget_bytes,
             from_file="" if saved is None else given.path,
             note="; ".join(filter(None, (given.note(saved), self._idle_rules(shares.active)))),

@@ -83,13 +83,13 @@ class Standing:
     refused_calls: int = 0
     """As many as were seen to wait at once, and had no plan."""
     crowded_bytes: float = inf
-    """The least `Planned.to_come_bytes` that was wanted and for which no plan was found."""
+    """The least `Planned.besides_bytes` that was wanted and for which no plan was found."""
     fruitless: int = 0
     """Sessions begun in a row with its forward call that no backward call followed."""
     growths: int = 0
     """How often it was planned again beside more that the process came to hold."""
     refused_bytes: float = inf
-    """The least `Planned.base_bytes` for which no plan was found, less the margin."""
+    """The least `Besides.base_bytes` for which no plan was found, less the margin."""
     grown_bytes: int = 0
     """What it was planned again beside, more than at first: it came later, or is about to."""
     gone_bytes: int = 0
@@ -137,6 +137,11 @@ class Standing:
             self.latest_steps.append((latest, often))
             often = 0
         self.latest_steps.append((step, often + 1))
+
+    def returned(self, step: int) -> int:
+        """How often its backward was called in the engine's step of that number, so far."""
+        latest, often = self.latest_steps[-1] if self.latest_steps else (step, 0)
+        return often if latest == step else 0
 
     def forget(self, step: int) -> None:
         """Do not count that step: it was not one."""

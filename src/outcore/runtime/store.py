@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -27,8 +27,7 @@ class Store:
     """The crossing of one forward call, the lane its copies went through, and the way back.
 
     `visit`: the step it belongs to. `versions`: per entry of the crossing how often that tensor had
-    been written when the forward call ended; None for what is no tensor, or may change. `made`: the
-    entries that lie in storages which the forward call made; none unless somebody wants to know.
+    been written when the forward call ended; None for what is no tensor, or may change.
     """
 
     visit: Visit
@@ -36,7 +35,6 @@ class Store:
     lane: Lane
     crossing: list[Any]
     versions: Sequence[int | None] = ()
-    made: tuple[int, ...] = ()
     number: int = field(default_factory=lambda: next(_numbers))
 
     def check_versions(self) -> None:
@@ -51,27 +49,16 @@ class Store:
                     'from this tensor: use a policy that does not, such as policy="swap-all"'
                 )
 
-    def own(self) -> list[torch.Tensor]:
-        """What the forward call made, in as far as backward has not taken it."""
-        return [self.crossing[i] for i in self.made] if self.crossing else []
+    @property
+    def private_bytes(self) -> int:
+        """What nobody else can hold, unless backward has taken it."""
+        return self.executable.private_bytes if self.crossing else 0
 
     def release(self) -> None:
         """Drop everything held. Called once, from anywhere, also from a finaliser."""
         self.lane.close()  # first: what is freed below is then held by no copy any more
         self.crossing.clear()
         self.versions = ()
-
-
-def addresses(things: Sequence[Any]) -> list[int | None]:
-    """Where the storage of each tensor lies; None for what is no tensor."""
-    tensors = (thing if isinstance(thing, torch.Tensor) else None for thing in things)
-    return [None if t is None else t.untyped_storage().data_ptr() for t in tensors]
-
-
-def made_since(crossing: Sequence[Any], given: Collection[int | None]) -> tuple[int, ...]:
-    """Which tensors of the crossing lie in none of the storages at the addresses `given`."""
-    where = enumerate(addresses(crossing))
-    return tuple(i for i, address in where if address is not None and address not in given)
 
 
 class _Name(bytearray):

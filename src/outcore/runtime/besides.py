@@ -1,0 +1,24 @@
+"""besides: what is held besides a graph, as its profiled steps told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Besides:
+    """What is held besides a graph and the buffers that other calls alone hold."""
+
+    base_bytes: int = 0
+    """As the first call of a step begins, at most."""
+    lingering_bytes: int = 0
+    """What came while the graph waited and is still there when its backward begins, by a meter."""
+    returning_bytes: int = 0
+    """How much more there is as calls come back, at most: for a graph of the same trace."""
+    late_bytes: int = 0
+    """Gradients of graphs that come back before it, which profiled steps did not have."""
+
+    def total(self, called_bytes: int, returned_bytes: int) -> int:
+        """All that is held besides, with so much more as calls begin and as they come back."""
+        more = max(called_bytes + self.lingering_bytes, returned_bytes + self.late_bytes)
+        return max(0, self.base_bytes + more)
