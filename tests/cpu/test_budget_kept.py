@@ -302,7 +302,7 @@ def test_a_budget_that_is_named_will_do_unless_it_is_the_least_that_may() -> Non
             break
     else:
         pytest.fail(f"refused again and again: {refusals}")
-    assert len(refusals) > 1
+    assert refusals
     assert all(at_least for at_least, _ in refusals[:-1])
 
 
@@ -669,7 +669,7 @@ def test_a_larger_budget_is_never_refused_where_a_smaller_one_will_do() -> None:
     roomy = Backend(budget="1GiB", policy="pooch")
     train(Words, roomy, x, torch.Tensor.sum)
     fits = []
-    for mebibytes in (10, 11, 12, 13, 14, 16):
+    for mebibytes in (8, 9, 10, 12, 14, 16):
         backend = Backend(budget=f"{mebibytes}MiB", policy="pooch")
         try:
             train(Words, backend, x, torch.Tensor.sum)

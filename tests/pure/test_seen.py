@@ -1,4 +1,4 @@
-"""Which calls of other graphs waited, and what such calls may hold."""
+"""Which calls waited, what was held besides, and what that comes to under other plans."""
 
 from __future__ import annotations
 
@@ -8,69 +8,124 @@ from typing import Any
 
 import pytest
 
-from outcore.runtime.seen import MOST_MIXES, Seen
+from outcore.runtime.besides import Besides
+from outcore.runtime.seen import MOST_MIXES, Mixes, Seen
 
 
 class Graph:
-    """What `Seen` asks of one."""
+    """What is asked of one."""
 
-    def __init__(self, planned_for: int = 9) -> None:
+    def __init__(self, planned_for: int = 9, handed: int = 0) -> None:
         self.standing = SimpleNamespace(planned_for=planned_for)
+        self.handed = handed
 
 
-def waiting(seen: Any, will_hold: dict[Any, int]) -> tuple[int, int]:
-    """Of graphs that are all active."""
-    most, of_one = seen.waiting_bytes(set(will_hold), will_hold.__getitem__)
+def besides(
+    mixes: Any, alone: dict[Any, int], graph: Graph | None = None, unknown: int = 0
+) -> tuple[int, int]:
+    """Beside a graph; all others are active."""
+    most, of_one = mixes.besides_bytes(
+        graph or Graph(), set(alone), alone.__getitem__, lambda g: g.handed, unknown
+    )
     return most, of_one
 
 
-def noted(mixes: list[dict[Any, int]]) -> Any:
-    seen = Seen()
-    for mix in mixes:
-        seen.note(mix)
-    return seen
+def noted(*mixes: tuple[int, dict[Any, int], int | None]) -> Any:
+    found: Any = Mixes()
+    for own, others, beyond in mixes:
+        found.note(own, others, beyond)
+    return found
 
 
 def test_each_call_that_waits_holds_something() -> None:
     a, b = Graph(), Graph()
-    assert waiting(noted([{}, {a: 2, b: 1}]), {a: 5, b: 7}) == (17, 17)
-    assert waiting(noted([{}]), {a: 5, b: 7}) == (0, 0)
+    assert besides(noted((0, {}, 0), (0, {a: 2, b: 1}, 0)), {a: 5, b: 7}) == (17, 17)
+    assert besides(noted((0, {}, 0)), {a: 5, b: 7}) == (0, 0)
+    assert besides(Mixes(), {a: 5, b: 7}) == (0, 0)
 
 
 def test_mixes_are_told_from_the_most_of_each() -> None:
     a, b = Graph(), Graph()
-    assert waiting(noted([{a: 4, b: 1}, {a: 1, b: 3}]), {a: 10, b: 10}) == (70, 50)
+    mixes = noted((0, {a: 4, b: 1}, 0), (0, {a: 1, b: 3}, 0))
+    assert besides(mixes, {a: 10, b: 10}) == (70, 50)
+    mixes = noted((0, {a: 4, b: 1}, 3), (0, {a: 1, b: 3}, 20))
+    assert besides(mixes, {a: 10, b: 10}) == (90, 60), "with what was held beside each"
+
+
+def test_what_is_held_besides_counts_for_the_mix_beside_which_it_is() -> None:
+    """Gradients are there when few calls wait, and what calls are given when many do."""
+    a = Graph()
+    assert besides(noted((0, {a: 3}, 0), (0, {a: 1}, 30)), {a: 10}) == (60, 40)
 
 
 def test_calls_without_a_plan_are_not_counted() -> None:
     a = Graph(planned_for=2)
-    seen = noted([{a: 5}])
-    assert seen.most(a) == 5
-    assert waiting(seen, {a: 10}) == (20, 20)
-    assert waiting(seen, {}) == (0, 0), "nor those of graphs that run no more"
+    mixes = noted((0, {a: 5}, 0))
+    assert mixes.most(a) == 5
+    assert besides(mixes, {a: 10}) == (20, 20)
+    assert besides(mixes, {}) == (0, 0), "nor those of graphs that run no more"
 
 
-def test_only_larger_mixes_are_news() -> None:
+def test_own_calls_without_a_plan_are_not_counted() -> None:
+    a = Graph()
+    mixes = noted((0, {a: 1}, 1), (1, {a: 2}, 40))
+    assert besides(mixes, {a: 10}, Graph(planned_for=2)) == (60, 60)
+    assert besides(mixes, {a: 10}, Graph(planned_for=1)) == (11, 11)
+
+
+def test_what_nobody_counted_is_estimated_by_what_calls_are_handed() -> None:
+    graph, a = Graph(handed=1000), Graph(handed=100)
+    counted = (0, {a: 1}, 5)
+    assert besides(noted(counted, (0, {a: 1}, None)), {a: 10}, graph) == (15, 15)
+    assert besides(noted(counted, (0, {a: 3}, None)), {a: 10}, graph) == (235, 235)
+    assert besides(noted(counted, (2, {a: 1}, None)), {a: 10}, graph) == (2015, 2015)
+    nobody = noted((2, {a: 1}, None))
+    assert besides(nobody, {a: 10}, graph, unknown=7) == (17, 17)
+    assert nobody.beyond_bytes(unknown=7) == 7
+    assert noted(counted).beyond_bytes(unknown=7) == 5
+
+
+def test_only_what_is_more_is_news() -> None:
     a, b = Graph(), Graph()
-    seen = noted([{a: 1}, {b: 1}])
-    assert seen.unchecked
-    seen.unchecked = False
+    mixes: Any = noted((0, {a: 1}, None), (0, {b: 1}, None))
     for mix in ({}, {a: 1}, {b: 1}):
-        seen.note(mix)
-    assert not seen.unchecked
-    seen.note({a: 1, b: 1})
-    assert seen.unchecked
-    assert len(seen._mixes) == 1
-    assert a in seen
-    assert b in seen
+        assert mixes.knows(0, mix)
+        assert not mixes.note(0, mix, None)
+    assert not mixes.knows(1, {}), "as many own calls never waited"
+    assert mixes.note(0, {a: 1}, 5), "nobody counted before"
+    assert not mixes.note(0, {a: 1}, 5)
+    assert mixes.note(0, {a: 1}, 6)
+    assert mixes.note(0, {a: 1, b: 1}, 6)
+    assert [mix.beyond_bytes for mix in mixes] == [6], "the others are within"
+    assert not mixes.note(0, {a: 1}, 3)
+    assert mixes.note(0, {a: 1}, 7), "fewer calls, more besides"
     del b, mix
     gc.collect()
-    assert waiting(seen, {a: 10}) == (10, 10)
+    assert besides(mixes, {a: 10}) == (17, 17)
+
+
+def test_seen_are_those_that_waited_at_either_end() -> None:
+    a, b, c = Graph(), Graph(), Graph()
+    seen: Any = Seen()
+    assert seen.called.note(0, {a: 2})
+    assert seen.called.note(1, {a: 3, c: 1})
+    assert seen.returned.note(0, {b: 1})
+    assert [g in seen for g in (a, b, c, Graph())] == [True, True, True, False]
+    assert (seen.most(a), seen.most(b)) == (3, 1)
+    assert (seen.called.before_first(a), seen.called.before_first(c)) == (2, 0)
 
 
 @pytest.mark.parametrize("more", [0, 9])
 def test_what_is_beyond_many_is_counted_as_one(more: int) -> None:
     graphs = [Graph() for _ in range(MOST_MIXES + more)]
-    seen = noted([{graph: 1} for graph in graphs])
-    assert len(seen._mixes) == MOST_MIXES
-    assert waiting(seen, dict.fromkeys(graphs, 7)) == (7 * len(graphs), 7 * (1 + more))
+    mixes = noted(*((0, {graph: 1}, 5) for graph in graphs))
+    assert len(list(mixes)) == MOST_MIXES
+    most, of_one = besides(mixes, dict.fromkeys(graphs, 7))
+    assert (most, of_one) == (5 + 7 * len(graphs), 5 + 7 * (1 + more))
+
+
+def test_all_that_is_held_besides_is_the_most_at_either_end() -> None:
+    found = Besides(base_bytes=100, lingering_bytes=7, late_bytes=20)
+    assert found.total(50, 0) == 157
+    assert found.total(0, 50) == 170
+    assert found.total(-300, -300) == 0

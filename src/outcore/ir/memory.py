@@ -92,6 +92,15 @@ def reread_bytes(trace: Trace, program: Program) -> int:
     return sum(b.nbytes for b in buffers if b.role not in {Role.PARAM, Role.STATE})
 
 
+def pause_bytes(problem: Problem, program: Program) -> int:
+    """Device bytes that the budget leaves between the two calls, when the tangents are there."""
+    passed_in = (program.slots[s] for s in (*program.arguments, *program.tangents))
+    held = sum(slot.nbytes for slot in passed_in if slot.tier is Tier.DEVICE)
+    actions = (instruction.action for instruction in program.body[: program.boundary])
+    held += sum(_change(program, action, Tier.DEVICE) for action in actions)
+    return problem.limit_bytes(Tier.DEVICE) - problem.outside_bytes - held
+
+
 def _crossing(program: Program) -> dict[int, Slot]:
     """The device's slots that forward makes and leaves, by number."""
     live = {}

@@ -15,6 +15,8 @@ class Besides:
     """What came while the graph waited and is still there when its backward begins, by a meter."""
     returning_bytes: int = 0
     """How much more there is as calls come back, at most: for a graph of the same trace."""
+    between_bytes: int = 0
+    """What the rest of the step takes at most while the graph waits, beyond that, by a meter."""
     late_bytes: int = 0
     """Gradients of graphs that come back before it, which profiled steps did not have."""
 

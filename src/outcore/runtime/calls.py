@@ -34,6 +34,11 @@ class Taken:
     waiting_bytes: int
     alone_bytes: int = 0
 
+    @property
+    def work_bytes(self) -> int:
+        """What it takes at its peak beyond what it holds while it waits."""
+        return self.peak_bytes - self.waiting_bytes
+
     def by(self, calls: int) -> int:
         """Bytes that so many calls take at once."""
         return self.peak_bytes + (calls - 1) * self.waiting_bytes
@@ -46,16 +51,16 @@ class Taken:
 def together(graphs: Sequence[Taken]) -> int:
     """The most that graphs take of which each runs while those before it wait."""
     waiting = sum(each.waiting_bytes for each in graphs)
-    return waiting + max((each.peak_bytes - each.waiting_bytes for each in graphs), default=0)
+    return waiting + max((each.work_bytes for each in graphs), default=0)
 
 
 def least_together(graphs: Sequence[Sequence[Taken]]) -> int:
     """The least that they take, where each has a choice; `together` for the best of all choices."""
-    works = {each.peak_bytes - each.waiting_bytes for choices in graphs for each in choices}
+    works = {each.work_bytes for choices in graphs for each in choices}
     totals = []
     for most in works:  # of what one of them takes beyond what it holds while it waits
         waiting = [
-            [each.waiting_bytes for each in choices if each.peak_bytes - each.waiting_bytes <= most]
+            [each.waiting_bytes for each in choices if each.work_bytes <= most]
             for choices in graphs
         ]
         if all(waiting):
@@ -81,18 +86,18 @@ class Calls:
     @cached_property
     def most(self) -> Taken:
         """What a call takes with everything kept."""
-        return self._taken(lower(self.problem, make_plan({}, "keep-all"), fast=True))
+        return self.taken(lower(self.problem, make_plan({}, "keep-all"), fast=True))
 
     @cached_property
     def least(self) -> Taken:
         """What a call takes where they take the least at once, or as they run."""
-        return self._least[1] if self.program is None else self._taken(self.program)
+        return self._least[1] if self.program is None else self.taken(self.program)
 
     @property
     def lean(self) -> tuple[Taken, ...]:
         """What a call takes under each of the leanest plans, or as they run."""
         if self.program is not None:
-            return (self._taken(self.program),)
+            return (self.taken(self.program),)
         return tuple(taken for _, taken in self._lean)
 
     def waiting_bytes(self) -> int:
@@ -108,7 +113,7 @@ class Calls:
     def _lean(self) -> list[tuple[Floor, Taken]]:
         nothing_overlaps = replace(self.problem, budget_bytes=1)
         plans = list(lean_plans(self.problem))
-        lean = (self._taken(lower(nothing_overlaps, plan, fast=True)) for plan in plans)
+        lean = (self.taken(lower(nothing_overlaps, plan, fast=True)) for plan in plans)
         return list(zip((plan_floor(self.problem, plan) for plan in plans), lean, strict=True))
 
     def problems(self) -> Iterator[Problem]:
@@ -137,9 +142,10 @@ class Calls:
 
     def others_bytes(self, program: Program) -> int:
         """What the other calls hold if each is run by `program`."""
-        return (self.number - 1) * self._taken(program).waiting_bytes
+        return (self.number - 1) * self.taken(program).waiting_bytes
 
-    def _taken(self, program: Program) -> Taken:
+    def taken(self, program: Program) -> Taken:
+        """What a call takes that is run by `program`."""
         problem = self.problem
         trace = problem.trace
         staying = _staying_bytes(trace, program)

@@ -10,10 +10,11 @@ import contextlib
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeGuard
+from weakref import WeakKeyDictionary
 
 from outcore.capture import Captured, capture_again
 from outcore.errors import CaptureError, InfeasibleError, OutcoreError
@@ -28,6 +29,7 @@ from outcore.runtime.planned import Planned
 from outcore.runtime.profiling import Keeping, Profiling, begin_profiling
 from outcore.runtime.seen import Seen
 from outcore.runtime.session import Visit
+from outcore.runtime.shares import kept_bytes
 from outcore.runtime.standing import MOST_FRUITLESS, Standing, State
 from outcore.runtime.store import Store
 from outcore.units import format_bytes
@@ -61,8 +63,16 @@ class PlannedGraph:
         """Whether it runs in-core from now on, by the executable that it was given for that."""
         self.seen = Seen()
         """Whose calls waited when a call of this one began."""
+        self.met: WeakKeyDictionary[PlannedGraph, int] | None = None
+        """Which graphs had come back when the last call of a timed step did, how often at least."""
         self.may_keep = True
         """Whether it keeps everything once nobody differentiates: until another has no plan."""
+        self.left_at_least = 0
+        """What it leaves to later graphs while it waits, however little they seem to need."""
+        self.asked_bytes = 0
+        """How much more it is to leave them: one has no plan beside it. 0 once that is done."""
+        self.yields = True
+        """Whether it could leave them more, for all that is known."""
         self.lean = False
         """Whether it is profiled by the leanest program, for want of device memory."""
         self.tightened = False
@@ -178,8 +188,13 @@ class PlannedGraph:
             beyond = base - profiling.first_bytes
             if not own:
                 step = self.engine.steps.number
-                profiling.met_on_return({g: g.standing.returned(step) for g in roll.active()})
+                self._meet({g: g.standing.returned(step) for g in roll.active()})
         self.seen.unchecked |= self.seen.returned.note(own, others, beyond)
+
+    def _meet(self, returned: Mapping[PlannedGraph, int]) -> None:
+        """Take how often graphs had come back when the last call of a timed step does."""
+        before = returned if self.met is None else self.met
+        self.met = WeakKeyDictionary({g: min(n, returned.get(g, 0)) for g, n in before.items()})
 
     # ---- before a step --------------------------------------------------------------------------
 
@@ -212,11 +227,12 @@ class PlannedGraph:
         self.standing.gone_bytes = self.profiling.gone_bytes or 0
         try:
             return self.settle(self.engine.plans.first(self, self.profiling)).executable
-        except InfeasibleError:
-            if not self._others_keep_less():
+        except InfeasibleError as error:
+            if not (self._others_keep_less() or self._others_leave_more(error)):
                 raise
         self.engine.held.collect(again=True)  # the error's frames hold what calls were given
         self.profiling.again()
+        self.met = None
         return self.profiling.executable
 
     def _unplanned(self, profiling: Profiling, resident_bytes: int) -> Executable:
@@ -255,6 +271,30 @@ class PlannedGraph:
             graph.may_keep = False
             self.engine.metering.forget_peak()
         return bool(keeping)
+
+    def _others_leave_more(self, error: InfeasibleError) -> bool:
+        """Have one that waits for its backward while this one runs hold less from its next call on.
+
+        False where none that is planned can.
+        """
+        earlier = [g for g in self.engine.roll.active() if g in self.seen and g.planned is not None]
+        able = [g for g in earlier if g.yields]
+        if not able or error.tier != "device":
+            return False
+        most = max(able, key=kept_bytes)
+        most.asked_bytes = max(most.asked_bytes, error.floor_bytes - error.budget_bytes)
+        return True
+
+    def _leaving_more(self, following: Following) -> Following:
+        """A plan that leaves later graphs as much more as they ask for; it where none fits."""
+        asked, self.asked_bytes = self.asked_bytes, 0
+        if not asked:
+            return following
+        try:
+            return self.settle(self.engine.plans.leaving_more(self, following.planned, asked))
+        except OutcoreError:  # the graph that asked will tell
+            self.yields = False
+            return following
 
     def _follows_the_unplanned(self) -> bool:
         """Whether a graph that waits for its backward is to be planned first, and may yet be."""
@@ -311,7 +351,7 @@ class PlannedGraph:
         `waiting`: calls of the graph whose backward is to come, this one among them.
         """
         if waiting == 1:
-            following = self._beside_calls(following)
+            following = self._leaving_more(self._beside_calls(following))
             if following.trial is None:
                 following = self._for_calls(following)
             following = self.engine.growth.beside_what_came(self, following, inputs)
@@ -350,7 +390,9 @@ class PlannedGraph:
         if self.standing.fruitless >= MOST_FRUITLESS:
             return False
         planned = self.planned is not None and executable is self.executable
-        return self.checks(executable) or (planned and self.engine.metering.wants_peak())
+        pausing = self.profiling is not None and self.profiling.wants_pause
+        profiled = self.checks(executable) or (pausing and self.times(executable))
+        return profiled or (planned and self.engine.metering.wants_peak())
 
     # ---- a graph that is not as captured --------------------------------------------------------
 
@@ -404,6 +446,8 @@ class PlannedGraph:
         self.obstacles[obstacle] += 1
         if self.profiling is None or self.obstacles[obstacle] < obstacle.most:
             return
+        if self.profiling.workspace_bytes is not None:
+            return  # it does without
         if not obstacle.passes:
             self._give_up(CaptureError(reason=obstacle.reason))
         elif self.standing.reason != obstacle.reason:

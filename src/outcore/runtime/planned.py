@@ -10,6 +10,7 @@ from outcore.ir.problem import Problem
 from outcore.ir.program import Program
 from outcore.ir.timeline import Timeline
 from outcore.runtime.besides import Besides
+from outcore.runtime.calls import Taken
 from outcore.runtime.drift import Replanned
 
 FORCED = "overrides"
@@ -30,6 +31,8 @@ class Planned:
     """What is held besides, but for what other calls alone hold."""
     besides_bytes: int = 0
     """All that is held besides, but for the other calls of the graph; a part of what is outside."""
+    profiled: Taken | None = None
+    """What a call took while it was profiled."""
     room_bytes: int = 0
     """What the program leaves free of the budget, for a GPU's allocator."""
     replanned: Replanned | None = None

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from outcore.errors import InfeasibleError
 from outcore.execute import Driver
 from outcore.ir.hardware import Tier
-from outcore.ir.memory import fits, peak, retained_bytes
+from outcore.ir.memory import fits, pause_bytes, peak, retained_bytes
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
 from outcore.ir.program import Program
@@ -97,9 +97,13 @@ class Planner:
         Raises InfeasibleError where no plan of the policy fits the budget. Where other graphs have
         no plan yet, the budget it names is the least that may do (`at_least`).
         """
-        base, late = profiled.base_bytes or 0, shares.late_bytes(profiled.met or {})
-        returning = shares.graph.seen.returned.beyond_bytes()
-        besides = Besides(base, profiled.lingering_bytes, returning, late)
+        besides = Besides(
+            base_bytes=profiled.base_bytes or 0,
+            lingering_bytes=profiled.lingering_bytes,
+            returning_bytes=shares.graph.seen.returned.beyond_bytes(),
+            between_bytes=profiled.between_bytes,
+            late_bytes=shares.late_bytes(),
+        )
         rooms = shares.besides_bytes(self.solver.hardware(), besides)
         try:
             return _first(partial(self._beside, shares, profiled, besides), rooms)
@@ -118,10 +122,13 @@ class Planner:
         hardware, profile = self.solver.hardware(), profiled.profile()
         between = max(profiled.between_bytes, shares.in_turn_bytes(hardware))
         problem = shares.problem(hardware, profile, besides_bytes, between)
-        planned = self._planned(shares, problem)
+        planned = self._planned(shares, problem, besides)
         if shares.graph.standing.retained:
             planned = self._retaining(shares, planned)
-        return replace(planned, besides=besides, besides_bytes=besides_bytes)
+        taken = None
+        if profiled.timed.program is not None:
+            taken = Calls(problem, 1, others=True).taken(profiled.timed.program)
+        return replace(planned, besides_bytes=besides_bytes, profiled=taken)
 
     @uncollected()
     def plan_for_calls(self, shares: Shares, planned: Planned) -> Planned:
@@ -139,6 +146,19 @@ class Planner:
         Raises InfeasibleError as `plan` does.
         """
         return self._as_before(shares, planned, planned.problem, roomy=True)
+
+    @uncollected()
+    def plan_leaving(self, shares: Shares, planned: Planned, more_bytes: int) -> Planned:
+        """The same with more left to later graphs. Raises InfeasibleError as `plan` does."""
+        graph, before = shares.graph, shares.graph.left_at_least
+        graph.left_at_least = max(
+            before, pause_bytes(planned.problem, planned.program) + more_bytes
+        )
+        try:
+            return self._as_before(shares, planned, planned.problem)
+        except InfeasibleError:
+            graph.left_at_least = before
+            raise
 
     def lacking_bytes(self, shares: Shares, planned: Planned) -> int:
         """How much more may be held besides than `planned` has room for, waiting calls among it.
@@ -158,7 +178,7 @@ class Planner:
         while most is None or most - least > problem.budget_bytes // ROOM_DIVISOR:
             wider = replace(problem, outside_bytes=problem.outside_bytes + room)
             try:
-                tried = self._planned(shares, wider)
+                tried = self._planned(shares, wider, planned.besides)
             except InfeasibleError as error:
                 error.at_least = True  # a plan beside so little may keep more than that
                 refusal, most = error, room
@@ -196,13 +216,13 @@ class Planner:
         more -= planned.problem.outside_bytes - planned.alone.outside_bytes
         alone = replace(problem, outside_bytes=problem.outside_bytes + more)
         if shares.later:  # whose plans are made: this one may hold more than they found
-            *_, taken = shares.left_bytes(alone)
+            *_, taken = shares.left_bytes(alone, planned.besides.between_bytes)
             alone = replace(alone, between_bytes=max(alone.between_bytes, taken))
-        again = self._planned(shares, alone)
+        again = self._planned(shares, alone, planned.besides)
         if planned.retaining_bytes is not None:
             again = self._retaining(shares, again)
-        past, besides = planned.replanned, planned.besides
-        return replace(again, replanned=past, besides=besides, besides_bytes=besides_bytes)
+        past, profiled = planned.replanned, planned.profiled
+        return replace(again, replanned=past, besides_bytes=besides_bytes, profiled=profiled)
 
     @uncollected()
     def plan_tighter(self, shares: Shares, planned: Planned) -> Planned:
@@ -281,13 +301,16 @@ class Planner:
         except InfeasibleError:
             return None
 
-    def _planned(self, shares: Shares, problem: Problem) -> Planned:
+    def _planned(self, shares: Shares, problem: Problem, besides: Besides) -> Planned:
         """The plan for `problem`, that of one call, with room for later graphs, and other calls.
 
         Raises InfeasibleError where the policy has none.
         """
-        between = (max(problem.between_bytes, left) for left in shares.left_bytes(problem))
-        return _first(partial(self._leaving, shares, problem), between)
+        at_least = shares.graph.left_at_least
+        left = shares.left_bytes(problem, besides.between_bytes, at_least)
+        between = (max(problem.between_bytes, each) for each in left)
+        planned = _first(partial(self._leaving, shares, problem), between)
+        return replace(planned, besides=besides)
 
     def _leaving(self, shares: Shares, problem: Problem, left_bytes: int) -> Planned:
         """The same with so much left for what runs while this one waits."""

@@ -175,6 +175,15 @@ class Plans:
         """
         return self._take(graph, self.planner.plan_beside_calls(self._shares(graph), planned))
 
+    def leaving_more(self, graph: PlannedGraph, planned: Planned, more_bytes: int) -> Planned:
+        """The same with so much more left to later graphs while this one waits.
+
+        Raises InfeasibleError where no plan of the policy fits.
+        """
+        return self._take(
+            graph, self.planner.plan_leaving(self._shares(graph), planned, more_bytes)
+        )
+
     def lacking_bytes(self, graph: PlannedGraph, planned: Planned) -> int:
         """How much more calls of other graphs may hold by now than `planned` has room for.
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 from outcore.capture import Captured
 from outcore.execute import Driver, Executable, Instruments, build, checker
@@ -19,9 +17,6 @@ from outcore.ir.trace import Ref, Trace
 from outcore.measure import Reading, Stopwatch
 from outcore.runtime.calls import nbytes_of
 from outcore.runtime.session import Visit
-
-if TYPE_CHECKING:  # a graph is profiled
-    from outcore.runtime.graph import PlannedGraph
 
 TIMED_STEPS = 3
 """Steps that are timed, after those that are checked and metered."""
@@ -67,9 +62,9 @@ class Profiling:
     buffers and what waiting calls alone held. None: none began yet."""
     first_bytes: int = 0
     """The same of the latest step."""
-    met: WeakKeyDictionary[PlannedGraph, int] | None = None
-    """Which graphs had come back when the last call of a timed step did, and how often, at least.
-    """
+    wants_pause: bool = True
+    """Whether a timed step is to be metered for them: in one that is checked, what calls are given
+    is held until they come back."""
     gone_bytes: int | None = None
     """What went while the graph waited, in each timed step, and was not of that step itself;
     None: not known."""
@@ -89,7 +84,7 @@ class Profiling:
 
     def again(self) -> None:
         """Time steps anew: others hold less from now on."""
-        self.timed_steps, self.base_bytes, self.met = 0, None, None
+        self.timed_steps, self.base_bytes, self.wants_pause = 0, None, True
 
     def began(self, base_bytes: int, *, first: bool) -> int:
         """Take what was held as a timed call began; how much more than at the first of its step."""
@@ -98,20 +93,20 @@ class Profiling:
             self.base_bytes, self.first_bytes = max(known, base_bytes), base_bytes
         return base_bytes - self.first_bytes
 
-    def met_on_return(self, returned: Mapping[PlannedGraph, int]) -> None:
-        """Take how often graphs had come back when the last call of a timed step does."""
-        before = returned if self.met is None else self.met
-        self.met = WeakKeyDictionary({g: min(n, returned.get(g, 0)) for g, n in before.items()})
-
     def waited(self, gone_bytes: int) -> None:
         """Take what went while a visit waited."""
         before = gone_bytes if self.gone_bytes is None else self.gone_bytes
         self.gone_bytes = min(gone_bytes, before)
 
     def metered(self, reading: Reading, visit: Visit) -> None:
-        """Take the workspaces, and what the rest of the step needs between the two calls."""
-        if self.workspace_bytes is not None or len(self.first.notes) < len(self.trace.ops):
-            return  # it is known, or was another program's
+        """Take the workspaces, or what the rest of the step needs between the two calls."""
+        if self.workspace_bytes is not None:
+            if visit.handed is not None and self.wants_pause:
+                self.wants_pause = False
+                self._take_pause(reading, visit)
+            return
+        if len(self.first.notes) < len(self.trace.ops):
+            return  # it was another program's
         if reading is not self.latest:
             self.latest, self.readings_left = reading, self.readings_left - 1
         if self.readings_left > 0:
@@ -119,6 +114,9 @@ class Profiling:
         spans = (self.first.last(op) for op in range(len(self.trace.ops)))
         seen = (reading.workspace_bytes(a, b) for a, b in spans)
         self.workspace_bytes = tuple(max(n, self.within.get(i, 0)) for i, n in enumerate(seen))
+        self._take_pause(reading, visit)
+
+    def _take_pause(self, reading: Reading, visit: Visit) -> None:
         tangents = nbytes_of(self.trace, tuple(map(Ref, self.trace.tangents)))
         waiting = reading.level_bytes(visit.forward_stop)
         lingering = reading.level_bytes(visit.backward_start) - waiting - tangents

@@ -68,6 +68,11 @@ class Mixes:
         """The most calls of another graph that waited."""
         return max((mix.others.get(graph, 0) for mix in self._mixes), default=0)
 
+    def before_first(self, graph: PlannedGraph) -> int:
+        """Calls of another graph that waited each time when no own call did."""
+        firsts = (mix.others.get(graph, 0) for mix in self._mixes if not mix.own)
+        return min(firsts, default=0)
+
     def note(self, own: int, others: Waiting, beyond_bytes: int | None = None) -> bool:
         """Take who waited as a call began, or came back; whether that is news."""
         mix = Mix(own, WeakKeyDictionary(others), beyond_bytes)

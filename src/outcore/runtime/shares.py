@@ -77,21 +77,26 @@ class Shares:
         """The graphs that run while this one waits."""
         return [g for g in self.active if self.graph in g.seen]
 
-    def left_bytes(self, problem: Problem) -> tuple[int, ...]:
+    def left_bytes(
+        self, problem: Problem, between_bytes: int, at_least: int = 0
+    ) -> tuple[int, ...]:
         """What later graphs may be left while this one waits: their part, or the least they need.
 
         Which is what they take where they are planned and stay so. Nothing where there are none.
-        `problem` is that of one call of this graph.
+        `problem` is that of one call of this graph; `between_bytes`: what the rest of the step was
+        seen to take while it waits. No less than `at_least`.
         """
         later = [(g, self._calls(g, problem.hardware)) for g in self.later]
         if not later:
-            return (0,)
+            return (at_least,)
         # Of graphs in turn, `Planned.besides_bytes` counts what they hold under the one plan.
         lean = [(calls.least,) if g in self.graph.seen else calls.lean for g, calls in later]
         pairs = zip(later, lean, strict=True)
         least = least_together(
             [[self._meanwhile(g, t) for t in choices] for (g, _), choices in pairs]
         )
+        seen = self._seen_to_take(later, between_bytes)
+        least = max(at_least, least if seen is None else min(least, seen))
         calls = Calls(problem, self.graph.standing.planned_for)
         mine, theirs = kept_bytes(self.graph), sum(kept_bytes(g) for g, _ in later)
         free = problem.budget_bytes - held_bytes(problem) - calls.waiting_bytes()
@@ -101,6 +106,34 @@ class Shares:
             each = [self._meanwhile(g, taken) for g, taken in usable]
             part = min(part, problem.between_bytes + together(each))
         return tuple(dict.fromkeys((max(part, least), least)))
+
+    def _seen_to_take(
+        self, later: Sequence[tuple[PlannedGraph, Calls]], between_bytes: int
+    ) -> int | None:
+        """What later graphs take by what the rest of the step took while they were profiled.
+
+        More where their plans take more than that. None if one was not there in all those steps.
+        """
+        met: Mapping[PlannedGraph, int] = self.graph.met or {}
+        waiting, work, given = 0, [0], 0
+        for graph, calls in later:
+            # Each counts what it is given and returns as if that were there throughout.
+            given = max(given, handed_bytes(graph.captured.trace))
+            number = self._coming(graph)
+            if met.get(graph, 0) < number:
+                return None
+            if calls.program is None:
+                continue  # it may run as it was profiled
+            before = None if graph.planned is None else graph.planned.profiled
+            if before is None:
+                return None
+            waiting += number * max(0, calls.least.alone_bytes - before.alone_bytes)
+            work.append(calls.least.work_bytes - before.work_bytes)
+        return between_bytes + waiting + max(work) + given
+
+    def _coming(self, graph: PlannedGraph) -> int:
+        """Calls of a later graph that begin and come back while a call of this one waits."""
+        return graph.standing.planned_for - self.graph.seen.called.before_first(graph)
 
     def most_bytes(self, hardware: Hardware) -> int:
         """What later graphs take if all is kept, but for workspaces that are not known yet."""
@@ -127,9 +160,10 @@ class Shares:
         most, of_one = map(besides.total, called, returned)
         return most, of_one
 
-    def late_bytes(self, met: Mapping[PlannedGraph, int]) -> int:
-        """Gradients of graphs whose backward comes first, but for so many calls of each."""
-        calls = {g: g.standing.planned_for for g in self.later}
+    def late_bytes(self) -> int:
+        """Gradients of graphs whose backward comes first, which not all timed steps had."""
+        met: Mapping[PlannedGraph, int] = self.graph.met or {}
+        calls = {g: self._coming(g) for g in self.later}
         calls[self.graph] = self.graph.standing.planned_for - 1
         missing = ((g, n - met.get(g, 0)) for g, n in calls.items())
         return sum(gradient_bytes(g.captured.trace) * max(0, n) for g, n in missing)
