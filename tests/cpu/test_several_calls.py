@@ -265,6 +265,54 @@ def test_layers_that_are_left_out_now_and_then(share: float) -> None:
     inside(backend)
 
 
+class Handing(nn.Module):
+    """A block of two graphs: what the first returns the second is given, and does not keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.there, self.back = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.back(torch.tanh(self.there(x)))
+        torch._dynamo.graph_break()
+        result: Tensor = x + y.sigmoid()
+        return result
+
+
+def handing(backend: Any, steps: int = STEPS) -> list[list[Tensor]]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = nn.Sequential(*(Handing() for _ in range(10)))
+    module.compile(backend=backend, dynamic=False)
+    found = []
+    for step in range(steps):
+        module.zero_grad()
+        loss = module(rows(step)).square().mean()
+        loss.backward()
+        found.append([loss.detach()])
+        del loss
+    return [*found, snapshot(module, torch.zeros(()))]
+
+
+def test_what_one_call_hands_to_the_next_is_counted_once() -> None:
+    """It was counted as a result, as an input, and as what was found besides: twice the truth."""
+    roomy = Backend(budget="40MiB")
+    plain = handing(roomy)
+    inside(roomy)
+    report = roomy.report()
+    assert report.measured_peak_bytes is not None
+    assert report.predicted_peak_bytes is not None
+    assert report.predicted_peak_bytes <= 1.1 * report.measured_peak_bytes
+    backend = Backend(budget=int(0.75 * report.measured_peak_bytes), strict=True)
+    assert same(handing(backend), plain)
+    report = backend.report()
+    assert report.state == "planned"
+    assert report.measured_peak_bytes is not None
+    assert report.predicted_peak_bytes is not None
+    assert report.predicted_peak_bytes <= 1.1 * report.measured_peak_bytes
+    inside(backend)
+
+
 class Judge(nn.Module):
     """The discriminator of a GAN: it sees what is real and what is not before it goes back."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from outcore.ir.hardware import Tier
 from outcore.ir.problem import Problem
 from outcore.ir.program import Action, Alloc, Free, Program, Run, Slot
-from outcore.ir.trace import Ref, Role, Trace
+from outcore.ir.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +80,11 @@ def private_bytes(trace: Trace, program: Program) -> int:
     return sum(slot.nbytes for slot in crossing if slot.buffer not in returned)
 
 
-def reread_bytes(trace: Trace, program: Program) -> int:
-    """Bytes given to and returned by forward that backward reads only to run forward ops again.
-
-    What the caller has for good does not count.
-    """
-    handed = set(trace.value_buffers((trace.outputs, tuple(map(Ref, trace.inputs)))))
+def reread_bytes(trace: Trace, program: Program, buffers: Collection[int]) -> int:
+    """Bytes of those of the `buffers` that backward reads."""
     runs = (instruction.action for instruction in program.body[program.boundary :])
     read = {program.slots[s].buffer for run in runs if isinstance(run, Run) for s in run.reads}
-    needed = {b for op in range(trace.boundary, len(trace.ops)) for b in trace.reads[op]}
-    buffers = (trace.buffers[b] for b in (read & handed) - needed)
-    return sum(b.nbytes for b in buffers if b.role not in {Role.PARAM, Role.STATE})
+    return sum(trace.buffers[b].nbytes for b in read.intersection(buffers))
 
 
 def pause_bytes(problem: Problem, program: Program) -> int:

@@ -6,6 +6,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """What is held besides a graph and its calls, and how much of that is not there on return."""
+
+    nbytes: int
+    spare_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Besides:
     """What is held besides a graph and the buffers that other calls alone hold."""
 
@@ -17,10 +25,17 @@ class Besides:
     """How much more there is as calls come back, at most: for a graph of the same trace."""
     between_bytes: int = 0
     """What the rest of the step takes at most while the graph waits, beyond that, by a meter."""
+    gone: frozenset[int] = frozenset()
+    """Buffers that calls are given or return, and that nobody held as one came back: more is held
+    where a plan reads them again."""
     late_bytes: int = 0
     """Gradients of graphs that come back before it, which profiled steps did not have."""
 
+    def on_return(self, returned_bytes: int) -> int:
+        """What is held besides as calls come back, with so much more than the base."""
+        return max(0, self.base_bytes + returned_bytes + self.late_bytes)
+
     def total(self, called_bytes: int, returned_bytes: int) -> int:
         """All that is held besides, with so much more as calls begin and as they come back."""
-        more = max(called_bytes + self.lingering_bytes, returned_bytes + self.late_bytes)
-        return max(0, self.base_bytes + more)
+        on_call = self.base_bytes + called_bytes + self.lingering_bytes
+        return max(0, on_call, self.on_return(returned_bytes))

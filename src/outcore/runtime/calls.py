@@ -74,7 +74,8 @@ class Calls:
 
     `program`: the one that runs them, where that is fixed. `retained`: backward calls leave what
     crosses, so that gradients come on top. `others`: they are those of another graph, beside which
-    nobody has counted yet what they are given and return.
+    nobody has counted yet what they are given and return. `gone`: buffers of that which nobody held
+    when it was counted, so that those which are read again come on top, but for `spare_bytes`.
     """
 
     problem: Problem
@@ -82,6 +83,8 @@ class Calls:
     retained: bool = False
     others: bool = False
     program: Program | None = None
+    gone: frozenset[int] = frozenset()
+    spare_bytes: int = 0
 
     @cached_property
     def most(self) -> Taken:
@@ -122,6 +125,8 @@ class Calls:
         The first leaves a call all that it can use at its peak, or all that can be had; the last
         the least that does. Raises InfeasibleError where not even that can be had.
         """
+        if self.number == 1:
+            return iter((self.problem,))
         free = self.problem.budget_bytes - held_bytes(self.problem)
         most, least, others = self.most, self.least, self.number - 1
         if free < least.by(self.number):
@@ -141,15 +146,26 @@ class Calls:
         return replace(problem, outside_bytes=problem.outside_bytes + others, between_bytes=between)
 
     def others_bytes(self, program: Program) -> int:
-        """What the other calls hold if each is run by `program`."""
-        return (self.number - 1) * self.taken(program).waiting_bytes
+        """What the other calls hold if each is run by `program`, and what this one reads again."""
+        more = max(0, self.reread_bytes(program) - self.spare_bytes)
+        return (self.number - 1) * self.taken(program).waiting_bytes + more
+
+    @property
+    def rereadable(self) -> frozenset[int]:
+        """What of `gone` a plan could read again."""
+        trace = self.problem.trace
+        return self.gone & {b for op in range(trace.boundary) for b in trace.reads[op]}
+
+    def reread_bytes(self, program: Program) -> int:
+        """What is held for longer than it was, because `program` reads it again."""
+        return reread_bytes(self.problem.trace, program, self.gone)
 
     def taken(self, program: Program) -> Taken:
         """What a call takes that is run by `program`."""
         problem = self.problem
         trace = problem.trace
         staying = _staying_bytes(trace, program)
-        alone = staying + private_bytes(trace, program) + reread_bytes(trace, program)
+        alone = staying + private_bytes(trace, program) + self.reread_bytes(program)
         waiting = staying + crossing_bytes(program) if self.others else alone
         waiting += gradient_bytes(trace) * self.retained
         most = peak(problem, program, Tier.DEVICE).nbytes

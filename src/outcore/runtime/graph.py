@@ -97,6 +97,13 @@ class PlannedGraph:
         return None if self.following is None else self.following.executable
 
     @property
+    def gone(self) -> frozenset[int]:
+        """Buffers that calls are given or return, and nobody held as profiled ones came back."""
+        if self.planned is not None:
+            return self.planned.besides.gone
+        return frozenset() if self.profiling is None else self.profiling.gone
+
+    @property
     def private_bytes(self) -> int:
         """What each waiting call alone holds before there is a plan, at most."""
         if self.profiling is None:
@@ -186,6 +193,7 @@ class PlannedGraph:
         if profiling is not None and self.times(store.executable) and handed is not None:
             base = self.engine.held.base_on_return_bytes(self, store, tangents, handed)
             beyond = base - profiling.first_bytes
+            profiling.gone |= handed.gone
             if not own:
                 step = self.engine.steps.number
                 self._meet({g: g.standing.returned(step) for g in roll.active()})
@@ -279,10 +287,11 @@ class PlannedGraph:
         """
         earlier = [g for g in self.engine.roll.active() if g in self.seen and g.planned is not None]
         able = [g for g in earlier if g.yields]
-        if not able or error.tier != "device":
+        lacking = error.floor_bytes - error.budget_bytes
+        if not able or error.tier != "device" or lacking <= 0:
             return False
         most = max(able, key=kept_bytes)
-        most.asked_bytes = max(most.asked_bytes, error.floor_bytes - error.budget_bytes)
+        most.asked_bytes = max(most.asked_bytes, lacking)
         return True
 
     def _leaving_more(self, following: Following) -> Following:

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from outcore.execute import Driver
+from outcore.ir.trace import Ref
 from outcore.measure import Elsewhere, allocated_bytes, resident_bytes
 from outcore.runtime.graph import PlannedGraph
-from outcore.runtime.pause import Pause, Storages, storages_given, storages_of
+from outcore.runtime.handed import Handed, handed
+from outcore.runtime.pause import Pause, Storages, storages_of
 from outcore.runtime.roll import Roll
 from outcore.runtime.store import Store
 
@@ -64,38 +66,42 @@ class Held:
         given = (*inputs, *graph.captured.constants)
         tensors = [t for t in given if isinstance(t, torch.Tensor)]
         mine = sum(store.private_bytes for store in self._roll.stores.of(graph))
-        beyond = _beyond(self.given(graph, inputs))
-        return self.resident_bytes(tensors) + beyond - mine
+        return self.resident_bytes(tensors) + self.given(graph, inputs).beyond_bytes - mine
 
     def base_bytes(self, graph: PlannedGraph, inputs: Sequence[Any]) -> int:
         """The same but for what waiting calls of other graphs alone hold."""
         return self.besides_bytes(graph, inputs) - self.others_bytes(graph)
 
     def base_on_return_bytes(
-        self, graph: PlannedGraph, store: Store, tangents: Sequence[Any], handed: Storages
+        self, graph: PlannedGraph, store: Store, tangents: Sequence[Any], own: Handed
     ) -> int:
         """Bytes that live tensors hold as the call of `store` comes back, but for the graph's.
 
-        And for what other calls alone hold. `handed`: what the call was given, and returned. The
+        And for what other calls alone hold. `own`: what the call was given, and returned. The
         trace counts that throughout, so that where something of it is gone, there is so much less.
         """
         held = (*store.crossing, *tangents, *graph.captured.constants)
         tensors = [t for t in held if isinstance(t, torch.Tensor)]
-        live = [storage for storage, _ in handed.live]
-        gone = handed.nbytes(handed.expired)
         mine = sum(s.private_bytes for s in self._roll.stores.of(graph) if s is not store)
-        resident = self.resident_bytes([*tensors, *live]) + _beyond(handed)
-        return resident - gone - mine - self.others_bytes(graph)
+        resident = self.resident_bytes([*tensors, *own.live]) + own.beyond_bytes
+        return resident - own.gone_bytes - mine - self.others_bytes(graph)
 
     def others_bytes(self, graph: PlannedGraph) -> int:
         """What waiting calls of other graphs alone hold by their programs, if they have any."""
         return sum(store.private_bytes for store in self._roll.stores.besides(graph))
 
-    def given(self, graph: PlannedGraph, inputs: Sequence[Any]) -> Storages:
-        """The storages of what a call of `graph` gets, with what its trace counts of each."""
-        return storages_given(
-            graph.captured.trace, (*inputs, *graph.captured.constants), self._device
-        )
+    def given(self, graph: PlannedGraph, inputs: Sequence[Any]) -> Handed:
+        """What a call of `graph` gets."""
+        trace = graph.captured.trace
+        things = (*inputs, *graph.captured.constants)
+        return handed(trace, zip(trace.inputs, things, strict=True), self._device)
+
+    def returned(self, graph: PlannedGraph, results: Sequence[Any]) -> Handed:
+        """What a call of `graph` gives, `results` first."""
+        trace = graph.captured.trace
+        pairs = zip(trace.outputs, results, strict=False)
+        tensors = ((ref.value, each) for ref, each in pairs if isinstance(ref, Ref))
+        return handed(trace, tensors, self._device)
 
     def allocated_bytes(self) -> int | None:
         """What the allocator's books have as given out; None where nobody keeps any."""
@@ -117,22 +123,15 @@ class Held:
         """Those of `tensors` that `level_bytes` counts."""
         return storages_of(tensors, self._device, self._counted)
 
-    def begin_pause(self, graph: PlannedGraph, handed: Storages) -> Pause | None:
-        """What is held when a forward call of `graph` is over; `handed`: given to it, or by it."""
+    def begin_pause(self, graph: PlannedGraph, own: Handed) -> Pause | None:
+        """What is held when a forward call of `graph` is over; `own`: given to it, and returned."""
         level_bytes = self.level_bytes(graph)
-        return (
-            None
-            if level_bytes is None
-            else Pause(level_bytes, handed.within(self._counted).whole())
-        )
+        if level_bytes is None:
+            return None
+        return Pause(level_bytes, own.storages.within(self._counted).there())
 
     @property
     def _counted(self) -> range | None:
         """The addresses that `level_bytes` counts; None for all."""
         ledger = self._driver.ledger()
         return None if ledger is None else range(ledger.start, ledger.stop)
-
-
-def _beyond(storages: Storages) -> int:
-    """Bytes of those that live, beyond what a trace counts of them."""
-    return sum(max(0, storage.nbytes() - claimed) for storage, claimed in storages.live)

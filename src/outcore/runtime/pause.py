@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from outcore.ir.trace import Trace
-
 _weakly: Any = StorageWeakRef  # torch gives it no types
 
 
 @dataclass(frozen=True, slots=True)
 class Storages:
-    """Storages on a device by address, weakly, with their bytes, or what a trace counts of them."""
+    """Storages on a device by address, weakly, with their bytes."""
 
     found: dict[int, tuple[Any, int]]
 
-    def __or__(self, more: Storages) -> Storages:
-        """These, and those of `more` that lie elsewhere."""
-        return Storages(more.found | self.found)
-
     @property
-    def live(self) -> list[tuple[torch.UntypedStorage, int]]:
+    def live(self) -> dict[int, torch.UntypedStorage]:
         """Those that are there."""
-        there = ((_there(storage), nbytes) for storage, nbytes in self.found.values())
-        return [(storage, nbytes) for storage, nbytes in there if storage is not None]
+        there = {at: _there(storage) for at, (storage, _) in self.found.items()}
+        return {at: storage for at, storage in there.items() if storage is not None}
 
     def within(self, counted: range | None) -> Storages:
         """Those at addresses in `counted`, if that is given."""
@@ -37,9 +30,9 @@ class Storages:
             return self
         return Storages({at: found for at, found in self.found.items() if at in counted})
 
-    def whole(self) -> Storages:
-        """Those that are there, with all their bytes."""
-        return Storages({s.data_ptr(): (_weakly(s), s.nbytes()) for s, _ in self.live})
+    def there(self) -> Storages:
+        """Those that are there."""
+        return Storages({at: self.found[at] for at in self.live})
 
     @property
     def expired(self) -> frozenset[int]:
@@ -56,17 +49,6 @@ def storages_of(tensors: Iterable[Any], device: torch.device, counted: range | N
     given = (t for t in tensors if isinstance(t, torch.Tensor) and t.device == device)
     storages = (t.untyped_storage() for t in given)
     return Storages({s.data_ptr(): (_weakly(s), s.nbytes()) for s in storages}).within(counted)
-
-
-def storages_given(trace: Trace, given: Sequence[Any], device: torch.device) -> Storages:
-    """Those of the inputs of `trace` and of its constants, with what it counts of each."""
-    claimed = Counter[int]()
-    for value, each in zip(trace.inputs, given, strict=True):
-        if isinstance(each, torch.Tensor) and each.device == device:
-            nbytes = trace.buffers[trace.values[value].buffer].nbytes
-            claimed[each.untyped_storage().data_ptr()] += nbytes
-    found = storages_of(given, device, None).found
-    return Storages({at: (storage, claimed[at]) for at, (storage, _) in found.items()})
 
 
 def _there(weak: Any) -> torch.UntypedStorage | None:

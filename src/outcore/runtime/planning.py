@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import product
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
 from outcore.errors import InfeasibleError
@@ -19,8 +20,8 @@ from outcore.ir.profile import Profile
 from outcore.ir.program import Program
 from outcore.ir.timeline import Timeline
 from outcore.lower import lower
-from outcore.policies import floor_plan, leanest_plan
-from outcore.runtime.besides import Besides
+from outcore.policies import floor_plan, lean_plans, leanest_plan
+from outcore.runtime.besides import Besides, Room
 from outcore.runtime.calls import Calls, gradient_bytes, handed_bytes
 from outcore.runtime.drift import Drift, Replanned
 from outcore.runtime.options import Settings
@@ -33,6 +34,8 @@ from outcore.uncollected import uncollected
 
 if TYPE_CHECKING:  # graphs are planned through here
     from outcore.runtime.graph import PlannedGraph
+
+T = TypeVar("T")
 
 TIGHTER_DIVISOR = 10
 """A plan that ran out of device memory is made again with the budget over this left free."""
@@ -102,9 +105,10 @@ class Planner:
             lingering_bytes=profiled.lingering_bytes,
             returning_bytes=shares.graph.seen.returned.beyond_bytes(),
             between_bytes=profiled.between_bytes,
+            gone=profiled.gone,
             late_bytes=shares.late_bytes(),
         )
-        rooms = shares.besides_bytes(self.solver.hardware(), besides)
+        rooms = shares.rooms(self.solver.hardware(), besides)
         try:
             return _first(partial(self._beside, shares, profiled, besides), rooms)
         except InfeasibleError as error:
@@ -115,20 +119,18 @@ class Planner:
                 error.add_note(left_over)
             raise
 
-    def _beside(
-        self, shares: Shares, profiled: Profiling, besides: Besides, besides_bytes: int
-    ) -> Planned:
+    def _beside(self, shares: Shares, profiled: Profiling, besides: Besides, room: Room) -> Planned:
         """The plan of a graph with so much held besides. Raises InfeasibleError as `plan`."""
         hardware, profile = self.solver.hardware(), profiled.profile()
         between = max(profiled.between_bytes, shares.in_turn_bytes(hardware))
-        problem = shares.problem(hardware, profile, besides_bytes, between)
-        planned = self._planned(shares, problem, besides)
+        problem = shares.problem(hardware, profile, room.nbytes, between)
+        planned = self._planned(shares, problem, besides, room)
         if shares.graph.standing.retained:
             planned = self._retaining(shares, planned)
         taken = None
         if profiled.timed.program is not None:
             taken = Calls(problem, 1, others=True).taken(profiled.timed.program)
-        return replace(planned, besides_bytes=besides_bytes, profiled=taken)
+        return replace(planned, profiled=taken)
 
     @uncollected()
     def plan_for_calls(self, shares: Shares, planned: Planned) -> Planned:
@@ -165,8 +167,8 @@ class Planner:
 
         In one mix that was seen. Negative where that is less.
         """
-        _, of_one = shares.besides_bytes(self.solver.hardware(), planned.besides)
-        return of_one - planned.besides_bytes
+        _, of_one = shares.rooms(self.solver.hardware(), planned.besides)
+        return of_one.nbytes - planned.besides_bytes
 
     def _retaining(self, shares: Shares, planned: Planned) -> Planned:
         """The same with room for all that crosses until backward ends: `retain_graph` asks for it.
@@ -178,7 +180,8 @@ class Planner:
         while most is None or most - least > problem.budget_bytes // ROOM_DIVISOR:
             wider = replace(problem, outside_bytes=problem.outside_bytes + room)
             try:
-                tried = self._planned(shares, wider, planned.besides)
+                besides = Room(planned.besides_bytes)
+                tried = self._planned(shares, wider, planned.besides, besides)
             except InfeasibleError as error:
                 error.at_least = True  # a plan beside so little may keep more than that
                 refusal, most = error, room
@@ -203,26 +206,25 @@ class Planner:
         hold more by now; if there is no plan beside that, and none is asked for (`roomy`), they
         have the room that they had. Raises as `_planned`.
         """
-        rooms = [*shares.besides_bytes(self.solver.hardware(), planned.besides)]
-        if not roomy and planned.besides_bytes < rooms[-1]:
-            rooms.append(planned.besides_bytes)
+        rooms = [*shares.rooms(self.solver.hardware(), planned.besides)]
+        if not roomy and planned.besides_bytes < rooms[-1].nbytes:
+            rooms.append(Room(planned.besides_bytes))
         return _first(partial(self._again_beside, shares, planned, problem), rooms)
 
     def _again_beside(
-        self, shares: Shares, planned: Planned, problem: Problem, besides_bytes: int
+        self, shares: Shares, planned: Planned, problem: Problem, room: Room
     ) -> Planned:
         """The same with so much held besides."""
-        more = besides_bytes - planned.besides_bytes
+        more = room.nbytes - planned.besides_bytes
         more -= planned.problem.outside_bytes - planned.alone.outside_bytes
         alone = replace(problem, outside_bytes=problem.outside_bytes + more)
         if shares.later:  # whose plans are made: this one may hold more than they found
             *_, taken = shares.left_bytes(alone, planned.besides.between_bytes)
             alone = replace(alone, between_bytes=max(alone.between_bytes, taken))
-        again = self._planned(shares, alone, planned.besides)
+        again = self._planned(shares, alone, planned.besides, room)
         if planned.retaining_bytes is not None:
             again = self._retaining(shares, again)
-        past, profiled = planned.replanned, planned.profiled
-        return replace(again, replanned=past, besides_bytes=besides_bytes, profiled=profiled)
+        return replace(again, replanned=planned.replanned, profiled=planned.profiled)
 
     @uncollected()
     def plan_tighter(self, shares: Shares, planned: Planned) -> Planned:
@@ -238,12 +240,13 @@ class Planner:
         Later graphs are left what they take; where that is too much, what they need: they are
         planned again as they come.
         """
-        _, of_one = shares.besides_bytes(self.solver.hardware(), planned.besides)
-        unused = max(0, planned.besides_bytes - of_one)
+        _, of_one = shares.rooms(self.solver.hardware(), planned.besides)
+        unused = max(0, planned.besides_bytes - of_one.nbytes)
         more = max(0, base_bytes - planned.besides.base_bytes - unused)
-        problem, room = planned.problem, planned.besides_bytes + more
+        problem = planned.problem
         problem = replace(problem, outside_bytes=problem.outside_bytes + more)
         besides = replace(planned.besides, base_bytes=base_bytes)
+        room = planned.besides_bytes + more
         beside = replace(planned, besides=besides, besides_bytes=room)
         try:
             return self._as_before(shares, beside, problem)
@@ -266,7 +269,8 @@ class Planner:
         where it is predicted to be faster. What other graphs hold by now is left to them.
         """
         start = time.perf_counter()
-        calls = Calls(planned.alone, planned.calls, retained=shares.graph.standing.retained)
+        retained, gone = shares.graph.standing.retained, planned.besides.gone
+        calls = Calls(planned.alone, planned.calls, retained=retained, gone=gone)
         outside = problem.outside_bytes - planned.others_bytes
         stays = replace(
             planned,
@@ -301,7 +305,7 @@ class Planner:
         except InfeasibleError:
             return None
 
-    def _planned(self, shares: Shares, problem: Problem, besides: Besides) -> Planned:
+    def _planned(self, shares: Shares, problem: Problem, besides: Besides, room: Room) -> Planned:
         """The plan for `problem`, that of one call, with room for later graphs, and other calls.
 
         Raises InfeasibleError where the policy has none.
@@ -309,34 +313,67 @@ class Planner:
         at_least = shares.graph.left_at_least
         left = shares.left_bytes(problem, besides.between_bytes, at_least)
         between = (max(problem.between_bytes, each) for each in left)
-        planned = _first(partial(self._leaving, shares, problem), between)
-        return replace(planned, besides=besides)
-
-    def _leaving(self, shares: Shares, problem: Problem, left_bytes: int) -> Planned:
-        """The same with so much left for what runs while this one waits."""
-        leaving = replace(problem, between_bytes=left_bytes)
         standing = shares.graph.standing
-        calls = Calls(leaving, standing.planned_for, retained=standing.retained)
-        if calls.number == 1:
-            planned = self.solver.planned(shares, leaving)
-            return self._as_it_is(shares, planned, replace(calls, problem=problem))
+        calls = Calls(
+            problem,
+            standing.planned_for,
+            retained=standing.retained,
+            gone=besides.gone,
+            spare_bytes=room.spare_bytes,
+        )
+        planned = _first(partial(self._leaving, shares, calls), between)
+        return replace(planned, besides=besides, besides_bytes=room.nbytes)
+
+    def _leaving(self, shares: Shares, calls: Calls, left_bytes: int) -> Planned:
+        """The same with so much left for what runs while this one waits."""
+        problem, start = calls.problem, time.perf_counter()
+        leaving = replace(calls, problem=replace(problem, between_bytes=left_bytes))
+        try:
+            found = self._within(shares, leaving, problem)
+        except InfeasibleError:
+            if not calls.rereadable:
+                raise
+            found = self._rereading(shares, leaving, problem)
+        return replace(found, planning_seconds=time.perf_counter() - start)
+
+    def _rereading(self, shares: Shares, calls: Calls, problem: Problem) -> Planned:
+        """The same with room for what plans may read again, else one that takes the least.
+
+        No policy knows that what it reads again is there the longer for it.
+        """
+        more = calls.number * sum(problem.trace.buffers[b].nbytes for b in calls.rereadable)
+        outside = calls.problem.outside_bytes + more
+        roomy = replace(calls, problem=replace(calls.problem, outside_bytes=outside))
+        try:
+            return self._within(shares, roomy, problem)
+        except InfeasibleError:
+            for beside, plan in product(calls.problems(), lean_plans(problem)):
+                planned = self.solver.under(beside, plan)
+                planned = self._as_it_is(shares, planned, replace(calls, problem=problem))
+                if fits(planned.problem, planned.program):
+                    return planned
+            raise
+
+    def _within(self, shares: Shares, calls: Calls, problem: Problem) -> Planned:
+        """The fastest plan for all `calls`, as `problem` sees it, which is that of one of them."""
         found, refusal = [], None
-        start = time.perf_counter()
         for beside in calls.problems():
             try:
                 planned = self.solver.planned(shares, beside)
             except InfeasibleError as error:
-                error.at_least, refusal = True, error
+                error.at_least |= calls.number > 1
+                refusal = error
                 continue
             planned = self._as_it_is(shares, planned, replace(calls, problem=problem))
+            if calls.number == 1 and not calls.reread_bytes(planned.program):
+                return planned
             if fits(planned.problem, planned.program):
                 found.append(planned)
             if planned.everything_kept:
                 break
         if not found:
             raise calls.refusal() if refusal is None else refusal
-        fastest = min(found, key=lambda planned: planned.predicted.seconds)
-        return replace(fastest, planning_seconds=time.perf_counter() - start)
+        return min(found, key=lambda planned: planned.predicted.seconds)
 
     def _as_it_is(self, shares: Shares, planned: Planned, calls: Calls) -> Planned:
         """`planned`, with what other calls hold and what was seen to be between, not their room."""
@@ -346,7 +383,7 @@ class Planner:
             planned.problem,
             budget_bytes=calls.problem.budget_bytes,
             outside_bytes=outside + others,
-            between_bytes=calls.problem.between_bytes,
+            between_bytes=calls.problem.between_bytes + calls.reread_bytes(planned.program),
         )
         return replace(
             planned,
@@ -371,7 +408,7 @@ class Planner:
         return simulate(replace(problem, outside_bytes=outside, between_bytes=between), kept)
 
 
-def _first(make: Callable[[int], Planned], rooms: Iterable[int]) -> Planned:
+def _first(make: Callable[[T], Planned], rooms: Iterable[T]) -> Planned:
     """What is made with the first of `rooms` with which something is.
 
     Raises InfeasibleError, that for the last one, where nothing is.

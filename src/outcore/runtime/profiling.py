@@ -65,6 +65,8 @@ class Profiling:
     wants_pause: bool = True
     """Whether a timed step is to be metered for them: in one that is checked, what calls are given
     is held until they come back."""
+    gone: frozenset[int] = frozenset()
+    """Buffers that timed calls were given or returned, and that nobody held when one came back."""
     gone_bytes: int | None = None
     """What went while the graph waited, in each timed step, and was not of that step itself;
     None: not known."""

@@ -61,7 +61,7 @@ class Runner:
         visit.forward_stop = self.engine.metering.mark()
         stand_in = self.engine.stores.add(store, follow=stand_in_survives())
         if given is not None:
-            visit.handed = given | held.storages(results)
+            visit.handed = given | held.returned(graph, results)
             visit.pause = held.begin_pause(graph, visit.handed)
         return [*results, stand_in]
 

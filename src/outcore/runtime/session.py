@@ -19,7 +19,8 @@ import torch
 
 from outcore.gauges import Moment
 from outcore.measure import Meter, Reading
-from outcore.runtime.pause import Pause, Storages
+from outcore.runtime.handed import Handed
+from outcore.runtime.pause import Pause
 from outcore.runtime.replay import Replay
 
 
@@ -44,7 +45,7 @@ class Visit:
     backward_stop: int = 0
     pause: Pause | None = None
     """What was held when the forward call was over, where that was asked."""
-    handed: Storages | None = None
+    handed: Handed | None = None
     """What the forward call was given and returned, where its ops were timed."""
     work: list[tuple[Moment, Moment]] = field(default_factory=list)
     """From when to when the device was at it, by the driver's clock: forward, then backward."""

@@ -12,7 +12,7 @@ from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
 from outcore.ir.trace import Effect, Ref, Role, Trace
 from outcore.policies import staging_needed
-from outcore.runtime.besides import Besides
+from outcore.runtime.besides import Besides, Room
 from outcore.runtime.calls import (
     Calls,
     Taken,
@@ -139,8 +139,8 @@ class Shares:
         """What later graphs take if all is kept, but for workspaces that are not known yet."""
         return together([self._meanwhile(g, self._calls(g, hardware).most) for g in self.later])
 
-    def besides_bytes(self, hardware: Hardware, besides: Besides) -> tuple[int, int]:
-        """What is held besides the graph and its calls: with the most calls of each, and in a mix.
+    def rooms(self, hardware: Hardware, besides: Besides) -> tuple[Room, Room]:
+        """For what is held besides the graph and its calls: with the most calls of each, in a mix.
 
         As a call begins or comes back. What runs in-core is counted where it is held: by what was
         found besides.
@@ -158,7 +158,9 @@ class Shares:
         unknown = besides.returning_bytes
         returned = seen.returned.besides_bytes(self.graph, active, alone, handed, unknown)
         most, of_one = map(besides.total, called, returned)
-        return most, of_one
+        return Room(most, most - besides.on_return(returned[0])), Room(
+            of_one, of_one - besides.on_return(returned[1])
+        )
 
     def late_bytes(self) -> int:
         """Gradients of graphs whose backward comes first, which not all timed steps had."""
@@ -191,10 +193,11 @@ class Shares:
         number, profile = graph.standing.planned_for, _profile(graph)
         program = None if graph.planned is None or self.afresh else graph.planned.program
         calls = self.known.get(graph)
-        if calls is None or (profile, number, program) != (
+        if calls is None or (profile, number, program, graph.gone) != (
             calls.problem.profile,
             calls.number,
             calls.program,
+            calls.gone,
         ):
             theirs = replace(self, graph=graph)
             problem = Problem(
@@ -205,7 +208,7 @@ class Shares:
                 host_budget_bytes=theirs.outer(Tier.HOST, hardware.capacity(Tier.HOST)),
                 disk_budget_bytes=theirs.outer(Tier.DISK, hardware.capacity(Tier.DISK)),
             )
-            calls = Calls(problem, number, others=True, program=program)
+            calls = Calls(problem, number, others=True, program=program, gone=graph.gone)
             self.known[graph] = calls
         return calls
 

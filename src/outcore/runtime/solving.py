@@ -119,6 +119,14 @@ class Solver:
             note="; ".join(filter(None, (given.note(saved), self._idle_rules(shares.active)))),
         )
 
+    def under(self, problem: Problem, plan: Plan) -> Planned:
+        """What `plan` makes of `problem`."""
+        start = time.perf_counter()
+        program, in_core = lower(problem, plan, fast=True), simulate(problem, self.kept(problem))
+        predicted = simulate(problem, program)
+        seconds = time.perf_counter() - start
+        return Planned(problem, plan, program, predicted, in_core, seconds)
+
     def _idle_rules(self, active: Sequence[PlannedGraph]) -> str:
         """Which overrides are for none of the graphs that run now; empty where all are."""
         found = frozenset().union(*(self._rules[g] for g in active))

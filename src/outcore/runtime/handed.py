@@ -1,0 +1,65 @@
+"""Handed: what a forward call was given and returned: others may hold it, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from outcore.ir.trace import Trace
+from outcore.runtime.pause import Storages, storages_of
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """Storages on a device, weakly, and the buffers of a trace that lie in each."""
+
+    trace: Trace
+    storages: Storages
+    buffers: dict[int, frozenset[int]]
+    """By address."""
+
+    def __or__(self, more: Handed) -> Handed:
+        """These, and `more`, which were found while all of these were there."""
+        addresses = self.buffers.keys() | more.buffers.keys()
+        nothing = frozenset[int]()
+        buffers = {
+            at: self.buffers.get(at, nothing) | more.buffers.get(at, nothing) for at in addresses
+        }
+        return Handed(self.trace, Storages(more.storages.found | self.storages.found), buffers)
+
+    @property
+    def gone(self) -> frozenset[int]:
+        """The buffers that nobody holds any more."""
+        return frozenset(b for at in self.storages.expired for b in self.buffers[at])
+
+    @property
+    def live(self) -> list[torch.UntypedStorage]:
+        """The storages that somebody holds."""
+        return list(self.storages.live.values())
+
+    @property
+    def beyond_bytes(self) -> int:
+        """Bytes of the storages that somebody holds, beyond what the trace counts of them."""
+        live = self.storages.live.items()
+        return sum(max(0, each.nbytes() - self._nbytes(self.buffers[at])) for at, each in live)
+
+    @property
+    def gone_bytes(self) -> int:
+        """Bytes that the trace counts though nobody holds them any more."""
+        return self._nbytes(self.gone)
+
+    def _nbytes(self, buffers: Iterable[int]) -> int:
+        return sum(self.trace.buffers[b].nbytes for b in buffers)
+
+
+def handed(trace: Trace, pairs: Iterable[tuple[int, Any]], device: torch.device) -> Handed:
+    """What lies on `device` of pairs of a Value and what stands for it."""
+    near = [(v, t) for v, t in pairs if isinstance(t, torch.Tensor) and t.device == device]
+    buffers: dict[int, frozenset[int]] = {}
+    for value, tensor in near:
+        at = tensor.untyped_storage().data_ptr()
+        buffers[at] = buffers.get(at, frozenset()) | {trace.values[value].buffer}
+    return Handed(trace, storages_of((t for _, t in near), device, None), buffers)
