@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outcore.runtime.besides import Besides
+from outcore.runtime.besides import Besides, Room
 from outcore.runtime.seen import MOST_MIXES, Mixes, Seen
 
 
@@ -21,11 +21,11 @@ class Graph:
 
 
 def besides(
-    mixes: Any, alone: dict[Any, int], graph: Graph | None = None, unknown: int = 0
+    mixes: Any, alone: dict[Any, int], graph: Graph | None = None, unknown: int = 0, calls: int = 9
 ) -> tuple[int, int]:
     """Beside a graph; all others are active."""
     most, of_one = mixes.besides_bytes(
-        graph or Graph(), set(alone), alone.__getitem__, lambda g: g.handed, unknown
+        graph or Graph(), calls, set(alone), alone.__getitem__, lambda g: g.handed, unknown
     )
     return most, of_one
 
@@ -69,8 +69,8 @@ def test_calls_without_a_plan_are_not_counted() -> None:
 def test_own_calls_without_a_plan_are_not_counted() -> None:
     a = Graph()
     mixes = noted((0, {a: 1}, 1), (1, {a: 2}, 40))
-    assert besides(mixes, {a: 10}, Graph(planned_for=2)) == (60, 60)
-    assert besides(mixes, {a: 10}, Graph(planned_for=1)) == (11, 11)
+    assert besides(mixes, {a: 10}, calls=2) == (60, 60)
+    assert besides(mixes, {a: 10}, calls=1) == (11, 11)
 
 
 def test_what_nobody_counted_is_estimated_by_what_calls_are_handed() -> None:
@@ -126,6 +126,6 @@ def test_what_is_beyond_many_is_counted_as_one(more: int) -> None:
 
 def test_all_that_is_held_besides_is_the_most_at_either_end() -> None:
     found = Besides(base_bytes=100, lingering_bytes=7, late_bytes=20)
-    assert found.total(50, 0) == 157
-    assert found.total(0, 50) == 170
-    assert found.total(-300, -300) == 0
+    assert found.room(50, 0) == Room(157, 37)
+    assert found.room(0, 50) == Room(170, 0)
+    assert found.room(-300, -300) == Room(0, 0)

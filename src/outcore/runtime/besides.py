@@ -31,11 +31,9 @@ class Besides:
     late_bytes: int = 0
     """Gradients of graphs that come back before it, which profiled steps did not have."""
 
-    def on_return(self, returned_bytes: int) -> int:
-        """What is held besides as calls come back, with so much more than the base."""
-        return max(0, self.base_bytes + returned_bytes + self.late_bytes)
-
-    def total(self, called_bytes: int, returned_bytes: int) -> int:
-        """All that is held besides, with so much more as calls begin and as they come back."""
+    def room(self, called_bytes: int, returned_bytes: int) -> Room:
+        """For all that is held besides, with so much more as calls begin and as they come back."""
         on_call = self.base_bytes + called_bytes + self.lingering_bytes
-        return max(0, on_call, self.on_return(returned_bytes))
+        on_return = self.base_bytes + returned_bytes + self.late_bytes
+        most = max(0, on_call, on_return)
+        return Room(most, most - max(0, on_return))

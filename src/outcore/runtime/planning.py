@@ -167,7 +167,7 @@ class Planner:
 
         In one mix that was seen. Negative where that is less.
         """
-        _, of_one = shares.rooms(self.solver.hardware(), planned.besides)
+        _, of_one = shares.rooms(self.solver.hardware(), planned.besides, planned.calls)
         return of_one.nbytes - planned.besides_bytes
 
     def _retaining(self, shares: Shares, planned: Planned) -> Planned:

@@ -99,19 +99,20 @@ class Mixes:
     def besides_bytes(
         self,
         graph: PlannedGraph,
+        calls: int,
         active: Collection[PlannedGraph],
         alone: Bytes,
         handed: Bytes,
         unknown: int = 0,
     ) -> tuple[int, int]:
-        """What is held besides `graph` and its calls: with the most calls of each, and in one mix.
+        """What is held besides `calls` of `graph`: with the most of each other, and in one mix.
 
         More than as the first call of a step begins. `alone`: what each waiting call of a graph
         holds that nobody else does, and `handed`: what it was given and returned, by which calls
         are estimated beside which nobody counted; `unknown`: beside all, if nobody ever did. The
-        `active` graphs count, and mixes with no more calls than plans are made for.
+        `active` graphs count, and mixes of no more calls than plans are made for.
         """
-        mixes = [mix for mix in self._mixes if mix.own < graph.standing.planned_for]
+        mixes = [mix for mix in self._mixes if mix.own < calls]
         each = {g: alone(g) for g in {g for mix in mixes for g in mix.others} if g in active}
         counted = [mix for mix in mixes if mix.beyond_bytes is not None]
         known = max((mix.beyond_bytes or 0 for mix in counted), default=unknown)

@@ -139,8 +139,12 @@ class Shares:
         """What later graphs take if all is kept, but for workspaces that are not known yet."""
         return together([self._meanwhile(g, self._calls(g, hardware).most) for g in self.later])
 
-    def rooms(self, hardware: Hardware, besides: Besides) -> tuple[Room, Room]:
+    def rooms(
+        self, hardware: Hardware, besides: Besides, calls: int | None = None
+    ) -> tuple[Room, Room]:
         """For what is held besides the graph and its calls: with the most calls of each, in a mix.
+
+        `calls`: how many of its own there are; None for all that it is planned for.
 
         As a call begins or comes back. What runs in-core is counted where it is held: by what was
         found besides.
@@ -153,14 +157,12 @@ class Shares:
         def handed(graph: PlannedGraph) -> int:
             return handed_bytes(graph.captured.trace)
 
-        active, seen = set(self.active), self.graph.seen
-        called = seen.called.besides_bytes(self.graph, active, alone, handed)
-        unknown = besides.returning_bytes
-        returned = seen.returned.besides_bytes(self.graph, active, alone, handed, unknown)
-        most, of_one = map(besides.total, called, returned)
-        return Room(most, most - besides.on_return(returned[0])), Room(
-            of_one, of_one - besides.on_return(returned[1])
-        )
+        graph, active, unknown = self.graph, set(self.active), besides.returning_bytes
+        number = graph.standing.planned_for if calls is None else calls
+        called = graph.seen.called.besides_bytes(graph, number, active, alone, handed)
+        returned = graph.seen.returned.besides_bytes(graph, number, active, alone, handed, unknown)
+        most, of_one = map(besides.room, called, returned)
+        return most, of_one
 
     def late_bytes(self) -> int:
         """Gradients of graphs whose backward comes first, which not all timed steps had."""
