@@ -22,6 +22,7 @@ from outcore.ir.memory import crossing_bytes, private_bytes
 from outcore.runtime import options
 from outcore.runtime.held import Held
 from outcore.runtime.roll import IDLE_STEPS
+from outcore.runtime.shares import Shares
 from tests.cpu.training import PROFILED_STEPS, away, back, mean_square, same, snapshot
 
 STEPS = 8
@@ -320,27 +321,48 @@ class Scored(nn.Module):
         return cross_entropy(scores, y), scores
 
 
+def scored(backend: Any, steps: int = STEPS) -> list[list[Tensor]]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module, random = Scored(), torch.Generator().manual_seed(0)
+    call = torch.compile(module, backend=backend, dynamic=False)
+    x, y = torch.randn(2048, 64, generator=random), torch.arange(2048) % 512
+    found = []
+    for _ in range(steps):
+        module.zero_grad()
+        call(x, y)[0].backward()
+        found.append(away(snapshot(module, torch.zeros(()))))
+    return list(map(back, found))
+
+
 @pytest.mark.parametrize("budget", ["24MiB", "26MiB"])
 def test_what_later_graphs_are_given_for_backward_is_left_to_them(budget: str) -> None:
     """The first held so much that the second had no plan, and the floor rose with the budget."""
-
-    def scored(backend: Any) -> list[list[Tensor]]:
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        module, random = Scored(), torch.Generator().manual_seed(0)
-        call = torch.compile(module, backend=backend, dynamic=False)
-        x, y = torch.randn(2048, 64, generator=random), torch.arange(2048) % 512
-        found = []
-        for _ in range(STEPS):
-            module.zero_grad()
-            call(x, y)[0].backward()
-            found.append(away(snapshot(module, torch.zeros(()))))
-        return list(map(back, found))
-
     backend = Backend(budget=budget, policy="pooch")
     assert same(scored(backend), scored("aot_eager"))
     assert backend.report().state == "planned"
     inside(backend)
+
+
+def test_a_graph_without_a_plan_is_left_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that waits while it runs is planned again, and holds less."""
+    monkeypatch.setattr(Shares, "_seen_to_take", lambda *_: 0)
+    backend = Backend(budget="24MiB", policy="pooch", strict=True)
+    scored(backend, steps=PROFILED_STEPS)
+    assert backend.engine is not None
+    first, second = backend.engine.roll.active()
+    assert first.planned is not None
+    assert second.planned is None
+    assert first.asked_bytes > 0
+    backend = Backend(budget="24MiB", policy="pooch", strict=True)
+    found = scored(backend, steps=14)
+    assert backend.engine is not None
+    first, second = backend.engine.roll.active()
+    assert first.asked_bytes == 0
+    assert first.left_at_least > 0
+    assert backend.report().state == "planned"
+    inside(backend)
+    assert same(found, scored("aot_eager", steps=14))
 
 
 def test_what_captures_leave_is_no_part_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:

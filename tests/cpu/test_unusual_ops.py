@@ -147,7 +147,7 @@ def test_a_view_that_does_not_fit_what_is_really_there(kind: type[nn.Module]) ->
         module = kind()
         return train(module, call(module), images, mean_square, STEPS)
 
-    budget = tight_budget(kind(), images, mean_square, 0.8)
+    budget = int(1.06 * tight_budget(kind(), images, mean_square, 0.8))  # it is corrected first
     backend = Backend(budget=budget, strict=True)
     found = steps(lambda module: torch.compile(module, backend=backend))
     assert same(found, steps(lambda module: module))

@@ -73,6 +73,8 @@ class PlannedGraph:
         """How much more it is to leave them: one has no plan beside it. 0 once that is done."""
         self.yields = True
         """Whether it could leave them more, for all that is known."""
+        self.fresh = False
+        """Whether its latest call met calls that none had met before, since it was planned."""
         self.lean = False
         """Whether it is profiled by the leanest program, for want of device memory."""
         self.tightened = False
@@ -175,9 +177,12 @@ class PlannedGraph:
         And what is held, where the plan was made for other calls.
         """
         others, beyond = self.engine.roll.outstanding(self), None
-        if self.planned is not None and not self.seen.called.knows(own, others):
+        self.fresh = self.planned is not None and not self.seen.called.knows(own, others)
+        if self.planned is not None and self.fresh:
             base = self.engine.held.base_bytes(self, inputs)
             beyond = base - self.planned.besides.base_bytes
+        for graph in others:  # which may have left nothing for the gradients of this one
+            graph.seen.unchecked |= graph not in self.seen
         self.seen.unchecked |= self.seen.called.note(own, others, beyond)
 
     def _note_base(self, profiling: Profiling, own: int, base_bytes: int) -> None:
@@ -190,9 +195,12 @@ class PlannedGraph:
         """Note whose calls wait as one comes back; of a timed one, who did before, what is held."""
         roll, profiling, handed = self.engine.roll, self.profiling, store.visit.handed
         own, others, beyond = roll.waiting(self) - 1, roll.outstanding(self), None
-        if profiling is not None and self.times(store.executable) and handed is not None:
+        planned = self.planned
+        if handed is not None and (planned is not None or self.times(store.executable)):
             base = self.engine.held.base_on_return_bytes(self, store, tangents, handed)
-            beyond = base - profiling.first_bytes
+            first = 0 if profiling is None else profiling.first_bytes
+            beyond = base - (first if planned is None else planned.besides.base_bytes)
+        if handed is not None and profiling is not None and self.times(store.executable):
             profiling.gone |= handed.gone
             if not own:
                 step = self.engine.steps.number
@@ -401,7 +409,9 @@ class PlannedGraph:
         planned = self.planned is not None and executable is self.executable
         pausing = self.profiling is not None and self.profiling.wants_pause
         profiled = self.checks(executable) or (pausing and self.times(executable))
-        return profiled or (planned and self.engine.metering.wants_peak())
+        waiting = self.engine.roll.outstanding(self) if planned else ()
+        first = all(graph.planned is None for graph in waiting)  # of the step
+        return profiled or (planned and first and self.engine.metering.wants_peak())
 
     # ---- a graph that is not as captured --------------------------------------------------------
 

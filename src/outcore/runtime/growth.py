@@ -87,12 +87,12 @@ class Growth:
         level = self._level_bytes(graph)
         if level is None or level <= following.most_allocated_bytes:
             return None
-        base, most = self._held.base_bytes(graph, inputs), self._most_bytes(graph, following)
+        base, most = self._base_bytes(graph, inputs), self._most_bytes(graph, following)
         known = base >= graph.standing.refused_bytes
         if base > most and not known and self._collections < MOST_COLLECTIONS:
             self._collections += 1
             gc.collect()
-            level, base = self._level_bytes(graph) or 0, self._held.base_bytes(graph, inputs)
+            level, base = self._level_bytes(graph) or 0, self._base_bytes(graph, inputs)
         if base > most:
             return base
         following.most_allocated_bytes = level + most - base
@@ -102,6 +102,10 @@ class Growth:
         """What is allocated, but for what waiting calls hold; None where nobody counts."""
         level = self._held.allocated_bytes()
         return None if level is None else level - self._held.others_bytes(graph)
+
+    def _base_bytes(self, graph: PlannedGraph, inputs: Sequence[Any]) -> int:
+        """What is held but for waiting calls, and for what was found to come with them."""
+        return self._held.base_bytes(graph, inputs) - self._held.with_others_bytes(graph)
 
     def _tell(self, more_bytes: int, error: OutcoreError) -> None:
         """Warn that there is no plan beside so much more, once for all graphs of a step."""

@@ -90,6 +90,10 @@ class Held:
         """What waiting calls of other graphs alone hold by their programs, if they have any."""
         return sum(store.private_bytes for store in self._roll.stores.besides(graph))
 
+    def with_others_bytes(self, graph: PlannedGraph) -> int:
+        """How much more was held, at most, where calls of others waited as they do now."""
+        return graph.seen.called.beyond_of(0, self._roll.outstanding(graph))
+
     def given(self, graph: PlannedGraph, inputs: Sequence[Any]) -> Handed:
         """What a call of `graph` gets."""
         trace = graph.captured.trace

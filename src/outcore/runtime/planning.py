@@ -330,8 +330,8 @@ class Planner:
         leaving = replace(calls, problem=replace(problem, between_bytes=left_bytes))
         try:
             found = self._within(shares, leaving, problem)
-        except InfeasibleError:
-            if not calls.rereadable:
+        except InfeasibleError as error:
+            if not calls.rereadable or error.floor_bytes > error.budget_bytes:
                 raise
             found = self._rereading(shares, leaving, problem)
         return replace(found, planning_seconds=time.perf_counter() - start)

@@ -103,7 +103,7 @@ class Profiling:
     def metered(self, reading: Reading, visit: Visit) -> None:
         """Take the workspaces, or what the rest of the step needs between the two calls."""
         if self.workspace_bytes is not None:
-            if visit.handed is not None and self.wants_pause:
+            if visit.handed is not None and self.wants_pause:  # a timed one
                 self.wants_pause = False
                 self._take_pause(reading, visit)
             return

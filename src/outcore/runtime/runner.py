@@ -49,7 +49,8 @@ class Runner:
         while True:  # until it is right
             executable = graph.begin_call(inputs)
             visit = Visit(ref(graph), self._replay_of(executable, inputs))
-            given = held.given(graph, inputs) if graph.times(executable) else None
+            noted = graph.fresh or graph.times(executable)
+            given = held.given(graph, inputs) if noted else None
             start = clock.now()
             try:
                 with graph.telling_of_memory():
@@ -62,7 +63,8 @@ class Runner:
         stand_in = self.engine.stores.add(store, follow=stand_in_survives())
         if given is not None:
             visit.handed = given | held.returned(graph, results)
-            visit.pause = held.begin_pause(graph, visit.handed)
+            if graph.times(executable):
+                visit.pause = held.begin_pause(graph, visit.handed)
         return [*results, stand_in]
 
     def _backward(self, args: list[Any]) -> tuple[Any, ...]:

@@ -64,6 +64,12 @@ class Mixes:
         mix = Mix(own, WeakKeyDictionary(others))
         return any(mix.within(known) for known in reversed(self._mixes))
 
+    def beyond_of(self, own: int, others: Waiting) -> int:
+        """How much more was held besides, at most, where as many calls waited; 0: nobody knows."""
+        mix = Mix(own, WeakKeyDictionary(others))
+        known = (m.beyond_bytes for m in self._mixes if mix.within(m))
+        return max((nbytes for nbytes in known if nbytes is not None), default=0)
+
     def most(self, graph: PlannedGraph) -> int:
         """The most calls of another graph that waited."""
         return max((mix.others.get(graph, 0) for mix in self._mixes), default=0)

@@ -158,6 +158,8 @@ class Shares:
             return handed_bytes(graph.captured.trace)
 
         graph, active, unknown = self.graph, set(self.active), besides.returning_bytes
+        if graph.met is not None:
+            besides = replace(besides, late_bytes=self.late_bytes())
         number = graph.standing.planned_for if calls is None else calls
         called = graph.seen.called.besides_bytes(graph, number, active, alone, handed)
         returned = graph.seen.returned.besides_bytes(graph, number, active, alone, handed, unknown)
