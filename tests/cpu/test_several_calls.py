@@ -19,7 +19,7 @@ from outcore import Backend, assistant
 from outcore.errors import InfeasibleError
 from outcore.runtime.calls import Taken, least_together, together
 from tests.cpu.test_budget_kept import inside
-from tests.cpu.training import away, back, same, snapshot
+from tests.cpu.training import Away, away, back, mean_square, same, snapshot
 
 BLOCKS = 6
 STEPS = 7
@@ -310,6 +310,89 @@ def test_what_one_call_hands_to_the_next_is_counted_once() -> None:
     assert report.measured_peak_bytes is not None
     assert report.predicted_peak_bytes is not None
     assert report.predicted_peak_bytes <= 1.1 * report.measured_peak_bytes
+    inside(backend)
+
+
+@pytest.mark.parametrize(("share", "fits"), [(0.8, False), (1.1, True)])
+def test_what_is_made_between_two_calls_of_one_graph_has_room(share: float, *, fits: bool) -> None:
+    """Not only what is made after the last call."""
+
+    def step(blocks: nn.ModuleList) -> None:
+        blocks.zero_grad()
+        x = blocks[0](rows(0).requires_grad_())
+        x = x.repeat(1, 32).sin().view(2048, 32, 64).mean(1)  # 16 MiB, twice
+        mean_square(blocks[2](blocks[1](x))).backward()
+
+    def blocks(backend: Any) -> nn.ModuleList:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module = nn.ModuleList(Block() for _ in range(3))
+        for block in module:
+            block.compile(backend=backend, dynamic=False)
+        for _ in range(STEPS):
+            step(module)
+        return module
+
+    roomy = Backend(budget="1GiB")
+    blocks(roomy)
+    inside(roomy)
+    peak = roomy.report().measured_peak_bytes
+    assert peak is not None
+    backend = Backend(budget=int(share * peak))
+    if fits:
+        blocks(backend)
+        inside(backend)
+    else:
+        with pytest.raises(InfeasibleError, match="the pause between"):
+            blocks(backend)
+
+
+class Wide(nn.Module):
+    """Little is made, but its weight is as large as all that others make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(64, 16384)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.wide(x).square().mean(1, keepdim=True)
+        return result
+
+
+class Headed(nn.Module):
+    """A tower, and a head that joins later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower, self.head = nn.Sequential(*(Other() for _ in range(3))), Wide()
+
+
+@pytest.mark.parametrize("joins", [1, 2, 6])
+def test_gradients_of_a_graph_that_joins_later_have_room(joins: int) -> None:
+    def train(backend: Any) -> Away:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module = Headed()
+        module.tower.compile(backend=backend, dynamic=False)
+        module.head.compile(backend=backend, dynamic=False)
+        found = []
+        for step in range(14):
+            module.zero_grad()
+            x = module.tower(rows(step))
+            x = module.head(x[:16]) if step >= joins else x
+            loss = mean_square(x)
+            loss.backward()
+            found.append(loss.detach())
+            del x, loss
+        return away([*found, *snapshot(module, torch.zeros(()))])
+
+    roomy = Backend(budget="1GiB")
+    plain = train(roomy)
+    inside(roomy)
+    peak = roomy.report().measured_peak_bytes
+    assert peak is not None
+    backend = Backend(budget=peak, strict=True)
+    assert same([back(train(backend))], [back(plain)])
     inside(backend)
 
 

@@ -29,7 +29,7 @@ class Besides:
     """Buffers that calls are given or return, and that nobody held as one came back: more is held
     where a plan reads them again."""
     late_bytes: int = 0
-    """Gradients of graphs that come back before it, which profiled steps did not have."""
+    """Gradients of graphs that come back before it, which no profiled step had."""
 
     def room(self, called_bytes: int, returned_bytes: int) -> Room:
         """For all that is held besides, with so much more as calls begin and as they come back."""

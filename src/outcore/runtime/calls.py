@@ -216,6 +216,12 @@ def handed_bytes(trace: Trace) -> int:
     return sum(b.nbytes for b in handed if b.role not in {Role.PARAM, Role.STATE})
 
 
+def counted_bytes(trace: Trace) -> int:
+    """Bytes of what a call is given and returns, all of which its trace counts throughout."""
+    buffers = trace.value_buffers((tuple(map(Ref, trace.inputs)), trace.outputs))
+    return sum(trace.buffers[b].nbytes for b in buffers)
+
+
 def _returned_bytes(trace: Trace) -> int:
     """Bytes of what forward returns, but for what was the caller's before."""
     buffers = trace.value_buffers(trace.outputs)

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -23,12 +23,13 @@ from outcore.ir.hardware import Tier
 from outcore.ir.store import digest
 from outcore.ir.verify import verify_trace
 from outcore.measure import Reading, says_memory
+from outcore.runtime.calls import counted_bytes, gradient_bytes
 from outcore.runtime.following import Following
 from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.planned import Planned
 from outcore.runtime.profiling import Keeping, Profiling, begin_profiling
 from outcore.runtime.seen import Seen
-from outcore.runtime.session import Visit
+from outcore.runtime.session import Gap, Visit
 from outcore.runtime.shares import kept_bytes
 from outcore.runtime.standing import MOST_FRUITLESS, Standing, State
 from outcore.runtime.store import Store
@@ -65,6 +66,8 @@ class PlannedGraph:
         """Whose calls waited when a call of this one began."""
         self.met: WeakKeyDictionary[PlannedGraph, int] | None = None
         """Which graphs had come back when the last call of a timed step did, how often at least."""
+        self.most_met: WeakKeyDictionary[PlannedGraph, int] = WeakKeyDictionary()
+        """The same of the timed step with most gradients by then."""
         self.may_keep = True
         """Whether it keeps everything once nobody differentiates: until another has no plan."""
         self.left_at_least = 0
@@ -211,6 +214,12 @@ class PlannedGraph:
         """Take how often graphs had come back when the last call of a timed step does."""
         before = returned if self.met is None else self.met
         self.met = WeakKeyDictionary({g: min(n, returned.get(g, 0)) for g, n in before.items()})
+
+        def gradients(met: Mapping[PlannedGraph, int]) -> int:
+            return sum(calls * gradient_bytes(g.captured.trace) for g, calls in met.items())
+
+        if gradients(returned) > gradients(self.most_met):
+            self.most_met = WeakKeyDictionary(returned)
 
     # ---- before a step --------------------------------------------------------------------------
 
@@ -472,6 +481,19 @@ class PlannedGraph:
         elif self.standing.reason != obstacle.reason:
             self.standing.reason = obstacle.reason
             warnings.warn(STILL_PROFILED.format(reason=obstacle.reason), stacklevel=2)
+
+    def paused(self, gap: Gap, peak_bytes: Callable[[], int]) -> None:
+        """Note what was held at most between two calls of a step, while one of this graph waited.
+
+        That of a timed step counts: when one is checked, what calls are given is held besides.
+        """
+        profiling = self.profiling
+        if profiling is None or profiling.workspace_bytes is None or not profiling.wants_pause:
+            return
+        calls = {owner(): number for owner, number in gap.waiting.items()}
+        others = {g: n for g, n in calls.items() if g is not self and isinstance(g, PlannedGraph)}
+        besides = peak_bytes() - gap.private_bytes - counted_bytes(self.captured.trace)
+        self.seen.paused.note(calls[self] - 1, others, besides - profiling.first_bytes)
 
     def metered(self, reading: Reading, visit: Visit) -> None:
         """Take what the meter saw of a step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from weakref import ref
 
 import torch
@@ -13,7 +14,7 @@ from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.held import Held
 from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.roll import Roll
-from outcore.runtime.session import Session, in_backward, metered_elsewhere
+from outcore.runtime.session import Gap, Session, in_backward, metered_elsewhere
 
 LONGEST_SESSION = 1024
 """Forward calls after which a metered step is ended: a call that never goes back holds it open."""
@@ -95,6 +96,25 @@ class Metering:
         if self.session is not None:
             self.session.meter.mark()
         return time.time_ns()
+
+    def enter(self) -> int:
+        """The time, as a call begins or comes back."""
+        session, now = self.session, self.mark()
+        if session is None:
+            return now
+        stores = self._roll.stores.all()
+        if stores and session.left:
+            waiting = Counter(store.visit.owner for store in stores)
+            private = sum(store.private_bytes for store in stores)
+            session.gaps.append(Gap(session.left, now, waiting, private))
+        return now
+
+    def leave(self) -> int:
+        """The time, as a call ends."""
+        now = self.mark()
+        if self.session is not None:
+            self.session.left = now
+        return now
 
     def called(self, caller: PlannedGraph) -> bool:
         """End the session where the forward call of `caller` that now begins is a new step's.

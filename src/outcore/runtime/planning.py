@@ -122,7 +122,11 @@ class Planner:
     def _beside(self, shares: Shares, profiled: Profiling, besides: Besides, room: Room) -> Planned:
         """The plan of a graph with so much held besides. Raises InfeasibleError as `plan`."""
         hardware, profile = self.solver.hardware(), profiled.profile()
-        between = max(profiled.between_bytes, shares.in_turn_bytes(hardware))
+        between = max(
+            profiled.between_bytes,
+            shares.in_turn_bytes(hardware),
+            shares.paused_bytes(hardware, besides, room),
+        )
         problem = shares.problem(hardware, profile, room.nbytes, between)
         planned = self._planned(shares, problem, besides, room)
         if shares.graph.standing.retained:

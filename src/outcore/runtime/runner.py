@@ -46,6 +46,7 @@ class Runner:
         graph, held, clock = self.graph, self.engine.held, self.engine.driver.clock
         inputs = list(map(plain, args))
         args.clear()
+        self.engine.metering.enter()
         while True:  # until it is right
             executable = graph.begin_call(inputs)
             visit = Visit(ref(graph), self._replay_of(executable, inputs))
@@ -59,7 +60,7 @@ class Runner:
             except CaptureError as error:  # which holds what the failed run made, until this ends
                 inputs = self._learn(error, visit, executable)
         visit.work.append((start, clock.now()))
-        visit.forward_stop = self.engine.metering.mark()
+        visit.forward_stop = self.engine.metering.leave()
         stand_in = self.engine.stores.add(store, follow=stand_in_survives())
         if given is not None:
             visit.handed = given | held.returned(graph, results)
@@ -82,7 +83,7 @@ class Runner:
         visit, again = store.visit, keeps_graph()
         graph.begin_backward(store, tangents, again=again)
         given = list(tangents) if visit.replay is not None else []
-        visit.backward_start, start = self.engine.metering.mark(), driver.clock.now()
+        visit.backward_start, start = self.engine.metering.enter(), driver.clock.now()
         inputs: list[Any] | None = None
         try:
             crossing = list(store.crossing) if again else store.crossing
@@ -103,7 +104,7 @@ class Runner:
             with drawing():
                 driver.generator.set_state(state)
         visit.work.append((start, driver.clock.now()))
-        visit.backward_stop = self.engine.metering.mark()
+        visit.backward_stop = self.engine.metering.leave()
         if not again:
             visit.replay = None
         graph.end_backward(store.executable, visit)

@@ -150,6 +150,8 @@ class Seen:
 
     def __init__(self) -> None:
         self.called, self.returned = Mixes(), Mixes()
+        self.paused = Mixes()
+        """Between calls, while one of this graph waits: what is held besides that one."""
         self.unchecked = False
         """Whether the plan may have too little room: a mix came, or one in a mix has another plan.
         """

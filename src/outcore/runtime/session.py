@@ -12,7 +12,9 @@ import atexit
 import threading
 import time
 import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +32,22 @@ class Metered(Protocol):
     def metered(self, reading: Reading, visit: Visit) -> None:
         """Take what the meter saw of the step that `visit` belongs to."""
         ...
+
+    def paused(self, gap: Gap, peak_bytes: Callable[[], int]) -> None:
+        """Take what was held at most between two calls while one of this graph waited."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """From when to when no call ran, in ns of the wall clock, while some waited."""
+
+    start: int
+    stop: int
+    waiting: Mapping[weakref.ref[Any], int]
+    """Their graphs, and how many of each."""
+    private_bytes: int
+    """What they alone hold."""
 
 
 @dataclass(slots=True)
@@ -108,6 +126,9 @@ class Session:
     """Held while it ends: who asks for a report may end it too, and so may the collector."""
     started: int = field(default_factory=time.time_ns)
     visits: list[Visit] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    left: int = 0
+    """When the latest call ended."""
     peak_bytes: int | None = None
     """The step's peak, everything counted; known once the session has ended."""
     lost: bool = False
@@ -136,6 +157,9 @@ class Session:
         """Whether the meter saw the visit, whose backward has just run on this thread."""
         return visit.forward_stop >= self.started and self.meter.sees()
 
+    def _peak_bytes(self, reading: Reading, gap: Gap) -> int:
+        return self.resident_bytes + reading.peak_bytes(gap.start, gap.stop)
+
     def here(self) -> bool:
         """Whether this thread may end it."""
         return self.meter.anywhere or threading.current_thread() is self.thread
@@ -155,19 +179,27 @@ class Session:
             _local.farewell = None
         if _running.get(self.thread) is self:
             _running.pop(self.thread, None)
-        done = [v for v in self.visits if v.backward_stop]
-        self.visits.clear()
         if reading is None:
             self.lost = True
-            return
+        else:
+            self._hand_out(reading)
+        self.visits.clear()
+        self.gaps.clear()
+
+    def _hand_out(self, reading: Reading) -> None:
+        done = [v for v in self.visits if v.backward_stop]
         if done:
             last = max(v.backward_stop for v in done)
             self.peak_bytes = self.resident_bytes + reading.peak_bytes(self.started, last)
             self.after_bytes = self.resident_bytes + reading.peak_bytes(last, time.time_ns())
+        for gap, owner in [(each, owner) for each in self.gaps for owner in each.waiting]:
+            waiting = owner()
+            if waiting is not None:
+                waiting.paused(gap, partial(self._peak_bytes, reading, gap))
         for visit in done:
-            owner = visit.owner()
-            if owner is not None:
-                owner.metered(reading, visit)
+            graph = visit.owner()
+            if graph is not None:
+                graph.metered(reading, visit)
 
 
 @atexit.register

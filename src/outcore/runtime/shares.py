@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from outcore.ir.hardware import Hardware, Tier
@@ -149,26 +150,37 @@ class Shares:
         As a call begins or comes back. What runs in-core is counted where it is held: by what was
         found besides.
         """
-
-        def alone(graph: PlannedGraph) -> int:
-            least = 0 if graph.retired else self._calls(graph, hardware).least.alone_bytes
-            return max(least, graph.private_bytes)
-
-        def handed(graph: PlannedGraph) -> int:
-            return handed_bytes(graph.captured.trace)
-
         graph, active, unknown = self.graph, set(self.active), besides.returning_bytes
         if graph.met is not None:
             besides = replace(besides, late_bytes=self.late_bytes())
         number = graph.standing.planned_for if calls is None else calls
+        alone, handed = partial(self._alone, hardware), _handed_bytes
         called = graph.seen.called.besides_bytes(graph, number, active, alone, handed)
         returned = graph.seen.returned.besides_bytes(graph, number, active, alone, handed, unknown)
         most, of_one = map(besides.room, called, returned)
         return most, of_one
 
+    def _alone(self, hardware: Hardware, graph: PlannedGraph) -> int:
+        """What each waiting call of another graph holds that nobody else does."""
+        least = 0 if graph.retired else self._calls(graph, hardware).least.alone_bytes
+        return max(least, graph.private_bytes)
+
+    def paused_bytes(self, hardware: Hardware, besides: Besides, room: Room) -> int:
+        """What is held between calls while one waits, beyond what there is `room` for.
+
+        Where one call is all that waits at once, that is what the meter saw between its two ends.
+        """
+        graph, number = self.graph, self.graph.standing.planned_for
+        if number == 1:
+            return 0
+        active = set(self.active)
+        alone, handed = partial(self._alone, hardware), _handed_bytes
+        _, paused = graph.seen.paused.besides_bytes(graph, number, active, alone, handed)
+        return max(0, besides.base_bytes + paused - room.nbytes)
+
     def late_bytes(self) -> int:
-        """Gradients of graphs whose backward comes first, which not all timed steps had."""
-        met: Mapping[PlannedGraph, int] = self.graph.met or {}
+        """Gradients of graphs whose backward comes first, which no timed step had."""
+        met = self.graph.most_met
         calls = {g: self._coming(g) for g in self.later}
         calls[self.graph] = self.graph.standing.planned_for - 1
         missing = ((g, n - met.get(g, 0)) for g, n in calls.items())
@@ -231,6 +243,10 @@ class Shares:
 
     def _nested(self, graph: PlannedGraph) -> bool:
         return graph in self.graph.seen or self.graph in graph.seen
+
+
+def _handed_bytes(graph: PlannedGraph) -> int:
+    return handed_bytes(graph.captured.trace)
 
 
 def _input_gradient_bytes(trace: Trace) -> int:

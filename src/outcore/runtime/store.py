@@ -83,6 +83,10 @@ class Stores:
         """Whether the store of this number is still there."""
         return number in self._live
 
+    def all(self) -> list[Store]:
+        """Those of all outstanding forward calls, oldest first."""
+        return list(self._live.values())
+
     def owners(self) -> tuple[object, ...]:
         """The graphs of the outstanding forward calls, oldest first."""
         owners = (store.visit.owner() for store in list(self._live.values()))
