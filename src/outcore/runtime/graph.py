@@ -372,21 +372,24 @@ class PlannedGraph:
             self.following = None
 
     def _followed(self, following: Following, waiting: int, inputs: list[Any]) -> Executable:
-        """The plan's executable, or its trial's; a new plan's, once the trial is done.
+        """The plan's executable, or its trial's; that of a new plan where there is reason for one.
 
         `waiting`: calls of the graph whose backward is to come, this one among them.
         """
         if waiting == 1:
-            following = self._leaving_more(self._beside_calls(following))
+            following = self._leaving_more(self._beside_calls(self._tried(following)))
             if following.trial is None:
                 following = self._for_calls(following)
             following = self.engine.growth.beside_what_came(self, following, inputs)
         trial = following.trial_under_way(self)
-        if trial is None or (trial.done and waiting > 1):
-            return following.executable
-        if not trial.done:
-            return trial.executable
-        return self.settle(self.engine.plan_after(self, trial)).executable
+        return following.executable if trial is None or trial.done else trial.executable
+
+    def _tried(self, following: Following) -> Following:
+        """A plan from what a trial measured, if one is done."""
+        trial = None if following.trial is None else following.trial_under_way(self)
+        if trial is None or not trial.done:
+            return following
+        return self.settle(self.engine.plan_after(self, trial))
 
     def _begin(self, inputs: list[Any]) -> Profiling:
         engine = self.engine
