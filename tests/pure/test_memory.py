@@ -1,7 +1,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from outcore.ir.hardware import Tier
@@ -11,11 +11,14 @@ from outcore.ir.memory import (
     extent_bytes,
     fits,
     held_bytes,
+    pause_bytes,
     peak,
+    private_bytes,
+    reread_bytes,
     retained_bytes,
     tier_bytes,
 )
-from outcore.ir.plan import make_plan
+from outcore.ir.plan import Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Alloc, Free, Instruction, Program, Run, Slot, Stream
@@ -24,7 +27,7 @@ from outcore.ir.trace import Trace
 from outcore.ir.verify import verify_trace
 from outcore.ir.verify_program import verify_program
 from outcore.lower import lower
-from tests.pure.strategies import problems, small_hardware
+from tests.pure.strategies import planned, problems, small_hardware
 
 TRACE = """
 trace boundary 1
@@ -179,12 +182,9 @@ def test_peak_is_the_most_that_is_ever_live(slots: list[tuple[Tier, int, bool]])
         assert peak(problem(), drawn, tier).nbytes == most[tier]
 
 
-@given(st.data())
-def test_what_stays_for_another_backward_call_is_what_is_not_freed(data: st.DataObject) -> None:
-    drawn = data.draw(problems())
-    program = lower(drawn, make_plan({}))
-    nothing = Slot(len(program.slots), 0, Tier.DEVICE, 0)
-    held = set(program.arguments)  # between the two calls
+def between_the_calls(program: Program) -> set[int]:
+    """The slots that are there when forward is over."""
+    held = set(program.arguments)
     for instruction in program.body[: program.boundary]:
         match instruction.action:
             case Alloc(slot):
@@ -194,6 +194,47 @@ def test_what_stays_for_another_backward_call_is_what_is_not_freed(data: st.Data
             case Run(donate=given):
                 held -= {source for source, _ in given}
                 held |= {target for _, target in given}
+    return held
+
+
+@given(planned())
+def test_a_waiting_call_alone_holds_what_it_made_and_does_not_return(
+    drawn: tuple[Problem, Plan, Program],
+) -> None:
+    problem, _, program = drawn
+    returned = problem.trace.value_buffers(problem.trace.outputs)
+    made = between_the_calls(program) - set(program.arguments)
+    slots = [program.slots[s] for s in made if program.slots[s].tier is Tier.DEVICE]
+    alone = sum(slot.nbytes for slot in slots if slot.buffer not in returned)
+    assert private_bytes(problem.trace, program) == alone
+
+
+@given(planned())
+def test_the_pause_is_what_the_budget_leaves_between_the_calls(
+    drawn: tuple[Problem, Plan, Program],
+) -> None:
+    problem, _, program = drawn
+    assume(program.boundary < len(program.body))  # else the pause has no position
+    tight = dataclasses.replace(problem, budget_bytes=peak(problem, program, Tier.DEVICE).nbytes)
+    room = pause_bytes(tight, program)
+    assert room >= problem.between_bytes
+    assert fits(dataclasses.replace(tight, between_bytes=room), program)
+    assert not fits(dataclasses.replace(tight, between_bytes=room + 1), program)
+
+
+def test_what_backward_reads_again_counts_once() -> None:
+    trace = problem().trace
+    assert reread_bytes(trace, program(), {1}) == 100
+    assert reread_bytes(trace, program(), {0}) == 0, "forward alone reads it"
+    assert reread_bytes(trace, program(), {0, 1, 2}) == 1100
+
+
+@given(st.data())
+def test_what_stays_for_another_backward_call_is_what_is_not_freed(data: st.DataObject) -> None:
+    drawn = data.draw(problems())
+    program = lower(drawn, make_plan({}))
+    nothing = Slot(len(program.slots), 0, Tier.DEVICE, 0)
+    held = between_the_calls(program)
 
     def kept(position: int, instruction: Instruction) -> Instruction:
         action = instruction.action
