@@ -7,11 +7,13 @@ import threading
 import torch
 
 from outcore.execute import Driver, open_driver
+from outcore.runtime.crowding import Crowding
 from outcore.runtime.drift import WATCHED_STEPS
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.growth import Growth
 from outcore.runtime.held import Held
 from outcore.runtime.metering import Metering
+from outcore.runtime.notes import Notes
 from outcore.runtime.options import Settings
 from outcore.runtime.planned import Planned
 from outcore.runtime.plans import Plans
@@ -38,8 +40,10 @@ class Engine:
         self.stores, self.steps = Stores(), Steps()
         self.roll = Roll(self.stores, self.steps)
         self.held = Held(device, self.driver, self.roll)
+        self.notes = Notes(self.roll, self.held)
         self.metering = Metering(device, self.roll, self.held)
         self.plans = Plans(settings, device, self.driver, self.roll, self.held, self.metering)
+        self.crowding = Crowding(self.roll, self.metering, self.plans)
         self.growth = Growth(settings, self.steps, self.held, self.metering, self.plans)
         self.recorder, self.trials = Recorder(self.driver), Trials(self.driver)
 

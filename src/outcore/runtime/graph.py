@@ -10,11 +10,9 @@ import contextlib
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from math import inf
 from typing import TYPE_CHECKING, Any, TypeGuard
-from weakref import WeakKeyDictionary
 
 from outcore.capture import Captured, capture_again
 from outcore.errors import CaptureError, InfeasibleError, OutcoreError
@@ -23,14 +21,12 @@ from outcore.ir.hardware import Tier
 from outcore.ir.store import digest
 from outcore.ir.verify import verify_trace
 from outcore.measure import Reading, says_memory
-from outcore.runtime.calls import counted_bytes, gradient_bytes
 from outcore.runtime.following import Following
 from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.planned import Planned
 from outcore.runtime.profiling import Keeping, Profiling, begin_profiling
 from outcore.runtime.seen import Seen
 from outcore.runtime.session import Gap, Visit
-from outcore.runtime.shares import kept_bytes
 from outcore.runtime.standing import MOST_FRUITLESS, Standing, State
 from outcore.runtime.store import Store
 from outcore.units import format_bytes
@@ -64,20 +60,8 @@ class PlannedGraph:
         """Whether it runs in-core from now on, by the executable that it was given for that."""
         self.seen = Seen()
         """Whose calls waited when a call of this one began."""
-        self.met: WeakKeyDictionary[PlannedGraph, int] | None = None
-        """Which graphs had come back when the last call of a timed step did, how often at least."""
-        self.most_met: WeakKeyDictionary[PlannedGraph, int] = WeakKeyDictionary()
-        """The same of the timed step with most gradients by then."""
         self.may_keep = True
         """Whether it keeps everything once nobody differentiates: until another has no plan."""
-        self.left_at_least = 0
-        """What it leaves to later graphs while it waits, however little they seem to need."""
-        self.asked_bytes = 0
-        """How much more it is to leave them: one has no plan beside it. 0 once that is done."""
-        self.yields = True
-        """Whether it could leave them more, for all that is known."""
-        self.fresh = False
-        """Whether its latest call met calls that none had met before, since it was planned."""
         self.lean = False
         """Whether it is profiled by the leanest program, for want of device memory."""
         self.tightened = False
@@ -129,7 +113,7 @@ class PlannedGraph:
     def begin_call(self, inputs: list[Any]) -> Executable:
         """What the forward call that now begins runs; the meter begins with it where it should."""
         if not self.engine.roll.runs(self):
-            self._tell_others()
+            self.engine.crowding.tell(self)
         self.engine.called(self)
         with self.telling_of_memory():
             executable = self.ready(inputs)
@@ -142,9 +126,9 @@ class PlannedGraph:
     def begin_backward(self, store: Store, tangents: list[Any], *, again: bool) -> None:
         """Take that the call of `store` comes back; `again`: all is to be left for another time."""
         self.standing.fruitless = 0
-        self._note_return(store, tangents)
+        self.engine.notes.returned(self, store, tangents)
         self.standing.retained |= again
-        self._end_pause(store.visit, tangents)
+        self.engine.notes.waited(self, store.visit, tangents)
 
     def end_backward(self, executable: Executable, visit: Visit) -> None:
         """Take what a visit tells that went through its backward call, run by `executable`."""
@@ -164,69 +148,12 @@ class PlannedGraph:
         """Whether `executable` times the ops of the floor program."""
         return self.profiling is not None and executable is self.profiling.timed
 
-    def _end_pause(self, visit: Visit, tangents: list[Any]) -> None:
-        """Note what went while a profiled visit waited, as its backward call begins."""
-        pause, visit.pause = visit.pause, None
-        if self.profiling is None or pause is None:
-            return
-        level_bytes = self.engine.held.level_bytes(self)
-        if level_bytes is not None:
-            given = self.engine.held.storages(tangents)
-            self.profiling.waited(pause.gone_bytes(level_bytes, given))
-
-    def _note_call(self, own: int, inputs: list[Any]) -> None:
-        """Note whose calls wait as a call begins, `own` ones of this graph among them.
-
-        And what is held, where the plan was made for other calls.
-        """
-        others, beyond = self.engine.roll.outstanding(self), None
-        self.fresh = self.planned is not None and not self.seen.called.knows(own, others)
-        if self.planned is not None and self.fresh:
-            base = self.engine.held.base_bytes(self, inputs)
-            beyond = base - self.planned.besides.base_bytes
-        for graph in others:  # which may have left nothing for the gradients of this one
-            graph.seen.unchecked |= graph not in self.seen
-        self.seen.unchecked |= self.seen.called.note(own, others, beyond)
-
-    def _note_base(self, profiling: Profiling, own: int, base_bytes: int) -> None:
-        """Note what is held as a profiled call begins, if nothing is held to check it."""
-        if profiling.executable is profiling.timed:
-            others = self.engine.roll.outstanding(self)
-            self.seen.called.note(own, others, profiling.began(base_bytes, first=not own))
-
-    def _note_return(self, store: Store, tangents: list[Any]) -> None:
-        """Note whose calls wait as one comes back; of a timed one, who did before, what is held."""
-        roll, profiling, handed = self.engine.roll, self.profiling, store.visit.handed
-        own, others, beyond = roll.waiting(self) - 1, roll.outstanding(self), None
-        planned = self.planned
-        if handed is not None and (planned is not None or self.times(store.executable)):
-            base = self.engine.held.base_on_return_bytes(self, store, tangents, handed)
-            first = 0 if profiling is None else profiling.first_bytes
-            beyond = base - (first if planned is None else planned.besides.base_bytes)
-        if handed is not None and profiling is not None and self.times(store.executable):
-            profiling.gone |= handed.gone
-            if not own:
-                step = self.engine.steps.number
-                self._meet({g: g.standing.returned(step) for g in roll.active()})
-        self.seen.unchecked |= self.seen.returned.note(own, others, beyond)
-
-    def _meet(self, returned: Mapping[PlannedGraph, int]) -> None:
-        """Take how often graphs had come back when the last call of a timed step does."""
-        before = returned if self.met is None else self.met
-        self.met = WeakKeyDictionary({g: min(n, returned.get(g, 0)) for g, n in before.items()})
-
-        def gradients(met: Mapping[PlannedGraph, int]) -> int:
-            return sum(calls * gradient_bytes(g.captured.trace) for g, calls in met.items())
-
-        if gradients(returned) > gradients(self.most_met):
-            self.most_met = WeakKeyDictionary(returned)
-
     # ---- before a step --------------------------------------------------------------------------
 
     def ready(self, inputs: list[Any]) -> Executable:
         """The executable for this step; plans first where enough is known."""
         own = self.engine.roll.waiting(self)
-        self._note_call(own, inputs)
+        self.engine.notes.called(self, own, inputs)
         waiting = 1 + own
         self.standing.most_outstanding = max(self.standing.most_outstanding, waiting)
         if self.retired:
@@ -246,18 +173,18 @@ class PlannedGraph:
             # An optimizer has its state by now. Where nothing fits any more, planning will say so.
             with contextlib.suppress(InfeasibleError):
                 self.profiling = self._begin(inputs)
-        self._note_base(self.profiling, own, resident - self.engine.held.others_bytes(self))
+        self.engine.notes.base(self, self.profiling, own, resident)
         if not self.profiling.done or self._follows_the_unplanned():
             return self._unplanned(self.profiling, resident)
         self.standing.gone_bytes = self.profiling.gone_bytes or 0
         try:
             return self.settle(self.engine.plans.first(self, self.profiling)).executable
         except InfeasibleError as error:
-            if not (self._others_keep_less() or self._others_leave_more(error)):
+            if not self.engine.crowding.make_room(self, error):
                 raise
         self.engine.held.collect(again=True)  # the error's frames hold what calls were given
         self.profiling.again()
-        self.met = None
+        self.seen.met = None
         return self.profiling.executable
 
     def _unplanned(self, profiling: Profiling, resident_bytes: int) -> Executable:
@@ -270,7 +197,7 @@ class PlannedGraph:
             generator = self.engine.driver.generator
             keeping = Keeping(build(self.captured.trace, program, generator), most)
             profiling.keeping = keeping
-            self._tell_others()
+            self.engine.crowding.tell(self)
             self.engine.metering.forget_peak()
         room = keeping.most_resident_bytes - resident_bytes
         if room < 0:
@@ -285,84 +212,11 @@ class PlannedGraph:
         level = self.engine.held.allocated_bytes()
         return level is not None and level <= keeping.most_allocated_bytes
 
-    def _others_keep_less(self) -> bool:
-        """Have graphs that nobody differentiates hold as little as while they were profiled.
-
-        False where none keeps more.
-        """
-        profiled = [g for g in self.engine.graphs if g.may_keep and g.profiling is not None]
-        keeping = [g for g in profiled if g.profiling and g.profiling.keeping is not None]
-        for graph in keeping:
-            graph.may_keep = False
-            self.engine.metering.forget_peak()
-        return bool(keeping)
-
-    def _others_leave_more(self, error: InfeasibleError) -> bool:
-        """Have one that waits for its backward while this one runs hold less from its next call on.
-
-        False where none that is planned can.
-        """
-        earlier = [g for g in self.engine.roll.active() if g in self.seen and g.planned is not None]
-        able = [g for g in earlier if g.yields]
-        lacking = error.floor_bytes - error.budget_bytes
-        if not able or error.tier != "device" or lacking <= 0:
-            return False
-        most = max(able, key=kept_bytes)
-        most.asked_bytes = max(most.asked_bytes, lacking)
-        return True
-
-    def _leaving_more(self, following: Following) -> Following:
-        """A plan that leaves later graphs as much more as they ask for; it where none fits."""
-        asked, self.asked_bytes = self.asked_bytes, 0
-        if not asked:
-            return following
-        try:
-            return self.settle(self.engine.plans.leaving_more(self, following.planned, asked))
-        except OutcoreError:  # the graph that asked will tell
-            self.yields = False
-            return following
-
     def _follows_the_unplanned(self) -> bool:
         """Whether a graph that waits for its backward is to be planned first, and may yet be."""
         assert self.profiling is not None  # noqa: S101 - as asked while that is so
         first = any(graph.profiling is not None for graph in self.engine.roll.outstanding(self))
         return first and self.profiling.timed_steps < PATIENCE * self.standing.most_outstanding
-
-    def _for_calls(self, following: Following) -> Following:
-        """A plan for more calls, if more waited at once than was known; it where none fits."""
-        planned, standing = following.planned, self.standing
-        if standing.most_outstanding <= max(planned.calls, standing.refused_calls):
-            return following
-        try:
-            return self.settle(self.engine.plans.for_calls(self, planned))
-        except OutcoreError:  # the report tells
-            standing.refused_calls = standing.most_outstanding
-            self.seen.unchecked, standing.crowded_bytes = True, inf  # there may be a plan for fewer
-            return following
-
-    def _beside_calls(self, following: Following) -> Following:
-        """A plan beside what calls of other graphs hold by now; it where none fits."""
-        planned, standing = following.planned, self.standing
-        if not self.seen.unchecked:
-            return following
-        lacking = self.engine.plans.lacking_bytes(self, planned)
-        if lacking <= 0:
-            standing.crowded_bytes = inf
-        elif planned.besides_bytes + lacking < standing.crowded_bytes:
-            try:
-                following = self.settle(self.engine.plans.beside_calls(self, planned))
-                standing.crowded_bytes = inf
-            except OutcoreError:  # the report tells, unless there is more room from now on
-                if self._others_keep_less():
-                    return following
-                standing.crowded_bytes = planned.besides_bytes + lacking
-        self.seen.unchecked = False
-        return following
-
-    def _tell_others(self) -> None:
-        """Have those check their room that saw calls of this one wait: what these hold is new."""
-        for graph in self.engine.graphs:
-            graph.seen.unchecked |= self in graph.seen
 
     def _hold_against(self, following: Following, inputs: list[Any]) -> None:
         """Forget an adopted plan that was made when less was held besides the graph."""
@@ -377,9 +231,11 @@ class PlannedGraph:
         `waiting`: calls of the graph whose backward is to come, this one among them.
         """
         if waiting == 1:
-            following = self._leaving_more(self._beside_calls(self._tried(following)))
+            crowding = self.engine.crowding
+            following = crowding.beside_calls(self, self._tried(following))
+            following = crowding.leaving_more(self, following)
             if following.trial is None:
-                following = self._for_calls(following)
+                following = crowding.for_calls(self, following)
             following = self.engine.growth.beside_what_came(self, following, inputs)
         trial = following.trial_under_way(self)
         return following.executable if trial is None or trial.done else trial.executable
@@ -404,7 +260,7 @@ class PlannedGraph:
         executable = build(self.captured.trace, planned.program, generator)
         self.standing.settle(planned)
         self.seen.unchecked = True
-        self._tell_others()
+        self.engine.crowding.tell(self)
         self._unfollow()
         self.captured = replace(self.captured, joint=None)
         self.profiling, self.following = None, Following(planned, executable)
@@ -486,17 +342,8 @@ class PlannedGraph:
             warnings.warn(STILL_PROFILED.format(reason=obstacle.reason), stacklevel=2)
 
     def paused(self, gap: Gap, peak_bytes: Callable[[], int]) -> None:
-        """Note what was held at most between two calls of a step, while one of this graph waited.
-
-        That of a timed step counts: when one is checked, what calls are given is held besides.
-        """
-        profiling = self.profiling
-        if profiling is None or profiling.workspace_bytes is None or not profiling.wants_pause:
-            return
-        calls = {owner(): number for owner, number in gap.waiting.items()}
-        others = {g: n for g, n in calls.items() if g is not self and isinstance(g, PlannedGraph)}
-        besides = peak_bytes() - gap.private_bytes - counted_bytes(self.captured.trace)
-        self.seen.paused.note(calls[self] - 1, others, besides - profiling.first_bytes)
+        """Take what was held at most between two calls of a step, while one of its own waited."""
+        self.engine.notes.paused(self, gap, peak_bytes)
 
     def metered(self, reading: Reading, visit: Visit) -> None:
         """Take what the meter saw of a step."""
@@ -548,7 +395,7 @@ class PlannedGraph:
         self.standing.state, self.standing.reason = State.IN_CORE, reason
         self._unfollow()
         self.retired, self.profiling = True, None
-        self._tell_others()
+        self.engine.crowding.tell(self)
         self.captured = replace(self.captured, joint=None)
 
     def _give_up(self, error: CaptureError) -> None:

@@ -156,14 +156,15 @@ class Planner:
     @uncollected()
     def plan_leaving(self, shares: Shares, planned: Planned, more_bytes: int) -> Planned:
         """The same with more left to later graphs. Raises InfeasibleError as `plan` does."""
-        graph, before = shares.graph, shares.graph.left_at_least
-        graph.left_at_least = max(
+        standing = shares.graph.standing
+        before = standing.left_at_least
+        standing.left_at_least = max(
             before, pause_bytes(planned.problem, planned.program) + more_bytes
         )
         try:
             return self._as_before(shares, planned, planned.problem)
         except InfeasibleError:
-            graph.left_at_least = before
+            standing.left_at_least = before
             raise
 
     def lacking_bytes(self, shares: Shares, planned: Planned) -> int:
@@ -314,7 +315,7 @@ class Planner:
 
         Raises InfeasibleError where the policy has none.
         """
-        at_least = shares.graph.left_at_least
+        at_least = shares.graph.standing.left_at_least
         left = shares.left_bytes(problem, besides.between_bytes, at_least)
         between = (max(problem.between_bytes, each) for each in left)
         standing = shares.graph.standing

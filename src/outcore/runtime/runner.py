@@ -50,7 +50,7 @@ class Runner:
         while True:  # until it is right
             executable = graph.begin_call(inputs)
             visit = Visit(ref(graph), self._replay_of(executable, inputs))
-            noted = graph.fresh or graph.times(executable)
+            noted = graph.seen.fresh or graph.times(executable)
             given = held.given(graph, inputs) if noted else None
             start = clock.now()
             try:

@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 if TYPE_CHECKING:  # a graph sees others
     from outcore.runtime.graph import PlannedGraph
 
-Waiting: TypeAlias = Mapping["PlannedGraph", int]
-"""Other graphs, and how many calls of each wait for their backward."""
+Counts: TypeAlias = Mapping["PlannedGraph", int]
+"""Graphs, and how many calls of each: that wait for their backward, or came through it."""
 
 Bytes: TypeAlias = Callable[["PlannedGraph"], int]
 """Bytes of each call of a graph."""
@@ -59,12 +59,12 @@ class Mixes:
         """Those that are told apart."""
         return iter(self._mixes)
 
-    def knows(self, own: int, others: Waiting) -> bool:
+    def knows(self, own: int, others: Counts) -> bool:
         """Whether as many calls waited before."""
         mix = Mix(own, WeakKeyDictionary(others))
         return any(mix.within(known) for known in reversed(self._mixes))
 
-    def beyond_of(self, own: int, others: Waiting) -> int:
+    def beyond_of(self, own: int, others: Counts) -> int:
         """How much more was held besides, at most, where as many calls waited; 0: nobody knows."""
         mix = Mix(own, WeakKeyDictionary(others))
         known = (m.beyond_bytes for m in self._mixes if mix.within(m))
@@ -79,7 +79,7 @@ class Mixes:
         firsts = (mix.others.get(graph, 0) for mix in self._mixes if not mix.own)
         return min(firsts, default=0)
 
-    def note(self, own: int, others: Waiting, beyond_bytes: int | None = None) -> bool:
+    def note(self, own: int, others: Counts, beyond_bytes: int | None = None) -> bool:
         """Take who waited as a call began, or came back; whether that is news."""
         mix = Mix(own, WeakKeyDictionary(others), beyond_bytes)
         if any(mix.within(m) and not _more(beyond_bytes, m.beyond_bytes) for m in self._mixes):
@@ -152,6 +152,12 @@ class Seen:
         self.called, self.returned = Mixes(), Mixes()
         self.paused = Mixes()
         """Between calls, while one of this graph waits: what is held besides that one."""
+        self.met: WeakKeyDictionary[PlannedGraph, int] | None = None
+        """Which graphs had come back when the last call of a timed step did, how often at least."""
+        self.most_met: WeakKeyDictionary[PlannedGraph, int] = WeakKeyDictionary()
+        """The same of the timed step with most gradients by then."""
+        self.fresh = False
+        """Whether the latest call met calls that none had met before, since there is a plan."""
         self.unchecked = False
         """Whether the plan may have too little room: a mix came, or one in a mix has another plan.
         """
@@ -166,6 +172,20 @@ class Seen:
     def most(self, graph: PlannedGraph) -> int:
         """The most calls of another graph that waited."""
         return max(self.called.most(graph), self.returned.most(graph))
+
+    def meet(self, returned: Counts, gradients: Bytes) -> None:
+        """Take how often graphs had come back when the last call of a timed step does.
+
+        `gradients`: what each call of a graph leaves then.
+        """
+        before = returned if self.met is None else self.met
+        self.met = WeakKeyDictionary({g: min(n, returned.get(g, 0)) for g, n in before.items()})
+
+        def left_bytes(met: Counts) -> int:
+            return sum(calls * gradients(graph) for graph, calls in met.items())
+
+        if left_bytes(returned) > left_bytes(self.most_met):
+            self.most_met = WeakKeyDictionary(returned)
 
 
 def _more(nbytes: int | None, than: int | None) -> bool:

@@ -115,7 +115,7 @@ class Shares:
 
         More where their plans take more than that. None if one was not there in all those steps.
         """
-        met: Mapping[PlannedGraph, int] = self.graph.met or {}
+        met: Mapping[PlannedGraph, int] = self.graph.seen.met or {}
         waiting, work, given = 0, [0], 0
         for graph, calls in later:
             # Each counts what it is given and returns as if that were there throughout.
@@ -151,7 +151,7 @@ class Shares:
         found besides.
         """
         graph, active, unknown = self.graph, set(self.active), besides.returning_bytes
-        if graph.met is not None:
+        if graph.seen.met is not None:
             besides = replace(besides, late_bytes=self.late_bytes())
         number = graph.standing.planned_for if calls is None else calls
         alone, handed = partial(self._alone, hardware), _handed_bytes
@@ -180,7 +180,7 @@ class Shares:
 
     def late_bytes(self) -> int:
         """Gradients of graphs whose backward comes first, which no timed step had."""
-        met = self.graph.most_met
+        met = self.graph.seen.most_met
         calls = {g: self._coming(g) for g in self.later}
         calls[self.graph] = self.graph.standing.planned_for - 1
         missing = ((g, n - met.get(g, 0)) for g, n in calls.items())

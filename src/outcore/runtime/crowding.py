@@ -1,0 +1,107 @@
+"""crowding: graphs whose calls wait beside each other make room for each other."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from outcore.errors import InfeasibleError, OutcoreError
+from outcore.runtime.graph import PlannedGraph
+from outcore.runtime.metering import Metering
+from outcore.runtime.plans import Plans
+from outcore.runtime.roll import Roll
+from outcore.runtime.shares import kept_bytes
+
+if TYPE_CHECKING:  # a graph asks it
+    from outcore.runtime.following import Following
+
+
+class Crowding:
+    """Plans again beside calls that are new, and asks graphs that hold much to hold less."""
+
+    def __init__(self, roll: Roll, metering: Metering, plans: Plans) -> None:
+        self._roll, self._metering, self._plans = roll, metering, plans
+
+    def tell(self, graph: PlannedGraph) -> None:
+        """Have those check their room that saw calls of `graph` wait: what these hold is new."""
+        for other in self._roll.graphs:
+            other.seen.unchecked |= graph in other.seen
+
+    # ---- planned again --------------------------------------------------------------------------
+
+    def beside_calls(self, graph: PlannedGraph, following: Following) -> Following:
+        """A plan beside what calls of other graphs hold by now; `following` where none fits."""
+        planned, standing = following.planned, graph.standing
+        if not graph.seen.unchecked:
+            return following
+        lacking = self._plans.lacking_bytes(graph, planned)
+        if lacking <= 0:
+            standing.crowded_bytes = inf
+        elif planned.besides_bytes + lacking < standing.crowded_bytes:
+            try:
+                following = graph.settle(self._plans.beside_calls(graph, planned))
+                standing.crowded_bytes = inf
+            except OutcoreError:  # the report tells, unless there is more room from now on
+                if self.keep_less():
+                    return following
+                standing.crowded_bytes = planned.besides_bytes + lacking
+        graph.seen.unchecked = False
+        return following
+
+    def leaving_more(self, graph: PlannedGraph, following: Following) -> Following:
+        """A plan that leaves later graphs as much more as they ask for, if one fits."""
+        standing = graph.standing
+        asked, standing.asked_bytes = standing.asked_bytes, 0
+        if not asked:
+            return following
+        try:
+            return graph.settle(self._plans.leaving_more(graph, following.planned, asked))
+        except OutcoreError:  # the graph that asked will tell
+            standing.yields = False
+            return following
+
+    def for_calls(self, graph: PlannedGraph, following: Following) -> Following:
+        """A plan for more calls, if more waited at once than was known, and one fits."""
+        planned, standing = following.planned, graph.standing
+        if standing.most_outstanding <= max(planned.calls, standing.refused_calls):
+            return following
+        try:
+            return graph.settle(self._plans.for_calls(graph, planned))
+        except OutcoreError:  # the report tells
+            standing.refused_calls = standing.most_outstanding
+            standing.crowded_bytes = inf  # there may be a plan for fewer
+            graph.seen.unchecked = True
+            return following
+
+    # ---- for a graph that has no plan -----------------------------------------------------------
+
+    def make_room(self, graph: PlannedGraph, error: InfeasibleError) -> bool:
+        """Have others hold less from their next calls on, as `error` says that `graph` lacks.
+
+        False where none can.
+        """
+        return self.keep_less() or self._ask(graph, error)
+
+    def keep_less(self) -> bool:
+        """Have graphs that nobody differentiates hold as little as while they were profiled.
+
+        False where none keeps more.
+        """
+        profiled = [g for g in self._roll.graphs if g.may_keep and g.profiling is not None]
+        keeping = [g for g in profiled if g.profiling and g.profiling.keeping is not None]
+        for graph in keeping:
+            graph.may_keep = False
+            self._metering.forget_peak()
+        return bool(keeping)
+
+    def _ask(self, graph: PlannedGraph, error: InfeasibleError) -> bool:
+        """Have the one that holds the most while `graph` runs leave as much more as is lacking."""
+        seen = graph.seen
+        earlier = [g for g in self._roll.active() if g in seen and g.planned is not None]
+        able = [g for g in earlier if g.standing.yields]
+        lacking = error.floor_bytes - error.budget_bytes
+        if not able or error.tier != "device" or lacking <= 0:
+            return False
+        most = max(able, key=kept_bytes).standing
+        most.asked_bytes = max(most.asked_bytes, lacking)
+        return True

@@ -1,0 +1,93 @@
+"""notes: what is held besides a graph is counted as its calls begin, wait and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from outcore.runtime.calls import counted_bytes, gradient_bytes
+from outcore.runtime.graph import PlannedGraph
+from outcore.runtime.held import Held
+from outcore.runtime.roll import Roll
+from outcore.runtime.session import Gap, Visit
+from outcore.runtime.store import Store
+
+if TYPE_CHECKING:  # a graph is profiled
+    from outcore.runtime.profiling import Profiling
+
+
+class Notes:
+    """Counts for each graph, by the calls that wait (`Seen`): of timed steps, and of new mixes."""
+
+    def __init__(self, roll: Roll, held: Held) -> None:
+        self._roll, self._held = roll, held
+
+    def called(self, graph: PlannedGraph, own: int, inputs: Sequence[Any]) -> None:
+        """Note whose calls wait as a call begins, `own` ones of this graph among them.
+
+        And what is held, where the plan was made for other calls.
+        """
+        others, beyond, seen = self._roll.outstanding(graph), None, graph.seen
+        seen.fresh = graph.planned is not None and not seen.called.knows(own, others)
+        if graph.planned is not None and seen.fresh:
+            base = self._held.base_bytes(graph, inputs)
+            beyond = base - graph.planned.besides.base_bytes
+        for other in others:  # which may have left nothing for the gradients of this one
+            other.seen.unchecked |= other not in seen
+        seen.unchecked |= seen.called.note(own, others, beyond)
+
+    def base(
+        self, graph: PlannedGraph, profiling: Profiling, own: int, resident_bytes: int
+    ) -> None:
+        """Note what is held as a timed call begins: a checked one holds what it was given, too.
+
+        `resident_bytes`: but for what the graph's own waiting calls alone hold.
+        """
+        if profiling.executable is profiling.timed:
+            base_bytes = resident_bytes - self._held.others_bytes(graph)
+            beyond = profiling.began(base_bytes, first=not own)
+            graph.seen.called.note(own, self._roll.outstanding(graph), beyond)
+
+    def returned(self, graph: PlannedGraph, store: Store, tangents: Sequence[Any]) -> None:
+        """Note whose calls wait as one comes back; of a timed one, who did before, what is held."""
+        roll, profiling, planned = self._roll, graph.profiling, graph.planned
+        own, others, beyond = roll.waiting(graph) - 1, roll.outstanding(graph), None
+        handed, timed = store.visit.handed, graph.times(store.executable)
+        if handed is not None and (planned is not None or timed):
+            base = self._held.base_on_return_bytes(graph, store, tangents, handed)
+            first = 0 if profiling is None else profiling.first_bytes
+            beyond = base - (first if planned is None else planned.besides.base_bytes)
+        if handed is not None and profiling is not None and timed:
+            profiling.gone |= handed.gone
+            if not own:
+                step = roll.steps.number
+                returned = {g: g.standing.returned(step) for g in roll.active()}
+                graph.seen.meet(returned, _gradient_bytes)
+        graph.seen.unchecked |= graph.seen.returned.note(own, others, beyond)
+
+    def waited(self, graph: PlannedGraph, visit: Visit, tangents: Sequence[Any]) -> None:
+        """Note what went while a profiled visit waited, as its backward call begins."""
+        pause, visit.pause = visit.pause, None
+        if graph.profiling is None or pause is None:
+            return
+        level_bytes = self._held.level_bytes(graph)
+        if level_bytes is not None:
+            given = self._held.storages(tangents)
+            graph.profiling.waited(pause.gone_bytes(level_bytes, given))
+
+    def paused(self, graph: PlannedGraph, gap: Gap, peak_bytes: Callable[[], int]) -> None:
+        """Note what was held at most between two calls of a step, while one of `graph` waited.
+
+        That of a timed step counts: when one is checked, what calls are given is held besides.
+        """
+        profiling = graph.profiling
+        if profiling is None or profiling.workspace_bytes is None or not profiling.wants_pause:
+            return
+        calls = {owner(): number for owner, number in gap.waiting.items()}
+        others = {g: n for g, n in calls.items() if g is not graph and isinstance(g, PlannedGraph)}
+        besides = peak_bytes() - gap.private_bytes - counted_bytes(graph.captured.trace)
+        graph.seen.paused.note(calls[graph] - 1, others, besides - profiling.first_bytes)
+
+
+def _gradient_bytes(graph: PlannedGraph) -> int:
+    return gradient_bytes(graph.captured.trace)
