@@ -459,7 +459,7 @@ def test_a_mix_without_a_plan_does_not_stand_in_the_way_of_others() -> None:
     first.seen.unchecked = first.seen.returned.note(0, {second: 50})
     with pytest.raises(InfeasibleError):
         plans.beside_calls(first, planned)
-    assert first._beside_calls(following) is following
+    assert engine.crowding.beside_calls(first, following) is following
     assert not first.seen.unchecked
     assert planned.besides_bytes < first.standing.crowded_bytes < inf
     assert [note for note in backend.report().notes if "that wait beside it" in note]
@@ -473,7 +473,7 @@ def test_a_mix_without_a_plan_does_not_stand_in_the_way_of_others() -> None:
     assert second.planned is not None
     second.settle(second.planned)
     assert first.seen.unchecked
-    assert first._beside_calls(following) is following
+    assert engine.crowding.beside_calls(first, following) is following
     assert first.standing.crowded_bytes == inf
 
 
@@ -484,7 +484,7 @@ def test_those_that_saw_it_wait_hear_of_a_graph_that_comes_back_or_runs_in_core(
     first, second = backend.engine.roll.active()
     for _ in range(2):  # the first of which clears what the last step told
         assert first.following is not None
-        first._beside_calls(first.following)
+        backend.engine.crowding.beside_calls(first, first.following)
     assert not first.seen.unchecked
     for _ in range(2 * IDLE_STEPS):
         backend.engine.steps.call(begins=True)
