@@ -353,12 +353,12 @@ def test_a_graph_without_a_plan_is_left_more(monkeypatch: pytest.MonkeyPatch) ->
     first, second = backend.engine.roll.active()
     assert first.planned is not None
     assert second.planned is None
-    assert first.standing.asked_bytes > 0
+    assert first.standing.asked_bytes
     backend = Backend(budget="24MiB", policy="pooch", strict=True)
     found = scored(backend, steps=14)
     assert backend.engine is not None
     first, second = backend.engine.roll.active()
-    assert first.standing.asked_bytes == 0
+    assert not first.standing.asked_bytes
     assert first.standing.left_at_least > 0
     assert backend.report().state == "planned"
     inside(backend)

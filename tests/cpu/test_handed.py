@@ -85,6 +85,18 @@ def test_results_come_to_what_was_given() -> None:
     assert found.gone == {2}
 
 
+def test_a_result_in_the_memory_of_an_input_that_is_gone_is_there() -> None:
+    memory = bytearray(4000)
+    before = given((0, torch.frombuffer(memory, dtype=torch.float32)))
+    results = torch.frombuffer(memory, dtype=torch.float32)
+    found = before | given((2, results))
+    assert found.gone == {0}
+    assert len(found.live) == 1
+    assert (found.gone_bytes, found.beyond_bytes) == (4000, 0)
+    del results
+    assert found.gone == {0, 2}
+
+
 def test_an_input_that_is_returned_is_both() -> None:
     same = torch.ones(1000)
     found = given((0, same)) | given((2, same))

@@ -89,11 +89,12 @@ def test_only_what_is_more_is_news() -> None:
     a, b = Graph(), Graph()
     mixes: Any = noted((0, {a: 1}, None), (0, {b: 1}, None))
     for mix in ({}, {a: 1}, {b: 1}):
-        assert mixes.knows(0, mix)
         assert not mixes.note(0, mix, None)
-    assert not mixes.knows(1, {}), "as many own calls never waited"
+        assert not mixes.counted(0, mix)
     assert mixes.note(0, {a: 1}, 5), "nobody counted before"
     assert not mixes.note(0, {a: 1}, 5)
+    assert [mixes.counted(0, mix) for mix in ({}, {a: 1}, {b: 1})] == [True, True, False]
+    assert not mixes.counted(1, {}), "as many own calls never waited"
     assert mixes.note(0, {a: 1}, 6)
     assert mixes.note(0, {a: 1, b: 1}, 6)
     assert [mix.beyond_bytes for mix in mixes] == [6], "the others are within"

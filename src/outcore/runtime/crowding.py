@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING
 from outcore.errors import InfeasibleError, OutcoreError
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.metering import Metering
+from outcore.runtime.planning import left_bytes
 from outcore.runtime.plans import Plans
 from outcore.runtime.roll import Roll
 from outcore.runtime.shares import kept_bytes
 
 if TYPE_CHECKING:  # a graph asks it
     from outcore.runtime.following import Following
+
+MOST_ASKED = 8
+"""How often a graph asks another for room that does not hear of it: it may never be called again.
+"""
 
 
 class Crowding:
@@ -41,24 +46,31 @@ class Crowding:
             try:
                 following = graph.settle(self._plans.beside_calls(graph, planned))
                 standing.crowded_bytes = inf
-            except OutcoreError:  # the report tells, unless there is more room from now on
+            except OutcoreError as error:  # the report tells, unless there is more room soon
                 if self.keep_less():
                     return following
+                self._ask(graph, error)
                 standing.crowded_bytes = planned.besides_bytes + lacking
         graph.seen.unchecked = False
         return following
 
     def leaving_more(self, graph: PlannedGraph, following: Following) -> Following:
-        """A plan that leaves later graphs as much more as they ask for, if one fits."""
-        standing = graph.standing
-        asked, standing.asked_bytes = standing.asked_bytes, 0
-        if not asked:
+        """A plan that leaves later graphs as much more as most of them ask for, if one fits."""
+        standing, planned, kept = graph.standing, following.planned, kept_bytes(graph)
+        asked, standing.asked_bytes = standing.asked_bytes, set()
+        for each in self._roll.graphs if asked else ():
+            each.asked.pop(graph, None)
+        for more in sorted(asked, reverse=True):
+            left = left_bytes(planned) + more
+            try:
+                following = graph.settle(self._plans.leaving_more(graph, planned, more))
+            except OutcoreError:  # the graph that asked will tell
+                standing.refused_left_bytes = min(left, standing.refused_left_bytes)
+                continue
+            if kept_bytes(graph) >= kept:  # it leaves no more than it did
+                standing.refused_left_bytes = -inf
             return following
-        try:
-            return graph.settle(self._plans.leaving_more(graph, following.planned, asked))
-        except OutcoreError:  # the graph that asked will tell
-            standing.yields = False
-            return following
+        return following
 
     def for_calls(self, graph: PlannedGraph, following: Following) -> Following:
         """A plan for more calls, if more waited at once than was known, and one fits."""
@@ -94,14 +106,27 @@ class Crowding:
             self._metering.forget_peak()
         return bool(keeping)
 
-    def _ask(self, graph: PlannedGraph, error: InfeasibleError) -> bool:
-        """Have the one that holds the most while `graph` runs leave as much more as is lacking."""
-        seen = graph.seen
-        earlier = [g for g in self._roll.active() if g in seen and g.planned is not None]
-        able = [g for g in earlier if g.standing.yields]
-        lacking = error.floor_bytes - error.budget_bytes
-        if not able or error.tier != "device" or lacking <= 0:
+    def _ask(self, graph: PlannedGraph, error: OutcoreError) -> bool:
+        """Have the one that holds the most while `graph` runs leave as much more as is lacking.
+
+        False where none can, or none of those hears of it.
+        """
+        if not isinstance(error, InfeasibleError) or error.tier != "device":
             return False
-        most = max(able, key=kept_bytes).standing
-        most.asked_bytes = max(most.asked_bytes, lacking)
+        lacking = error.floor_bytes - error.budget_bytes
+        earlier = [g for g in self._roll.active() if g in graph.seen]
+        able = [g for g in earlier if graph.asked.get(g, 0) < MOST_ASKED and _leaves(g, lacking)]
+        if not able or lacking <= 0:
+            return False
+        most = max(able, key=kept_bytes)
+        most.standing.asked_bytes.add(lacking)
+        graph.asked[most] = graph.asked.get(most, 0) + 1
         return True
+
+
+def _leaves(graph: PlannedGraph, more_bytes: int) -> bool:
+    """Whether a graph could leave so much more while it waits, for all that is known."""
+    planned = graph.planned
+    return planned is not None and (
+        left_bytes(planned) + more_bytes < graph.standing.refused_left_bytes
+    )

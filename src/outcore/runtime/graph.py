@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeGuard
+from weakref import WeakKeyDictionary
 
 from outcore.capture import Captured, capture_again
 from outcore.errors import CaptureError, InfeasibleError, OutcoreError
@@ -62,6 +63,8 @@ class PlannedGraph:
         """Whose calls waited when a call of this one began."""
         self.may_keep = True
         """Whether it keeps everything once nobody differentiates: until another has no plan."""
+        self.asked: WeakKeyDictionary[PlannedGraph, int] = WeakKeyDictionary()
+        """How often it asked others to leave it more, which have not heard of it since."""
         self.lean = False
         """Whether it is profiled by the leanest program, for want of device memory."""
         self.tightened = False

@@ -20,20 +20,24 @@ class Handed:
     storages: Storages
     buffers: dict[int, frozenset[int]]
     """By address."""
+    lost: frozenset[int] = frozenset()
+    """Buffers whose storages were gone when others were found: at their addresses, maybe."""
 
     def __or__(self, more: Handed) -> Handed:
-        """These, and `more`, which were found while all of these were there."""
-        addresses = self.buffers.keys() | more.buffers.keys()
-        nothing = frozenset[int]()
+        """These, and `more`, which were found since."""
+        there, nothing = self.storages.there(), frozenset[int]()
         buffers = {
-            at: self.buffers.get(at, nothing) | more.buffers.get(at, nothing) for at in addresses
+            at: (self.buffers[at] if at in there.found else nothing) | more.buffers.get(at, nothing)
+            for at in there.found.keys() | more.buffers.keys()
         }
-        return Handed(self.trace, Storages(more.storages.found | self.storages.found), buffers)
+        storages = Storages(more.storages.found | there.found)
+        return Handed(self.trace, storages, buffers, self.gone | more.lost)
 
     @property
     def gone(self) -> frozenset[int]:
         """The buffers that nobody holds any more."""
-        return frozenset(b for at in self.storages.expired for b in self.buffers[at])
+        expired = (self.buffers[at] for at in self.storages.expired)
+        return self.lost.union(*expired)
 
     @property
     def live(self) -> list[torch.UntypedStorage]:

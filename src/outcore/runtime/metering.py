@@ -106,7 +106,8 @@ class Metering:
         if stores and session.left:
             waiting = Counter(store.visit.owner for store in stores)
             private = sum(store.private_bytes for store in stores)
-            session.gaps.append(Gap(session.left, now, waiting, private))
+            latest = stores[-1].visit.owner
+            session.gaps.append(Gap(session.left, now, waiting, latest, private))
         return now
 
     def leave(self) -> int:

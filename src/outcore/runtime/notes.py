@@ -27,11 +27,11 @@ class Notes:
 
         And what is held, where the plan was made for other calls.
         """
-        others, beyond, seen = self._roll.outstanding(graph), None, graph.seen
-        seen.fresh = graph.planned is not None and not seen.called.knows(own, others)
-        if graph.planned is not None and seen.fresh:
-            base = self._held.base_bytes(graph, inputs)
-            beyond = base - graph.planned.besides.base_bytes
+        others, beyond = self._roll.outstanding(graph), None
+        seen, planned = graph.seen, graph.planned
+        seen.fresh = planned is not None and not seen.called.counted(own, others)
+        if planned is not None and seen.fresh:
+            beyond = self._held.base_bytes(graph, inputs) - planned.besides.base_bytes
         for other in others:  # which may have left nothing for the gradients of this one
             other.seen.unchecked |= other not in seen
         seen.unchecked |= seen.called.note(own, others, beyond)
@@ -78,15 +78,20 @@ class Notes:
     def paused(self, graph: PlannedGraph, gap: Gap, peak_bytes: Callable[[], int]) -> None:
         """Note what was held at most between two calls of a step, while one of `graph` waited.
 
-        That of a timed step counts: when one is checked, what calls are given is held besides.
+        Not when one is checked: what calls are given is held besides. With plans, that of the call
+        which began last counts the others.
         """
-        profiling = graph.profiling
-        if profiling is None or profiling.workspace_bytes is None or not profiling.wants_pause:
+        profiling, planned, seen = graph.profiling, graph.planned, graph.seen
+        if planned is not None and gap.latest() is graph:
+            paused, first_bytes = seen.paused_since, planned.besides.base_bytes
+        elif profiling is not None and profiling.times_pause:
+            paused, first_bytes = seen.paused, profiling.first_bytes
+        else:
             return
         calls = {owner(): number for owner, number in gap.waiting.items()}
         others = {g: n for g, n in calls.items() if g is not graph and isinstance(g, PlannedGraph)}
         besides = peak_bytes() - gap.private_bytes - counted_bytes(graph.captured.trace)
-        graph.seen.paused.note(calls[graph] - 1, others, besides - profiling.first_bytes)
+        seen.unchecked |= paused.note(calls[graph] - 1, others, besides - first_bytes)
 
 
 def _gradient_bytes(graph: PlannedGraph) -> int:

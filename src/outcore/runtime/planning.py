@@ -24,6 +24,7 @@ from outcore.policies import floor_plan, lean_plans, leanest_plan
 from outcore.runtime.besides import Besides, Room
 from outcore.runtime.calls import Calls, gradient_bytes, handed_bytes
 from outcore.runtime.drift import Drift, Replanned
+from outcore.runtime.margin import margin_bytes
 from outcore.runtime.options import Settings
 from outcore.runtime.planned import Planned
 from outcore.runtime.profiling import Profiling
@@ -158,9 +159,7 @@ class Planner:
         """The same with more left to later graphs. Raises InfeasibleError as `plan` does."""
         standing = shares.graph.standing
         before = standing.left_at_least
-        standing.left_at_least = max(
-            before, pause_bytes(planned.problem, planned.program) + more_bytes
-        )
+        standing.left_at_least = max(before, left_bytes(planned) + more_bytes)
         try:
             return self._as_before(shares, planned, planned.problem)
         except InfeasibleError:
@@ -170,10 +169,14 @@ class Planner:
     def lacking_bytes(self, shares: Shares, planned: Planned) -> int:
         """How much more may be held besides than `planned` has room for, waiting calls among it.
 
-        In one mix that was seen. Negative where that is less.
+        In one mix that was seen, or between calls. Negative where that is less.
         """
-        _, of_one = shares.rooms(self.solver.hardware(), planned.besides, planned.calls)
-        return of_one.nbytes - planned.besides_bytes
+        hardware, besides = self.solver.hardware(), planned.besides
+        _, of_one = shares.rooms(hardware, besides, planned.calls)
+        paused = shares.paused_bytes(hardware, besides, Room(planned.besides_bytes))
+        lacking, between = of_one.nbytes - planned.besides_bytes, planned.problem.between_bytes
+        beyond = paused - between - margin_bytes(shares.budget_bytes)
+        return max(lacking, beyond) if beyond > 0 else lacking
 
     def _retaining(self, shares: Shares, planned: Planned) -> Planned:
         """The same with room for all that crosses until backward ends: `retain_graph` asks for it.
@@ -223,9 +226,10 @@ class Planner:
         more = room.nbytes - planned.besides_bytes
         more -= planned.problem.outside_bytes - planned.alone.outside_bytes
         alone = replace(problem, outside_bytes=problem.outside_bytes + more)
+        between = [shares.paused_bytes(self.solver.hardware(), planned.besides, room)]
         if shares.later:  # whose plans are made: this one may hold more than they found
-            *_, taken = shares.left_bytes(alone, planned.besides.between_bytes)
-            alone = replace(alone, between_bytes=max(alone.between_bytes, taken))
+            between += shares.left_bytes(alone, planned.besides.between_bytes)[-1:]
+        alone = replace(alone, between_bytes=max(alone.between_bytes, *between))
         again = self._planned(shares, alone, planned.besides, room)
         if planned.retaining_bytes is not None:
             again = self._retaining(shares, again)
@@ -411,6 +415,11 @@ class Planner:
         if not planned.everything_kept:
             between = max(between, shares.most_bytes(problem.hardware))
         return simulate(replace(problem, outside_bytes=outside, between_bytes=between), kept)
+
+
+def left_bytes(planned: Planned) -> int:
+    """What the budget leaves while a call of a plan waits for its backward."""
+    return pause_bytes(planned.problem, planned.program)
 
 
 def _first(make: Callable[[T], Planned], rooms: Iterable[T]) -> Planned:

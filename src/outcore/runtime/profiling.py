@@ -84,6 +84,11 @@ class Profiling:
         """What the next step runs."""
         return self.checked if self.workspace_bytes is None else self.timed
 
+    @property
+    def times_pause(self) -> bool:
+        """Whether steps are timed by now, and one is to be metered."""
+        return self.workspace_bytes is not None and self.wants_pause
+
     def again(self) -> None:
         """Time steps anew: others hold less from now on."""
         self.timed_steps, self.base_bytes, self.wants_pause = 0, None, True

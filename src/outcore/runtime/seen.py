@@ -21,7 +21,8 @@ Bytes: TypeAlias = Callable[["PlannedGraph"], int]
 """Bytes of each call of a graph."""
 
 MOST_MIXES = 64
-"""Mixes that are told apart; what comes after that is one, with the most of each graph."""
+"""Mixes that are told apart; what comes after that is one, with the most of each graph, that stands
+for all with no more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,15 +34,17 @@ class Mix:
     others: WeakKeyDictionary[PlannedGraph, int] = field(default_factory=WeakKeyDictionary)
     beyond_bytes: int | None = None
     """How much more than as the first call of that step began; None: nobody counted."""
+    several: bool = False
+    """Whether it stands for all mixes with no more calls of each."""
 
     def within(self, other: Mix) -> bool:
         """Whether as many own calls wait as in `other`, and no more of others."""
-        most = other.others
-        return self.own == other.own and all(most.get(g, 0) >= n for g, n in self.others.items())
+        own = self.own <= other.own if other.several else self.own == other.own
+        return own and all(other.others.get(g, 0) >= n for g, n in self.others.items())
 
     def add(self, other: Mix) -> None:
         """Have as many calls of each, and as much held besides, as either."""
-        self.own = max(self.own, other.own)
+        self.own, self.several = max(self.own, other.own), True
         for graph, calls in other.others.items():
             self.others[graph] = max(calls, self.others.get(graph, 0))
         if other.beyond_bytes is not None:
@@ -59,10 +62,11 @@ class Mixes:
         """Those that are told apart."""
         return iter(self._mixes)
 
-    def knows(self, own: int, others: Counts) -> bool:
-        """Whether as many calls waited before."""
+    def counted(self, own: int, others: Counts) -> bool:
+        """Whether somebody counted what is held besides as many calls."""
         mix = Mix(own, WeakKeyDictionary(others))
-        return any(mix.within(known) for known in reversed(self._mixes))
+        known = (m for m in reversed(self._mixes) if m.beyond_bytes is not None)
+        return any(mix.within(m) for m in known)
 
     def beyond_of(self, own: int, others: Counts) -> int:
         """How much more was held besides, at most, where as many calls waited; 0: nobody knows."""
@@ -76,6 +80,8 @@ class Mixes:
 
     def before_first(self, graph: PlannedGraph) -> int:
         """Calls of another graph that waited each time when no own call did."""
+        if any(mix.several for mix in self._mixes):
+            return 0
         firsts = (mix.others.get(graph, 0) for mix in self._mixes if not mix.own)
         return min(firsts, default=0)
 
@@ -118,7 +124,7 @@ class Mixes:
         are estimated beside which nobody counted; `unknown`: beside all, if nobody ever did. The
         `active` graphs count, and mixes of no more calls than plans are made for.
         """
-        mixes = [mix for mix in self._mixes if mix.own < calls]
+        mixes = [mix for mix in self._mixes if mix.own < calls or mix.several]
         each = {g: alone(g) for g in {g for mix in mixes for g in mix.others} if g in active}
         counted = [mix for mix in mixes if mix.beyond_bytes is not None]
         known = max((mix.beyond_bytes or 0 for mix in counted), default=unknown)
@@ -150,14 +156,15 @@ class Seen:
 
     def __init__(self) -> None:
         self.called, self.returned = Mixes(), Mixes()
-        self.paused = Mixes()
-        """Between calls, while one of this graph waits: what is held besides that one."""
+        self.paused, self.paused_since = Mixes(), Mixes()
+        """Between calls, while one of this graph waits: what is held besides that one. In a timed
+        step, and since there is a plan."""
         self.met: WeakKeyDictionary[PlannedGraph, int] | None = None
         """Which graphs had come back when the last call of a timed step did, how often at least."""
         self.most_met: WeakKeyDictionary[PlannedGraph, int] = WeakKeyDictionary()
         """The same of the timed step with most gradients by then."""
         self.fresh = False
-        """Whether the latest call met calls that none had met before, since there is a plan."""
+        """Whether the latest call met calls beside which nobody had counted; there is a plan."""
         self.unchecked = False
         """Whether the plan may have too little room: a mix came, or one in a mix has another plan.
         """

@@ -46,6 +46,8 @@ class Gap:
     stop: int
     waiting: Mapping[weakref.ref[Any], int]
     """Their graphs, and how many of each."""
+    latest: weakref.ref[Any]
+    """The graph of the one that began last."""
     private_bytes: int
     """What they alone hold."""
 

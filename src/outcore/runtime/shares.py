@@ -168,15 +168,17 @@ class Shares:
     def paused_bytes(self, hardware: Hardware, besides: Besides, room: Room) -> int:
         """What is held between calls while one waits, beyond what there is `room` for.
 
-        Where one call is all that waits at once, that is what the meter saw between its two ends.
+        The tangents left out, for which there is room beside that. Where one call is all that waits
+        at once, the meter saw what was held in a timed step between its two ends.
         """
         graph, number = self.graph, self.graph.standing.planned_for
-        if number == 1:
-            return 0
-        active = set(self.active)
+        trace, active = graph.captured.trace, set(self.active)
         alone, handed = partial(self._alone, hardware), _handed_bytes
-        _, paused = graph.seen.paused.besides_bytes(graph, number, active, alone, handed)
-        return max(0, besides.base_bytes + paused - room.nbytes)
+        seen = [graph.seen.paused, graph.seen.paused_since][number == 1 :]
+        each = (mixes.besides_bytes(graph, number, active, alone, handed) for mixes in seen)
+        paused = max(of_one for _, of_one in each)
+        tangents = nbytes_of(trace, tuple(map(Ref, trace.tangents)))
+        return max(0, besides.base_bytes + paused - tangents - room.nbytes)
 
     def late_bytes(self) -> int:
         """Gradients of graphs whose backward comes first, which no timed step had."""

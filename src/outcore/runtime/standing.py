@@ -86,10 +86,11 @@ class Standing:
     """The least `Planned.besides_bytes` that was wanted and for which no plan was found."""
     left_at_least: int = 0
     """What it leaves to later graphs while it waits, however little they seem to need."""
-    asked_bytes: int = 0
-    """How much more it is to leave them: one has no plan beside it. 0 once that is done."""
-    yields: bool = True
-    """Whether it could leave them more, for all that is known."""
+    asked_bytes: set[int] = field(default_factory=set)
+    """How much more each of those is to be left that have no plan beside it, until it heard them.
+    """
+    refused_left_bytes: float = inf
+    """The least that they were to be left while it waits, and for which no plan was found."""
     fruitless: int = 0
     """Sessions begun in a row with its forward call that no backward call followed."""
     growths: int = 0
