@@ -130,3 +130,37 @@ def test_all_that_is_held_besides_is_the_most_at_either_end() -> None:
     assert found.room(50, 0) == Room(157, 37)
     assert found.room(0, 50) == Room(170, 0)
     assert found.room(-300, -300) == Room(0, 0)
+
+
+def test_what_is_beyond_many_is_news_once() -> None:
+    """However many own calls wait in it."""
+    mixes: Any = Mixes()
+    graphs = [Graph() for _ in range(MOST_MIXES)]
+    for graph in graphs:
+        mixes.note(0, {graph: 1}, 5)
+    a, b = Graph(), Graph()
+    assert mixes.note(2, {a: 1}, 5)
+    assert mixes.note(1, {b: 1}, 5)
+    for own, others in ((2, {a: 1}), (1, {b: 1}), (0, {graphs[-1]: 1})):
+        assert mixes.counted(own, others)
+        assert not mixes.note(own, others, 5)
+        assert mixes.beyond_of(own, others) == 5
+
+
+def test_what_is_beyond_many_counts_for_as_many_own_calls_as_it_came_with() -> None:
+    """Not only where plans are made for as many as the largest mix has of them."""
+    graphs = [Graph() for _ in range(MOST_MIXES)]
+    a, b = Graph(), Graph()
+    mixes = noted(*((0, {graph: 1}, 5) for graph in graphs), (0, {a: 1}, 100), (3, {b: 1}, 5))
+    alone = dict.fromkeys((*graphs, a, b), 7)
+    _, of_one = besides(mixes, alone, calls=1)
+    assert of_one >= 107
+
+
+def test_before_the_first_call_only_those_count_that_waited_each_time() -> None:
+    """Steps differ: where it is called first, nobody waits, whatever waits where it is not."""
+    a = Graph()
+    for order in (({}, {a: 2}), ({a: 2}, {})):
+        mixes = noted(*((0, others, 0) for others in order))
+        assert mixes.before_first(a) == 0
+    assert noted((0, {a: 2}, 0), (0, {a: 3}, 0)).before_first(a) == 2

@@ -16,7 +16,7 @@ from outcore.runtime.shares import kept_bytes
 if TYPE_CHECKING:  # a graph asks it
     from outcore.runtime.following import Following
 
-MOST_ASKED = 8
+MOST_ASKED = 4
 """How often a graph asks another for room that does not hear of it: it may never be called again.
 """
 

@@ -57,6 +57,8 @@ class Mixes:
 
     def __init__(self) -> None:
         self._mixes: list[Mix] = []
+        self._before: WeakKeyDictionary[PlannedGraph, int] | None = None
+        """Calls of others that waited each time when no own call did. None: never so."""
 
     def __iter__(self) -> Iterator[Mix]:
         """Those that are told apart."""
@@ -80,16 +82,14 @@ class Mixes:
 
     def before_first(self, graph: PlannedGraph) -> int:
         """Calls of another graph that waited each time when no own call did."""
-        if any(mix.several for mix in self._mixes):
-            return 0
-        firsts = (mix.others.get(graph, 0) for mix in self._mixes if not mix.own)
-        return min(firsts, default=0)
+        return 0 if self._before is None else self._before.get(graph, 0)
 
     def note(self, own: int, others: Counts, beyond_bytes: int | None = None) -> bool:
         """Take who waited as a call began, or came back; whether that is news."""
+        fewer = not own and self._note_before(others)
         mix = Mix(own, WeakKeyDictionary(others), beyond_bytes)
         if any(mix.within(m) and not _more(beyond_bytes, m.beyond_bytes) for m in self._mixes):
-            return False
+            return fewer
         surpassed = [
             m for m in self._mixes if m.within(mix) and not _more(m.beyond_bytes, beyond_bytes)
         ]
@@ -99,6 +99,15 @@ class Mixes:
         else:
             self._mixes[-1].add(mix)
         return True
+
+    def _note_before(self, others: Counts) -> bool:
+        """Take who waited though no own call did; whether those are fewer than each time before."""
+        if self._before is None:
+            self._before = WeakKeyDictionary(others)
+            return False
+        fewer = {g: others.get(g, 0) for g, n in self._before.items() if others.get(g, 0) < n}
+        self._before.update(fewer)
+        return bool(fewer)
 
     def beyond_bytes(self, unknown: int = 0) -> int:
         """The most that was held besides, but for what calls alone hold; `unknown` if nobody knows.

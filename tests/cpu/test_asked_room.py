@@ -1,0 +1,111 @@
+"""Graphs that have no plan beside what others hold, and whom they ask for room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from outcore import Backend
+from outcore.errors import InfeasibleError
+from outcore.runtime.graph import PlannedGraph
+from outcore.runtime.shares import Shares
+from tests.cpu.test_budget_kept import Tower
+from tests.cpu.training import mean_square
+
+MIB = 1 << 20
+PATIENCE = 20
+"""Steps after which a graph has its plan, or an error: those of some rounds of profiling."""
+
+
+class Scores(nn.Module):
+    """A loss over many classes, and the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 512)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.head(x)
+        return cross_entropy(scores, y), scores
+
+
+class Shift(nn.Module):
+    """Its backward has no op: gradients are what it is given, and nothing waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(2048, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.shift
+
+
+def compiled(backend: Backend, *modules: nn.Module) -> list[Any]:
+    """Each a graph of its own."""
+    return [torch.compile(m, backend=backend, dynamic=False) for m in modules]
+
+
+def graphs(backend: Backend) -> list[PlannedGraph]:
+    return [] if backend.engine is None else backend.engine.graphs
+
+
+def test_one_that_asks_a_graph_that_cannot_hold_less_is_not_profiled_for_ever() -> None:
+    """What is made between the two since has no room: there is no plan, and that is an error."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    modules = nn.ModuleList((Shift(), Tower(layers=24)))
+    backend = Backend(budget="5MiB", policy="pooch")
+    shift, tower = compiled(backend, *modules)
+    x = torch.randn(2048, 64)
+
+    def step(*, joined: bool, nbytes: int = 0) -> None:
+        result = shift(x)
+        made = torch.empty(nbytes, dtype=torch.uint8)
+        result = tower(result) if joined else result
+        del made
+        mean_square(result).backward()
+        modules.zero_grad()
+
+    for i in range(8):
+        step(joined=i > 5)
+
+    def steps() -> None:
+        for _ in range(PATIENCE):
+            step(joined=True, nbytes=2 * MIB)
+
+    with pytest.raises(InfeasibleError):
+        steps()
+
+
+def test_one_that_asks_a_graph_that_is_called_no_more_is_not_profiled_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A call of that graph waits for good: its result is kept, and trained on."""
+    monkeypatch.setattr(Shares, "_seen_to_take", lambda *_: 0)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    modules = nn.ModuleList((Tower(layers=12), Scores()))
+    backend = Backend(budget="24MiB", policy="pooch", strict=True)
+    tower, scores = compiled(backend, *modules)
+    x, y = torch.randn(2048, 64), torch.arange(2048) % 512
+
+    def step(given: Tensor) -> None:
+        scores(given, y)[0].backward()
+        modules.zero_grad()
+
+    for _ in range(4):
+        step(tower(x))
+    kept = tower(x)
+    scores(kept, y)  # nor does this go back
+    while not any(graph.standing.asked_bytes for graph in graphs(backend)):
+        step(tower(x))
+    try:
+        for _ in range(PATIENCE):
+            step(kept.detach().requires_grad_())
+    except InfeasibleError:
+        return
+    assert all(graph.planned is not None for graph in graphs(backend))
