@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from outcore import Backend
 from outcore.errors import InfeasibleError
+from outcore.execute.arena import Arena, own_arena
+from outcore.measure.events import EventMeter
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.shares import Shares
 from tests.cpu.test_budget_kept import Tower
@@ -109,3 +113,69 @@ def test_one_that_asks_a_graph_that_is_called_no_more_is_not_profiled_for_ever(
     except InfeasibleError:
         return
     assert all(graph.planned is not None for graph in graphs(backend))
+
+
+def peak_bytes(step: Callable[[], None]) -> int:
+    """What is held at most in a step, all that was held before it included."""
+    arena, meter = own_arena(), EventMeter()
+    if not isinstance(arena, Arena):
+        pytest.skip("nobody keeps books without the arena")
+    before, start = arena.figures().live_bytes, time.time_ns()
+    assert meter.start()
+    step()
+    reading = meter.stop()
+    assert reading is not None
+    return before + reading.peak_bytes(start, time.time_ns())
+
+
+class Towers:
+    """Two towers, each a graph, of which steps call some in some order."""
+
+    def __init__(self, budget: str) -> None:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        self.modules = nn.ModuleList((Tower(layers=12), Tower(layers=13)))
+        self.backend = Backend(budget=budget, policy="pooch")
+        self.calls = compiled(self.backend, *self.modules)
+        self.x = torch.randn(2048, 64)
+
+    def step(self, order: Sequence[int]) -> None:
+        self.modules.zero_grad()
+        result = self.x.detach().requires_grad_()
+        for each in order:
+            result = self.calls[each](result)
+        mean_square(result).backward()
+
+    def steps(self, *orders: Sequence[int], times: int) -> None:
+        for _ in range(times):
+            for order in orders:
+                self.step(order)
+
+    def inside(self, order: Sequence[int]) -> None:
+        self.backend.report()  # ends the session of the last step
+        budget = self.backend.report().budget_bytes
+        assert peak_bytes(lambda: self.step(order)) <= budget
+
+
+@pytest.mark.parametrize("apart", [0, 8])
+def test_planned_graphs_that_come_to_wait_for_each_other_make_room(apart: int) -> None:
+    """Each alone may hold 4 MiB; together, from the first step on, they do with the budget."""
+    towers = Towers("7.5MiB")
+    towers.steps((1,), (0,), times=apart)
+    towers.steps((0, 1), times=PATIENCE)
+    towers.inside((0, 1))
+
+
+@pytest.mark.parametrize("alone", [0, 8])
+def test_a_graph_that_comes_later_is_left_room_to_be_profiled(alone: int) -> None:
+    """A planned one could hold less: it does from its next call on, so that steps can go on."""
+    towers = Towers("7.5MiB")
+    towers.steps((0,), times=alone)
+    if alone:
+        with pytest.raises(InfeasibleError) as raised:
+            towers.step((0, 1))
+        assert "the step can be begun again" in "".join(raised.value.__notes__)
+        del raised
+    towers.steps((0, 1), times=PATIENCE)
+    assert all(graph.planned is not None for graph in graphs(towers.backend))
+    towers.inside((0, 1))

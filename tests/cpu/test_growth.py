@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -252,6 +253,24 @@ def test_what_grows_on_is_planned_for_ahead() -> None:
     training.steps(2)
     inside(backend)
     kept.clear()
+
+
+def test_what_came_before_it_is_compiled_anew_is_counted_once() -> None:
+    """A plan is taken over that has no room for it: the graph is profiled beside it instead."""
+    backend = Backend(budget="24MiB", policy="pooch", strict=True)
+    training = Training(backend)
+    training.steps()
+    other = torch.empty(4 * MIB, dtype=torch.uint8)
+    torch._dynamo.reset()
+    gc.collect()
+    training.call = torch.compile(training.module, backend=backend, dynamic=False)
+    training.steps()
+    assert backend.engine is not None
+    (graph,) = backend.engine.roll.active()
+    assert graph.planned is not None
+    assert 4 * MIB <= graph.planned.besides_bytes < 5 * MIB
+    inside(backend)
+    del other
 
 
 @pytest.mark.parametrize(

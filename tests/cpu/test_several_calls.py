@@ -18,6 +18,7 @@ import outcore
 from outcore import Backend, assistant
 from outcore.errors import InfeasibleError
 from outcore.runtime.calls import Taken, least_together, together
+from tests.cpu.test_asked_room import peak_bytes
 from tests.cpu.test_budget_kept import inside
 from tests.cpu.training import Away, away, back, mean_square, same, snapshot
 
@@ -345,6 +346,34 @@ def test_what_is_made_between_two_calls_of_one_graph_has_room(share: float, *, f
     else:
         with pytest.raises(InfeasibleError, match="the pause between"):
             blocks(backend)
+
+
+@pytest.mark.parametrize("since", [0, 2])
+def test_what_is_made_between_calls_of_planned_steps_has_room(since: int) -> None:
+    """It is seen where the first step under the plan is metered: blocks could hold less."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    backend = Backend(budget="70MiB", policy="pooch")
+    module = Blocks()
+    for block in module.blocks:
+        block.compile(backend=backend, dynamic=False)
+
+    def step(*, makes: bool) -> None:
+        module.zero_grad()
+        x = rows(0).requires_grad_()
+        for block in module.blocks[:-1]:
+            x = block(x)
+        if makes:
+            x = x.repeat(1, 32).sin().view(2048, 32, 64).mean(1)  # 16 MiB, some times
+        mean_square(module.blocks[-1](x)).backward()
+
+    for i in range(STEPS):
+        step(makes=i >= since)
+        assert backend.engine is not None
+        (graph,) = backend.engine.graphs
+        assert (graph.planned is not None) == (i >= 2)
+    backend.report()  # ends the session of the last step
+    assert peak_bytes(lambda: step(makes=True)) <= backend.report().budget_bytes
 
 
 class Wide(nn.Module):

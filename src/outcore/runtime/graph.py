@@ -43,6 +43,11 @@ STILL_PROFILED = (
     "of the beginning, inside the budget"
 )
 
+AGAIN = (
+    "outcore: graphs that were planned before this one came hold less from their next calls on: "
+    "the step can be begun again"
+)
+
 
 class PlannedGraph:
     """What a graph's steps run, and what each of them tells.
@@ -124,6 +129,8 @@ class PlannedGraph:
             self.standing.fruitless += self.engine.metering.begin(self)
         elif self.following is not None and executable is self.following.executable:
             executable = self.following.executable_of_step(self)
+        if self.planned is not None and self.engine.metering.session is not None:
+            self.engine.notes.metered(self, inputs)
         return executable
 
     def begin_backward(self, store: Store, tangents: list[Any], *, again: bool) -> None:
@@ -155,14 +162,14 @@ class PlannedGraph:
 
     def ready(self, inputs: list[Any]) -> Executable:
         """The executable for this step; plans first where enough is known."""
+        if self.following is not None and self.following.adopted:
+            self._hold_against(self.following, inputs)
         own = self.engine.roll.waiting(self)
         self.engine.notes.called(self, own, inputs)
         waiting = 1 + own
         self.standing.most_outstanding = max(self.standing.most_outstanding, waiting)
         if self.retired:
             return self.fallback
-        if self.following is not None and self.following.adopted:
-            self._hold_against(self.following, inputs)
         if self.following is not None:
             return self._followed(self.following, waiting, inputs)
         if self.profiling is None:
@@ -251,8 +258,17 @@ class PlannedGraph:
         return self.settle(self.engine.plan_after(self, trial))
 
     def _begin(self, inputs: list[Any]) -> Profiling:
+        """Begin to profile. Raises InfeasibleError where not even the floor program fits.
+
+        Those that wait leave it more when the step is begun again, if they can.
+        """
         engine = self.engine
-        program, most = engine.plans.floor_program(self, inputs, leanest=self.lean)
+        try:
+            program, most = engine.plans.floor_program(self, inputs, leanest=self.lean)
+        except InfeasibleError as error:
+            if engine.crowding.make_room(self, error):
+                error.add_note(AGAIN)
+            raise
         return begin_profiling(
             self.captured, program, most, engine.driver, engine.readings, engine.metering.mark
         )

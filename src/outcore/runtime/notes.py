@@ -36,6 +36,11 @@ class Notes:
             other.seen.unchecked |= other not in seen
         seen.unchecked |= seen.called.note(own, others, beyond)
 
+    def metered(self, graph: PlannedGraph, inputs: Sequence[Any]) -> None:
+        """Note what is held as the first planned call of a metered step begins."""
+        if not self._roll.waiting(graph):
+            graph.seen.first_bytes = self._held.base_bytes(graph, inputs)
+
     def base(
         self, graph: PlannedGraph, profiling: Profiling, own: int, resident_bytes: int
     ) -> None:
@@ -81,12 +86,14 @@ class Notes:
         Not when one is checked: what calls are given is held besides. With plans, that of the call
         which began last counts the others.
         """
-        profiling, planned, seen = graph.profiling, graph.planned, graph.seen
-        if planned is not None and gap.latest() is graph:
-            paused, first_bytes = seen.paused_since, planned.besides.base_bytes
+        profiling, seen = graph.profiling, graph.seen
+        if graph.planned is not None and gap.latest() is graph:
+            paused, first_bytes = seen.paused_since, seen.first_bytes
         elif profiling is not None and profiling.times_pause:
             paused, first_bytes = seen.paused, profiling.first_bytes
         else:
+            return
+        if first_bytes is None:
             return
         calls = {owner(): number for owner, number in gap.waiting.items()}
         others = {g: n for g, n in calls.items() if g is not graph and isinstance(g, PlannedGraph)}

@@ -152,7 +152,7 @@ class Planner:
 
         Raises InfeasibleError as `plan` does.
         """
-        return self._as_before(shares, planned, planned.problem, roomy=True)
+        return self._or_afresh(shares, planned, planned.problem, roomy=True)
 
     @uncollected()
     def plan_leaving(self, shares: Shares, planned: Planned, more_bytes: int) -> Planned:
@@ -161,7 +161,7 @@ class Planner:
         before = standing.left_at_least
         standing.left_at_least = max(before, left_bytes(planned) + more_bytes)
         try:
-            return self._as_before(shares, planned, planned.problem)
+            return self._or_afresh(shares, planned, planned.problem)
         except InfeasibleError:
             standing.left_at_least = before
             raise
@@ -219,6 +219,21 @@ class Planner:
             rooms.append(Room(planned.besides_bytes))
         return _first(partial(self._again_beside, shares, planned, problem), rooms)
 
+    def _or_afresh(
+        self, shares: Shares, planned: Planned, problem: Problem, *, roomy: bool = False
+    ) -> Planned:
+        """`_as_before`; where later graphs take too much for that, they are left what they need.
+
+        They are planned again as they come. Raises as `_as_before`.
+        """
+        try:
+            return self._as_before(shares, planned, problem, roomy=roomy)
+        except InfeasibleError:
+            if not shares.later:
+                raise
+            afresh = replace(shares, afresh=True)
+            return self._as_before(afresh, planned, problem, roomy=roomy)
+
     def _again_beside(
         self, shares: Shares, planned: Planned, problem: Problem, room: Room
     ) -> Planned:
@@ -244,11 +259,7 @@ class Planner:
 
     @uncollected()
     def plan_beside_more(self, shares: Shares, planned: Planned, base_bytes: int) -> Planned:
-        """The same with `base_bytes` held besides. Raises InfeasibleError where no plan fits.
-
-        Later graphs are left what they take; where that is too much, what they need: they are
-        planned again as they come.
-        """
+        """The same with `base_bytes` held besides. Raises InfeasibleError where no plan fits."""
         _, of_one = shares.rooms(self.solver.hardware(), planned.besides)
         unused = max(0, planned.besides_bytes - of_one.nbytes)
         more = max(0, base_bytes - planned.besides.base_bytes - unused)
@@ -257,12 +268,7 @@ class Planner:
         besides = replace(planned.besides, base_bytes=base_bytes)
         room = planned.besides_bytes + more
         beside = replace(planned, besides=besides, besides_bytes=room)
-        try:
-            return self._as_before(shares, beside, problem)
-        except InfeasibleError:
-            if not shares.later:
-                raise
-            return self._as_before(replace(shares, afresh=True), beside, problem)
+        return self._or_afresh(shares, beside, problem)
 
     @uncollected()
     def plan_again(

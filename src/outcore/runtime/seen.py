@@ -168,6 +168,9 @@ class Seen:
         self.paused, self.paused_since = Mixes(), Mixes()
         """Between calls, while one of this graph waits: what is held besides that one. In a timed
         step, and since there is a plan."""
+        self.first_bytes: int | None = None
+        """What was held as the first call of the latest step began: with a plan, of a metered one.
+        """
         self.met: WeakKeyDictionary[PlannedGraph, int] | None = None
         """Which graphs had come back when the last call of a timed step did, how often at least."""
         self.most_met: WeakKeyDictionary[PlannedGraph, int] = WeakKeyDictionary()
