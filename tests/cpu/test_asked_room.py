@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from outcore import Backend
 from outcore.errors import InfeasibleError
 from outcore.execute.arena import Arena, own_arena
 from outcore.measure.events import EventMeter
+from outcore.runtime.crowding import Crowding
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.shares import Shares
+from outcore.runtime.standing import Standing
 from tests.cpu.test_budget_kept import Tower
 from tests.cpu.training import mean_square
 
@@ -179,3 +182,68 @@ def test_a_graph_that_comes_later_is_left_room_to_be_profiled(alone: int) -> Non
     towers.steps((0, 1), times=PATIENCE)
     assert all(graph.planned is not None for graph in graphs(towers.backend))
     towers.inside((0, 1))
+
+
+def refusal(lacking_bytes: int) -> InfeasibleError:
+    return InfeasibleError(
+        budget_bytes=1000, floor_bytes=1000 + lacking_bytes, op="op", needed_bytes=1
+    )
+
+
+class Asked:
+    """A planned graph that can leave so much more to others, and those that ask it."""
+
+    def __init__(self, can_leave_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("outcore.runtime.crowding.kept_bytes", lambda _: 1000 - self.left_bytes)
+        monkeypatch.setattr("outcore.runtime.crowding.left_bytes", lambda _: self.left_bytes)
+        self.can_leave_bytes, self.left_bytes = can_leave_bytes, 0
+        self.standing: Any = Standing()
+        self.following: Any = SimpleNamespace(planned=self, trial=None)
+        self.planned = self
+        graph: Any = self
+        roll: Any = SimpleNamespace(graphs=[], active=lambda: [graph])
+        plans: Any = SimpleNamespace(leaving_more=self.leaving_more)
+        self.crowding = Crowding(roll, roll, plans)
+
+    def leaving_more(self, _: Any, __: Any, more_bytes: int) -> int:
+        if more_bytes > self.can_leave_bytes:
+            raise refusal(more_bytes)
+        return more_bytes
+
+    def settle(self, left_bytes: int) -> Any:
+        self.left_bytes = left_bytes
+        return self.following
+
+    def ask(self, lacking_bytes: int) -> bool:
+        """Have one that lacks so much ask it."""
+        graph: Any = SimpleNamespace(seen={self}, standing=Standing(), asked={})
+        return self.crowding.make_room(graph, refusal(lacking_bytes))
+
+    def call(self) -> None:
+        """Have its next call begin."""
+        graph: Any = self
+        self.crowding.leaving_more(graph, self.following)
+
+
+def test_a_smaller_request_is_met_where_a_larger_one_was_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = Asked(100, monkeypatch)
+    assert asked.ask(150)
+    asked.call()
+    assert asked.left_bytes == 0
+    assert not asked.ask(150), "it could not, and cannot"
+    assert asked.ask(50)
+    asked.call()
+    assert 50 <= asked.left_bytes <= 100
+
+
+def test_a_smaller_request_is_met_beside_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(100, monkeypatch)
+    assert asked.ask(150)
+    assert asked.ask(50)
+    asked.call()
+    if not asked.left_bytes:
+        assert asked.ask(50)
+        asked.call()
+    assert 50 <= asked.left_bytes <= 100

@@ -376,6 +376,34 @@ def test_what_is_made_between_calls_of_planned_steps_has_room(since: int) -> Non
     assert peak_bytes(lambda: step(makes=True)) <= backend.report().budget_bytes
 
 
+def test_calls_that_waited_in_a_checked_step_alone_are_counted_once_they_come_back() -> None:
+    """What is held beside them was not counted then; it is no growth of the process."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    backend = Backend(budget="18MiB", policy="pooch")
+    modules = nn.ModuleList((Block(), Other()))
+    first, second = (torch.compile(m, backend=backend, dynamic=False) for m in modules)
+
+    def step(*, nested: bool) -> None:
+        modules.zero_grad()
+        x = rows(0).requires_grad_()
+        if nested:
+            x = first(x).repeat(1, 8).sin().view(2048, 8, 64).mean(1)  # 4 MiB waits, too
+        else:
+            mean_square(first(rows(1).requires_grad_())).backward()
+        mean_square(second(x)).backward()
+
+    for i in range(3 * STEPS):
+        step(nested=not i or i > STEPS)
+    assert backend.engine is not None
+    one, two = backend.engine.graphs
+    assert two.planned is not None
+    mixes = [mix for mix in two.seen.called if one in mix.others]
+    assert mixes
+    assert all(mix.beyond_bytes is not None for mix in mixes)
+    assert not [note for note in backend.report().notes if "planned again beside" in note]
+
+
 class Wide(nn.Module):
     """Little is made, but its weight is as large as all that others make."""
 
