@@ -196,7 +196,8 @@ class Asked:
     def __init__(self, can_leave_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("outcore.runtime.crowding.kept_bytes", lambda _: 1000 - self.left_bytes)
         monkeypatch.setattr("outcore.runtime.crowding.left_bytes", lambda _: self.left_bytes)
-        self.can_leave_bytes, self.left_bytes = can_leave_bytes, 0
+        self.can_leave_bytes = can_leave_bytes
+        self.left_bytes: int = 0
         self.standing: Any = Standing()
         self.following: Any = SimpleNamespace(planned=self, trial=None)
         self.planned = self

@@ -160,7 +160,8 @@ def test_what_is_beyond_many_counts_for_as_many_own_calls_as_it_came_with() -> N
 def test_before_the_first_call_only_those_count_that_waited_each_time() -> None:
     """Steps differ: where it is called first, nobody waits, whatever waits where it is not."""
     a = Graph()
-    for order in (({}, {a: 2}), ({a: 2}, {})):
+    orders: list[list[dict[Any, int]]] = [[{}, {a: 2}], [{a: 2}, {}]]
+    for order in orders:
         mixes = noted(*((0, others, 0) for others in order))
         assert mixes.before_first(a) == 0
     assert noted((0, {a: 2}, 0), (0, {a: 3}, 0)).before_first(a) == 2
