@@ -114,6 +114,21 @@ CONVOLUTIONS = (
 )
 """Itself, its gradients, and that of its input alone (`capture.convolution`)."""
 
+POOLING = {
+    f"outcore.{name}.default": f"aten.{name}.default"
+    for name in (
+        "_adaptive_avg_pool2d_backward",
+        "_adaptive_avg_pool3d_backward",
+        "adaptive_max_pool2d_backward",
+        "adaptive_max_pool3d_backward",
+        "avg_pool2d_backward",
+        "avg_pool3d_backward",
+        "max_pool2d_with_indices_backward",
+        "max_pool3d_with_indices_backward",
+    )
+}
+"""Gradients that are made without the input -> those of torch that they run (`capture.pooling`)."""
+
 RUNNING_STATISTICS = {
     "aten._native_batch_norm_legit_functional.default": ((3, 4), (3, 4), 5),
     "aten._batch_norm_with_update_functional.default": ((3, 4), (4, 5), None),
@@ -210,7 +225,7 @@ def effects(op: torch._ops.OpOverload) -> frozenset[Effect]:
         found.add(Effect.MUTATES)
     if op.namespace in COLLECTIVES:
         found.add(Effect.COLLECTIVE)
-    known = op.namespace in KNOWN_NAMESPACES or str(op) in CONVOLUTIONS
+    known = op.namespace in KNOWN_NAMESPACES or str(op) in {*CONVOLUTIONS, *POOLING}
     if str(op) in ACCUMULATING or not known:
         found.add(Effect.UNREPEATABLE)
     return frozenset(found)
@@ -242,7 +257,7 @@ def effects_on_cuda(op: torch._ops.OpOverload, args: Sequence[Any], made: Any) -
     tensors = [tensor for tensor in several if isinstance(tensor, torch.Tensor)]
     if not any(tensor.is_cuda for tensor in tensors):
         return frozenset()
-    name, cudnn = str(op), torch.backends.cudnn
+    name, cudnn = POOLING.get(str(op), str(op)), torch.backends.cudnn
     exact = torch.are_deterministic_algorithms_enabled()
     if name in CONVOLUTIONS:
         adds = name != CONVOLUTIONS[0] or args[6]  # whether it is transposed

@@ -9,16 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from outcore import Backend, Report
-from outcore.capture import convolution
+from outcore import Backend
+from outcore.capture import convolution, unread
 from outcore.capture.compat import looked_at_alone
 from outcore.errors import InfeasibleError
 from outcore.measure import metered
-from tests.cpu.training import mean_square, same, snapshot
+from tests.cpu.training import inside, same, trained
 
 ATEN = torch.ops.aten
 WHOLE, INPUT = "aten.convolution_backward.default", "outcore.convolution_input_gradient.default"
-STEPS = 7
 MIB = 1 << 20
 
 
@@ -138,33 +137,10 @@ class Net(nn.Module):
         return torch.tanh(self.last(x))
 
 
-def trained(
-    backend: Any, module: nn.Module, *shape: int, steps: int = STEPS, autocast: bool = False
-) -> list[Tensor]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    for parameter in module.parameters():
-        nn.init.normal_(parameter, std=0.2)
-    call = torch.compile(module, backend=backend, dynamic=False)
-    x = torch.randn(shape)
-    for _ in range(steps):
-        module.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss = mean_square(call(x))
-        loss.backward()
-    return snapshot(module, loss.detach())
-
-
 def targets(backend: Backend) -> list[str]:
     assert backend.engine is not None
     (graph,) = backend.engine.graphs
     return [op.target for op in graph.captured.trace.ops if "convolution_" in op.target]
-
-
-def inside(report: Report) -> None:
-    assert report.measured_peak_bytes is not None
-    assert report.predicted_peak_bytes is not None
-    assert report.measured_peak_bytes <= report.predicted_peak_bytes <= report.budget_bytes
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -198,7 +174,7 @@ def test_a_budget_is_enough_that_has_no_room_for_both_gradients_at_once(
     found = trained(backend, net(), *given)
     inside(backend.report())
     assert same([found], [trained("aot_eager", net(), *given, steps=1)])
-    monkeypatch.setattr(convolution, "LEAST_BYTES", 1 << 60)
+    monkeypatch.setattr(unread, "LEAST_BYTES", 1 << 60)
     with pytest.raises(InfeasibleError, match="convolution_backward"):
         trained(Backend(budget="28MiB"), net(), *given)
 
@@ -219,7 +195,7 @@ def test_what_stays_one_op(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if request.node.callspec.id != "small":
-        monkeypatch.setattr(convolution, "LEAST_BYTES", 0)
+        monkeypatch.setattr(unread, "LEAST_BYTES", 0)
     backend = Backend(budget="1GiB")
     found = trained(backend, make(), *shape, steps=2)
     assert targets(backend) == [WHOLE, WHOLE]
@@ -233,7 +209,7 @@ def test_what_stays_one_op(
 def test_of_a_frozen_weight_nothing_is_kept_for_backward(
     frozen: tuple[str, ...], found: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convolution, "LEAST_BYTES", 0)
+    monkeypatch.setattr(unread, "LEAST_BYTES", 0)
 
     def net() -> nn.Module:
         module = nn.Sequential(nn.Conv2d(2, 8, 3), nn.Conv2d(8, 2, 3))
@@ -265,7 +241,7 @@ turned.register_autograd(lambda _, tangents: tangents.clone())
 
 
 def test_an_input_that_lies_otherwise_than_was_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution, "LEAST_BYTES", 0)
+    monkeypatch.setattr(unread, "LEAST_BYTES", 0)
 
     class Turning(Net):
         def forward(self, x: Tensor) -> Tensor:
@@ -286,7 +262,7 @@ def test_an_input_that_lies_otherwise_than_was_described(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("turn", ["mT", "cut", "wide"])
 def test_an_input_that_lies_otherwise(turn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch copies it for either kernel; the one that looks at no more has no copy here."""
-    monkeypatch.setattr(convolution, "LEAST_BYTES", 0)
+    monkeypatch.setattr(unread, "LEAST_BYTES", 0)
 
     class Turned(Net):
         def forward(self, x: Tensor) -> Tensor:

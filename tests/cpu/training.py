@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from outcore import Backend
+from outcore import Backend, Report
 from outcore.ir.hardware import Tier
 from outcore.policies import floor
 from outcore.runtime.margin import MARGIN_DIVISOR
@@ -182,3 +182,28 @@ def tight_budget(
     margin = roomy // MARGIN_DIVISOR
     within = least + share * (most - least) - margin
     return int(within * (1 + 2 / MARGIN_DIVISOR))
+
+
+def trained(
+    backend: Any, module: nn.Module, *shape: int, steps: int = 7, autocast: bool = False
+) -> list[Tensor]:
+    """Loss and gradients of the last of some steps, with weights and a batch from a seed."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    call = torch.compile(module, backend=backend, dynamic=False)
+    x = torch.randn(shape)
+    for _ in range(steps):
+        module.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = mean_square(call(x))
+        loss.backward()
+    return snapshot(module, loss.detach())
+
+
+def inside(report: Report) -> None:
+    """What was measured is no more than was predicted, nor that than the budget."""
+    assert report.measured_peak_bytes is not None
+    assert report.predicted_peak_bytes is not None
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes <= report.budget_bytes

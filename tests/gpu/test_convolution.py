@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
 
 from outcore.capture.compat import looked_at_alone
 from outcore.capture.convolution import BACKWARD, INPUT_GRADIENT
+from tests.gpu.training import peak_bytes
 
 SIDES, MAPS, KERNEL = (8, 64, 96, 96), 16, 3
 SETTINGS = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
 MIB = 1 << 20
-
-
-def peak_bytes(call: Callable[[], Tensor]) -> tuple[Tensor, int]:
-    """What `call` makes, and the most that it took beyond what was there."""
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    made = call()
-    torch.cuda.synchronize()
-    return made, torch.cuda.max_memory_allocated() - before
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

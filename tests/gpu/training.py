@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -106,3 +107,12 @@ def planned(steps: int, **options: Any) -> tuple[list[list[Tensor]], Backend, nn
     backend = Backend(**options)
     seen, module, call = PLAIN.train(backend, steps)
     return seen, backend, module, call
+
+
+def peak_bytes(call: Callable[[], Tensor]) -> tuple[Tensor, int]:
+    """What `call` makes, and the most that it took beyond what was there."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    made = call()
+    torch.cuda.synchronize()
+    return made, torch.cuda.max_memory_allocated() - before

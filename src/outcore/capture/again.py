@@ -11,10 +11,10 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from outcore.capture.convolution import INPUT, lay_out_again
 from outcore.capture.graph import Captured, Joint, capture
 from outcore.capture.layouts import VIEWS
 from outcore.capture.tracing import as_kernels
+from outcore.capture.unread import INPUT, lay_out_again
 from outcore.capture.within import attribute
 from outcore.errors import CaptureError
 from outcore.ir.trace import Value

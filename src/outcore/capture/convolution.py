@@ -14,20 +14,10 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from outcore.capture.compat import (
-    SIGNALS,
-    looked_at_alone,
-    suggest_memory_format,
-    without_memory,
-)
+from outcore.capture.compat import SIGNALS, looked_at_alone, suggest_memory_format
+from outcore.capture.unread import INPUT, args_of, define, lying, stand_in, with_memory, worth_it
 
 BACKWARD = torch.ops.aten.convolution_backward.default
-
-LEAST_BYTES = 1 << 20
-"""Where less would be free earlier it stays one call: two take some microseconds more."""
-
-INPUT = "outcore_input"
-"""Of a node of the second call: which one was the input."""
 
 
 def one_by_one(joint: GraphModule, *, anywhere: bool = False) -> None:
@@ -39,7 +29,7 @@ def one_by_one(joint: GraphModule, *, anywhere: bool = False) -> None:
     """
     changed = False
     for node in joint.graph.find_nodes(op="call_function", target=BACKWARD):
-        if _wants_that_of_the_input(node, 0 if anywhere else LEAST_BYTES):
+        if _wants_that_of_the_input(node) and worth_it(args_of(node)[1], anywhere=anywhere):
             source = _laid_out(node, anywhere=anywhere)
             if source is not None:
                 _replace(joint.graph, node, source)
@@ -49,35 +39,19 @@ def one_by_one(joint: GraphModule, *, anywhere: bool = False) -> None:
         joint.recompile()
 
 
-def lay_out_again(node: Node) -> None:
-    """Let a second call say how its input lies by now. Does nothing with other nodes."""
-    if INPUT not in node.meta:
-        return
-    gradient, _, _, weight, *settings = _args(node)
-    of = node.meta[INPUT].meta["val"]
-    lies = looked_at_alone(of, weight.meta["val"], *settings)
-    laid_out = of if lies is None else torch.empty_like(of, memory_format=lies)
-    node.args = (gradient, *_lying(laid_out), weight, *settings)
-
-
-def _wants_that_of_the_input(node: Node, least_bytes: int) -> bool:
-    """Whether somebody takes the gradient of the input, and that has so many bytes."""
-    args = _args(node)
+def _wants_that_of_the_input(node: Node) -> bool:
+    """Whether somebody takes the gradient of the input, which is not the small side."""
+    args = args_of(node)
     if node.kwargs or len(args) != len(BACKWARD._schema.arguments):
         return False
     *_, transposed, _, _, wanted = args
-    taken = {_args(item)[1] for item in node.users}
-    if transposed or 0 not in taken or not all(wanted[index] for index in taken):
-        return False  # transposed, the input is the small side
-    source = args[1].meta.get("val")
-    if not isinstance(source, Tensor) or not all(isinstance(n, int) for n in source.shape):
-        return False
-    return source.nbytes >= least_bytes
+    taken = {args_of(item)[1] for item in node.users}
+    return not transposed and 0 in taken and all(wanted[index] for index in taken)
 
 
 def _laid_out(node: Node, *, anywhere: bool) -> Tensor | None:
     """The input as the kernel finds it that makes its gradient; None where it reads that."""
-    _, source, weight, *settings, _ = _args(node)
+    _, source, weight, *settings, _ = args_of(node)
     of, by = source.meta["val"], weight.meta["val"]
     if of.dtype != by.dtype or of.dim() == SIGNALS:
         return None
@@ -94,18 +68,9 @@ def _needs_no_memory(source: Tensor, weight: Tensor, *settings: Any) -> bool:
     return lies is not None and source.is_contiguous(memory_format=lies)
 
 
-def _args(node: Node) -> tuple[Any, ...]:
-    """Those of a call, as what they are: its op says."""
-    return node.args
-
-
-def _lying(tensor: Tensor) -> tuple[list[int], list[int]]:
-    return list(tensor.shape), list(tensor.stride())
-
-
 def _replace(graph: Graph, node: Node, laid_out: Tensor) -> None:
     """Put two calls in the place of `node`, that which reads the input first, if one has to."""
-    gradient, source, weight, *settings, wanted = _args(node)
+    gradient, source, weight, *settings, wanted = args_of(node)
     described, first = node.meta["val"], None
     with graph.inserting_before(node):
         if any(wanted[1:]):
@@ -113,11 +78,11 @@ def _replace(graph: Graph, node: Node, laid_out: Tensor) -> None:
             first = graph.call_function(BACKWARD, rest)
             first.meta = {**node.meta, "val": (None, *described[1:])}
         second = graph.call_function(
-            INPUT_GRADIENT, (gradient, *_lying(laid_out), weight, *settings)
+            INPUT_GRADIENT, (gradient, *lying(laid_out), weight, *settings)
         )
     second.meta = {**node.meta, "val": described[0], INPUT: source}
     for item in list(node.users):
-        index = _args(item)[1]
+        index = args_of(item)[1]
         if index:
             item.args = (first, index)
         else:
@@ -132,26 +97,18 @@ def _replace(graph: Graph, node: Node, laid_out: Tensor) -> None:
 def _input_gradient(
     gradient: Tensor, sides: Sequence[int], strides: Sequence[int], weight: Tensor, *settings: Any
 ) -> Tensor:
-    """The gradient of the input of a convolution, laid out in those `sides` and `strides`.
+    """The gradient of the input of a convolution, laid out in those `sides` and `strides`."""
 
-    torch's op is given such an input all the same. It has no memory, unless torch has come to take
-    another kernel since the graph was captured, which may look for it: then this takes more memory
-    than it did, and makes what is right.
-    """
-    source = without_memory(sides, strides, weight)
-    if not _needs_no_memory(source, weight, *settings):
-        source = _empty(sides, strides, weight)
-    return _made(gradient, source, weight, *settings)
+    def unread(source: Tensor) -> bool:
+        return _needs_no_memory(source, weight, *settings)
+
+    return _made(gradient, stand_in(sides, strides, weight, unread), weight, *settings)
 
 
 def _described(
     gradient: Tensor, sides: Sequence[int], strides: Sequence[int], weight: Tensor, *settings: Any
 ) -> Tensor:
-    return _made(gradient, _empty(sides, strides, weight), weight, *settings)
-
-
-def _empty(sides: Sequence[int], strides: Sequence[int], like: Tensor) -> Tensor:
-    return torch.empty_strided(sides, strides, dtype=like.dtype, device=like.device)
+    return _made(gradient, with_memory(sides, strides, weight), weight, *settings)
 
 
 def _made(gradient: Tensor, source: Tensor, weight: Tensor, *settings: Any) -> Tensor:
@@ -159,14 +116,18 @@ def _made(gradient: Tensor, source: Tensor, weight: Tensor, *settings: Any) -> T
     return made
 
 
-NAME = "convolution_input_gradient"
-_library = torch.library.Library("outcore", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
-_library.define(  # type: ignore[no-untyped-call]  # torch's
-    f"{NAME}(Tensor gradient, int[] sides, int[] strides, Tensor weight, int[]? bias_sides, "
-    "int[] step, int[] padding, int[] dilation, bool transposed, int[] output_padding, int groups) "
-    "-> Tensor"
-)
-_library.impl(NAME, _input_gradient, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch's
-torch.library.register_fake(f"outcore::{NAME}", _described, lib=_library)
+def _laid_out_again(node: Node) -> Tensor:
+    _, _, _, weight, *settings = args_of(node)
+    of: Tensor = node.meta[INPUT].meta["val"]
+    lies = looked_at_alone(of, weight.meta["val"], *settings)
+    return of if lies is None else torch.empty_like(of, memory_format=lies)
 
-INPUT_GRADIENT = torch.ops.outcore.convolution_input_gradient.default
+
+INPUT_GRADIENT = define(
+    "convolution_input_gradient(Tensor gradient, int[] sides, int[] strides, Tensor weight, "
+    "int[]? bias_sides, int[] step, int[] padding, int[] dilation, bool transposed, "
+    "int[] output_padding, int groups) -> Tensor",
+    _input_gradient,
+    _described,
+    _laid_out_again,
+)

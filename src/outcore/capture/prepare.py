@@ -8,6 +8,7 @@ from outcore.capture.batch_norm import by_cudnn
 from outcore.capture.conjugates import as_tensors
 from outcore.capture.convolution import one_by_one
 from outcore.capture.opaque import as_ops
+from outcore.capture.pooling import from_places
 
 
 def prepare(joint: GraphModule, *, anywhere: bool = False) -> None:
@@ -18,5 +19,6 @@ def prepare(joint: GraphModule, *, anywhere: bool = False) -> None:
     """
     by_cudnn(joint)
     one_by_one(joint, anywhere=anywhere)
+    from_places(joint, anywhere=anywhere)
     as_ops(joint)
     as_tensors(joint)
