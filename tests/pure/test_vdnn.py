@@ -119,6 +119,27 @@ def test_what_only_an_activation_retains_is_of_no_layer():
     assert layers(problem, 1) == (Layer(4, (Gap(1, 1, 4),)),)
 
 
+def test_what_pooling_reads_is_retained_though_its_gradient_is_made_without():
+    """A relu before a pool: the relu reads its result again, and is the layer that retains it."""
+    t = TraceBuilder()
+    x = t.new(4, Role.INPUT, borrowed=True)
+    a, b, out, indices, tangent, g1, g2 = (t.new(4, Role.ACTIVATION) for _ in range(7))
+    t.op("aten.exp.default", (Ref(x),), (a,))
+    t.op("aten.relu.default", (Ref(a),), (b,))
+    t.op("aten.max_pool2d_with_indices.default", (Ref(b),), (out, indices))
+    target = "outcore.max_pool2d_with_indices_backward.default"
+    t.op(target, (Ref(tangent), (4,), (1,), Ref(indices)), (g1,), Phase.BACKWARD)
+    t.op("aten.threshold_backward.default", (Ref(g1), Ref(b)), (g2,), Phase.BACKWARD)
+    trace = t.trace([x], (Ref(out),), [tangent], (Ref(g2),))
+    problem = replace(
+        network(), trace=trace, profile=Profile((0.0,) * 5, (0,) * 5, Source.ESTIMATED)
+    )
+    assert layers(problem, 1) == (
+        Layer(3, (Gap(indices, 2, 3),)),
+        Layer(4, (Gap(b, 2, 4),)),
+    )
+
+
 def test_a_convolution_beside_another_layer_shares_its_input():
     """Backward, the pool reads `fork` first and the convolution second: the convolution's input."""
     t, back = TraceBuilder(), Phase.BACKWARD

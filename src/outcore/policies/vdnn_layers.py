@@ -38,6 +38,9 @@ READ_RESULT = frozenset(
 Names without namespace and overload; Chainer's among them.
 """
 
+POOLING = ("pool2d", "pool3d")
+"""Parts of the names of ops whose input the paper retains, though no gradient may read it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -58,11 +61,12 @@ def layers(problem: Problem, min_bytes: int) -> tuple[Layer, ...]:
     """The layers that retain at least `min_bytes` in one buffer, in backward order.
 
     What is retained only for an activation that may run in place, for a softmax or for the loss is
-    left out, and so are their backward ops. Linear in ops.
+    left out, and so are their backward ops; but for what pooling reads. Linear in ops.
     """
     trace = problem.trace
-    backward = trace.ops[trace.boundary :]
+    forward, backward = trace.ops[: trace.boundary], trace.ops[trace.boundary :]
     needed = {b for op in backward if not _named(op, READ_RESULT) for b in trace.reads[op.id]}
+    needed |= {b for op in forward if _pools(op) for b in trace.reads[op.id]}
     retained = {g.buffer: g for g in candidates(problem, min_bytes) if g.buffer in needed}
     read = {op.id: [retained[b] for b in trace.reads[op.id] if b in retained] for op in backward}
     convolutions = {op.id for op in backward if _named(op, CONVOLUTIONS)}
@@ -78,6 +82,10 @@ def layers(problem: Problem, min_bytes: int) -> tuple[Layer, ...]:
 
 def _named(op: Op, names: frozenset[str]) -> bool:
     return not names.isdisjoint(op.target.split("."))
+
+
+def _pools(op: Op) -> bool:
+    return any(part in op.target for part in POOLING)
 
 
 def all_gaps(order: Sequence[Layer]) -> frozenset[Gap]:
