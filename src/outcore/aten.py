@@ -175,13 +175,35 @@ DONATIONS: dict[str, tuple[tuple[int, ...], str]] = {
     "aten.sigmoid_backward.default": ((0, 1), "grad_input"),
     "aten.tanh_backward.default": ((0, 1), "grad_input"),
     "aten.leaky_relu_backward.default": ((0, 1), "grad_input"),
+    "aten._softmax.default": ((0,), "out"),
+    "aten._log_softmax.default": ((0,), "out"),
+    "aten._softmax_backward_data.default": ((0, 1), "grad_input"),
+    "aten._log_softmax_backward_data.default": ((0, 1), "out"),
 }
 """target -> (arguments whose memory the result may take, the first that will do; name of the out
 argument).
 
-All are elementwise over one iterator, so that reading and writing one element at the same place is
-safe and gives the same bits. Where there is no name, the overload with an out argument makes a
-tensor of its own first, and the op of the same name with an underscore writes in place.
+All but those of `IN_ORDER` are elementwise over one iterator, so that reading and writing one
+element at the same place is safe and gives the same bits. Where there is no name, the overload with
+an out argument makes a tensor of its own first, and the op of the same name with an underscore
+writes in place.
+"""
+
+IN_ORDER = frozenset(
+    {
+        "aten._softmax.default",
+        "aten._log_softmax.default",
+        "aten._softmax_backward_data.default",
+        "aten._log_softmax_backward_data.default",
+    }
+)
+"""Those of `DONATIONS` that go by rows, and so write only over an argument that is contiguous.
+
+Whoever has a row (a thread, a warp, a block) has all of it, is done with its sums when it first
+writes, and takes each element before it writes there. All kernels of torch's do so, on CPUs and on
+CUDA, over rows of any length in any dimension. But they write in order, whatever the strides of the
+out argument are; and torch describes the gradient of log-softmax as laid out like what it is made
+from. Over that, values would end up in other places.
 """
 
 IN_PLACE = {"aten.mul.Scalar": "aten.mul_.Tensor"}

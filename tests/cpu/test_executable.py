@@ -1,14 +1,13 @@
 """What becomes of a program before it runs."""
 
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from outcore import Backend, aten
+from outcore import Backend
 from outcore.errors import VerifyError
 from outcore.execute import build
 from outcore.ir.plan import make_plan
@@ -16,13 +15,8 @@ from outcore.ir.profile import Cost
 from outcore.ir.program import Run
 from outcore.ir.trace import Ref
 from outcore.lower import lower
-from outcore.measure import metered
 from tests.cpu.training import mean_square, same, snapshot
 from tests.pure.building import small_problem
-
-DONATIONS = [
-    (target, given) for target, (positions, _) in aten.DONATIONS.items() for given in positions
-]
 
 
 def test_a_program_with_variants_of_ops_is_refused_before_it_runs() -> None:
@@ -35,45 +29,6 @@ def test_a_program_with_variants_of_ops_is_refused_before_it_runs() -> None:
     error = caught.value
     assert (error.noun, error.where) == ("program", "instruction 7")
     assert error.detail == "variant 1 of op 3 aten.add.Tensor"
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("target", "given"), DONATIONS)
-def test_a_donated_result_has_the_same_bits(target: str, given: int, dtype: torch.dtype) -> None:
-    _, out = aten.DONATIONS[target]
-    op, written = aten.resolve(target), aten.in_place(target)
-    kinds = [str(a.type) for a in op._schema.arguments if a.default_value is None]
-    seeded = torch.Generator().manual_seed(0)
-    for shape, number in product([(37, 65), (7, 4, 3, 5), ()], [0.1, 1 / 3, 2.7]):
-        tensors = [torch.randn(shape, generator=seeded).to(dtype) for _ in kinds]
-        for turned in (False, True):
-            laid = [t.transpose(0, 1) if turned and t.dim() > 1 else t for t in tensors]
-            numbers = {"bool": False}
-            args: list[Any] = [
-                t if k == "Tensor" else numbers.get(k, number)
-                for t, k in zip(laid, kinds, strict=True)
-            ]
-            expected = op(*args)
-            args[given] = laid[given].clone()
-            found = written(*args, **({out: args[given]} if out else {}))
-            assert torch.equal(found.nan_to_num(), expected.nan_to_num()), (shape, number)
-
-
-@pytest.mark.parametrize(("target", "given"), DONATIONS)
-def test_a_donated_result_takes_no_memory_and_has_the_same_bits(target: str, given: int) -> None:
-    _, out = aten.DONATIONS[target]
-    op, written = aten.resolve(target), aten.in_place(target)
-    kinds = [str(a.type) for a in op._schema.arguments if a.default_value is None]
-    x = torch.randn(1 << 16)
-    args: list[Any] = [
-        x.clone() if kind == "Tensor" else {"bool": False}.get(kind, 0.25) for kind in kinds
-    ]
-    expected = op(*args)
-    kwargs = {out: args[given]} if out else {}
-    found, reading = metered(lambda: written(*args, **kwargs))
-    assert torch.equal(found, expected)
-    assert found is args[given]
-    assert reading.peak_bytes() < x.nbytes // 2
 
 
 class Joined(nn.Module):

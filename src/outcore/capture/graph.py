@@ -7,6 +7,7 @@ graph, never an address.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -302,7 +303,8 @@ class _Capture:
         read = [r.value for a in args for r in refs(a) if self._of(r) == source.buffer]
         alone = read == [source.id]
         whole = self.buffers[source.buffer].nbytes == self.buffers[made.buffer].nbytes
-        if same and alone and whole:
+        lies = self.ops[index].target not in aten.IN_ORDER or _in_order(made)
+        if same and alone and whole and lies:
             self.donations.append(Donation(index, source.id, made.id))
 
     # ---- buffers, values, arguments -------------------------------------------------------------
@@ -375,6 +377,12 @@ def _fake(node: Node) -> torch.Tensor:
         reason = f"{node.name} is a {type(value).__name__}, no tensor"
         raise CaptureError(reason=reason, site=site(node))
     return value
+
+
+def _in_order(value: Value) -> bool:
+    """Whether it is contiguous, in sides of 1 too."""
+    strides = [math.prod(max(n, 1) for n in value.shape[d + 1 :]) for d in range(len(value.shape))]
+    return list(value.stride) == strides
 
 
 def _tensor(result: Any) -> Any:
