@@ -20,6 +20,7 @@ from outcore.policies.just_in_time import just_in_time
 from outcore.policies.lazy_release import lazy_release
 from outcore.policies.policy import MIN_BYTES, check_min_bytes
 from outcore.policies.search_anneal import Annealing, Effort
+from outcore.policies.search_brief import begin
 from outcore.policies.search_space import make_space
 from outcore.policies.search_starts import find_starts
 from outcore.policies.settle import settle
@@ -106,11 +107,8 @@ class Search:
     def _begin(self, evaluator: Evaluator, plans: Sequence[Plan], min_bytes: int) -> Annealing:
         """Start from the best of `plans`, or with everything kept."""
         space = make_space(evaluator.problem, evaluator, min_bytes)
-        annealing = Annealing(space, evaluator, self.seed)
-        annealing.start(evaluator.default_kinds)
-        for plan in plans:
-            annealing.start(space.kinds(plan))
-        return annealing
+        starts = (evaluator.default_kinds, *map(space.kinds, plans))
+        return begin(evaluator, space, starts, self.seed)
 
     def _that_fit(self, problem: Problem, known: Sequence[Plan]) -> Iterator[Plan]:
         """Plans made for another problem, as plans for this one where they can be carried out."""

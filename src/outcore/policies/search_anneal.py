@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
 
@@ -79,6 +80,11 @@ class Annealing:
         found = self.evaluator.evaluate(kinds)
         if found.fits and found.seconds < self.best.seconds:
             self.best = Found(kinds.copy(), found.seconds)
+
+    def leave_out(self, gaps: Collection[int]) -> None:
+        """Decide on none of these gaps, but where the best so far is not as by default."""
+        usual, kinds = self.space.default_kinds, self.best.kinds
+        self.space = self.space.without([i for i in gaps if kinds[i] == usual[i]])
 
     def run(self, effort: Effort) -> Kinds:
         """The best kinds found; the last evaluations keep what costs nothing.

@@ -19,6 +19,7 @@ from outcore.policies.just_in_time import just_in_time
 from outcore.policies.lazy_release import lazy_release
 from outcore.policies.search import Search
 from outcore.policies.search_anneal import Annealing
+from outcore.policies.search_brief import begin
 from outcore.policies.search_space import Kinds, Space, kind_of, make_space
 from outcore.policies.search_starts import find_starts
 from outcore.policies.settle import settle
@@ -72,10 +73,8 @@ def _begin(
 ) -> Annealing:
     """Start from the best of `plans`."""
     space = _without(make_space(evaluator.problem, evaluator, min_bytes), fixed)
-    annealing = Annealing(space, evaluator, search.seed)
-    for plan in plans:
-        annealing.start(_kinds(space, plan, fixed))
-    return annealing
+    starts = (_kinds(space, plan, fixed) for plan in plans)
+    return begin(evaluator, space, starts, search.seed)
 
 
 def _starts(
@@ -106,8 +105,5 @@ def _kinds(space: Space, plan: Plan, fixed: Mapping[Gap, Choice]) -> Kinds:
 
 def _without(space: Space, fixed: Mapping[Gap, Choice]) -> Space:
     """The space without the gaps of `fixed`, which are as they are given by default."""
-    left = {i: kinds for i, kinds in space.allowed.items() if space.gaps[i] not in fixed}
-    groups = (tuple(i for i in group if i in left) for group in space.alike)
-    alike = tuple(group for group in groups if len(group) > 1)
-    default_kinds = _kinds(space, make_plan(dict(fixed)), fixed)
-    return replace(space, allowed=left, alike=alike, default_kinds=default_kinds)
+    left = space.without([i for i in space.allowed if space.gaps[i] in fixed])
+    return replace(left, default_kinds=_kinds(space, make_plan(dict(fixed)), fixed))

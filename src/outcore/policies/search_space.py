@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -47,6 +47,14 @@ class Space:
             kind = kind_of(plan, self.gaps[index])
             found[index] = kind if kind in allowed else found[index]
         return found
+
+    def without(self, gaps: Collection[int]) -> Space:
+        """The same but for these gaps, which are not decided on."""
+        left = frozenset(gaps)
+        allowed = {i: kinds for i, kinds in self.allowed.items() if i not in left}
+        groups = (tuple(i for i in group if i in allowed) for group in self.alike)
+        alike = tuple(group for group in groups if len(group) > 1)
+        return replace(self, allowed=allowed, alike=alike)
 
 
 def make_space(problem: Problem, evaluator: Evaluator, min_bytes: int) -> Space:

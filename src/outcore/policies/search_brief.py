@@ -1,0 +1,107 @@
+"""Gaps that `search` leaves as they are by default: too brief for anything to be gained there.
+
+Each step that a walk spends on one is missing where choices count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outcore.evaluate import Evaluator
+from outcore.ir.hardware import Tier
+from outcore.ir.plan import Gap, Offload, make_plan
+from outcore.ir.problem import Problem
+from outcore.lower.donate import donate
+from outcore.lower.draft import occupancy
+from outcore.lower.expand import expand
+from outcore.policies.candidates import away
+from outcore.policies.search_anneal import Annealing
+from outcore.policies.search_space import Kinds, Space
+
+FEW = 32
+"""With no more gaps than these all are decided on: a walk has steps enough for them."""
+
+ROOMY = 0.25
+"""Up to this part of the budget there is room enough, whatever is held."""
+
+
+def begin(evaluator: Evaluator, space: Space, starts: Iterable[Kinds], seed: int) -> Annealing:
+    """From the best of `starts`, each as it is and with all that is brief as by default.
+
+    Brief gaps are left out, but for those where the best start needs another choice: nothing that
+    fits is lost, nor slower.
+    """
+    annealing = Annealing(space, evaluator, seed)
+    left = sorted(brief(evaluator.problem, space))
+    for kinds in starts:
+        annealing.start(kinds)
+        usual = kinds.copy()
+        usual[left] = space.default_kinds[left]
+        annealing.start(usual)
+    annealing.leave_out(left)
+    return annealing
+
+
+def brief(problem: Problem, space: Space) -> frozenset[int]:
+    """Those gaps of `space` that are over before a copy could be back, where nothing wants room.
+
+    That is judged with everything else away: inside the gap no more is held than at one of its
+    ends, where the buffer has to be, or than leaves plenty of the budget. So to make it again gains
+    nothing either. Where nothing can leave, or gaps are few, none is brief. About linear in ops.
+    """
+    leave = away(problem)
+    if leave != Offload(problem.hardware.outer) or len(space.allowed) <= FEW:
+        return frozenset()
+    hasty = _hasty(problem, space)
+    moved = (space.gaps[i] for i in space.allowed if i not in hasty)
+    held = _Held(problem, [gap for gap in moved if not gap.dead])
+    return frozenset(i for i in hasty if not held.more_inside(space.gaps[i]))
+
+
+def _hasty(problem: Problem, space: Space) -> frozenset[int]:
+    """The gaps in which ops take less time than a copy out and one back would."""
+    hardware, outer = problem.hardware, problem.hardware.outer
+    out, back = hardware.link(Tier.DEVICE, outer), hardware.link(outer, Tier.DEVICE)
+    clock = list(accumulate(problem.profile.seconds, initial=0.0))
+
+    def over_sooner(gap: Gap) -> bool:
+        nbytes = problem.trace.buffers[gap.buffer].nbytes
+        idle = clock[gap.before] - clock[gap.after + 1]
+        return not gap.dead and idle < out.seconds(nbytes) + back.seconds(nbytes)
+
+    return frozenset(i for i in space.allowed if over_sooner(space.gaps[i]))
+
+
+class _Held:
+    """What the device holds, op by op, while nothing overlaps and some gaps are offloaded."""
+
+    def __init__(self, problem: Problem, offloaded: Sequence[Gap]) -> None:
+        trace = problem.trace
+        plan = make_plan(dict.fromkeys(offloaded, Offload(problem.hardware.outer)))
+        found = occupancy(problem, donate(trace, expand(problem, plan)))
+        pause = trace.boundary
+        steps = [*found.steps[:pause], found.between, *found.steps[pause:]]
+        self.nbytes: NDArray[np.int64] = np.array(steps, np.int64)
+        self.pause = pause
+        self.plenty = ROOMY * problem.budget_bytes
+        values = trace.values
+        self.written_over = {(d.op, values[d.source].buffer) for d in trace.donations}
+
+    def more_inside(self, gap: Gap) -> bool:
+        """Whether more is held inside a gap than at its ends, and not little.
+
+        An op that could write over the buffer if that left is inside: it need not hold both.
+        """
+        after, before = self._place(gap.after), self._place(gap.before)
+        ends = int(self.nbytes[before])
+        if (gap.after, gap.buffer) not in self.written_over:
+            ends, after = max(ends, int(self.nbytes[after])), after + 1
+        return int(self.nbytes[after:before].max(initial=0)) > max(ends, self.plenty)
+
+    def _place(self, op: int) -> int:
+        """Where it is in `nbytes`, which has the pause between the calls too."""
+        return op + (op >= self.pause)
