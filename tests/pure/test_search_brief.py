@@ -1,0 +1,193 @@
+"""Gaps that `search` leaves out, and that nothing is lost by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from outcore.errors import InfeasibleError
+from outcore.evaluate import OFFLOAD, Evaluator
+from outcore.ir.hardware import Link
+from outcore.ir.plan import Recompute, make_plan
+from outcore.ir.problem import Problem
+from outcore.ir.trace import Donation, Phase, Ref, Role
+from outcore.lower import lower
+from outcore.policies import floor, search_brief
+from outcore.policies.floor import floor_plan
+from outcore.policies.search import Search
+from outcore.policies.search_brief import begin, brief
+from outcore.policies.search_fixed import search_fixed
+from outcore.policies.search_space import make_space
+from outcore.policies.search_starts import find_starts
+from outcore.simulate import simulate
+from tests.pure.building import TraceBuilder, dense_problem, relinked
+from tests.pure.strategies import plans, problems
+from tests.pure.test_policies import chain, problem_of
+
+drawn = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+KIB = 1024
+COPY = 1.75e-3
+"""Seconds that 64 KiB take over the link of `slow`."""
+TIGHT = 1 << 18
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_are_enough() -> Iterator[None]:
+    """Brief gaps are left out of small problems too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search_brief, "FEW", 0)
+        yield
+
+
+def slow(problem: Problem) -> Problem:
+    return relinked(problem, lambda *_: Link(64 * KIB / COPY))
+
+
+def left_out(problem: Problem) -> set[tuple[int, int, int]]:
+    """Buffer and ends of each brief gap."""
+    space = make_space(problem, Evaluator(problem), 1)
+    gaps = (space.gaps[index] for index in brief(problem, space))
+    return {(gap.buffer, gap.after, gap.before) for gap in gaps}
+
+
+def with_workspace(problem: Problem, op: int, nbytes: int) -> Problem:
+    workspaces = list(problem.profile.workspace_bytes)
+    workspaces[op] = nbytes
+    return replace(problem, profile=replace(problem.profile, workspace_bytes=tuple(workspaces)))
+
+
+def test_what_is_over_before_a_copy_could_be_back_is_brief():
+    """Buffers 5 and 6 are idle for 2 ms and none, 4 for 4 ms; out and back take 3.5 ms."""
+    problem = slow(chain((64,) * 6))
+    assert left_out(problem) == {(5, 5, 8), (6, 6, 7)}
+
+
+def test_what_cannot_leave_is_never_brief():
+    problem = slow(chain((64,) * 6))
+    assert left_out(replace(problem, host_budget_bytes=0)) == set()
+
+
+def test_few_gaps_are_all_decided_on(monkeypatch):
+    problem = slow(chain((64,) * 6))
+    monkeypatch.setattr(search_brief, "FEW", 6)
+    assert left_out(problem) == set()
+
+
+@pytest.mark.parametrize(
+    ("op", "budget_bytes", "expected"),
+    [
+        (5, TIGHT, True),  # the buffer has to be there then
+        (8, TIGHT, True),
+        (6, TIGHT, False),
+        (7, TIGHT, False),
+        (6, 1 << 30, True),  # there is room for all of it
+    ],
+)
+def test_where_more_is_held_inside_than_at_the_ends_it_is_not(op, budget_bytes, expected):
+    problem = with_workspace(slow(chain((64,) * 6)), op, 1 << 20)
+    assert ((5, 5, 8) in left_out(replace(problem, budget_bytes=budget_bytes))) is expected
+
+
+def test_the_pause_between_the_calls_is_inside():
+    problem = replace(slow(chain((64,) * 6)), budget_bytes=TIGHT, between_bytes=1 << 20)
+    assert left_out(problem) == set()
+
+
+def overwritten(*, donates: bool) -> Problem:
+    """Op 1 reads buffer 1 and makes as much; op 3 reads it again."""
+    t = TraceBuilder()
+    x = t.new(256, Role.INPUT, borrowed=True, name="x")
+    first, second = (t.new(64 * 256, Role.ACTIVATION) for _ in range(2))
+    small, out = (t.new(256, Role.ACTIVATION) for _ in range(2))
+    t.op("test.f", (Ref(x),), (first,))
+    op = t.op("test.g", (Ref(first),), (second,))
+    if donates:
+        t.donations.append(Donation(op, first, second))
+    t.op("test.h", (Ref(second),), (small,))
+    t.op("test.f", (Ref(small), Ref(first)), (out,))
+    tangent, gradient = (t.new(256, Role.GRAD) for _ in range(2))
+    t.op("test.b", (Ref(tangent),), (gradient,), Phase.BACKWARD)
+    trace = t.trace([x], (Ref(out),), [tangent], (Ref(gradient),))
+    return slow(with_workspace(problem_of(trace, TIGHT), 3, 16 * KIB))
+
+
+@pytest.mark.parametrize("donates", [False, True])
+def test_an_op_that_could_write_over_the_buffer_is_inside(donates):
+    """Where it cannot, it holds both, and the op after it no more than that."""
+    workspace = with_workspace(overwritten(donates=donates), 1, 4 * KIB)
+    assert ((1, 1, 3) in left_out(workspace)) is not donates
+
+
+def test_what_is_dead_is_never_brief():
+    problem = relinked(dense_problem(4, 1 << 20), lambda *_: Link(1.0))
+    space = make_space(problem, Evaluator(problem), 1)
+    found = [space.gaps[index] for index in brief(problem, space)]
+    assert found
+    assert not any(gap.dead for gap in found)
+    assert any(space.gaps[index].dead for index in space.allowed)
+
+
+def test_gaps_where_the_best_start_needs_a_choice_are_decided_on(monkeypatch):
+    """At the floor nothing fits with all of them as by default."""
+    problem = chain((512, 64) * 6)
+    tight = replace(problem, budget_bytes=floor(problem).nbytes)
+    evaluator = Evaluator(tight)
+    space = make_space(tight, evaluator, 1)
+    kinds = space.kinds(floor_plan(tight))
+    monkeypatch.setattr(search_brief, "brief", lambda _, space: frozenset(space.allowed))
+    found = begin(evaluator, space, [kinds], 0)
+    assert found.found
+    assert list(found.space.allowed) == [i for i in space.allowed if kinds[i] == OFFLOAD]
+    assert found.best.kinds.tolist() == kinds.tolist()
+
+
+def test_a_choice_that_costs_and_is_not_needed_is_dropped_from_a_start(monkeypatch):
+    problem = chain((64,) * 6)
+    evaluator = Evaluator(problem)
+    space = make_space(problem, evaluator, 1)
+    again = make_plan(dict.fromkeys(space.gaps, Recompute()))
+    monkeypatch.setattr(search_brief, "brief", lambda _, space: frozenset(space.allowed))
+    found = begin(evaluator, space, [space.kinds(again)], 0)
+    assert found.space.allowed == {}
+    assert found.best.kinds.tolist() == space.default_kinds.tolist()
+
+
+@drawn
+@given(problem=problems(), data=st.data())
+def test_it_begins_no_later_than_at_any_start(problem, data):
+    evaluator = Evaluator(problem)
+    space = make_space(problem, evaluator, 1)
+    starts = [space.kinds(data.draw(plans(problem))) for _ in range(3)]
+    judged = [evaluator.evaluate(kinds) for kinds in starts]
+    found = begin(evaluator, space, starts, 0)
+    assert found.best.seconds <= min((j.seconds for j in judged if j.fits), default=np.inf)
+    assert set(found.space.allowed) | brief(problem, space) == set(space.allowed)
+    for index in set(space.allowed) - set(found.space.allowed):
+        assert found.best.kinds[index] == space.default_kinds[index]
+
+
+@drawn
+@given(problem=problems())
+def test_with_little_memory_it_is_still_never_slower_than_what_it_starts_from(problem):
+    tight = replace(problem, budget_bytes=floor(problem).nbytes)
+    starts = find_starts(tight, 1)
+    assume(starts.plans)
+    known = [simulate(tight, lower(tight, plan)).seconds for plan in starts.plans]
+    found = Search(min_bytes=1, effort=0.001).plan(tight)
+    assert simulate(tight, lower(tight, found)).seconds <= min(known)
+
+
+@drawn
+@given(problem=problems(), data=st.data())
+def test_what_is_fixed_stays_so_in_brief_gaps_too(problem, data):
+    fixed = dict(data.draw(plans(problem)).choices[:2])
+    try:
+        found = search_fixed(problem, Search(min_bytes=1, effort=0.001), fixed)
+    except InfeasibleError:
+        return
+    assert all(type(found.choice(gap)) is type(choice) for gap, choice in fixed.items())
