@@ -22,8 +22,8 @@ from outcore.policies.candidates import away
 from outcore.policies.search_anneal import Annealing
 from outcore.policies.search_space import Kinds, Space
 
-FEW = 32
-"""With no more gaps than these all are decided on: a walk has steps enough for them."""
+FEW = 64
+"""With no more gaps than these all are decided on: a walk has hundreds of steps for each."""
 
 ROOMY = 0.25
 """Up to this part of the budget there is room enough, whatever is held."""
