@@ -174,28 +174,35 @@ class PlannedGraph:
             return self._followed(self.following, waiting, inputs)
         if self.profiling is None:
             self.profiling = self._begin(inputs)
-        keeping = self.profiling.keeping
+        return self._profiled(self.profiling, own, inputs)
+
+    def _profiled(self, profiling: Profiling, own: int, inputs: list[Any]) -> Executable:
+        """What is profiled; what is planned where enough is known. `own` calls of it wait."""
+        keeping = profiling.keeping
         if self._keeps_on(keeping):
             return keeping.executable
         resident = self.engine.held.besides_bytes(self, inputs)
-        fits = resident <= self.profiling.most_resident_bytes
-        if waiting == 1 and not (fits or self.profiling.done):
+        fits = resident <= profiling.most_resident_bytes
+        if not (own or fits or profiling.done):
             # An optimizer has its state by now. Where nothing fits any more, planning will say so.
             with contextlib.suppress(InfeasibleError):
-                self.profiling = self._begin(inputs)
-        self.engine.notes.base(self, self.profiling, own, resident)
-        if not self.profiling.done or self._follows_the_unplanned():
-            return self._unplanned(self.profiling, resident)
-        self.standing.gone_bytes = self.profiling.gone_bytes or 0
+                profiling = self.profiling = self._begin(inputs)
+        self.engine.notes.base(self, profiling, own, resident)
+        if not profiling.done or self._follows_the_unplanned(profiling):
+            return self._unplanned(profiling, resident)
+        self.standing.gone_bytes = profiling.gone_bytes or 0
         try:
-            return self.settle(self.engine.plans.first(self, self.profiling)).executable
+            return self.settle(self.engine.plans.first(self, profiling)).executable
         except InfeasibleError as error:
-            if not self.engine.crowding.make_room(self, error):
+            waits = self._awaits_others(profiling)
+            if not waits and not self.engine.crowding.make_room(self, error):
                 raise
         self.engine.held.collect(again=True)  # the error's frames hold what calls were given
-        self.profiling.again()
+        if waits:
+            return self._unplanned(profiling, resident)
+        profiling.again()
         self.seen.met = None
-        return self.profiling.executable
+        return profiling.executable
 
     def _unplanned(self, profiling: Profiling, resident_bytes: int) -> Executable:
         """What is profiled; where nobody differentiates, what moves nothing, if that has room."""
@@ -222,11 +229,18 @@ class PlannedGraph:
         level = self.engine.held.allocated_bytes()
         return level is not None and level <= keeping.most_allocated_bytes
 
-    def _follows_the_unplanned(self) -> bool:
+    def _follows_the_unplanned(self, profiling: Profiling) -> bool:
         """Whether a graph that waits for its backward is to be planned first, and may yet be."""
-        assert self.profiling is not None  # noqa: S101 - as asked while that is so
         first = any(graph.profiling is not None for graph in self.engine.roll.outstanding(self))
-        return first and self.profiling.timed_steps < PATIENCE * self.standing.most_outstanding
+        return first and self._is_patient(profiling)
+
+    def _awaits_others(self, profiling: Profiling) -> bool:
+        """Whether it is not known yet how little another one needs to hold, and may yet be."""
+        others = (g.profiling for g in self.engine.roll.active() if g is not self)
+        return self._is_patient(profiling) and any(p and not p.done for p in others)
+
+    def _is_patient(self, profiling: Profiling) -> bool:
+        return profiling.timed_steps < PATIENCE * self.standing.most_outstanding
 
     def _hold_against(self, following: Following, inputs: list[Any]) -> None:
         """Forget an adopted plan that was made when less was held besides the graph."""

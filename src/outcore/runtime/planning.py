@@ -95,9 +95,10 @@ class Planner:
         return shares.problem(self.solver.hardware(), profile, resident_bytes)
 
     @uncollected()
-    def plan(self, shares: Shares, profiled: Profiling) -> Planned:
+    def plan(self, shares: Shares, profiled: Profiling, *, lean: bool = False) -> Planned:
         """Plan a graph from what was measured. Everything is kept where that fits.
 
+        `lean`: graphs without a plan may be left the least, as no call of one waits.
         Raises InfeasibleError where no plan of the policy fits the budget. Where other graphs have
         no plan yet, the budget it names is the least that may do (`at_least`).
         """
@@ -109,7 +110,10 @@ class Planner:
             gone=profiled.gone,
             late_bytes=shares.late_bytes(),
         )
-        rooms = shares.rooms(self.solver.hardware(), besides)
+        hardware = self.solver.hardware()
+        rooms = [*shares.rooms(hardware, besides)]
+        if lean:
+            rooms += replace(shares, lean=True).rooms(hardware, besides)[-1:]
         try:
             return _first(partial(self._beside, shares, profiled, besides), rooms)
         except InfeasibleError as error:

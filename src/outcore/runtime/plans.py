@@ -128,7 +128,9 @@ class Plans:
         Raises InfeasibleError where no plan of the policy fits the budget.
         """
         with naming_the_rank():
-            planned = self._take(graph, self.planner.plan(self._shares(graph), profiled))
+            lean = all(g.planned is not None for g in self._roll.outstanding(graph))
+            planned = self.planner.plan(self._shares(graph), profiled, lean=lean)
+            planned = self._take(graph, planned)
         log.info("%s", self._announcement(graph, planned))
         return planned
 

@@ -48,6 +48,9 @@ class Shares:
     """What other graphs were found to take."""
     afresh: bool = False
     """Whether the others, too, are planned again as they come."""
+    lean: bool = False
+    """Whether those without a plan will hold no more than the least: they are planned as they come.
+    """
 
     def problem(
         self, hardware: Hardware, profile: Profile, besides_bytes: int, between_bytes: int = 0
@@ -162,8 +165,12 @@ class Shares:
 
     def _alone(self, hardware: Hardware, graph: PlannedGraph) -> int:
         """What each waiting call of another graph holds that nobody else does."""
-        least = 0 if graph.retired else self._calls(graph, hardware).least.alone_bytes
-        return max(least, graph.private_bytes)
+        if graph.retired:
+            return graph.private_bytes
+        calls = self._calls(graph, hardware)
+        if self.lean and _measured(graph):
+            return min(taken.alone_bytes for taken in calls.lean)
+        return max(calls.least.alone_bytes, graph.private_bytes)
 
     def paused_bytes(self, hardware: Hardware, besides: Besides, room: Room) -> int:
         """What is held between calls while one waits, beyond what there is `room` for.
