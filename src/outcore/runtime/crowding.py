@@ -55,7 +55,7 @@ class Crowding:
         return following
 
     def leaving_more(self, graph: PlannedGraph, following: Following) -> Following:
-        """A plan that leaves later graphs as much more as most of them ask for, if one fits."""
+        """A plan that leaves later graphs what one asks for: the most for which one fits."""
         standing, planned, kept = graph.standing, following.planned, kept_bytes(graph)
         asked, standing.asked_bytes = standing.asked_bytes, set()
         for each in self._roll.graphs if asked else ():

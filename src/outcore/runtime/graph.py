@@ -236,8 +236,9 @@ class PlannedGraph:
 
     def _awaits_others(self, profiling: Profiling) -> bool:
         """Whether it is not known yet how little another one needs to hold, and may yet be."""
-        others = (g.profiling for g in self.engine.roll.active() if g is not self)
-        return self._is_patient(profiling) and any(p and not p.done for p in others)
+        others = (g for g in self.engine.roll.active() if g is not self and not g.standing.settled)
+        unknown = any(g.profiling is not None and not g.profiling.done for g in others)
+        return unknown and self._is_patient(profiling)
 
     def _is_patient(self, profiling: Profiling) -> bool:
         return profiling.timed_steps < PATIENCE * self.standing.most_outstanding

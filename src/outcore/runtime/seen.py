@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 if TYPE_CHECKING:  # a graph sees others
     from outcore.runtime.graph import PlannedGraph
@@ -19,6 +19,12 @@ Counts: TypeAlias = Mapping["PlannedGraph", int]
 
 Bytes: TypeAlias = Callable[["PlannedGraph"], int]
 """Bytes of each call of a graph."""
+
+Key: TypeAlias = tuple[int, frozenset[tuple[ref["PlannedGraph"], int]]]
+"""Own calls, and those of others."""
+
+MOST_KNOWN = 1024
+"""Calls that waited at once and are known again without a look at all mixes."""
 
 MOST_MIXES = 64
 """Mixes that are told apart; what comes after that is one, with the most of each graph, that stands
@@ -59,6 +65,8 @@ class Mixes:
         self._mixes: list[Mix] = []
         self._before: WeakKeyDictionary[PlannedGraph, int] | None = None
         """Calls of others that waited each time when no own call did. None: never so."""
+        self._known: dict[Key, int | None] = {}
+        """What was counted beside calls that were noted before, at least: steps are alike."""
 
     def __iter__(self) -> Iterator[Mix]:
         """Those that are told apart."""
@@ -66,6 +74,8 @@ class Mixes:
 
     def counted(self, own: int, others: Counts) -> bool:
         """Whether somebody counted what is held besides as many calls."""
+        if self._known.get(_key(own, others)) is not None:
+            return True
         mix = Mix(own, WeakKeyDictionary(others))
         known = (m for m in reversed(self._mixes) if m.beyond_bytes is not None)
         return any(mix.within(m) for m in known)
@@ -86,13 +96,27 @@ class Mixes:
 
     def note(self, own: int, others: Counts, beyond_bytes: int | None = None) -> bool:
         """Take who waited as a call began, or came back; whether that is news."""
+        key = _key(own, others)
+        if key in self._known and not _more(beyond_bytes, self._known[key]):
+            return False
         fewer = not own and self._note_before(others)
         mix = Mix(own, WeakKeyDictionary(others), beyond_bytes)
+        news = self._add(mix)
+        counted = (m.beyond_bytes for m in self._mixes if mix.within(m))
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known[key] = max((n for n in counted if n is not None), default=None)
+        return news or fewer
+
+    def _add(self, mix: Mix) -> bool:
+        """Take a mix, unless others surpass it; whether it is taken."""
+        beyond_bytes = mix.beyond_bytes
         if any(mix.within(m) and not _more(beyond_bytes, m.beyond_bytes) for m in self._mixes):
-            return fewer
+            return False
         surpassed = [
             m for m in self._mixes if m.within(mix) and not _more(m.beyond_bytes, beyond_bytes)
         ]
+        mix.several = any(m.several for m in surpassed)
         self._mixes = [m for m in self._mixes if m not in surpassed]
         if len(self._mixes) < MOST_MIXES:
             self._mixes.append(mix)
@@ -205,6 +229,10 @@ class Seen:
 
         if left_bytes(returned) > left_bytes(self.most_met):
             self.most_met = WeakKeyDictionary(returned)
+
+
+def _key(own: int, others: Counts) -> Key:
+    return own, frozenset((ref(graph), calls) for graph, calls in others.items())
 
 
 def _more(nbytes: int | None, than: int | None) -> bool:
