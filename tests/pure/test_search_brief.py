@@ -34,7 +34,8 @@ drawn = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 KIB = 1024
 COPY = 1.75e-3
 """Seconds that 64 KiB take over the link of `slow`."""
-TIGHT = 1 << 18
+TIGHT, LARGE = 1 << 18, 1 << 20
+"""A budget, and a workspace."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -82,20 +83,21 @@ def test_few_gaps_are_all_decided_on(monkeypatch):
 @pytest.mark.parametrize(
     ("op", "budget_bytes", "expected"),
     [
-        (5, TIGHT, True),  # the buffer has to be there then
-        (8, TIGHT, True),
-        (6, TIGHT, False),
-        (7, TIGHT, False),
+        (5, 2 * LARGE, True),  # the buffer has to be there then
+        (8, 2 * LARGE, True),
+        (6, 2 * LARGE, False),
+        (7, 2 * LARGE, False),
         (6, 1 << 30, True),  # there is room for all of it
+        (5, LARGE, False),  # no plan has room for it with all that is over soon
     ],
 )
 def test_where_more_is_held_inside_than_at_the_ends_it_is_not(op, budget_bytes, expected):
-    problem = with_workspace(slow(chain((64,) * 6)), op, 1 << 20)
+    problem = with_workspace(slow(chain((64,) * 6)), op, LARGE)
     assert ((5, 5, 8) in left_out(replace(problem, budget_bytes=budget_bytes))) is expected
 
 
 def test_the_pause_between_the_calls_is_inside():
-    problem = replace(slow(chain((64,) * 6)), budget_bytes=TIGHT, between_bytes=1 << 20)
+    problem = replace(slow(chain((64,) * 6)), budget_bytes=2 * LARGE, between_bytes=LARGE)
     assert left_out(problem) == set()
 
 

@@ -51,7 +51,8 @@ def brief(problem: Problem, space: Space) -> frozenset[int]:
 
     That is judged with everything else away: inside the gap no more is held than at one of its
     ends, where the buffer has to be, or than leaves plenty of the budget. So to make it again gains
-    nothing either. Where nothing can leave, or gaps are few, none is brief. About linear in ops.
+    nothing either. None is brief where nothing can leave, or gaps are few, or so little fits that
+    some of those over so soon have to go with all the rest. About linear in ops.
     """
     leave = away(problem)
     if leave != Offload(problem.hardware.outer) or len(space.allowed) <= FEW:
@@ -59,6 +60,8 @@ def brief(problem: Problem, space: Space) -> frozenset[int]:
     hasty = _hasty(problem, space)
     moved = (space.gaps[i] for i in space.allowed if i not in hasty)
     held = _Held(problem, [gap for gap in moved if not gap.dead])
+    if held.nbytes.max() > problem.budget_bytes:
+        return frozenset()
     return frozenset(i for i in hasty if not held.more_inside(space.gaps[i]))
 
 
