@@ -292,7 +292,7 @@ class Words(nn.Module):
 def test_a_budget_that_is_named_will_do_unless_it_is_the_least_that_may() -> None:
     """Where a graph of the step has no plan yet, another may turn out to need more."""
     x = torch.randn(512, 64, generator=torch.Generator().manual_seed(0))
-    budget, refusals = 7 * 2**20, []
+    budget, refusals = 5 * 2**20, []
     for _ in range(6):
         try:
             train(Words, Backend(budget=budget), x, torch.Tensor.sum)
@@ -335,7 +335,7 @@ def scored(backend: Any, steps: int = STEPS) -> list[list[Tensor]]:
     return list(map(back, found))
 
 
-@pytest.mark.parametrize("budget", ["24MiB", "26MiB"])
+@pytest.mark.parametrize("budget", ["20MiB", "22MiB"])
 def test_what_later_graphs_are_given_for_backward_is_left_to_them(budget: str) -> None:
     """The first held so much that the second had no plan, and the floor rose with the budget."""
     backend = Backend(budget=budget, policy="pooch")
@@ -347,14 +347,14 @@ def test_what_later_graphs_are_given_for_backward_is_left_to_them(budget: str) -
 def test_a_graph_without_a_plan_is_left_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that waits while it runs is planned again, and holds less."""
     monkeypatch.setattr(Shares, "_seen_to_take", lambda *_: 0)
-    backend = Backend(budget="24MiB", policy="pooch", strict=True)
+    backend = Backend(budget="20MiB", policy="pooch", strict=True)
     scored(backend, steps=PROFILED_STEPS)
     assert backend.engine is not None
     first, second = backend.engine.roll.active()
     assert first.planned is not None
     assert second.planned is None
     assert first.standing.asked_bytes
-    backend = Backend(budget="24MiB", policy="pooch", strict=True)
+    backend = Backend(budget="20MiB", policy="pooch", strict=True)
     found = scored(backend, steps=14)
     assert backend.engine is not None
     first, second = backend.engine.roll.active()
@@ -691,7 +691,7 @@ def test_a_larger_budget_is_never_refused_where_a_smaller_one_will_do() -> None:
     roomy = Backend(budget="1GiB", policy="pooch")
     train(Words, roomy, x, torch.Tensor.sum)
     fits = []
-    for mebibytes in (8, 9, 10, 12, 14, 16):
+    for mebibytes in (6, 7, 8, 10, 12, 14):
         backend = Backend(budget=f"{mebibytes}MiB", policy="pooch")
         try:
             train(Words, backend, x, torch.Tensor.sum)
