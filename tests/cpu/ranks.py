@@ -155,9 +155,9 @@ def one_plans_longer() -> None:
     expected = plain_ddp()
     made = Planner.plan
 
-    def slow(*args: Any) -> Any:
+    def slow(*args: Any, **kwargs: Any) -> Any:
         time.sleep(1.0 * rank())
-        return made(*args)
+        return made(*args, **kwargs)
 
     Planner.plan = slow  # type: ignore[assignment, method-assign]  # it is put back below
     try:

@@ -121,7 +121,7 @@ def test_resnet_can_wait_for_a_slower_link_and_lies_in_fewer_pieces():
     late = make_plan(found.by_gap | offloads)
     hintless = {gap: replace(choice, prefetch=None) for gap, choice in offloads.items()}
     early = make_plan(late.by_gap | hintless)
-    assert sum(c.prefetch is not None for c in late.by_gap.values() if isinstance(c, Offload)) > 10
+    assert sum(c.prefetch is not None for c in late.by_gap.values() if isinstance(c, Offload)) > 5
     slower, capacity = back_at(problem, 12e9 / LONGER), problem.budget_bytes * 33 // 32
     for asked in (problem, slower):
         times = [simulate(asked, lower(problem, plan)).seconds for plan in (early, late)]

@@ -16,8 +16,8 @@ from outcore.ir.hardware import Tier
 from outcore.ir.memory import crossing_bytes, peak, private_bytes, reread_bytes
 from outcore.ir.plan import make_plan
 from outcore.ir.problem import Problem
-from outcore.ir.program import Free, Program
-from outcore.ir.trace import Arg, Ref, Role, Trace
+from outcore.ir.program import Free, Program, Run
+from outcore.ir.trace import Arg, Effect, Ref, Role, Trace
 from outcore.lower import lower
 from outcore.policies import Floor, infeasible, lean_plans, plan_floor
 from outcore.runtime.margin import budget_for, margin_bytes
@@ -201,6 +201,19 @@ def gradient_bytes(trace: Trace) -> int:
 def nbytes_of(trace: Trace, arg: Arg) -> int:
     """Bytes of the buffers in `arg`, each once."""
     return sum(trace.buffers[b].nbytes for b in trace.value_buffers(arg))
+
+
+def states_bytes(trace: Trace, state_bytes: int, program: Program | None = None) -> int:
+    """Bytes of generator states that a program keeps: two per random forward op, for its rerun.
+
+    And during a rerun the present one, to go on from, and the one that it leads to. Without a
+    `program`: of any that may be.
+    """
+    draws = {op.id for op in trace.ops[: trace.boundary] if Effect.RANDOM in op.effects}
+    if program is not None:
+        runs = (instruction.action for instruction in program.body)
+        draws &= {run.op for run in runs if isinstance(run, Run) and run.again}
+    return 2 * (len(draws) + bool(draws)) * state_bytes
 
 
 def _tangent_bytes(trace: Trace) -> int:

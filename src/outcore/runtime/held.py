@@ -11,6 +11,7 @@ import torch
 from outcore.execute import Driver
 from outcore.ir.trace import Ref
 from outcore.measure import Elsewhere, allocated_bytes, resident_bytes
+from outcore.runtime.calls import states_bytes
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.handed import Handed, handed
 from outcore.runtime.pause import Pause, Storages, storages_of
@@ -122,6 +123,16 @@ class Held:
         if self._roll.waiting(graph) != 1 or self._roll.outstanding(graph):
             return None
         return self.allocated_bytes()
+
+    def states_bytes(self, graph: PlannedGraph) -> int:
+        """What a call of a planned graph holds of generator states while it waits: about so much.
+
+        Plans have room for that outside of all that is held besides.
+        """
+        planned, state = graph.planned, self._driver.generator.get_state()
+        if planned is None:
+            return 0
+        return states_bytes(planned.problem.trace, state.nbytes, planned.program)
 
     def storages(self, tensors: Iterable[Any]) -> Storages:
         """Those of `tensors` that `level_bytes` counts."""

@@ -98,6 +98,7 @@ class Notes:
         calls = {owner(): number for owner, number in gap.waiting.items()}
         others = {g: n for g, n in calls.items() if g is not graph and isinstance(g, PlannedGraph)}
         besides = peak_bytes() - gap.private_bytes - counted_bytes(graph.captured.trace)
+        besides -= calls[graph] * self._held.states_bytes(graph)
         seen.unchecked |= paused.note(calls[graph] - 1, others, besides - first_bytes)
 
 

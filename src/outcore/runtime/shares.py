@@ -11,7 +11,7 @@ from outcore.ir.hardware import Hardware, Tier
 from outcore.ir.memory import crossing_bytes
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
-from outcore.ir.trace import Effect, Ref, Role, Trace
+from outcore.ir.trace import Ref, Role, Trace
 from outcore.policies import staging_needed
 from outcore.runtime.besides import Besides, Room
 from outcore.runtime.calls import (
@@ -22,6 +22,7 @@ from outcore.runtime.calls import (
     held_bytes,
     least_together,
     nbytes_of,
+    states_bytes,
     together,
 )
 from outcore.runtime.margin import margin_bytes
@@ -61,7 +62,7 @@ class Shares:
         seen to take while the graph waits.
         """
         trace, budget = self.graph.captured.trace, self.budget_bytes
-        states = self.graph.standing.planned_for * _states_bytes(trace, self.state_bytes)
+        states = self.graph.standing.planned_for * states_bytes(trace, self.state_bytes)
         outside = besides_bytes + states + margin_bytes(budget)
         if trace.boundary == len(trace.ops):  # a backward call without ops has no position
             outside += between_bytes + nbytes_of(trace, tuple(map(Ref, trace.tangents)))
@@ -292,12 +293,3 @@ def kept_bytes(graph: PlannedGraph) -> int:
     made = {b for op in range(trace.boundary) for b in trace.writes[op]}
     used = {b for op in range(trace.boundary, len(trace.ops)) for b in trace.reads[op]}
     return graph.standing.planned_for * sum(trace.buffers[b].nbytes for b in made & used)
-
-
-def _states_bytes(trace: Trace, state_bytes: int) -> int:
-    """Bytes of generator states that a program may keep: two per random forward op, for its rerun.
-
-    And during a rerun the present one, to go on from, and the one that it leads to.
-    """
-    draws = sum(Effect.RANDOM in op.effects for op in trace.ops[: trace.boundary])
-    return 2 * (draws + bool(draws)) * state_bytes

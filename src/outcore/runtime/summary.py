@@ -206,8 +206,9 @@ OUTSTANDING = (
 
 
 CROWDED = (
-    "calls of other graphs that wait beside it hold more than when it was planned, and no plan is "
-    "known that has room for that: the step may hold more than is predicted"
+    "calls of other graphs that wait beside it, or what is made between its calls, hold more than "
+    "when it was planned, and no plan is known that has room for that: the step may hold more than "
+    "is predicted"
 )
 
 
