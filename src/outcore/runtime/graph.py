@@ -235,8 +235,9 @@ class PlannedGraph:
         return first and self._is_patient(profiling)
 
     def _awaits_others(self, profiling: Profiling) -> bool:
-        """Whether it is not known yet how little another one needs to hold, and may yet be."""
-        others = (g for g in self.engine.roll.active() if g is not self and not g.standing.settled)
+        """Whether it is not known yet how little one needs to hold that waits, and may yet be."""
+        active = self.engine.roll.active()
+        others = (g for g in active if g in self.seen and not g.standing.settled)
         unknown = any(g.profiling is not None and not g.profiling.done for g in others)
         return unknown and self._is_patient(profiling)
 
