@@ -15,7 +15,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 BUILT = ROOT / "build" / "simulated_gpu"
-LIBRARY = BUILT / "libcuda.so.1"
+LIBRARIES = {"libcuda.so.1": ("runtime.cpp", "absent.c"), "libnvidia-ml.so.1": ("nvml.c",)}
+"""What torch opens by these names, and the sources of each."""
 HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h")
 
 
@@ -34,11 +35,15 @@ def headers() -> list[Path]:
     return candidates
 
 
-def build() -> None:
-    """Compile the runtime, where a source is newer."""
-    sources = [HERE / "runtime.cpp", HERE / "absent.c"]
-    if LIBRARY.exists() and all(s.stat().st_mtime < LIBRARY.stat().st_mtime for s in sources):
-        return
+def build() -> list[Path]:
+    """The libraries, each compiled anew where a source is newer."""
+    return [_library(name, [HERE / each for each in LIBRARIES[name]]) for name in LIBRARIES]
+
+
+def _library(name: str, sources: list[Path]) -> Path:
+    library = BUILT / name
+    if library.exists() and all(s.stat().st_mtime < library.stat().st_mtime for s in sources):
+        return library
     BUILT.mkdir(parents=True, exist_ok=True)
     included = [f"-I{each}" for each in headers()]
     for source in sources:
@@ -47,8 +52,9 @@ def build() -> None:
         made = ["-c", str(source), "-o", str(BUILT / f"{source.stem}.o")]
         subprocess.run([*language, *warned, *included, *made], check=True)
     parts = [str(BUILT / f"{source.stem}.o") for source in sources]
-    named = ["-shared", f"-Wl,-soname,{LIBRARY.name}", "-o", str(LIBRARY)]
+    named = ["-shared", f"-Wl,-soname,{name}", "-o", str(library)]
     subprocess.run(["g++", *named, *parts, "-ldl", "-lpthread"], check=True)
+    return library
 
 
 def main() -> None:
@@ -56,10 +62,10 @@ def main() -> None:
     torch = importlib.util.find_spec("torch")
     if torch is None or not (Path(str(torch.origin)).parent / "lib" / "libc10_cuda.so").exists():
         sys.exit("torch is not built for CUDA here; try: PyPI's torch for Linux")
-    build()
+    libraries = build()
     paths = [str(HERE / "site"), str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     env = os.environ | {
-        "LD_PRELOAD": str(LIBRARY),
+        "LD_PRELOAD": os.pathsep.join(map(str, libraries)),
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
     }
     os.execve(sys.executable, [sys.executable, *sys.argv[1:]], env)
