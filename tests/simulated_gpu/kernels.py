@@ -371,8 +371,23 @@ def _histc(of: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tenso
     return counts.to(of.dtype)
 
 
+def _in_float(op: torch._ops.OpOverloadPacket) -> Callable[..., Any]:
+    """`op`, which the CPU has no kernel of for short floats."""
+
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        dtype = args[0].dtype
+        if dtype not in (torch.bfloat16, torch.float16):
+            return op(*args, **kwargs)
+        given = (each.float() if isinstance(each, Tensor) else each for each in args)
+        return op(*given, **kwargs).to(dtype)
+
+    return computed
+
+
 RESERVE_BYTES = 64
 _BY_OTHERS: dict[str, Callable[..., Any]] = {
+    "avg_pool3d": _in_float(torch.ops.aten.avg_pool3d),
+    "avg_pool3d_backward": _in_float(torch.ops.aten.avg_pool3d_backward),
     "histc": _histc,
     "native_layer_norm_backward": _layer_norm_backward,
     "native_dropout": _dropout,
