@@ -159,7 +159,7 @@ def one_plans_longer() -> None:
         time.sleep(1.0 * rank())
         return made(*args, **kwargs)
 
-    Planner.plan = slow  # type: ignore[assignment, method-assign]  # it is put back below
+    Planner.plan = slow  # type: ignore[method-assign]  # it is put back below
     try:
         module = outcore.wrap(seeded(Small), **OPTIONS[rank()])
         seen = train(module, DistributedDataParallel(module))

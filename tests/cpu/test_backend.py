@@ -25,10 +25,10 @@ from outcore.lower import lower
 from outcore.measure import metered
 from outcore.policies import floor
 from outcore.runtime import steps
+from outcore.runtime.calls import states_bytes
 from outcore.runtime.margin import MARGIN_DIVISOR
 from outcore.runtime.metering import MOST_PEAK_TRIES
 from outcore.runtime.roll import IDLE_STEPS
-from outcore.runtime.shares import _states_bytes
 from outcore.runtime.standing import MOST_FRUITLESS
 from outcore.torch_backend import backend_for
 from tests.cpu.training import (
@@ -138,9 +138,9 @@ def test_room_for_the_states_of_generators() -> None:
     made = [t.new(64, Role.ACTIVATION) for _ in range(3)]
     for buffer, effects in zip(made, ([Effect.RANDOM], [Effect.RANDOM], []), strict=True):
         t.op("f", (Ref(x),), (buffer,), effects=effects)
-    assert _states_bytes(t.trace([x], (Ref(made[-1]),)), 5000) == 6 * 5000
-    assert _states_bytes(small_trace(), 5000) == 4 * 5000
-    assert _states_bytes(dense_problem().trace, 5000) == 0
+    assert states_bytes(t.trace([x], (Ref(made[-1]),)), 5000) == 6 * 5000
+    assert states_bytes(small_trace(), 5000) == 4 * 5000
+    assert states_bytes(dense_problem().trace, 5000) == 0
 
 
 class TestLives:
