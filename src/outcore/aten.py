@@ -129,6 +129,12 @@ POOLING = {
 }
 """Gradients that are made without the input -> those of torch that they run (`capture.pooling`)."""
 
+CROSS_ENTROPY = "outcore.cross_entropy_backward.default"
+"""The gradient of cross-entropy, made some rows at a time (`capture.cross_entropy`)."""
+
+KNOWN = frozenset({*CONVOLUTIONS, *POOLING, CROSS_ENTROPY})
+"""Ops in no namespace of `KNOWN_NAMESPACES` of which all is known."""
+
 RUNNING_STATISTICS = {
     "aten._native_batch_norm_legit_functional.default": ((3, 4), (3, 4), 5),
     "aten._batch_norm_with_update_functional.default": ((3, 4), (4, 5), None),
@@ -179,6 +185,7 @@ DONATIONS: dict[str, tuple[tuple[int, ...], str]] = {
     "aten._log_softmax.default": ((0,), "out"),
     "aten._softmax_backward_data.default": ((0, 1), "grad_input"),
     "aten._log_softmax_backward_data.default": ((0, 1), "out"),
+    CROSS_ENTROPY: ((1,), "out"),
 }
 """target -> (arguments whose memory the result may take, the first that will do; name of the out
 argument).
@@ -195,6 +202,7 @@ IN_ORDER = frozenset(
         "aten._log_softmax.default",
         "aten._softmax_backward_data.default",
         "aten._log_softmax_backward_data.default",
+        CROSS_ENTROPY,
     }
 )
 """Those of `DONATIONS` that go by rows, and so write only over an argument that is contiguous.
@@ -247,7 +255,7 @@ def effects(op: torch._ops.OpOverload) -> frozenset[Effect]:
         found.add(Effect.MUTATES)
     if op.namespace in COLLECTIVES:
         found.add(Effect.COLLECTIVE)
-    known = op.namespace in KNOWN_NAMESPACES or str(op) in {*CONVOLUTIONS, *POOLING}
+    known = op.namespace in KNOWN_NAMESPACES or str(op) in KNOWN
     if str(op) in ACCUMULATING or not known:
         found.add(Effect.UNREPEATABLE)
     return frozenset(found)

@@ -99,7 +99,7 @@ def captured(
     return donated(capture(joint, 1).trace, target)
 
 
-@pytest.mark.parametrize("target", sorted(aten.IN_ORDER))
+@pytest.mark.parametrize("target", sorted({target for target, _ in ROWS}))
 def test_rows_are_written_over_what_lies_in_order(target: str) -> None:
     positions, _ = aten.DONATIONS[target]
     assert captured(target) == [*positions]
@@ -107,7 +107,7 @@ def test_rows_are_written_over_what_lies_in_order(target: str) -> None:
     assert captured(target, turned=(True, True)) == []
 
 
-@pytest.mark.parametrize("target", sorted(t for t in aten.IN_ORDER if "backward" in t))
+@pytest.mark.parametrize("target", sorted({t for t, _ in ROWS if "backward" in t}))
 @pytest.mark.parametrize("given", [0, 1])
 def test_one_of_two_lies_in_order(target: str, given: int) -> None:
     found = captured(target, turned=(given == 1, given == 0))

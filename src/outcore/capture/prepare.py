@@ -7,6 +7,7 @@ from torch.fx import GraphModule
 from outcore.capture.batch_norm import by_cudnn
 from outcore.capture.conjugates import as_tensors
 from outcore.capture.convolution import one_by_one
+from outcore.capture.cross_entropy import by_rows
 from outcore.capture.opaque import as_ops
 from outcore.capture.pooling import from_places
 
@@ -20,5 +21,6 @@ def prepare(joint: GraphModule, *, anywhere: bool = False) -> None:
     by_cudnn(joint)
     one_by_one(joint, anywhere=anywhere)
     from_places(joint, anywhere=anywhere)
+    by_rows(joint, anywhere=anywhere)
     as_ops(joint)
     as_tensors(joint)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from outcore.errors import OptionValueError, did_you_mean
 from outcore.estimate.arithmetic import flops_of
-from outcore.estimate.shapes import Shapes, name_of
+from outcore.estimate.shapes import CROSS_ENTROPY, Shapes, name_of
 from outcore.ir.hardware import Hardware
 from outcore.ir.trace import Op
 
@@ -85,6 +85,8 @@ def _traffic(op: Op, shapes: Shapes) -> float:
     if name_of(op.target) == "embedding":  # reads as many rows of the table as it writes
         read = [*read[1:], *written]
     nbytes = sum(map(shapes.nbytes, (*read, *written)))
+    if op.target == CROSS_ENTROPY:  # that of log-softmax is written and read, block by block
+        nbytes += 2 * sum(map(shapes.nbytes, written))
     backward = "backward" in op.target
     for name, passes in EXTRA_PASSES.items():
         if name in op.target and read:

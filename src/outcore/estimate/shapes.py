@@ -13,6 +13,9 @@ Shape: TypeAlias = tuple[int, ...]
 INPUT_GRADIENT = "outcore.convolution_input_gradient.default"
 """That of a convolution's input alone (`capture.convolution`)."""
 
+CROSS_ENTROPY = "outcore.cross_entropy_backward.default"
+"""The gradient of cross-entropy, made some rows at a time (`capture.cross_entropy`)."""
+
 
 class Shapes:
     """Shapes and bytes of the arguments and results of a trace's ops."""

@@ -30,6 +30,7 @@ READ_RESULT = frozenset(
         "_log_softmax_backward_data",
         "nll_loss_backward",
         "nll_loss2d_backward",
+        "cross_entropy_backward",
         "softmax_cross_entropy_backward",
     }
 )
