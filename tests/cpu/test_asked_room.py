@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -286,3 +289,57 @@ def test_graphs_do_with_little_more_where_their_order_changes(*, changes: bool) 
     budget = backend.report().budget_bytes
     for order in (calls, calls[::-1]):
         assert peak_bytes(partial(step, order)) <= budget
+
+
+def test_a_plan_that_is_not_found_keeps_nothing_of_its_step() -> None:
+    """Planned graphs come to wait for each other, and have no plan for that."""
+    towers = Towers("6MiB")
+    towers.steps((1,), (0,), times=8)
+    given, left = [], []
+
+    def step() -> None:
+        towers.modules.zero_grad()
+        x = towers.x.detach().requires_grad_()
+        given.append(ref(x))
+        first, second = towers.calls
+        mean_square(first(second(first(x)))).backward()
+
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(PATIENCE):
+            step()
+            left += [given[-1]() is not None]
+        assert any(graph.standing.crowded_bytes < inf for graph in graphs(towers.backend))
+        assert not any(left)
+    finally:
+        gc.enable()
+
+
+def test_what_grows_is_noticed_past_the_mixes_that_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was found beside several calls is not there as the first of a step begins."""
+    monkeypatch.setattr("outcore.runtime.seen.MOST_MIXES", 1)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = nn.ModuleList([Tower(layers=6)])
+    backend = Backend(budget="12MiB", policy="pooch", strict=True)
+    (call,), x = compiled(backend, *module), torch.randn(2048, 64)
+
+    def step() -> None:
+        module.zero_grad()
+        results = [call(x.detach().requires_grad_()).repeat(1, 2)[:, 64:] for _ in range(3)]
+        mean_square(sum(results)).backward()
+
+    for _ in range(8):
+        step()
+    kept = torch.empty(4 * MIB, dtype=torch.uint8)
+    try:
+        for _ in range(PATIENCE):
+            step()
+    except InfeasibleError:  # noticed
+        return
+    backend.report()  # ends the session of the last step
+    assert peak_bytes(step) <= backend.report().budget_bytes
+    del kept

@@ -165,3 +165,15 @@ def test_before_the_first_call_only_those_count_that_waited_each_time() -> None:
         mixes = noted(*((0, others, 0) for others in order))
         assert mixes.before_first(a) == 0
     assert noted((0, {a: 2}, 0), (0, {a: 3}, 0)).before_first(a) == 2
+
+
+def test_one_that_is_compiled_anew_still_waits_each_time() -> None:
+    mixes: Any = Mixes()
+    before = Graph()
+    mixes.note(0, {before: 1}, 0)
+    del before
+    gc.collect()
+    anew = Graph()
+    for _ in range(3):
+        mixes.note(0, {anew: 1}, 0)
+    assert mixes.before_first(anew) == 1

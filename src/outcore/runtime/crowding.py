@@ -56,9 +56,12 @@ class Crowding:
 
     def leaving_more(self, graph: PlannedGraph, following: Following) -> Following:
         """A plan that leaves later graphs what one asks for: the most for which one fits."""
-        standing, planned, kept = graph.standing, following.planned, kept_bytes(graph)
+        standing, planned = graph.standing, following.planned
         asked, standing.asked_bytes = standing.asked_bytes, set()
-        for each in self._roll.graphs if asked else ():
+        if not asked:
+            return following
+        kept = kept_bytes(graph)
+        for each in self._roll.graphs:
             each.asked.pop(graph, None)
         for more in sorted(asked, reverse=True):
             left = left_bytes(planned) + more
@@ -67,7 +70,7 @@ class Crowding:
             except OutcoreError:  # the graph that asked will tell
                 standing.refused_left_bytes = min(left, standing.refused_left_bytes)
                 continue
-            if kept_bytes(graph) >= kept:  # it leaves no more than it did
+            if kept_bytes(graph) >= kept and left_bytes(following.planned) < left:  # no more
                 standing.refused_left_bytes = -inf
             return following
         return following
@@ -109,7 +112,7 @@ class Crowding:
     def _ask(self, graph: PlannedGraph, error: OutcoreError) -> bool:
         """Have the one that holds the most while `graph` runs leave as much more as is lacking.
 
-        False where none can, or none of those hears of it.
+        False where none can, none of those hears of it, or it is not the device's memory.
         """
         if not isinstance(error, InfeasibleError) or error.tier != "device":
             return False

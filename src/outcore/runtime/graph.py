@@ -43,10 +43,7 @@ STILL_PROFILED = (
     "of the beginning, inside the budget"
 )
 
-AGAIN = (
-    "outcore: graphs that were planned before this one came hold less from their next calls on: "
-    "the step can be begun again"
-)
+AGAIN = "outcore: other graphs hold less from their next calls on: the step can be begun again"
 
 
 class PlannedGraph:
@@ -173,7 +170,12 @@ class PlannedGraph:
         if self.following is not None:
             return self._followed(self.following, waiting, inputs)
         if self.profiling is None:
-            self.profiling = self._begin(inputs)
+            try:
+                self.profiling = self._begin(inputs)
+            except InfeasibleError as error:
+                if self.engine.crowding.make_room(self, error):
+                    error.add_note(AGAIN)
+                raise
         return self._profiled(self.profiling, own, inputs)
 
     def _profiled(self, profiling: Profiling, own: int, inputs: list[Any]) -> Executable:
@@ -274,17 +276,9 @@ class PlannedGraph:
         return self.settle(self.engine.plan_after(self, trial))
 
     def _begin(self, inputs: list[Any]) -> Profiling:
-        """Begin to profile. Raises InfeasibleError where not even the floor program fits.
-
-        Those that wait leave it more when the step is begun again, if they can.
-        """
+        """Begin to profile. Raises InfeasibleError where not even the floor program fits."""
         engine = self.engine
-        try:
-            program, most = engine.plans.floor_program(self, inputs, leanest=self.lean)
-        except InfeasibleError as error:
-            if engine.crowding.make_room(self, error):
-                error.add_note(AGAIN)
-            raise
+        program, most = engine.plans.floor_program(self, inputs, leanest=self.lean)
         return begin_profiling(
             self.captured, program, most, engine.driver, engine.readings, engine.metering.mark
         )

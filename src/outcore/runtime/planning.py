@@ -113,7 +113,7 @@ class Planner:
         hardware = self.solver.hardware()
         rooms = [*shares.rooms(hardware, besides)]
         if lean:
-            rooms += replace(shares, lean=True).rooms(hardware, besides)[-1:]
+            rooms += replace(shares, unplanned_lean=True).rooms(hardware, besides)[-1:]
         try:
             return _first(partial(self._beside, shares, profiled, besides), rooms)
         except InfeasibleError as error:
@@ -206,7 +206,10 @@ class Planner:
             step = problem.budget_bytes // ROOM_DIVISOR
             room = max(needed, room + step) if most is None else (least + most) // 2
         if found is None:
-            raise refusal
+            try:
+                raise refusal
+            finally:
+                del refusal  # as in `_within`
         return found
 
     def _as_before(
@@ -391,7 +394,10 @@ class Planner:
             if planned.everything_kept:
                 break
         if not found:
-            raise calls.refusal() if refusal is None else refusal
+            try:
+                raise calls.refusal() if refusal is None else refusal
+            finally:
+                del refusal  # whose frames hold it, and what the step made
         return min(found, key=lambda planned: planned.predicted.seconds)
 
     def _as_it_is(self, shares: Shares, planned: Planned, calls: Calls) -> Planned:

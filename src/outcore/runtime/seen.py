@@ -65,6 +65,10 @@ class Mixes:
         self._mixes: list[Mix] = []
         self._before: WeakKeyDictionary[PlannedGraph, int] | None = None
         """Calls of others that waited each time when no own call did. None: never so."""
+        self._waited = 0
+        """How many graphs are in that: fewer, where one is gone, and another in its stead."""
+        self._beyond_first = 0
+        """How much more was held, at most, when no own call waited."""
         self._known: dict[Key, int | None] = {}
         """What was counted beside calls that were noted before, at least: steps are alike."""
 
@@ -81,10 +85,15 @@ class Mixes:
         return any(mix.within(m) for m in known)
 
     def beyond_of(self, own: int, others: Counts) -> int:
-        """How much more was held besides, at most, where as many calls waited; 0: nobody knows."""
+        """How much more was held besides, at most, where as many calls waited; 0: nobody knows.
+
+        A mix that stands for several may have it from others: where no own call waits, no more
+        than there ever was then.
+        """
         mix = Mix(own, WeakKeyDictionary(others))
         known = (m.beyond_bytes for m in self._mixes if mix.within(m))
-        return max((nbytes for nbytes in known if nbytes is not None), default=0)
+        most = max((nbytes for nbytes in known if nbytes is not None), default=0)
+        return most if own else min(most, self._beyond_first)
 
     def most(self, graph: PlannedGraph) -> int:
         """The most calls of another graph that waited."""
@@ -100,6 +109,8 @@ class Mixes:
         if key in self._known and not _more(beyond_bytes, self._known[key]):
             return False
         fewer = not own and self._note_before(others)
+        if not own and beyond_bytes is not None:
+            self._beyond_first = max(self._beyond_first, beyond_bytes)
         mix = Mix(own, WeakKeyDictionary(others), beyond_bytes)
         news = self._add(mix)
         counted = (m.beyond_bytes for m in self._mixes if mix.within(m))
@@ -126,8 +137,9 @@ class Mixes:
 
     def _note_before(self, others: Counts) -> bool:
         """Take who waited though no own call did; whether those are fewer than each time before."""
-        if self._before is None:
+        if self._before is None or len(self._before) < self._waited:
             self._before = WeakKeyDictionary(others)
+            self._waited = len(self._before)
             return False
         fewer = {g: others.get(g, 0) for g, n in self._before.items() if others.get(g, 0) < n}
         self._before.update(fewer)

@@ -49,7 +49,7 @@ class Shares:
     """What other graphs were found to take."""
     afresh: bool = False
     """Whether the others, too, are planned again as they come."""
-    lean: bool = False
+    unplanned_lean: bool = False
     """Whether those without a plan will hold no more than the least: they are planned as they come.
     """
 
@@ -169,7 +169,7 @@ class Shares:
         if graph.retired:
             return graph.private_bytes
         calls = self._calls(graph, hardware)
-        if self.lean and _measured(graph):
+        if self.unplanned_lean and _measured(graph):
             return min(taken.alone_bytes for taken in calls.lean)
         return max(calls.least.alone_bytes, graph.private_bytes)
 
@@ -182,7 +182,9 @@ class Shares:
         graph, number = self.graph, self.graph.standing.planned_for
         trace, active = graph.captured.trace, set(self.active)
         alone, handed = partial(self._alone, hardware), _handed_bytes
-        seen = [graph.seen.paused, graph.seen.paused_since][number == 1 :]
+        seen = [graph.seen.paused_since]
+        if number > 1:
+            seen.append(graph.seen.paused)
         each = (mixes.besides_bytes(graph, number, active, alone, handed) for mixes in seen)
         paused = max(of_one for _, of_one in each)
         tangents = nbytes_of(trace, tuple(map(Ref, trace.tangents)))
