@@ -63,7 +63,10 @@ class ChenSqrt:
         if found:
             return min(found, key=lambda each: each[0])[1]
         assert leanest is not None  # noqa: S101 - at least one was tried
-        raise leanest
+        try:
+            raise leanest
+        finally:
+            del leanest  # whose frames hold it, and what their callers do
 
 
 def articulation_points(problem: Problem) -> tuple[int, ...]:

@@ -58,7 +58,10 @@ class SuperNeurons:
                 break
             except InfeasibleError as error:
                 refusal = error
-        raise replace(refusal, budget_bytes=problem.limit_bytes(Tier(refusal.tier)))
+        try:
+            raise replace(refusal, budget_bytes=problem.limit_bytes(Tier(refusal.tier)))
+        finally:
+            del refusal  # whose frames hold it, and what their callers do
 
     def as_it_is(self, problem: Problem) -> Plan:
         """The rule's plan. With the budget that the error names there may be none either."""
