@@ -78,17 +78,19 @@ def _sees(name: str, model: Callable[[], Any], n: int, size: int) -> Case:
     return Case(name, make)
 
 
-def _gpt2() -> Any:
+def gpt2(vocabulary: int = VOCABULARY, width: int = 128, layers: int = 3, **options: Any) -> Any:
+    """For up to 128 tokens."""
     return transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
-            vocab_size=VOCABULARY,
+            vocab_size=vocabulary,
             n_positions=128,
-            n_embd=128,
-            n_layer=3,
+            n_embd=width,
+            n_layer=layers,
             n_head=4,
             use_cache=False,
             bos_token_id=None,  # the defaults lie outside of this vocabulary
             eos_token_id=None,
+            **options,
         )
     )
 
@@ -150,7 +152,7 @@ CASES: tuple[Case, ...] = (
     ),
     _ours("two-heads", 4, {"width": 32}, {"size": 64}),
     _ours("googlenet", 2, {"classes": CLASSES}, {"size": 64, "classes": CLASSES}),
-    _reads("transformers-gpt2", _gpt2, 2, 128),
+    _reads("transformers-gpt2", gpt2, 2, 128),
     _reads("transformers-bert", _bert, 2, 128),
     _sees("transformers-vit", _vit, 4, 64),
     _sees("transformers-resnet50", _resnet, 2, 64),

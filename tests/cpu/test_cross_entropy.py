@@ -22,6 +22,7 @@ from outcore.measure import metered
 from outcore.networks import NETWORKS
 from outcore.runtime.options import Keywords
 from tests.cpu.donating import DTYPES, bits
+from tests.cpu.models import gpt2
 from tests.cpu.scores import ATEN, by_torch, cases, given
 from tests.cpu.training import inside, same, tight_budget, train
 
@@ -115,19 +116,7 @@ class Read(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        transformers: Any = pytest.importorskip("transformers")
-        config = transformers.GPT2Config(
-            vocab_size=2048,
-            n_positions=128,
-            n_embd=32,
-            n_layer=2,
-            n_head=4,
-            use_cache=False,
-            bos_token_id=None,  # the defaults lie outside of this vocabulary
-            eos_token_id=None,
-            attn_implementation="eager",
-        )
-        self.model = transformers.GPT2LMHeadModel(config)
+        self.model = gpt2(2048, width=32, layers=2, attn_implementation="eager")
 
     def forward(self, words: Tensor) -> Tensor:
         scores = self.model(words.clamp_min(0)).logits

@@ -22,6 +22,7 @@ from outcore.ir.trace import Trace
 from outcore.measure import metered
 from tests.cpu.donating import DTYPES, ELEMENTWISE, ROWS, bits, elementwise, rows, rows_given
 from tests.cpu.donating import random as drawn
+from tests.cpu.models import gpt2
 from tests.cpu.training import PROFILED_STEPS, same, tight_budget, train
 
 ATEN = torch.ops.aten
@@ -151,19 +152,7 @@ class Read(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        transformers: Any = pytest.importorskip("transformers")
-        config = transformers.GPT2Config(
-            vocab_size=500,
-            n_positions=64,
-            n_embd=32,
-            n_layer=2,
-            n_head=4,
-            use_cache=False,
-            bos_token_id=None,  # the defaults lie outside of this vocabulary
-            eos_token_id=None,
-            attn_implementation="eager",
-        )
-        self.model = transformers.GPT2LMHeadModel(config)
+        self.model = gpt2(500, width=32, layers=2, attn_implementation="eager")
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         scores = self.model(tokens).logits
