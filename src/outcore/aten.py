@@ -114,25 +114,33 @@ CONVOLUTIONS = (
 )
 """Itself, its gradients, and that of its input alone (`capture.convolution`)."""
 
-POOLING = {
-    f"outcore.{name}.default": f"aten.{name}.default"
+BY_PLACE = {
+    f"outcore.{name}_backward.default": f"aten.{name}_backward.default"
     for name in (
-        "_adaptive_avg_pool2d_backward",
-        "_adaptive_avg_pool3d_backward",
-        "adaptive_max_pool2d_backward",
-        "adaptive_max_pool3d_backward",
-        "avg_pool2d_backward",
-        "avg_pool3d_backward",
-        "max_pool2d_with_indices_backward",
-        "max_pool3d_with_indices_backward",
+        "_adaptive_avg_pool2d",
+        "_adaptive_avg_pool3d",
+        "adaptive_max_pool2d",
+        "adaptive_max_pool3d",
+        "avg_pool2d",
+        "avg_pool3d",
+        "fractional_max_pool2d",
+        "fractional_max_pool3d",
+        "max_pool2d_with_indices",
+        "max_pool3d_with_indices",
+        "reflection_pad1d",
+        "reflection_pad2d",
+        "reflection_pad3d",
+        "replication_pad1d",
+        "replication_pad2d",
+        "replication_pad3d",
     )
 }
-"""Gradients that are made without the input -> those of torch that they run (`capture.pooling`)."""
+"""Gradients that are made without the input -> those of torch that they run (`capture.places`)."""
 
 CROSS_ENTROPY = "outcore.cross_entropy_backward.default"
 """The gradient of cross-entropy, made some rows at a time (`capture.cross_entropy`)."""
 
-KNOWN = frozenset({*CONVOLUTIONS, *POOLING, CROSS_ENTROPY})
+KNOWN = frozenset({*CONVOLUTIONS, *BY_PLACE, CROSS_ENTROPY})
 """Ops in no namespace of `KNOWN_NAMESPACES` of which all is known."""
 
 RUNNING_STATISTICS = {
@@ -287,7 +295,7 @@ def effects_on_cuda(op: torch._ops.OpOverload, args: Sequence[Any], made: Any) -
     tensors = [tensor for tensor in several if isinstance(tensor, torch.Tensor)]
     if not any(tensor.is_cuda for tensor in tensors):
         return frozenset()
-    name, cudnn = POOLING.get(str(op), str(op)), torch.backends.cudnn
+    name, cudnn = BY_PLACE.get(str(op), str(op)), torch.backends.cudnn
     exact = torch.are_deterministic_algorithms_enabled()
     if name in CONVOLUTIONS:
         adds = name != CONVOLUTIONS[0] or args[6]  # whether it is transposed

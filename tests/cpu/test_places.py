@@ -1,4 +1,4 @@
-"""Gradients of pooling are made without the input, with the bits of torch's ops."""
+"""Gradients of pooling and padding are made without the input, with the bits of torch's ops."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from outcore import Backend, aten
-from outcore.capture import pooling, unread
-from outcore.capture.pooling import GRADIENTS
+from outcore.capture import places, unread
+from outcore.capture.places import GRADIENTS
 from outcore.errors import InfeasibleError
 from outcore.measure import metered
 from tests.cpu.training import inside, same, trained
 
 ATEN = torch.ops.aten
 SIDES = (11, 9, 8)
-LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+LAST = {1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d}
 MIB = 1 << 20
 
 Case = tuple[str, list[Any], str, list[Any]]
@@ -28,6 +28,12 @@ Case = tuple[str, list[Any], str, list[Any]]
 
 
 def cases(sides: int) -> Iterator[Case]:
+    told: list[Any]
+    for kind, margins in product(("reflection", "replication"), ([1, 1], [2, 0])):
+        name, told = f"{kind}_pad{sides}d", [margins * sides]
+        yield name, told, f"{name}_backward", told
+    if sides == 1:
+        return  # pooling is over two, then
     name = f"max_pool{sides}d_with_indices"
     for step, padding, dilation, ceil in product((1, 2), (0, 1), (1, 2), (False, True)):
         told = [[3] * sides, [step] * sides, [padding] * sides, [dilation] * sides, ceil]
@@ -43,11 +49,15 @@ def cases(sides: int) -> Iterator[Case]:
         yield name, [[side] * sides], f"{name}_backward", []
         name = f"adaptive_max_pool{sides}d"
         yield name, [[side] * sides], f"{name}_backward", []
+        name, told = f"fractional_max_pool{sides}d", [[2] * sides, [side] * sides]
+        yield name, told, f"{name}_backward", told
 
 
 def made(x: Tensor, case: Case) -> tuple[Any, Tensor, list[Any]]:
     """A gradient's op, tangents, and what else it is told."""
     name, told, backward, rest = case
+    if name.startswith("fractional"):
+        told = [*told, torch.full((*x.shape[:2], len(told[0])), 0.3, dtype=x.dtype)]
     results = getattr(ATEN, name)(x, *told)
     result, *indices = results if isinstance(results, tuple) else (results,)
     tangents = torch.randn(result.shape, generator=torch.Generator().manual_seed(1))
@@ -56,7 +66,7 @@ def made(x: Tensor, case: Case) -> tuple[Any, Tensor, list[Any]]:
 
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("sides", [2, 3])
+@pytest.mark.parametrize("sides", [1, 2, 3])
 def test_the_gradient_without_the_input(
     sides: int, dtype: torch.dtype, last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,11 +87,11 @@ def test_the_gradient_without_the_input(
         assert torch.equal(ours, expected), case
         assert ours.stride() == expected.stride(), case
         found.add(theirs)
-    assert len(found) >= 3
+    assert len(found) >= (2 if sides == 1 else 5)
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
-@pytest.mark.parametrize("sides", [2, 3])
+@pytest.mark.parametrize("sides", [1, 2, 3])
 def test_it_is_described_as_torch_describes_its_own(sides: int, last: bool) -> None:
     for case in cases(sides):
         x = torch.randn(2, 3, *SIDES[:sides])
@@ -107,7 +117,7 @@ def test_the_input_takes_no_memory() -> None:
 
 def test_an_input_that_would_be_copied_first_has_memory() -> None:
     x = torch.randn(2, 4, 8, 8).mT
-    assert not pooling._unread(x)
+    assert not places._unread(x)
     theirs = ATEN.avg_pool2d_backward.default
     tangents, rest = torch.randn(2, 4, 4, 4), [[2, 2], [2, 2], [0, 0], False, True, None]
     found = GRADIENTS[theirs](tangents, x.shape, x.stride(), *rest)
@@ -123,17 +133,29 @@ class Normalised(nn.Module):
 
 
 def mixed(sides: int) -> nn.Module:
-    """Each kind of pooling, after a convolution that has to wait for its gradient."""
+    """Each kind of pooling and padding, after a convolution that has to wait for its gradient."""
     convolution: Any = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[sides]
     kinds: list[Any] = {
-        1: [nn.MaxPool1d(2), nn.AvgPool1d(3, 2, 1), nn.AdaptiveMaxPool1d(20)],
+        1: [
+            nn.ReflectionPad1d(2),
+            nn.ReplicationPad1d((0, 3)),
+            nn.MaxPool1d(2),
+            nn.AvgPool1d(3, 2, 1),
+            nn.AdaptiveMaxPool1d(20),
+        ],
         2: [
+            nn.ReflectionPad2d(1),
+            nn.ReplicationPad2d((0, 3, 1, 0)),
+            nn.FractionalMaxPool2d(2, 28, _random_samples=torch.full((4, 8, 2), 0.3)),
             nn.MaxPool2d(3, 2, 1, ceil_mode=True),
             nn.AvgPool2d(3, 1, 1, count_include_pad=False),
             nn.AdaptiveMaxPool2d(13),
             nn.AdaptiveAvgPool2d(5),
         ],
         3: [
+            nn.ReflectionPad3d(1),
+            nn.ReplicationPad3d((0, 1, 2, 0, 0, 1)),
+            nn.FractionalMaxPool3d(2, 18, _random_samples=torch.full((2, 8, 3), 0.3)),
             nn.MaxPool3d(2),
             nn.AvgPool3d(3, 1, 1, divisor_override=7),
             nn.AdaptiveMaxPool3d(7),
@@ -148,22 +170,41 @@ def mixed(sides: int) -> nn.Module:
 
 GIVEN = {1: (4, 2, 128), 2: (4, 2, 32, 32), 3: (2, 2, 18, 18, 18)}
 FOUND = {
-    1: ["adaptive_max_pool2d", "avg_pool2d", "max_pool2d_with_indices"],
+    1: [
+        "adaptive_max_pool2d",
+        "avg_pool2d",
+        "max_pool2d_with_indices",
+        "replication_pad1d",
+        "reflection_pad1d",
+    ],
     2: [
         "avg_pool3d",
         "_adaptive_avg_pool2d",
         "adaptive_max_pool2d",
         "avg_pool2d",
         "max_pool2d_with_indices",
+        "fractional_max_pool2d",
+        "replication_pad2d",
+        "reflection_pad2d",
     ],
-    3: ["_adaptive_avg_pool3d", "adaptive_max_pool3d", "avg_pool3d", "max_pool3d_with_indices"],
+    3: [
+        "_adaptive_avg_pool3d",
+        "adaptive_max_pool3d",
+        "avg_pool3d",
+        "max_pool3d_with_indices",
+        "fractional_max_pool3d",
+        "replication_pad3d",
+        "reflection_pad3d",
+    ],
 }
 
 
 def targets(backend: Backend) -> list[str]:
     assert backend.engine is not None
     (graph,) = backend.engine.graphs
-    return [op.target for op in graph.captured.trace.ops if "pool" in op.target]
+    return [
+        op.target for op in graph.captured.trace.ops if "pool" in op.target or "pad" in op.target
+    ]
 
 
 @pytest.mark.parametrize("sides", [1, 2, 3])
@@ -191,7 +232,9 @@ class Wide(nn.Module):
         return made
 
 
-@pytest.mark.parametrize("pool", [nn.MaxPool2d(4), nn.AvgPool2d(4)], ids=["max", "avg"])
+@pytest.mark.parametrize(
+    "pool", [nn.MaxPool2d(4), nn.AvgPool2d(4), nn.ReflectionPad2d(-48)], ids=["max", "avg", "cut"]
+)
 def test_a_budget_is_enough_that_has_no_room_for_the_input_beside_its_gradient(
     pool: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +244,7 @@ def test_a_budget_is_enough_that_has_no_room_for_the_input_beside_its_gradient(
     inside(backend.report())
     assert same([found], [trained("aot_eager", Wide(pool), *given, steps=1)])
     monkeypatch.setattr(unread, "LEAST_BYTES", 1 << 60)
-    with pytest.raises(InfeasibleError, match="pool2d"):
+    with pytest.raises(InfeasibleError, match=r"pool2d|pad2d"):
         trained(Backend(budget="12MiB"), Wide(pool), *given)
 
 

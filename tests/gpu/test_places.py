@@ -1,4 +1,4 @@
-"""Gradients of pooling without the input, by CUDA's kernels (docs/decisions/0032)."""
+"""Gradients of pooling and padding without the input, by CUDA's kernels (docs/decisions/0032)."""
 
 from __future__ import annotations
 
@@ -9,26 +9,33 @@ import pytest
 import torch
 from torch import Tensor
 
-from outcore.capture.pooling import GRADIENTS
+from outcore.capture.places import GRADIENTS
 from tests.gpu.training import peak_bytes
 
 ATEN = torch.ops.aten
-SIDES = {2: (8, 64, 96, 96), 3: (2, 32, 24, 24, 24)}
-LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+SIDES = {1: (8, 64, 4096), 2: (8, 64, 96, 96), 3: (2, 32, 24, 24, 24)}
+LAST = {1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d}
 MIB = 1 << 20
 
 
 def cases() -> Iterator[Any]:
     """Ops, and what they and their gradients are told.
 
-    Windows do not overlap: what is added by atomics would be added in any order.
+    Windows do not overlap, and of a margin one number is added to another: what atomics add to more
+    comes in any order.
     """
     for sides in SIDES:
+        for kind in ("reflection", "replication"):
+            name, told_both = f"{kind}_pad{sides}d", [[1, 0] + [0] * (2 * sides - 2)]
+            yield pytest.param(sides, name, told_both, told_both, id=name)
+        if sides == 1:
+            continue  # pooling is over two, then
         two, one, none = [2] * sides, [1] * sides, [0] * sides
         told: dict[str, tuple[list[Any], list[Any]]] = {
             f"max_pool{sides}d_with_indices": ([two, two, none, one, False],) * 2,
             f"avg_pool{sides}d": ([two, two, none, False, True, None],) * 2,
             f"_adaptive_avg_pool{sides}d": ([[side // 2 for side in SIDES[sides][2:]]], []),
+            f"fractional_max_pool{sides}d": ([two, [side // 2 for side in SIDES[sides][2:]]],) * 2,
             f"adaptive_max_pool{sides}d": ([[side // 2 for side in SIDES[sides][2:]]], []),
         }
         for name, (forward, backward) in told.items():
@@ -49,6 +56,9 @@ def test_the_gradient_without_the_input(
     torch.manual_seed(0)
     x = torch.randn(SIDES[sides], device="cuda", dtype=dtype)
     x = x.to(memory_format=LAST[sides]) if last else x
+    if name.startswith("fractional"):
+        samples = torch.full((*x.shape[:2], sides), 0.5, device="cuda", dtype=dtype)
+        forward = [*forward, samples]
     results = getattr(ATEN, name)(x, *forward)
     result, *indices = results if isinstance(results, tuple) else (results,)
     tangents = torch.randn_like(result)

@@ -1,7 +1,7 @@
-"""Gradients of pooling, made without the input: that need not be there then.
+"""Gradients of pooling and padding, made without the input: that need not be there then.
 
 torch's ops are given it, and look at no more of it than how it lies: a maximum is found by its
-index, a mean by its place alone (docs/decisions/0032).
+index, all else by its place alone (docs/decisions/0032).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEVICES = ("cpu", "cuda")
 
 
 def from_places(joint: GraphModule, *, anywhere: bool = False) -> None:
-    """Let gradients of pooling in `joint` be made without the input, where that is large. In place.
+    """Let gradients in `joint` that go by places be made without the input, if large. In place.
 
     `anywhere`: of any size; such a graph is not to be run.
     """
@@ -59,7 +59,7 @@ def _unread(source: Tensor) -> bool:
 
 def _dimensions(op: Any) -> int:
     """Those of a batch. Of a single sample CUDA makes a view with one more first."""
-    return 5 if "3d" in str(op) else 4
+    return next(sides + 2 for sides in (1, 2, 3) if f"{sides}d" in str(op))
 
 
 def _replace(node: Node, op: OpOverload) -> None:
@@ -108,5 +108,5 @@ def _defined(theirs: OpOverload) -> OpOverload:
     return define(ours, partial(_run, theirs), partial(_described, theirs), _laid_out)
 
 
-GRADIENTS = {op: _defined(op) for op in map(aten.resolve, aten.POOLING.values())}
+GRADIENTS = {op: _defined(op) for op in map(aten.resolve, aten.BY_PLACE.values())}
 """torch's op -> ours."""
