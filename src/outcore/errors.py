@@ -146,7 +146,7 @@ class InfeasibleError(OutcoreError, RuntimeError):
     """The policy whose plans all need more; empty where no policy's would do."""
     at_least: bool = False
     """Whether it may turn out to be more: what ops need besides their tensors is not known yet, or
-    what later graphs of the step do."""
+    what other graphs of the step do."""
     weights_bytes: int = 0
     """Parameters, buffers of modules and gradients of parameters: the same with any batch."""
 

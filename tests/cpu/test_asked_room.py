@@ -291,6 +291,12 @@ def test_graphs_do_with_little_more_where_their_order_changes(*, changes: bool) 
         assert peak_bytes(partial(step, order)) <= budget
 
 
+def test_a_graph_that_takes_turns_with_another_tells_of_a_budget_at_least() -> None:
+    """What one holds then depends on what the other does, whose plan is as made for this budget."""
+    with pytest.raises(InfeasibleError, match="is at least"):
+        Towers("5MiB").steps((0, 1, 0), times=PATIENCE)
+
+
 def test_a_plan_that_is_not_found_keeps_nothing_of_its_step() -> None:
     """Planned graphs come to wait for each other, and have no plan for that."""
     towers = Towers("6MiB")

@@ -100,7 +100,7 @@ class Planner:
 
         `lean`: graphs without a plan may be left the least, as no call of one waits.
         Raises InfeasibleError where no plan of the policy fits the budget. Where other graphs have
-        no plan yet, the budget it names is the least that may do (`at_least`).
+        no plan yet, or take turns with it, the budget it names is the least that may do.
         """
         besides = Besides(
             base_bytes=profiled.base_bytes or 0,
@@ -118,7 +118,7 @@ class Planner:
             return _first(partial(self._beside, shares, profiled, besides), rooms)
         except InfeasibleError as error:
             others = (graph for graph in shares.active if graph is not shares.graph)
-            error.at_least |= any(graph.planned is None for graph in others)
+            error.at_least |= any(graph.planned is None for graph in others) or bool(shares.in_turn)
             left_over = shares.graph.standing.left_over(shares.budget_bytes)
             if left_over:
                 error.add_note(left_over)

@@ -82,6 +82,11 @@ class Shares:
         """The graphs that run while this one waits."""
         return [g for g in self.active if self.graph in g.seen]
 
+    @property
+    def in_turn(self) -> list[PlannedGraph]:
+        """Those that take turns with this one: they run while it waits, and it while they do."""
+        return [g for g in self.later if g in self.graph.seen]
+
     def left_bytes(
         self, problem: Problem, between_bytes: int, at_least: int = 0
     ) -> tuple[int, ...]:
@@ -95,7 +100,7 @@ class Shares:
         if not later:
             return (at_least,)
         # Of graphs in turn, `Planned.besides_bytes` counts what they hold under the one plan.
-        lean = [(calls.least,) if g in self.graph.seen else calls.lean for g, calls in later]
+        lean = [(c.least,) if g in self.in_turn else c.lean for g, c in later]
         pairs = zip(later, lean, strict=True)
         least = least_together(
             [[self._meanwhile(g, t) for t in choices] for (g, _), choices in pairs]
@@ -200,8 +205,9 @@ class Shares:
 
     def in_turn_bytes(self, hardware: Hardware) -> int:
         """What graphs that take turns with this one take at their peak, beyond what waits."""
-        takers = [g for g in self.later if g in self.graph.seen]
-        return together([self._meanwhile(g, self._calls(g, hardware).least) for g in takers])
+        return together(
+            [self._meanwhile(g, self._calls(g, hardware).least) for g in self.in_turn]
+        )
 
     def _meanwhile(self, graph: PlannedGraph, taken: Taken) -> Taken:
         """What calls of `graph` take while this one waits, but for those that waited before it."""
