@@ -205,9 +205,7 @@ class Shares:
 
     def in_turn_bytes(self, hardware: Hardware) -> int:
         """What graphs that take turns with this one take at their peak, beyond what waits."""
-        return together(
-            [self._meanwhile(g, self._calls(g, hardware).least) for g in self.in_turn]
-        )
+        return together([self._meanwhile(g, self._calls(g, hardware).least) for g in self.in_turn])
 
     def _meanwhile(self, graph: PlannedGraph, taken: Taken) -> Taken:
         """What calls of `graph` take while this one waits, but for those that waited before it."""
