@@ -908,6 +908,9 @@ SINGLE, TRADE, FEW = 0.45, 0.67, 0.83
 """Up to which draw a change, if not of a row, is of one place, of two that trade, of a few; else it
 is of two that are near."""
 
+LIKE_ONE = 0.5
+"""Up to which draw a change of a row makes layers like one of them."""
+
 NEAR = 6
 """How many places further on a near one may be."""
 
@@ -986,15 +989,32 @@ def _change(
 
 @compiled
 def _change_row(space: Ints, kinds: MutableSequence[int], draws: Sequence[float], at: int) -> None:
-    """A stretch of places that are alike all get one kind."""
+    """A stretch of places that are alike all get one kind, or layers become like one of them."""
     group = _pick(draws[at + 2], space[COUNTED, N_GROUPED])
     start, stop = space[GROUP_START, group], space[GROUP_START, group + 1]
     one, other = _pick(draws[at + 3], stop - start), _pick(draws[at + 4], stop - start)
-    first = start + min(one, other)
-    kind = _option(space, space[GROUP, first], draws[at + 5])
-    for i in range(first, start + max(one, other) + 1):
+    first, last = min(one, other), max(one, other)
+    if draws[at + 6] < LIKE_ONE:
+        _copy_layer(space, kinds, stop - start, _pick(draws[at + 5], stop - start), first, last)
+        return
+    kind = _option(space, space[GROUP, start + first], draws[at + 5])
+    for i in range(start + first, start + last + 1):
         if _may_be(space, space[GROUP, i], kind):
             _set(space, kinds, space[GROUP, i], kind)
+
+
+@compiled
+def _copy_layer(
+    space: Ints, kinds: MutableSequence[int], layers: int, one: int, first: int, last: int
+) -> None:
+    """Layers from `first` to `last` get the kinds of layer `one`, in all groups with so many."""
+    for group in range(space[COUNTED, N_GROUPED]):
+        start, stop = space[GROUP_START, group], space[GROUP_START, group + 1]
+        if stop - start == layers:
+            kind = kinds[space[MOVABLE, space[GROUP, start + one]]]
+            for i in range(start + first, start + last + 1):
+                if _may_be(space, space[GROUP, i], kind):
+                    _set(space, kinds, space[GROUP, i], kind)
 
 
 @compiled
