@@ -909,7 +909,10 @@ SINGLE, TRADE, FEW = 0.45, 0.67, 0.83
 is of two that are near."""
 
 LIKE_ONE = 0.5
-"""Up to which draw a change of a row makes layers like one of them."""
+"""Up to which draw a change of a row makes layers like one of them, if they are many."""
+
+MANY_LAYERS = 6
+"""With fewer there is little to be like."""
 
 NEAR = 6
 """How many places further on a near one may be."""
@@ -994,7 +997,7 @@ def _change_row(space: Ints, kinds: MutableSequence[int], draws: Sequence[float]
     start, stop = space[GROUP_START, group], space[GROUP_START, group + 1]
     one, other = _pick(draws[at + 3], stop - start), _pick(draws[at + 4], stop - start)
     first, last = min(one, other), max(one, other)
-    if draws[at + 6] < LIKE_ONE:
+    if draws[at + 6] < LIKE_ONE and stop - start >= MANY_LAYERS:
         _copy_layer(space, kinds, stop - start, _pick(draws[at + 5], stop - start), first, last)
         return
     kind = _option(space, space[GROUP, start + first], draws[at + 5])
