@@ -158,7 +158,7 @@ class InfeasibleError(OutcoreError, RuntimeError):
     def message(self) -> str:
         """Give the budget, the floor and the op that sets it, and advise a budget."""
         under = f" under policy {self.policy}" if self.policy else ""
-        lean = self.policy == "search"  # no other policy would do with less
+        lean = self.policy.partition("{")[0] == "search"  # no other policy would do with less
         another = ", another policy" if self.policy and not lean else ""
         least = "at least " if self.at_least else ""
         others = self.floor_bytes - self.needed_bytes

@@ -370,7 +370,6 @@ def test_the_plan_stays_where_no_other_is_faster() -> None:
     assert stays.program is graph.planned.program
     assert stays.predicted == graph.planned.predicted
     assert not stays.replanned.changed
-    assert stays.planning_seconds > graph.planned.planning_seconds
 
 
 def test_the_plan_stays_where_the_better_one_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:

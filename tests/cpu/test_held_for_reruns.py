@@ -108,7 +108,7 @@ def test_explain(narrow, monkeypatch):
 def test_the_log_says_how_many():
     program, kept = lower(PROBLEM, PLAN), lower(PROBLEM, make_plan({}))
     timelines = simulate(PROBLEM, program), simulate(PROBLEM, kept)
-    planned = Planned(PROBLEM, PLAN, program, *timelines, 0.1)
+    planned = Planned(PROBLEM, PLAN, program, *timelines)
     assert not planned.everything_kept
     assert "0 kept, 3 held for reruns" in announcement(planned, resolve("search"), 1)
 

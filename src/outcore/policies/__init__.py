@@ -13,7 +13,7 @@ from outcore.policies.floor import (
 )
 from outcore.policies.overflow import overflow, staging_needed, with_roomy_host
 from outcore.policies.plugins import KnownPolicies, Plugin, plugins
-from outcore.policies.policy import Improver, Policy
+from outcore.policies.policy import Hasty, Improver, Policy
 from outcore.policies.settle import settle
 from outcore.policies.spec import parse_policy, resolve, spec_text
 from outcore.policies.table import POLICIES
@@ -21,6 +21,7 @@ from outcore.policies.table import POLICIES
 __all__ = [
     "POLICIES",
     "Floor",
+    "Hasty",
     "Improver",
     "KnownPolicies",
     "Plugin",

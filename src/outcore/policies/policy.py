@@ -40,6 +40,16 @@ class Improver(Policy, Protocol):
         ...
 
 
+@runtime_checkable
+class Hasty(Policy, Protocol):
+    """A policy that can do with a small part of its time: to see what fits, before it plans."""
+
+    @property
+    def in_haste(self) -> Policy:
+        """The one that does. It has a plan wherever this one has."""
+        ...
+
+
 def check_min_bytes(policy: Policy, min_bytes: int) -> None:
     """Raise PolicyError unless `min_bytes` is at least one byte."""
     if min_bytes < 1:

@@ -32,6 +32,9 @@ SHALLOW, DEEP = 500, 1000
 MOST_EFFORT = 7
 """But it simulates no more than so many times the effort."""
 
+HASTE = 20
+"""By how much effort and seconds are less in haste."""
+
 SLOWER = 50
 """By how much the effort is less where evaluations are not compiled."""
 
@@ -69,6 +72,11 @@ class Search:
         if not 0 <= self.seconds < float("inf"):
             reason = f"seconds={self.seconds:g}: the most that planning may take, 0 for any"
             raise PolicyError(policy=self.name, reason=reason)
+
+    @property
+    def in_haste(self) -> Search:
+        """The same with little effort."""
+        return replace(self, effort=self.effort / HASTE, seconds=self.seconds / HASTE)
 
     def plan(self, problem: Problem) -> Plan:
         """The fastest plan found.

@@ -171,10 +171,17 @@ class Calls:
         most = peak(problem, program, Tier.DEVICE).nbytes
         return Taken(most - held_bytes(problem), waiting, alone)
 
-    def refusal(self) -> InfeasibleError:
-        """The error for a budget without room for them all, with the least that has it."""
+    def refusal(self, lacking_bytes: int = 0) -> InfeasibleError:
+        """The error for a budget without room for them all, with the least that has it.
+
+        `lacking_bytes`: by how much the leanest plan went beyond the limit; it reads again what was
+        gone, or leaves something room.
+        """
         problem, (lowest, least) = self.problem, self._least
         held, needed = held_bytes(problem), least.by(self.number)
+        limit = problem.limit_bytes(Tier.DEVICE)
+        beyond = max(0, limit + lacking_bytes - held - needed) if lacking_bytes else 0
+        needed += beyond
         error = infeasible(
             problem,
             replace(
@@ -183,6 +190,9 @@ class Calls:
                 needed_bytes=lowest.needed_bytes + needed - least.peak_bytes,
             ),
         )
+        error.at_least = lacking_bytes > 0
+        if self.number == 1:
+            return error
         waiting = f"up to {self.number} calls of this graph wait for their backward at once"
         error.add_note(f"outcore: {waiting}, and what they hold is counted")
         return error

@@ -112,6 +112,7 @@ class PlannedGraph:
         self.settle(planned).adopted = True
         self.standing.most_outstanding = planned.calls
         self.standing.retained = planned.retaining_bytes is not None
+        self.standing.planning_seconds = planned.planning_seconds
 
     # ---- around the two calls -------------------------------------------------------------------
 

@@ -26,11 +26,12 @@ class Planned:
     program: Program
     predicted: Timeline
     in_core: Timeline
-    planning_seconds: float
     besides: Besides = field(default_factory=Besides)
     """What is held besides, but for what other calls alone hold."""
     besides_bytes: int = 0
     """All that is held besides, but for the other calls of the graph; a part of what is outside."""
+    planning_seconds: float = 0.0
+    """What all planning of the graph has taken up to this plan, in vain too."""
     profiled: Taken | None = None
     """What a call took while it was profiled."""
     room_bytes: int = 0

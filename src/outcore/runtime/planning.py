@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -133,8 +132,9 @@ class Planner:
             shares.paused_bytes(hardware, besides, room),
         )
         problem = shares.problem(hardware, profile, room.nbytes, between)
-        planned = self._planned(shares, problem, besides, room)
-        if shares.graph.standing.retained:
+        retained = shares.graph.standing.retained
+        planned = self._planned(shares, problem, besides, room, in_haste=retained)
+        if retained:
             planned = self._retaining(shares, planned)
         taken = None
         if profiled.timed.program is not None:
@@ -185,32 +185,44 @@ class Planner:
     def _retaining(self, shares: Shares, planned: Planned) -> Planned:
         """The same with room for all that crosses until backward ends: `retain_graph` asks for it.
 
-        Raises InfeasibleError where no plan found has that.
+        It looks in haste for how much that is. Raises InfeasibleError where no plan found has it.
         """
-        problem, found = planned.alone, None
-        least, room, most = 0, _retained_bytes(planned), None
-        while most is None or most - least > problem.budget_bytes // ROOM_DIVISOR:
-            wider = replace(problem, outside_bytes=problem.outside_bytes + room)
+        make = partial(self._with_room_for_retained, shares, planned)
+        step = planned.problem.budget_bytes // ROOM_DIVISOR
+        found, least, room, most = None, 0, _retained_bytes(planned), None
+        while most is None or most - least > step:
             try:
-                besides = Room(planned.besides_bytes)
-                tried = self._planned(shares, wider, planned.besides, besides)
+                tried = make(room, in_haste=True)
             except InfeasibleError as error:
                 error.at_least = True  # a plan beside so little may keep more than that
                 refusal, most = error, room
             else:
                 needed = _retained_bytes(tried)
                 if needed <= room:
-                    found, most = replace(tried, retaining_bytes=room), room
+                    found, most = tried, room
                 else:
                     least = room
-            step = problem.budget_bytes // ROOM_DIVISOR
             room = max(needed, room + step) if most is None else (least + most) // 2
         if found is None:
             try:
                 raise refusal
             finally:
                 del refusal  # as in `_within`
+        if self.solver.may_haste and not found.everything_kept:
+            room = found.retaining_bytes or 0
+            slowly = make(room)
+            if _retained_bytes(slowly) <= room:
+                return slowly
         return found
+
+    def _with_room_for_retained(
+        self, shares: Shares, planned: Planned, room: int, *, in_haste: bool = False
+    ) -> Planned:
+        """The plan for the problem of `planned` with `room` for what `retain_graph` keeps."""
+        problem, besides = planned.alone, Room(planned.besides_bytes)
+        wider = replace(problem, outside_bytes=problem.outside_bytes + room)
+        tried = self._planned(shares, wider, planned.besides, besides, in_haste=in_haste)
+        return replace(tried, retaining_bytes=room)
 
     def _as_before(
         self, shares: Shares, planned: Planned, problem: Problem, *, roomy: bool = False
@@ -252,8 +264,9 @@ class Planner:
         if shares.later:  # whose plans are made: this one may hold more than they found
             between += shares.left_bytes(alone, planned.besides.between_bytes)[-1:]
         alone = replace(alone, between_bytes=max(alone.between_bytes, *between))
-        again = self._planned(shares, alone, planned.besides, room)
-        if planned.retaining_bytes is not None:
+        retained = planned.retaining_bytes is not None
+        again = self._planned(shares, alone, planned.besides, room, in_haste=retained)
+        if retained:
             again = self._retaining(shares, again)
         return replace(again, replanned=planned.replanned, profiled=planned.profiled)
 
@@ -290,7 +303,6 @@ class Planner:
         The last one is always that of `planned`, as `problem` sees it; another comes before it
         where it is predicted to be faster. What other graphs hold by now is left to them.
         """
-        start = time.perf_counter()
         retained, gone = shares.graph.standing.retained, planned.besides.gone
         calls = Calls(planned.alone, planned.calls, retained=retained, gone=gone)
         outside = problem.outside_bytes - planned.others_bytes
@@ -302,12 +314,10 @@ class Planner:
             replanned=Replanned(drift, changed=False),
         )
         other = self._other(shares, planned, problem)
-        seconds = planned.planning_seconds + time.perf_counter() - start
-        stays = replace(stays, planning_seconds=seconds)
         if other is None or other.predicted.seconds >= stays.predicted.seconds:
             return (stays,)
         again = Replanned(drift, changed=True)
-        return replace(other, planning_seconds=seconds, replanned=again), stays
+        return replace(other, replanned=again), stays
 
     def _other(
         self,
@@ -327,7 +337,15 @@ class Planner:
         except InfeasibleError:
             return None
 
-    def _planned(self, shares: Shares, problem: Problem, besides: Besides, room: Room) -> Planned:
+    def _planned(
+        self,
+        shares: Shares,
+        problem: Problem,
+        besides: Besides,
+        room: Room,
+        *,
+        in_haste: bool = False,
+    ) -> Planned:
         """The plan for `problem`, that of one call, with room for later graphs, and other calls.
 
         Raises InfeasibleError where the policy has none.
@@ -343,62 +361,90 @@ class Planner:
             gone=besides.gone,
             spare_bytes=room.spare_bytes,
         )
-        planned = _first(partial(self._leaving, shares, calls), between)
+        planned = _first(partial(self._leaving, shares, calls, in_haste=in_haste), between)
         return replace(planned, besides=besides, besides_bytes=room.nbytes)
 
-    def _leaving(self, shares: Shares, calls: Calls, left_bytes: int) -> Planned:
+    def _leaving(self, shares: Shares, calls: Calls, left_bytes: int, *, in_haste: bool) -> Planned:
         """The same with so much left for what runs while this one waits."""
-        problem, start = calls.problem, time.perf_counter()
+        problem = calls.problem
         leaving = replace(calls, problem=replace(problem, between_bytes=left_bytes))
-        try:
-            found = self._within(shares, leaving, problem)
-        except InfeasibleError as error:
-            if not calls.rereadable or error.floor_bytes > error.budget_bytes:
-                raise
-            found = self._rereading(shares, leaving, problem)
-        return replace(found, planning_seconds=time.perf_counter() - start)
+        found = self._within(shares, leaving, problem, in_haste=in_haste)
+        if found is None and calls.rereadable:
+            found = self._rereading(shares, leaving, problem, in_haste=in_haste)
+        return found or self._leanest(leaving, shares, problem)
 
-    def _rereading(self, shares: Shares, calls: Calls, problem: Problem) -> Planned:
-        """The same with room for what plans may read again, else one that takes the least.
+    def _rereading(
+        self, shares: Shares, calls: Calls, problem: Problem, *, in_haste: bool
+    ) -> Planned | None:
+        """The same with room for what plans may read again; None where there is none.
 
         No policy knows that what it reads again is there the longer for it.
         """
         more = calls.number * sum(problem.trace.buffers[b].nbytes for b in calls.rereadable)
         outside = calls.problem.outside_bytes + more
         roomy = replace(calls, problem=replace(calls.problem, outside_bytes=outside))
-        try:
-            return self._within(shares, roomy, problem)
-        except InfeasibleError:
-            for beside, plan in product(calls.problems(), lean_plans(problem)):
-                planned = self.solver.under(beside, plan)
-                planned = self._as_it_is(shares, planned, replace(calls, problem=problem))
-                if fits(planned.problem, planned.program):
-                    return planned
-            raise
+        with contextlib.suppress(InfeasibleError):
+            return self._within(shares, roomy, problem, in_haste=in_haste)
+        return None
 
-    def _within(self, shares: Shares, calls: Calls, problem: Problem) -> Planned:
-        """The fastest plan for all `calls`, as `problem` sees it, which is that of one of them."""
-        found, refusal = [], None
+    def _leanest(self, calls: Calls, shares: Shares, problem: Problem) -> Planned:
+        """The fastest of the plans that take the least, for all `calls`.
+
+        The policy's do not fit beside what they hold in other calls, or read again. Raises
+        InfeasibleError where these do not either.
+        """
+        as_it_is, limit = replace(calls, problem=problem), problem.limit_bytes(Tier.DEVICE)
+        found, lacking = [], []
+        for beside, plan in product(calls.problems(), lean_plans(problem)):
+            planned = self._as_it_is(shares, self.solver.under(beside, plan), as_it_is)
+            if fits(planned.problem, planned.program):
+                found.append(planned)
+            taken = peak(planned.problem, planned.program, Tier.DEVICE).nbytes
+            lacking.append(max(0, taken - limit))
+        if not found:
+            raise calls.refusal(min(lacking))
+        return min(found, key=lambda planned: planned.predicted.seconds)
+
+    def _within(
+        self, shares: Shares, calls: Calls, problem: Problem, *, in_haste: bool
+    ) -> Planned | None:
+        """The fastest plan for all `calls`, as `problem` sees it, which is that of one of them.
+
+        None where there are plans, but none that fits so. Raises InfeasibleError where the policy
+        has none. Beside others it looks in haste at how much room they should have.
+        """
+        hasty = self.solver.may_haste and (in_haste or calls.number > 1)
+        as_it_is = replace(calls, problem=problem)
+        found: list[tuple[Planned, Problem]] = []
+        made, refusal = 0, None
         for beside in calls.problems():
             try:
-                planned = self.solver.planned(shares, beside)
+                planned = self.solver.planned(shares, beside, in_haste=hasty)
             except InfeasibleError as error:
                 error.at_least |= calls.number > 1
                 refusal = error
                 continue
-            planned = self._as_it_is(shares, planned, replace(calls, problem=problem))
+            made += 1
+            planned = self._as_it_is(shares, planned, as_it_is)
             if calls.number == 1 and not calls.reread_bytes(planned.program):
                 return planned
             if fits(planned.problem, planned.program):
-                found.append(planned)
+                found.append((planned, beside))
             if planned.everything_kept:
                 break
-        if not found:
+        if refusal is not None and not made:
             try:
-                raise calls.refusal() if refusal is None else refusal
+                raise refusal
             finally:
                 del refusal  # whose frames hold it, and what the step made
-        return min(found, key=lambda planned: planned.predicted.seconds)
+        if not found:
+            return None
+        best, beside = min(found, key=lambda pair: pair[0].predicted.seconds)
+        if best.everything_kept or hasty == in_haste:
+            return best
+        slowly = self._as_it_is(shares, self.solver.planned(shares, beside), as_it_is)
+        better = slowly.predicted.seconds < best.predicted.seconds
+        return slowly if better and fits(slowly.problem, slowly.program) else best
 
     def _as_it_is(self, shares: Shares, planned: Planned, calls: Calls) -> Planned:
         """`planned`, with what other calls hold and what was seen to be between, not their room."""

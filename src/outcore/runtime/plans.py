@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,6 +33,8 @@ from outcore.runtime.roll import Roll
 from outcore.runtime.shares import Shares
 from outcore.runtime.trial import Trial
 from outcore.units import format_bytes, format_seconds
+
+T = TypeVar("T")
 
 log = logging.getLogger("outcore")
 
@@ -129,8 +134,8 @@ class Plans:
         """
         with naming_the_rank():
             lean = all(g.planned is not None for g in self._roll.outstanding(graph))
-            planned = self.planner.plan(self._shares(graph), profiled, lean=lean)
-            planned = self._take(graph, planned)
+            make = partial(self.planner.plan, profiled=profiled, lean=lean)
+            planned = self._take(graph, self._made(graph, make))
         log.info("%s", self._announcement(graph, planned))
         return planned
 
@@ -139,7 +144,8 @@ class Plans:
 
         Raises InfeasibleError where no plan of the policy fits.
         """
-        return self._take(graph, self.planner.plan_tighter(self._shares(graph), planned))
+        make = partial(self.planner.plan_tighter, planned=planned)
+        return self._take_again(graph, self._made(graph, make), "with less of the budget")
 
     def beside_more(
         self, graph: PlannedGraph, planned: Planned, base_bytes: int, ahead_bytes: int
@@ -154,37 +160,35 @@ class Plans:
         return self._beside_more(graph, planned, base_bytes)
 
     def _beside_more(self, graph: PlannedGraph, planned: Planned, base_bytes: int) -> Planned:
-        shares = self._shares(graph)
+        make = partial(self.planner.plan_beside_more, planned=planned, base_bytes=base_bytes)
+        more = format_bytes(base_bytes - planned.besides.base_bytes)
         with naming_the_rank():
-            again = self.planner.plan_beside_more(shares, planned, base_bytes)
-            again = self._take(graph, again)
-        more = base_bytes - planned.besides.base_bytes
-        text = self._announcement(graph, again)
-        log.info("planned again beside %s more. %s", format_bytes(more), text)
-        return again
+            return self._take_again(graph, self._made(graph, make), f"beside {more} more")
 
     def for_calls(self, graph: PlannedGraph, planned: Planned) -> Planned:
         """The same for as many calls as waited for their backward at once.
 
         Raises InfeasibleError where no plan of the policy fits.
         """
-        return self._take(graph, self.planner.plan_for_calls(self._shares(graph), planned))
+        again = self._made(graph, partial(self.planner.plan_for_calls, planned=planned))
+        return self._take_again(graph, again, f"for {again.calls} calls at once")
 
     def beside_calls(self, graph: PlannedGraph, planned: Planned) -> Planned:
         """The same with room for what calls of other graphs may hold by now.
 
         Raises InfeasibleError where no plan of the policy fits.
         """
-        return self._take(graph, self.planner.plan_beside_calls(self._shares(graph), planned))
+        make = partial(self.planner.plan_beside_calls, planned=planned)
+        return self._take_again(graph, self._made(graph, make), "beside calls of other graphs")
 
     def leaving_more(self, graph: PlannedGraph, planned: Planned, more_bytes: int) -> Planned:
         """The same with so much more left to later graphs while this one waits.
 
         Raises InfeasibleError where no plan of the policy fits.
         """
-        return self._take(
-            graph, self.planner.plan_leaving(self._shares(graph), planned, more_bytes)
-        )
+        make = partial(self.planner.plan_leaving, planned=planned, more_bytes=more_bytes)
+        more = f"with {format_bytes(more_bytes)} more left to other graphs"
+        return self._take_again(graph, self._made(graph, make), more)
 
     def lacking_bytes(self, graph: PlannedGraph, planned: Planned) -> int:
         """How much more calls of other graphs may hold by now than `planned` has room for.
@@ -199,11 +203,26 @@ class Plans:
         It also stays where the outer tiers have no room for the better one.
         """
         planned, problem, drift = trial.planned, trial.problem(), trial.drift
-        plans = self.planner.plan_again(self._shares(graph), planned, problem, drift)
+        make = partial(self.planner.plan_again, planned=planned, problem=problem, drift=drift)
+        plans = self._made(graph, make)
         for better in plans[:-1]:
             with contextlib.suppress(SpillError, HostMemoryError):
                 return _tell(drift, self._take(graph, better))
         return _tell(drift, self._take(graph, plans[-1]))
+
+    def _made(self, graph: PlannedGraph, make: Callable[[Shares], T]) -> T:
+        """What `make` makes of what the graph may have; its time counts, whatever comes of it."""
+        start = time.perf_counter()
+        try:
+            return make(self._shares(graph))
+        finally:
+            graph.standing.planning_seconds += time.perf_counter() - start
+
+    def _take_again(self, graph: PlannedGraph, planned: Planned, how: str) -> Planned:
+        """Take a plan that was made again, and say so."""
+        planned = self._take(graph, planned)
+        log.info("planned again %s. %s", how, self._announcement(graph, planned))
+        return planned
 
     def _shares(self, graph: PlannedGraph) -> Shares:
         return self.planner.shares(graph, self._roll.active())
@@ -215,6 +234,7 @@ class Plans:
 
     def _take(self, graph: PlannedGraph, planned: Planned) -> Planned:
         """Make room for a plan, and keep it."""
+        planned = replace(planned, planning_seconds=graph.standing.planning_seconds)
         if self._device.type == "cpu":
             assistant.dismiss()  # its memory would be missing while the step runs
         self.bound_memory({graph: planned})  # first: host memory that is locked takes some of it

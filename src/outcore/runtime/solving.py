@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,13 +21,14 @@ from outcore.ir.store import digest
 from outcore.ir.trace import Trace
 from outcore.lower import lower
 from outcore.planfile import Overridden, Rule, check_rules, forced, has_effect
-from outcore.policies import Policy, overflow, with_roomy_host
+from outcore.policies import Hasty, Policy, overflow, with_roomy_host
 from outcore.runtime.margin import for_any_budget
 from outcore.runtime.options import Settings
 from outcore.runtime.planned import FORCED, Planned
 from outcore.runtime.reuse import reused
 from outcore.runtime.shares import Shares
 from outcore.simulate import simulate
+from outcore.spec import spec_text
 
 if TYPE_CHECKING:  # graphs are planned through here
     from outcore.runtime.graph import PlannedGraph
@@ -80,13 +80,19 @@ class Solver:
             Tier.DISK: settings.disk_budget_bytes,
         }
 
-    def planned(self, shares: Shares, problem: Problem) -> Planned:
+    @property
+    def may_haste(self) -> bool:
+        """Whether the policy can do with a small part of its time."""
+        return isinstance(self.settings.policy, Hasty)
+
+    def planned(self, shares: Shares, problem: Problem, *, in_haste: bool = False) -> Planned:
         """The plan for `problem`: that of the file of plans, else the policy's.
+
+        `in_haste`: it takes a small part of its time where it can.
 
         Raises InfeasibleError where the policy has none, or that of the file does not fit;
         DigestError or VerifyError where that is for another graph or machine.
         """
-        start = time.perf_counter()
         in_core = self.kept(problem)
         in_core_timeline = simulate(problem, in_core)
         given, budget_bytes = self.settings.given, problem.budget_bytes
@@ -102,7 +108,7 @@ class Solver:
             if plan.moves and fits(roomy, lower(roomy, plan, fast=True)):
                 problem = roomy
         else:
-            problem, plan = self._made(shares, problem, in_core, fixed)
+            problem, plan = self._made(shares, problem, in_core, fixed, in_haste=in_haste)
         if plan.choices or plan.variants:
             program = lower(problem, plan, fast=True)
         else:
@@ -113,7 +119,6 @@ class Solver:
             program,
             simulate(problem, program),
             in_core_timeline,
-            time.perf_counter() - start,
             room_bytes=budget_bytes - problem.budget_bytes,
             from_file="" if saved is None else given.path,
             note="; ".join(filter(None, (given.note(saved), self._idle_rules(shares.active)))),
@@ -121,11 +126,8 @@ class Solver:
 
     def under(self, problem: Problem, plan: Plan) -> Planned:
         """What `plan` makes of `problem`."""
-        start = time.perf_counter()
         program, in_core = lower(problem, plan, fast=True), simulate(problem, self.kept(problem))
-        predicted = simulate(problem, program)
-        seconds = time.perf_counter() - start
-        return Planned(problem, plan, program, predicted, in_core, seconds)
+        return Planned(problem, plan, program, simulate(problem, program), in_core)
 
     def _idle_rules(self, active: Sequence[PlannedGraph]) -> str:
         """Which overrides are for none of the graphs that run now; empty where all are."""
@@ -140,6 +142,8 @@ class Solver:
         problem: Problem,
         in_core: Program,
         fixed: Mapping[Gap, Choice],
+        *,
+        in_haste: bool,
     ) -> tuple[Problem, Plan]:
         """The policy's plan, but for what is `fixed`; everything else is kept where that fits.
 
@@ -152,13 +156,20 @@ class Solver:
             if not fixed or fits(problem, lower(problem, kept, fast=True)):
                 return problem, kept
         policy: Policy = self.settings.policy
+        if in_haste and isinstance(policy, Hasty):
+            policy = policy.in_haste
         if fixed:
             policy = Overridden(policy, self.settings.given.rules)
         make, roomy = partial(plan_apart, policy), self._with_room(problem)
         if roomy is not problem:
             with contextlib.suppress(InfeasibleError):
                 return roomy, make(roomy)  # lowered there, too: fetches fill budgets
-        return self.solve(shares, problem, make)
+        try:
+            return self.solve(shares, problem, make)
+        except InfeasibleError as error:
+            if in_haste and error.policy == spec_text(policy):
+                error.policy = spec_text(self.settings.policy)
+            raise
 
     def _with_room(self, problem: Problem) -> Problem:
         """`problem` with so much less of a budget as plans leave free where they can."""

@@ -91,6 +91,8 @@ class Standing:
     """
     refused_left_bytes: float = inf
     """The least that they were to be left while it waits, and for which no plan was found."""
+    planning_seconds: float = 0.0
+    """What planning it took so far, in vain too."""
     fruitless: int = 0
     """Sessions begun in a row with its forward call that no backward call followed."""
     growths: int = 0

@@ -1,0 +1,127 @@
+"""Where one planning asks the policy often, it looks in haste at what fits, and plans once."""
+
+from __future__ import annotations
+
+import gc
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from outcore import Backend
+from outcore.apart import plan_apart
+from outcore.errors import InfeasibleError
+from outcore.policies.search import Search
+from outcore.runtime import solving
+from outcore.runtime.planning import Planner
+from tests.cpu.training import same
+
+MIB = 1 << 20
+STEPS = 8
+HASTE = Search().in_haste
+
+
+class Layers(nn.Module):
+    """Its two results may go back one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+        self.head = nn.Linear(64, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x.square().mean(), self.head(x).mean()
+
+
+def train(backend: Any, *, calls: int = 1, retain: bool = True) -> list[list[Tensor]]:
+    """Steps of so many calls at once, the gradients of the last one."""
+    torch._dynamo.reset()
+    gc.collect()
+    torch.manual_seed(0)
+    module = Layers()
+    call = torch.compile(module, backend=backend)
+    for step in range(STEPS):
+        module.zero_grad()
+        rows = torch.linspace(0.0, 1.0 + step, 1024 * 64).reshape(1024, 64)
+        losses = [call(rows + i) for i in range(calls)]
+        for first, second in losses:
+            if retain:
+                first.backward(retain_graph=True)
+                second.backward()
+            else:
+                (first + second).backward()
+        del losses, first, second
+    return [[p.grad for p in module.parameters() if p.grad is not None]]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The policies that were asked for plans."""
+    found: list[Any] = []
+
+    def ask(policy: Any, problem: Any) -> Any:
+        found.append(policy)
+        return plan_apart(policy, problem)
+
+    monkeypatch.setattr(solving, "plan_apart", ask)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "calls", "retain"), [(3.0, 1, True), (5.0, 3, False), (4.5, 2, True)]
+)
+def test_much_is_looked_at_in_haste_and_little_planned(
+    asked: list[Any], mebibytes: float, calls: int, *, retain: bool
+) -> None:
+    backend = Backend(budget=int(mebibytes * MIB), policy="search", strict=True)
+    assert same(
+        train(backend, calls=calls, retain=retain), train("eager", calls=calls, retain=retain)
+    )
+    report = backend.report()
+    assert report.state == "planned"
+    assert report.measured_peak_bytes is not None
+    assert report.predicted_peak_bytes is not None
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes <= report.budget_bytes
+    assert set(asked) == {HASTE, Search()}
+    assert asked.count(Search()) < asked.count(HASTE)
+    assert asked[-1] == Search()
+
+
+def test_one_call_that_retains_nothing_is_planned_at_once(asked: list[Any]) -> None:
+    train(Backend(budget=5 * MIB // 2, policy="search", strict=True), retain=False)
+    assert asked == [Search()]
+
+
+def test_planning_counts_what_was_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    within = Planner._within
+    made: list[None] = []
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        made.append(None)
+        time.sleep(0.1)
+        return within(*args, **options)
+
+    monkeypatch.setattr(Planner, "_within", slowly)
+    backend = Backend(budget=9 * MIB // 2, policy="pooch")
+    train(backend, calls=2)
+    planned = backend.report().planning_seconds
+    assert len(made) > 1
+    assert planned is not None
+    assert planned >= 0.1 * len(made)
+
+
+@pytest.mark.parametrize("retain", [False, True])
+def test_an_error_never_names_what_was_refused(*, retain: bool) -> None:
+    refused = []
+    for quarters in range(5, 13, 2):
+        budget = quarters * MIB // 4
+        try:
+            train(Backend(budget=budget, policy="pooch"), calls=2, retain=retain)
+        except InfeasibleError as error:
+            refused.append((budget, error.floor_bytes))
+    assert len(refused) > 1
+    assert all(floor > budget for budget, floor in refused)
