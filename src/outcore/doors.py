@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any, Self, TypeVar, Unpack
 from weakref import WeakKeyDictionary, WeakSet, finalize, ref
 
 import torch
 from torch import nn
+from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import OptimizedModule
 from torch._dynamo.eval_frame import remove_from_cache
+from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 
 from outcore.capture import is_recurrent, recurrent_apart, runs_plainly
@@ -38,6 +42,9 @@ UNSEEN = (
 
 CALLERS = 7
 """From where a door warns to where its model is called."""
+
+NOT_TRACED = str(Path(torch.__file__).parent), str(Path(__file__).parent)
+"""Where code lies that torch never compiles by itself."""
 
 MOST_SHAPES = 64
 """Shapes of inputs that a wrapped model is compiled for; with yet another it runs plainly.
@@ -192,10 +199,10 @@ class _Door:
         self._model = ref(model)
         self._is_recurrent: bool | None = None
         """Whether graphs are to end at recurrent layers; None before the first call."""
-        run = FunctionType(_run.__code__.replace(), globals(), _run.__name__)
-        self._run: Call = torch.compile(run, backend=_Weakly(backend), **_apart())
+        self._traced = FunctionType(_run.__code__.replace(), globals(), _run.__name__)
+        self._run: Call = torch.compile(self._traced, backend=_Weakly(backend), **_apart())
         # What torch compiles is kept with the code, and holds the engine: it goes with the door.
-        finalize(self, remove_from_cache, run).atexit = False
+        finalize(self, remove_from_cache, self._traced).atexit = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model = self._model()
@@ -217,8 +224,21 @@ class _Door:
     def _run_compiled(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         if self._is_recurrent is None:
             self._is_recurrent = is_recurrent(model)
-        with recurrent_apart() if self._is_recurrent else nullcontext():
-            return self._run(model, _hooks(model), *args, **kwargs)
+        traced = counters["frames"]["total"]
+        try:
+            with recurrent_apart() if self._is_recurrent else nullcontext():
+                return self._run(model, _hooks(model), *args, **kwargs)
+        except BaseException as error:
+            if counters["frames"]["total"] > traced:
+                self._trace_anew(error)
+            raise
+
+    def _trace_anew(self, error: BaseException) -> None:
+        """Have torch compile what it was tracing when `error` came: else it never would again."""
+        remove_from_cache(self._traced)
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if not frame.f_code.co_filename.startswith(NOT_TRACED):
+                reset_code(frame.f_code)
 
     def _note_plainly(self, model: nn.Module) -> None:
         """Before anything was trained otherwise, it may be that nothing ever will: say so aloud."""

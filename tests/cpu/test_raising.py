@@ -1,0 +1,97 @@
+"""A call that raises, and is caught, costs no later call its plan."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import outcore
+from tests.cpu.training import Away, away, back, same
+
+MIB = 1 << 20
+PLANNED = 8
+"""Steps until there is a plan."""
+LATER = 4
+
+
+class Layers(nn.Module):
+    """It refuses some inputs, before or behind a graph break."""
+
+    def __init__(self, *, breaks: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(12))
+        self.breaks = breaks
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.breaks:
+            x = torch.tanh(x)
+            torch._dynamo.graph_break()
+        if x.shape[0] > 2048:
+            raise ValueError("too many rows")
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def train(module: nn.Module, steps: int) -> list[Away]:
+    found = []
+    for step in range(steps):
+        module.zero_grad()
+        module(torch.full((1024, 64), step / 8)).square().mean().backward()
+        found.append(away([p.grad for p in module.parameters() if p.grad is not None]))
+    return found
+
+
+def refuse(module: nn.Module, what: Any) -> None:
+    with pytest.raises((ValueError, TypeError, NotImplementedError, RuntimeError, AttributeError)):
+        module(what)
+
+
+def fresh(*, breaks: bool = False) -> nn.Module:
+    torch._dynamo.reset()
+    gc.collect()
+    torch.manual_seed(0)
+    return Layers(breaks=breaks)
+
+
+WRONG: dict[str, Callable[[], Any]] = {
+    "refused": lambda: torch.ones(4096, 64),
+    "text": lambda: "abc",
+    "another shape": lambda: torch.ones(1024, 32),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("breaks", [False, True])
+def test_what_was_planned_goes_on_as_planned(wrong: str, *, breaks: bool) -> None:
+    plain = fresh(breaks=breaks)
+    expected = train(plain, PLANNED) + train(plain, LATER)
+    del plain
+    module = outcore.wrap(fresh(breaks=breaks), budget=4 * MIB, strict=True)
+    found = train(module, PLANNED)
+    before = outcore.handle(module).report().disk_bytes_written
+    refuse(module, WRONG[wrong]())
+    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found += train(module, LATER)
+        after = outcore.handle(module).report().disk_bytes_written
+        train(module, PLANNED)
+    assert same(list(map(back, found)), list(map(back, expected)))
+    assert before is not None
+    assert after is not None
+    assert after > before
+    assert outcore.handle(module).report().state == "planned"
+
+
+def test_a_first_call_that_raises_is_no_call() -> None:
+    module = outcore.wrap(fresh(), budget=4 * MIB, strict=True)
+    refuse(module, WRONG["refused"]())
+    train(module, PLANNED)
+    assert outcore.handle(module).report().state == "planned"
