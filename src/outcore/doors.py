@@ -62,7 +62,8 @@ def wrap(model: M, budget: str | float | None = None, **options: Unpack[Keywords
     nothing to do, a warning says so; with `strict` that is a NotEngagedError.
 
     A model that is wrapped already gets the new Backend in place of the one it had, as if it were
-    unwrapped first; modules inside that are wrapped keep theirs.
+    unwrapped first. Modules inside that are wrapped run under the budget of `model` in its calls,
+    and under their own where they are called by themselves.
 
     Wrap what is called in the training loop, or, under DistributedDataParallel and FSDP2, the
     module inside, before it is handed over (docs/several-devices.md).
