@@ -283,8 +283,14 @@ class _Door:
 class _Weakly:
     """A Backend as torch sees it, which keeps what it is given as a backend for ever."""
 
+    __name__ = "outcore"
+
     def __init__(self, backend: Backend) -> None:
         self._backend = ref(backend)
+
+    def __repr__(self) -> str:
+        """As torch names it in what it says."""
+        return self.__name__
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Call:
         backend = self._backend()

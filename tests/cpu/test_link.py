@@ -1,5 +1,6 @@
 """The link to the disk: its throttle, and how it is measured."""
 
+import os
 import time
 
 import pytest
@@ -121,6 +122,18 @@ def test_the_hardware_is_ram_and_disk(driver):
     assert (hardware.capacity(Tier.DEVICE), hardware.capacity(Tier.DISK)) == (1 << 20, 2 << 30)
     assert hardware.slot_bytes(Tier.DEVICE, 100, copied=True) == 100 + COPY_IN_OVERHEAD_BYTES
     assert hardware.slot_bytes(Tier.DISK, 5000, copied=False) == region_nbytes(5000)
+
+
+def test_a_trial_stays_inside_the_disk_budget(driver, monkeypatch):
+    allocate, ends = os.posix_fallocate, []
+
+    def counted(fd, offset, nbytes):
+        ends.append(offset + nbytes)
+        allocate(fd, offset, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", counted)
+    driver.hardware({Tier.DEVICE: 1 << 30, Tier.DISK: 4 << 20})
+    assert 1 << 20 < max(ends) <= 4 << 20
 
 
 def test_measuring_covers_the_sizes_asked_for(driver):

@@ -226,8 +226,9 @@ class CpuDriver:
     def hardware(self, budgets: Mapping[Tier, int]) -> Hardware:
         """RAM and disk with links as measured now (a fraction of a second)."""
         budget_bytes = budgets[Tier.DEVICE]
-        # The trial needs memory too: twice its largest size.
-        tables = measure_link(self, largest_nbytes=budget_bytes // 16)
+        # The trial needs memory too, twice its largest size, and disk space for one of each size.
+        largest = min(budget_bytes // 16, budgets[Tier.DISK] // 2)
+        tables = measure_link(self, largest_nbytes=largest)
         return Hardware(
             name="this-machine",
             capacity_bytes=((Tier.DEVICE, budget_bytes), (Tier.DISK, budgets[Tier.DISK])),
