@@ -210,9 +210,10 @@ class Planner:
                 del refusal  # as in `_within`
         if self.solver.may_haste and not found.everything_kept:
             room = found.retaining_bytes or 0
-            slowly = make(room)
-            if _retained_bytes(slowly) <= room:
-                return slowly
+            with contextlib.suppress(InfeasibleError):
+                slowly = make(room)
+                if _retained_bytes(slowly) <= room:
+                    return slowly
         return found
 
     def _with_room_for_retained(
@@ -440,7 +441,7 @@ class Planner:
         if not found:
             return None
         best, beside = min(found, key=lambda pair: pair[0].predicted.seconds)
-        if best.everything_kept or hasty == in_haste:
+        if best.everything_kept or in_haste or not hasty:
             return best
         slowly = self._as_it_is(shares, self.solver.planned(shares, beside), as_it_is)
         better = slowly.predicted.seconds < best.predicted.seconds
