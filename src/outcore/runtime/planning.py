@@ -372,7 +372,7 @@ class Planner:
         found = self._within(shares, leaving, problem, in_haste=in_haste)
         if found is None and calls.rereadable:
             found = self._rereading(shares, leaving, problem, in_haste=in_haste)
-        return found or self._leanest(leaving, shares, problem)
+        return found or self._leanest(shares, leaving, problem)
 
     def _rereading(
         self, shares: Shares, calls: Calls, problem: Problem, *, in_haste: bool
@@ -388,7 +388,7 @@ class Planner:
             return self._within(shares, roomy, problem, in_haste=in_haste)
         return None
 
-    def _leanest(self, calls: Calls, shares: Shares, problem: Problem) -> Planned:
+    def _leanest(self, shares: Shares, calls: Calls, problem: Problem) -> Planned:
         """The fastest of the plans that take the least, for all `calls`.
 
         The policy's do not fit beside what they hold in other calls, or read again. Raises

@@ -155,20 +155,18 @@ class Solver:
             kept = kept if kept.moves else replace(kept, policy="keep-all")
             if not fixed or fits(problem, lower(problem, kept, fast=True)):
                 return problem, kept
-        policy: Policy = self.settings.policy
-        if in_haste and isinstance(policy, Hasty):
-            policy = policy.in_haste
-        if fixed:
-            policy = Overridden(policy, self.settings.given.rules)
-        make, roomy = partial(plan_apart, policy), self._with_room(problem)
+        asked: Policy = self.settings.policy
+        policy = asked.in_haste if in_haste and isinstance(asked, Hasty) else asked
+        around = Overridden(policy, self.settings.given.rules) if fixed else policy
+        make, roomy = partial(plan_apart, around), self._with_room(problem)
         if roomy is not problem:
             with contextlib.suppress(InfeasibleError):
                 return roomy, make(roomy)  # lowered there, too: fetches fill budgets
         try:
             return self.solve(shares, problem, make)
         except InfeasibleError as error:
-            if in_haste and error.policy == spec_text(policy):
-                error.policy = spec_text(self.settings.policy)
+            if policy is not asked and error.policy == spec_text(policy):
+                error.policy = spec_text(asked)
             raise
 
     def _with_room(self, problem: Problem) -> Problem:
