@@ -753,6 +753,45 @@ class TestSeveralGraphs:
         assert report.graphs == 3, "each is as usual as the others"
         assert not any("few of the latest steps" in note for note in report.notes)
 
+    def test_figures_of_shapes_that_take_turns_are_those_of_a_step(self) -> None:
+        torch._dynamo.reset()
+        backend = Backend(budget="1GiB")
+        call = torch.compile(Wide(), backend=backend, dynamic=False)
+        wide, narrow = torch.ones(1024, 64), torch.ones(512, 64)
+        for rows in [*[wide] * PROFILED_STEPS, *[narrow] * PROFILED_STEPS]:
+            call(rows).sum().backward()
+        for rows in [wide, narrow, wide] * 30:
+            call(rows).sum().backward()
+        assert backend.engine is not None
+        standings = backend.engine.roll.standings()
+        report, clock = backend.report(), backend.engine.driver.clock
+        shares = [step.share for step in report.steps]
+        assert shares == pytest.approx([2 / 3, 1 / 3], abs=0.02)
+        planned = [s.planned for s in standings if s.planned]
+        mean = sum(s * p.predicted.seconds for s, p in zip(shares, planned, strict=True))
+        assert report.predicted_seconds == pytest.approx(mean)
+        took = [s.measured_seconds(clock) or 0.0 for s in standings]
+        assert report.measured_seconds == pytest.approx(
+            sum(s * t for s, t in zip(shares, took, strict=True))
+        )
+        assert "2 graphs take turns" in report.notes[0]
+        bounded = backend.report(bound=True).lower_bound_seconds
+        assert bounded is not None
+        assert bounded <= mean * (1 + 1e-6)
+
+    def test_a_step_is_not_measured_before_all_of_it_ran_as_planned(self) -> None:
+        torch._dynamo.reset()
+        backend = Backend(budget="1GiB")
+        call = torch.compile(Wide(), backend=backend, dynamic=False)
+        for rows in (1024, 512):
+            for _ in range(PROFILED_STEPS + 1):
+                call(torch.ones(rows, 64)).sum().backward()
+        assert backend.report().measured_seconds is not None
+        assert backend.engine is not None
+        *_, last = backend.engine.roll.standings()
+        last.recent_work.clear()
+        assert backend.report().measured_seconds is None
+
     def test_a_last_batch_of_another_size_is_no_part_of_a_step(self) -> None:
         torch._dynamo.reset()
         backend = Backend(budget="1GiB")

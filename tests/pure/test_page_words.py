@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from outcore.explain import Late, Total, WaitsFor, explain
+from outcore.explain import Late, WaitsFor, explain
 from outcore.report import Report, report, with_steps
 from outcore.report.page import page
+from outcore.report.page.account import Account, times_text
 from outcore.report.page.figures import facts, figures, tiles
 from outcore.report.page.view import view_of
-from outcore.report.page.waits import advice, totals
+from outcore.report.page.waits import advice, causes, totals
 from outcore.report.page.words import headline, is_over, summary
 from tests.pure.reports import measured_report, small_report, two_graphs
 from tests.pure.test_page import Page, check
@@ -20,7 +21,8 @@ AGAIN = "recompute-all{min_bytes=1B}"
 
 
 def said_below(found: Report) -> str:
-    return " ".join(summary(found, [explain(s.problem, s.plan) for s in found.steps]))
+    accounts = [Account(explain(s.problem, s.plan)) for s in found.steps]
+    return " ".join(summary(found, accounts))
 
 
 # ---- whether it fits ----------------------------------------------------------------------------
@@ -98,14 +100,29 @@ def test_nobody_is_told_to_use_what_is_in_use(late):
 
 def test_causes_are_summed_over_graphs():
     steps = small_report().steps
-    one = [explain(step.problem, step.plan) for step in steps]
+    one = [Account(explain(step.problem, step.plan)) for step in steps]
     longest = totals(one)[0]
     both = totals([*one, *one])
     assert both[0] == replace(longest, count=2 * longest.count, seconds=2 * longest.seconds)
-    assert isinstance(both[0], Total)
     assert isinstance(both[0].waits_for, WaitsFor)
     found = with_steps(small_report(), [*steps, *steps])
     assert said_below(found).split(" the ")[0] == said_below(small_report()).split(" the ")[0]
+
+
+def test_what_happens_less_than_once_a_step_is_told_as_such():
+    (step,) = small_report().steps
+    found = explain(step.problem, step.plan)
+    (once, *_), (third, *_) = (
+        list(causes([Account(found, often)], "pooch")) for often in (1.0, 1 / 3)
+    )
+    assert third.percent == once.percent
+    assert float(third.count) == pytest.approx(float(once.count) / 3, rel=0.05)
+    assert [times_text(count) for count in (0.25, 2.999999, 3.66, 12.4)] == [
+        "0.25",
+        "3",
+        "3.7",
+        "12",
+    ]
 
 
 # ---- figures ------------------------------------------------------------------------------------

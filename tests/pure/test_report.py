@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from itertools import pairwise
 from pickletools import genops
@@ -27,8 +27,11 @@ from outcore.report import Report, count_choices, count_held, report, style, wit
 from outcore.report.chrome import _us, chrome_events
 from outcore.report.levels import Level, levels, thinned
 from outcore.report.page import page
+from outcore.report.page.account import Account
+from outcore.report.page.figures import facts
 from outcore.report.page.moved import explain_most
 from outcore.report.page.reruns import reruns
+from outcore.report.page.view import view_of
 from outcore.report.snapshot import memory_snapshot, memory_snapshot_file
 from outcore.report.tracks import Track, pauses, short, slices
 from outcore.simulate import simulate
@@ -116,7 +119,8 @@ def test_several_graphs_are_summed_up():
     pair = [one.steps[0], other.steps[0]]
     assert both.predicted_seconds == pytest.approx(sum(s.predicted.seconds for s in pair))
     assert both.predicted_peak_bytes == max(s.peak_bytes for s in pair)
-    assert both.counts == one.counts + other.counts
+    for name, number in asdict(both.counts).items():
+        assert number == getattr(one.counts, name) + getattr(other.counts, name)
 
 
 def test_copies_have_the_rates_that_the_plan_counts_on_and_those_that_were_measured():
@@ -141,16 +145,41 @@ def test_calls_of_a_graph_count_as_often_as_a_step_has_them():
     thrice = with_steps(one, [replace(one.steps[0], calls=3)])
     for figure in ("predicted_seconds", "in_core_seconds", "stall_seconds", "offloaded_bytes"):
         assert getattr(thrice, figure) == pytest.approx(3 * getattr(one, figure))
-    assert thrice.counts == one.counts + one.counts + one.counts
+    assert asdict(thrice.counts) == {name: 3 * n for name, n in asdict(one.counts).items()}
     assert thrice.predicted_peak_bytes == one.predicted_peak_bytes
     assert [link.nbytes for link in thrice.links] == [3 * link.nbytes for link in one.links]
     assert [link.rate for link in thrice.links] == pytest.approx([x.rate for x in one.links])
     problem = dense_problem()
-    explained = explain_most(report(problem, dense_plan(problem)).steps, 1)
-    once, often = reruns(explained), reruns(3 * explained)
-    assert [each.times for each in often] == [3 * each.times for each in once]
+    (explained,) = explain_most(report(problem, dense_plan(problem)).steps, 1)
+    once, often = reruns([Account(explained)]), reruns([Account(explained, 3.0)])
+    assert [int(each.times) for each in often] == [3 * int(each.times) for each in once]
     assert [each.percent for each in often] == [each.percent for each in once]
     assert once
+
+
+def test_graphs_that_take_turns_count_for_the_steps_in_which_they_run():
+    """Of four steps, three are of one graph, and one calls the other twice."""
+    one = measured_report()
+    (step,) = one.steps
+    mixed = with_steps(one, [replace(step, share=0.75), replace(step, share=0.25, calls=2)])
+    for figure in ("predicted_seconds", "in_core_seconds", "stall_seconds"):
+        assert getattr(mixed, figure) == pytest.approx(1.25 * getattr(one, figure))
+    assert mixed.offloaded_bytes == round(1.25 * one.offloaded_bytes)
+    assert mixed.counts.keep == round(1.25 * one.counts.keep)
+    assert mixed.predicted_peak_bytes == one.predicted_peak_bytes
+    for link, alone in zip(mixed.links, one.links, strict=True):
+        assert (link.nbytes, link.copies) == (
+            round(1.25 * alone.nbytes),
+            round(1.25 * alone.copies),
+        )
+        assert link.rate == pytest.approx(alone.rate)
+        assert link.measured_rate == pytest.approx(alone.measured_rate)
+    first, second = view_of(mixed).graphs
+    assert first.name == "Graph 1 of 2, run in 75% of the steps"
+    assert second.name == "Graph 2 of 2, run 2 times in 25% of the steps"
+    taking = dict(facts(replace(mixed, graphs=2)))
+    assert taking["graphs, which take turns"] == "2"
+    assert dict(facts(replace(two_graphs(), graphs=2)))["graphs in a step"] == "2"
 
 
 def test_links_of_several_graphs_are_summed_up():

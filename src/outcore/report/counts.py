@@ -20,17 +20,6 @@ class Counts:
     offload: int = 0
     recompute: int = 0
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.keep + other.keep,
-            self.offload + other.offload,
-            self.recompute + other.recompute,
-        )
-
-    def times(self, calls: int) -> Counts:
-        """Those of so many calls."""
-        return Counts(calls * self.keep, calls * self.offload, calls * self.recompute)
-
 
 def count_held(plan: Plan) -> int:
     """How many buffers that no op needs any more the plan holds for recomputations."""

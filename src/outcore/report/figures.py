@@ -22,6 +22,8 @@ class Report:
 
     Everything is summed over the calls of the step's `graphs`, but peaks, which are those of all:
     of `others` too, which run in few of the steps, as those of a last batch of another size do.
+    Where graphs of the same ops take turns, as for batches of several sizes, the sums are averages
+    over the latest steps.
     `in_core_seconds` and `in_core_peak_bytes` are what the step would take with everything kept,
     from the profile; `lower_bound_seconds`, what no plan can beat under the budget, is there where
     it was asked for. `budget_bytes` is 0 while it is a part of a device that is not known yet.

@@ -66,9 +66,9 @@ def with_steps(report: Report, steps: Sequence[PlannedStep]) -> Report:
         predicted_seconds=_total(steps, lambda s: s.predicted.seconds),
         in_core_seconds=_total(steps, lambda s: s.in_core.seconds),
         planning_seconds=sum(planning) if planning else None,
-        counts=sum((_counts(s) for s in steps), start=Counts()),
-        held=sum(s.calls * count_held(s.plan) for s in steps),
-        offloaded_bytes=sum(s.calls * _offloaded_bytes(s) for s in steps),
+        counts=_counts(steps),
+        held=round(_total(steps, lambda s: count_held(s.plan))),
+        offloaded_bytes=round(_total(steps, _offloaded_bytes)),
         recompute_seconds=_total(steps, recompute_seconds),
         stall_seconds=_total(steps, lambda s: s.predicted.stall_seconds()),
         links=link_uses(steps),
@@ -97,9 +97,15 @@ def _resident_bytes(step: PlannedStep) -> int:
     return problem.outside_bytes + sum(b.nbytes for b in problem.trace.buffers if b.borrowed)
 
 
-def _counts(step: PlannedStep) -> Counts:
-    return count_choices(step.problem.trace, step.plan).times(step.calls)
+def _counts(steps: Sequence[PlannedStep]) -> Counts:
+    """Those of a step, to the nearest whole numbers."""
+    found = [(step.often, count_choices(step.problem.trace, step.plan)) for step in steps]
+    return Counts(
+        keep=round(sum(often * each.keep for often, each in found)),
+        offload=round(sum(often * each.offload for often, each in found)),
+        recompute=round(sum(often * each.recompute for often, each in found)),
+    )
 
 
 def _total(steps: Sequence[PlannedStep], figure: Callable[[PlannedStep], float]) -> float:
-    return sum((step.calls * figure(step) for step in steps), 0.0)
+    return sum((step.often * figure(step) for step in steps), 0.0)

@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple
 
 from outcore.ir.hardware import Tier
 from outcore.report.planned import PlannedStep
 from outcore.report.tracks import Slice, Track, slices
 from outcore.units import format_rate
 
-Tracks: TypeAlias = dict[Track, list[Slice]]
+
+class _Moved(NamedTuple):
+    """Copies of a step over one track; averages, where graphs take turns."""
+
+    copies: float = 0.0
+    nbytes: float = 0.0
+    seconds: float = 0.0
+
+    def and_also(self, each: Slice, often: float) -> _Moved:
+        copies, nbytes = self.copies + often, self.nbytes + often * each.nbytes
+        return _Moved(copies, nbytes, self.seconds + often * each.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +56,24 @@ def link_uses(steps: Sequence[PlannedStep]) -> tuple[LinkUse, ...]:
     return tuple(_uses(planned, heard))
 
 
-def _uses(planned: Tracks, heard: Tracks) -> Iterator[LinkUse]:
-    for track, copies in planned.items():
-        nbytes, seconds = _total(copies)
-        if seconds > 0:
-            moved, taken = _total(heard.get(track, ()))
-            rate = moved / taken if moved == nbytes and taken > 0 else None  # of the same copies
-            yield LinkUse(track.value, len(copies), nbytes, seconds, nbytes / seconds, rate)
+def _uses(planned: dict[Track, _Moved], heard: dict[Track, _Moved]) -> Iterator[LinkUse]:
+    for track, moved in planned.items():
+        copies, nbytes = round(moved.copies), round(moved.nbytes)
+        if moved.seconds > 0:
+            done = heard.get(track, _Moved())
+            same = round(done.nbytes) == nbytes and done.seconds > 0
+            rate = done.nbytes / done.seconds if same else None
+            planned_rate = moved.nbytes / moved.seconds
+            yield LinkUse(track.value, copies, nbytes, moved.seconds, planned_rate, rate)
 
 
-def _by_track(steps: Sequence[PlannedStep], *, measured: bool) -> Tracks:
-    found: Tracks = defaultdict(list)
+def _by_track(steps: Sequence[PlannedStep], *, measured: bool) -> dict[Track, _Moved]:
+    found: dict[Track, _Moved] = defaultdict(_Moved)
     for step in steps:
         timeline = step.measured if measured else step.predicted
         for each in () if timeline is None else slices(step, timeline):
             if each.buffer is not None and not (measured and _half_seen(step, each.track)):
-                found[each.track] += [each] * step.calls
+                found[each.track] = found[each.track].and_also(each, step.often)
     return {track: found[track] for track in Track if track in found}
 
 
@@ -69,7 +81,3 @@ def _half_seen(step: PlannedStep, track: Track) -> bool:
     """Whether only a part of such a copy is timed: one to a disk by way of the host."""
     by_way = step.problem.hardware.capacity(Tier.HOST) > 0
     return by_way and track in (Track.DISK_OUT, Track.DISK_IN)
-
-
-def _total(copies: Sequence[Slice]) -> tuple[int, float]:
-    return sum(each.nbytes for each in copies), sum(each.seconds for each in copies)

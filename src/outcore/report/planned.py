@@ -16,7 +16,8 @@ from outcore.ir.timeline import Timeline
 class PlannedStep:
     """One graph of a training step: its plan, and the plan in time.
 
-    Both are of one of its `calls`, which is how often a step runs it.
+    Both are of one of its `calls`, which is how often a step that runs it does. It runs in a
+    `share` of the steps: less than all where graphs take turns.
     `in_core` is the Timeline with everything kept. `measured` is that of one step that ran, where
     one was recorded: it has spans for runs and for the copies that the driver heard of.
     """
@@ -29,6 +30,12 @@ class PlannedStep:
     planning_seconds: float | None = None
     measured: Timeline | None = None
     calls: int = 1
+    share: float = 1.0
+
+    @property
+    def often(self) -> float:
+        """How many of its calls a step has, on average."""
+        return self.calls * self.share
 
     @property
     def timelines(self) -> tuple[Timeline, ...]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from outcore.bound import lower_bound
 from outcore.errors import MissingPackageError
@@ -24,6 +24,8 @@ from outcore.units import format_bytes, format_seconds, parse_size
 if TYPE_CHECKING:  # the backend makes its report through here
     from outcore.runtime.backend import Backend
 
+Part: TypeAlias = tuple[Standing, PlannedStep]
+"""A graph that has a plan, and what a step has of it."""
 
 ROUNDING = 1e-9
 """Relative error of sums of floats, well above what they have."""
@@ -66,10 +68,9 @@ def report_of(backend: Backend, *, bound: bool = False) -> Report:
     )
     if not any(g.planned for g in graphs):
         return common
-    under_way = engine.steps.number if len(engine.stores) else None
-    often = [(graph, graph.calls(under_way)) for graph in graphs]
-    report = _with_plans(common, engine, often, everything)
-    return _with_bound(report, often) if bound else report
+    parts = list(_planned_steps(engine, graphs))
+    report = _with_plans(common, engine, parts, everything)
+    return _with_bound(report, parts) if bound else report
 
 
 def _usual(graphs: list[Standing]) -> list[Standing]:
@@ -96,6 +97,18 @@ def _rare(alike: list[Standing]) -> Iterator[Standing]:
             yield graph
 
 
+def _shares(graphs: list[Standing], under_way: int | None) -> Iterator[float]:
+    """In which part of the latest steps of its kind each ran: 1 but where graphs take turns."""
+    ran = {id(g): {step for step, _ in g.latest_steps if step != under_way} for g in graphs}
+    kinds: dict[tuple[str, ...], set[int]] = {}
+    for graph in graphs:
+        kinds.setdefault(graph.kind, set()).update(ran[id(graph)])
+    latest = {kind: set(sorted(steps)[-LATEST:]) for kind, steps in kinds.items()}
+    for graph in graphs:
+        steps = latest[graph.kind]
+        yield len(steps & ran[id(graph)]) / len(steps) if steps else 1.0
+
+
 OTHERS = (
     "{graphs} in few of the latest steps, as where the last batch of an epoch is smaller: the "
     "figures are of the others, but for the peaks"
@@ -106,6 +119,19 @@ def _others_notes(others: int) -> Iterator[str]:
     """That figures leave some graphs out, where they do."""
     if others:
         yield OTHERS.format(graphs=f"{others} graph{'s run' if others > 1 else ' runs'}")
+
+
+TURNS = (
+    "{turns} graphs take turns, as those of batches of several sizes do: the figures are averages "
+    "over the latest steps"
+)
+
+
+def _turns_notes(steps: Iterable[PlannedStep]) -> Iterator[str]:
+    """That figures are averages, where they are."""
+    turns = sum(step.share < 1 for step in steps)
+    if turns:
+        yield TURNS.format(turns=turns)
 
 
 def _bytes_known_anywhere(budget: str | float | None) -> int:
@@ -126,26 +152,33 @@ def _state(graphs: Sequence[Standing]) -> str:
     return str(order[first].value)
 
 
+def _planned_steps(engine: Engine, graphs: list[Standing]) -> Iterator[Part]:
+    """Those of `graphs` that have a plan, and what a step has of each."""
+    under_way = engine.steps.number if len(engine.stores) else None
+    for graph, share in zip(graphs, _shares(graphs, under_way), strict=True):
+        if graph.planned is not None:
+            yield graph, _step(graph.planned, graph, graph.calls(under_way), share)
+
+
 def _with_plans(
-    common: Report, engine: Engine, often: list[tuple[Standing, int]], everything: list[Standing]
+    common: Report, engine: Engine, parts: list[Part], everything: list[Standing]
 ) -> Report:
-    """`common` with the figures of graphs, called so often; with the peaks of `everything`."""
+    """`common` with the figures of `parts`; with the peaks of `everything`."""
     clock = engine.driver.clock
     planned = [g.planned for g in everything if g.planned is not None]
-    seconds = ((g.measured_seconds(clock), calls) for g, calls in often)
-    measured = [each * calls for each, calls in seconds if each is not None]
-    steps = [_step(g.planned, g, calls) for g, calls in often if g.planned is not None]
-    named = list(_named([g for g, _ in often], everything))
+    steps = [step for _, step in parts]
+    named = list(_named([graph for graph, _ in parts], everything))
     return replace(
         with_steps(common, steps),
         in_core_peak_bytes=max(p.in_core.peak(Tier.DEVICE) for p in planned),
         predicted_peak_bytes=max(p.predicted.peak(Tier.DEVICE) for p in planned),
         measured_peak_bytes=engine.metering.peak_bytes,
-        measured_seconds=sum(measured) if measured else None,
-        replans=sum(g.planned.replanned is not None for g, _ in often if g.planned is not None),
+        measured_seconds=_measured_seconds(clock, parts),
+        replans=sum(g.planned.replanned is not None for g, _ in parts if g.planned is not None),
         notes=(
             *common.notes,
             *_others_notes(common.others),
+            *_turns_notes(steps),
             *_plan_notes(named),
             *_peak_notes(engine, planned),
             *_after_notes(engine),
@@ -154,7 +187,18 @@ def _with_plans(
     )
 
 
-def _step(planned: Planned, standing: Standing, calls: int) -> PlannedStep:
+def _measured_seconds(clock: Clock, parts: list[Part]) -> float | None:
+    """What a step takes; None where one of its graphs has not run under its plan."""
+    found = 0.0
+    for graph, step in parts:
+        seconds = graph.measured_seconds(clock)
+        if seconds is None:
+            return None
+        found += step.often * seconds
+    return found
+
+
+def _step(planned: Planned, standing: Standing, calls: int, share: float) -> PlannedStep:
     return PlannedStep(
         problem=planned.problem,
         plan=planned.plan,
@@ -164,14 +208,16 @@ def _step(planned: Planned, standing: Standing, calls: int) -> PlannedStep:
         planning_seconds=planned.planning_seconds,
         measured=standing.measured,
         calls=calls,
+        share=share,
     )
 
 
-def _with_bound(report: Report, often: list[tuple[Standing, int]]) -> Report:
+def _with_bound(report: Report, parts: list[Part]) -> Report:
     try:
-        return replace(report, lower_bound_seconds=sum(_bound(g) * calls for g, calls in often))
+        least = sum(step.often * _bound(graph) for graph, step in parts)
     except MissingPackageError as error:
         return replace(report, notes=(*report.notes, f"no lower bound: {error}"))
+    return replace(report, lower_bound_seconds=least)
 
 
 def _bound(standing: Standing) -> float:

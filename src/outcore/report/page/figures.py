@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from outcore.explain import Explanation
 from outcore.report.figures import Report
 from outcore.report.page import words
+from outcore.report.page.account import Account, stall_seconds_of, total
 from outcore.units import format_seconds
 
 SMALL = 0.005
@@ -94,19 +94,21 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
     if report.capture_seconds is not None:
         yield "capture took", format_seconds(report.capture_seconds)
     if report.graphs > 1:
-        yield "graphs in a step", str(report.graphs)
+        turns = any(step.share < 1 for step in report.steps)
+        yield "graphs, which take turns" if turns else "graphs in a step", str(report.graphs)
     if report.replans:
         yield "planned again", f"{report.replans} of the graphs, as their time drifted"
     if report.disk_bytes_written:
         yield "written to disk so far", words.bytes_text(report.disk_bytes_written)
 
 
-def shares(explained: Sequence[Explanation], seconds: float) -> Iterator[Share]:
+def shares(accounts: Sequence[Account], seconds: float) -> Iterator[Share]:
     """The step by what takes its time; they add up to it. What takes none is left out."""
+    once = total(accounts, lambda each: each.in_core_seconds + each.variant_seconds)
     parts = (
-        ("computing", "forward", sum(e.in_core_seconds + e.variant_seconds for e in explained)),
-        ("computing again", "rerun", sum(e.recompute_seconds for e in explained)),
-        ("waiting for copies", "wait", sum(e.stall_seconds for e in explained)),
+        ("computing", "forward", once),
+        ("computing again", "rerun", total(accounts, lambda each: each.recompute_seconds)),
+        ("waiting for copies", "wait", stall_seconds_of(accounts)),
     )
     for name, look, part in (each for each in parts if each[2]):
         share = part / seconds if seconds else 0.0

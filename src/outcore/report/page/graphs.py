@@ -38,13 +38,16 @@ def graph_views(report: Report) -> tuple[GraphView, ...]:
 
 def _name(index: int, steps: Sequence[PlannedStep]) -> str:
     """Which graph it is, and how often a step runs it; empty for one that runs once, alone."""
-    calls = steps[index].calls
+    calls, share = steps[index].calls, steps[index].share
     which = f"Graph {index + 1} of {len(steps)}" if len(steps) > 1 else ""
-    return f"{which or 'The graph'}, run {calls} times in a step" if calls > 1 else which
+    where = "a step" if share == 1 else f"{share:.0%} of the steps"
+    if calls > 1:
+        return f"{which or 'The graph'}, run {calls} times in {where}"
+    return which if share == 1 else f"{which or 'The graph'}, run in {where}"
 
 
 def _drawn(steps: Sequence[PlannedStep]) -> list[int]:
-    longest = sorted(range(len(steps)), key=lambda i: -steps[i].calls * steps[i].predicted.seconds)
+    longest = sorted(range(len(steps)), key=lambda i: -steps[i].often * steps[i].predicted.seconds)
     return sorted(longest[:GRAPHS])
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
-from outcore.explain import Explanation, Rerun
+from outcore.explain import Rerun
+from outcore.report.page.account import Account, seconds_of, times_text
 from outcore.units import format_seconds
 
 MOST = 10
@@ -19,46 +18,51 @@ class Again(NamedTuple):
 
     op: str
     place: str
-    times: int
+    times: str
     text: str
     percent: str
 
 
-def reruns(calls: Sequence[Explanation]) -> list[Again]:
-    """The ops that take the longest to compute again; a graph is in `calls` as often as it runs."""
-    seconds = sum(each.seconds for each in calls)
+class _Found(NamedTuple):
+    """What one op's reruns take in a step, on average."""
+
+    graph: str
+    rerun: Rerun
+    times: float
+    seconds: float
+
+
+def reruns(accounts: Sequence[Account]) -> list[Again]:
+    """The ops that take the longest to compute again, in all calls of a step."""
+    seconds = seconds_of(accounts)
     return [
         Again(
-            _name(rerun),
-            graph + rerun.site,
-            rerun.times,
-            format_seconds(rerun.seconds),
-            f"{100 * rerun.seconds / seconds:.1f}%" if seconds else "-",
+            _name(found.rerun),
+            found.graph + found.rerun.site,
+            times_text(found.times),
+            format_seconds(found.seconds),
+            f"{100 * found.seconds / seconds:.1f}%" if seconds else "-",
         )
-        for graph, rerun in sorted(_all(calls), key=lambda item: -item[1].seconds)[:MOST]
+        for found in sorted(_all(accounts), key=lambda found: -found.seconds)[:MOST]
     ]
 
 
-def _in_all(rerun: Rerun, calls: int) -> Rerun:
-    return replace(rerun, times=rerun.times * calls, seconds=rerun.seconds * calls)
-
-
-def longest_rerun(calls: Sequence[Explanation]) -> str | None:
+def longest_rerun(accounts: Sequence[Account]) -> str | None:
     """The op that takes the longest to compute again, where it is, and how long; None: nothing."""
-    _, longest = max(_all(calls), key=lambda item: item[1].seconds, default=("", None))
+    longest = max(_all(accounts), key=lambda found: found.seconds, default=None)
     if longest is None:
         return None
-    place = f", {longest.site}" if longest.site else ""
-    often = "" if longest.times == 1 else f" in {longest.times} runs"
-    return f"{_name(longest)}{place}, {format_seconds(longest.seconds)}{often}"
+    place = f", {longest.rerun.site}" if longest.rerun.site else ""
+    often = "" if longest.times == 1 else f" in {times_text(longest.times)} runs"
+    return f"{_name(longest.rerun)}{place}, {format_seconds(longest.seconds)}{often}"
 
 
-def _all(calls: Sequence[Explanation]) -> Iterator[tuple[str, Rerun]]:
-    """Each rerun once, in all calls of its graph."""
-    often = Counter(map(id, calls))
-    for number, each in enumerate({id(each): each for each in calls}.values(), 1):
-        graph = f"graph {number}, " if len(often) > 1 else ""
-        yield from ((graph, _in_all(rerun, often[id(each)])) for rerun in each.reruns)
+def _all(accounts: Sequence[Account]) -> Iterator[_Found]:
+    """Each op that runs again, once."""
+    for number, (explained, often) in enumerate(accounts, 1):
+        graph = f"graph {number}, " if len(accounts) > 1 else ""
+        for rerun in explained.reruns:
+            yield _Found(graph, rerun, rerun.times * often, rerun.seconds * often)
 
 
 def _name(rerun: Rerun) -> str:

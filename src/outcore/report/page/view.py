@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from outcore.report.figures import Report
 from outcore.report.page import words
+from outcore.report.page.account import Account, seconds_of, stall_seconds_of, total
 from outcore.report.page.figures import Share, Tile, facts, figures, shares, tiles
 from outcore.report.page.graph import GraphView
 from outcore.report.page.graphs import graph_views
@@ -61,36 +62,37 @@ class View:
 def view_of(report: Report) -> View:
     """What the page of `report` shows. Explains `MOVES` moves."""
     explained = explain_most(report.steps, MOVES)
-    calls = [e for e, s in zip(explained, report.steps, strict=True) for _ in range(s.calls)]
-    seconds = sum(each.seconds for each in calls)
+    often = [step.often for step in report.steps]
+    accounts = [Account(*each) for each in zip(explained, often, strict=True)]
+    seconds = seconds_of(accounts)
     graphs = graph_views(report)
     return View(
         title=report.title or "A training step under a memory budget",
         headline=words.headline(report),
         over=words.is_over(report),
-        summary=tuple(words.summary(report, calls)),
+        summary=tuple(words.summary(report, accounts)),
         tiles=tuple(tiles(report)),
         figures=tuple(figures(report)),
         facts=tuple(facts(report)),
         measured=report.measured_seconds is not None or report.measured_peak_bytes is not None,
-        shares=tuple(shares(calls, seconds)),
+        shares=tuple(shares(accounts, seconds)),
         seconds=format_seconds(seconds),
         graphs=graphs,
         legend=_legend(graphs),
         undrawn=_undrawn(len(graphs), len(report.steps)),
         process_peak=_process_peak(report),
-        causes=tuple(causes(calls, report.policy)),
-        still=words.still(report, sum(each.stall_seconds for each in calls)),
+        causes=tuple(causes(accounts, report.policy)),
+        still=words.still(report, stall_seconds_of(accounts)),
         waits=tuple(longest_waits(explained)),
         wait_count=sum(len(each.waits) for each in explained),
-        wait_calls=", in one call of each graph" * (len(calls) > len(explained)),
-        reruns=tuple(reruns(calls)),
+        wait_calls=", in one call of each graph" * any(each != 1 for each in often),
+        reruns=tuple(reruns(accounts)),
         rerun_count=sum(len(each.reruns) for each in explained),
         links=tuple(link_rows(report)),
         contended=any(link.measured_rate is not None for link in report.links),
         moves=tuple(moved(explained)),
-        moved=sum(each.moved for each in calls),
-        held=sum(each.held for each in calls),
+        moved=round(total(accounts, lambda each: each.moved)),
+        held=round(total(accounts, lambda each: each.held)),
         sweep=None if report.sweep is None else sweep_view(report.sweep, report),
         notes=report.notes,
         made_by=f"outcore {_version()}",

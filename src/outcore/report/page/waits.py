@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from outcore.explain import Explanation, Late, Total, WaitsFor
+from outcore.explain import Explanation, Late, WaitsFor
+from outcore.report.page.account import Account, seconds_of, times_text
 from outcore.units import format_seconds
 
 MOST = 20
@@ -49,38 +50,50 @@ _SEARCHED = {
 
 
 @dataclass(frozen=True, slots=True)
+class Waited:
+    """All waits of a step with one cause; how many they are on average."""
+
+    waits_for: WaitsFor
+    late: Late
+    count: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Cause:
     """All waits with one cause."""
 
     text: str
     percent: str
-    count: int
+    count: str
     what: str
     why: str
     advice: str
 
 
-def totals(explained: Sequence[Explanation]) -> list[Total]:
-    """The waits of all graphs by cause, the longest first."""
-    found: dict[tuple[WaitsFor, Late], Total] = {}
-    for each in (total for explanation in explained for total in explanation.totals):
-        key = each.waits_for, each.late
-        known = found.get(key, Total(*key, 0, 0.0))
-        found[key] = Total(*key, known.count + each.count, known.seconds + each.seconds)
-    return sorted(found.values(), key=lambda total: -total.seconds)
+def totals(accounts: Sequence[Account]) -> list[Waited]:
+    """The waits of a step by cause, the longest first."""
+    found: dict[tuple[WaitsFor, Late], Waited] = {}
+    for explained, often in accounts:
+        for each in explained.totals:
+            key = each.waits_for, each.late
+            known = found.get(key, Waited(*key))
+            count, seconds = often * each.count, often * each.seconds
+            found[key] = Waited(*key, known.count + count, known.seconds + seconds)
+    return sorted(found.values(), key=lambda waited: -waited.seconds)
 
 
-def causes(explained: Sequence[Explanation], policy: str) -> Iterator[Cause]:
+def causes(accounts: Sequence[Account], policy: str) -> Iterator[Cause]:
     """A row for each cause, the longest first, for one who uses `policy`."""
-    seconds = sum(each.seconds for each in explained)
-    for total in totals(explained):
+    seconds = seconds_of(accounts)
+    for waited in totals(accounts):
         yield Cause(
-            format_seconds(total.seconds),
-            f"{100 * total.seconds / seconds:.1f}%" if seconds else "-",
-            total.count,
-            _WHAT[total.waits_for],
-            _WHY[total.late],
-            advice(total.late, policy),
+            format_seconds(waited.seconds),
+            f"{100 * waited.seconds / seconds:.1f}%" if seconds else "-",
+            times_text(waited.count),
+            _WHAT[waited.waits_for],
+            _WHY[waited.late],
+            advice(waited.late, policy),
         )
 
 
@@ -101,6 +114,6 @@ def longest_waits(explained: Sequence[Explanation]) -> Iterator[tuple[str, str]]
         yield format_seconds(wait.seconds), wait.reason
 
 
-def why_text(total: Total) -> str:
+def why_text(waited: Waited) -> str:
     """What compute waits for, and why that was late."""
-    return f"{_WHAT[total.waits_for]}: {_WHY[total.late]}"
+    return f"{_WHAT[waited.waits_for]}: {_WHY[waited.late]}"

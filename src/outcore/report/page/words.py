@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from outcore.explain import Explanation
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Copy
 from outcore.report.figures import Report
+from outcore.report.page.account import Account, seconds_of, stall_seconds_of, total
 from outcore.report.page.reruns import longest_rerun
 from outcore.report.page.waits import is_search, totals, why_text
 from outcore.units import format_bytes, format_seconds, parse_size, spell_size
@@ -84,7 +84,7 @@ def spell_budget(nbytes: int) -> str:
     return f"{spelled[:-3]} {spelled[-3:]}" if spelled.endswith("iB") else spelled
 
 
-def summary(report: Report, explained: Sequence[Explanation]) -> Iterator[str]:
+def summary(report: Report, accounts: Sequence[Account]) -> Iterator[str]:
     """What follows on the headline: what was measured, the bound, and most of what slows it."""
     yield from _measured(report)
     least, predicted = report.lower_bound_seconds, report.predicted_seconds
@@ -94,10 +94,10 @@ def summary(report: Report, explained: Sequence[Explanation]) -> Iterator[str]:
             f"No plan under this budget can take less than {format_seconds(least)}: "
             f"this one is predicted to take {over:.1f}% more."
         )
-    if explained and moves(report):
-        yield from _recomputing(report, explained)
+    if accounts and moves(report):
+        yield from _recomputing(report, accounts)
         if copies(report):
-            yield _waiting(explained)
+            yield _waiting(accounts)
 
 
 def _measured(report: Report) -> Iterator[str]:
@@ -126,16 +126,16 @@ def _measured(report: Report) -> Iterator[str]:
         )
 
 
-def _recomputing(report: Report, explained: Sequence[Explanation]) -> Iterator[str]:
+def _recomputing(report: Report, accounts: Sequence[Account]) -> Iterator[str]:
     """How much of the step is computed again, the longest of it, and whether to look elsewhere."""
     copied = copies(report)
     if not copied:
         yield "Nothing is copied: what has no room is dropped, and computed again."
-    longest = longest_rerun(explained)
+    longest = longest_rerun(accounts)
     if longest is None:
         return
-    again = sum(each.recompute_seconds for each in explained)
-    part = again / sum(each.seconds for each in explained)
+    again = total(accounts, lambda each: each.recompute_seconds)
+    part = again / seconds_of(accounts)
     yield (
         f"Computing again takes {format_seconds(again)}, {100 * part:.1f}% of the step. "
         f"The longest: {longest}."
@@ -147,13 +147,13 @@ def _recomputing(report: Report, explained: Sequence[Explanation]) -> Iterator[s
         )
 
 
-def _waiting(explained: Sequence[Explanation]) -> str:
+def _waiting(accounts: Sequence[Account]) -> str:
     """How much of the step compute waits, and the cause of most of that."""
-    waited = sum(each.stall_seconds for each in explained)
+    waited = stall_seconds_of(accounts)
     if not waited:
         return "Compute never waits: every copy is done beside it, in time."
-    part = f"{100 * waited / sum(each.seconds for each in explained):.1f}%"
-    longest, *others = totals(explained)
+    part = f"{100 * waited / seconds_of(accounts):.1f}%"
+    longest, *others = totals(accounts)
     share = f"{100 * longest.seconds / waited:.0f}% of that is" if others else "That is"
     why = why_text(longest)
     return f"Compute waits for copies {part} of the step. {share} for one cause. {why}."
