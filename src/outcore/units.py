@@ -8,10 +8,10 @@ the text came from, turns it into the error of `errors.py` that names the option
 import math
 import re
 from fractions import Fraction
-from numbers import Integral
+from numbers import Integral, Real
 
-_BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_DECIMAL = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
+_DECIMAL = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
 _BYTES_PER_UNIT = {"B": 1, **_BINARY, **_DECIMAL}
 _QUANTITY = re.compile(r"\s*(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z%]*)\s*", re.ASCII)
 
@@ -23,21 +23,22 @@ def parse_size(size: str | int | float, total_bytes: int | None) -> int:
     """Return the number of bytes that `size` stands for, rounded down.
 
     An int is bytes. Text is a number and a unit: `"16GiB"` (binary), `"16GB"` (decimal), `"512B"`,
-    or a percentage of `total_bytes`: `"80%"`. A float is a fraction of `total_bytes`: `0.8`.
+    or a percentage of `total_bytes`: `"80%"`. A float, or another number that is no integer, is a
+    fraction of `total_bytes`: `0.8`.
 
     Raises `ValueError` for anything else (`"16G"` and `"16gb"` are ambiguous), for fewer bytes
     than one, for a fraction above 1, and for a fraction while `total_bytes` is None.
     """
-    if isinstance(size, bool) or not isinstance(size, str | Integral | float):
+    if isinstance(size, bool) or not isinstance(size, str | float | Real):
         raise ValueError(  # noqa: TRY004 - one kind of error for whatever is no size
             f'a size is text like "16GiB", an int (bytes) or a fraction like 0.8, not {size!r}'
         )
     if isinstance(size, str):
         nbytes = _parse_size_text(size, total_bytes)
-    elif isinstance(size, float):
-        nbytes = _fraction_of(size, total_bytes, repr(size))
-    else:
+    elif isinstance(size, Integral):
         nbytes = int(size)
+    else:
+        nbytes = _fraction_of(float(size), total_bytes, repr(size))
     if nbytes < 1:
         raise ValueError(f"{size!r} is {nbytes} bytes: a size is at least one byte")
     return nbytes
@@ -49,7 +50,7 @@ def parse_rate(rate: str | int | float) -> float:
     Text is a size per second: `"150MiB/s"`, `"1.2GB/s"`. A number is bytes per second.
     Raises `ValueError` for anything else and for a rate that is not positive and finite.
     """
-    if isinstance(rate, bool) or not isinstance(rate, str | Integral | float):
+    if isinstance(rate, bool) or not isinstance(rate, str | float | Real):
         raise ValueError(  # noqa: TRY004 - one kind of error for whatever is no rate
             f'a rate is text like "150MiB/s" or bytes per second, not {rate!r}'
         )
@@ -66,7 +67,7 @@ def parse_part(part: str | float) -> float:
     positive and finite.
     """
     advice = f'{part!r} is not a fraction: write "25%" or 0.25'
-    if isinstance(part, bool) or not isinstance(part, str | Integral | float):
+    if isinstance(part, bool) or not isinstance(part, str | float | Real):
         raise ValueError(advice)  # noqa: TRY004 - one kind of error for whatever is no part
     if isinstance(part, str):
         match = _QUANTITY.fullmatch(part)
@@ -173,8 +174,10 @@ def _unit_advice(number: str, unit: str, per: str = "") -> str:
     if not unit:
         return f"{number} of what? {_with_a_unit(number, per)}"
     prefix = unit[0].upper()
-    if prefix not in "KMGT":
-        prefix = "G"
+    if unit.lower() in ("b", "byte", "bytes"):
+        return f"write {number}B{per}"
+    if prefix not in "KMGTP":
+        return f"there is no unit {unit!r}: write {number}GiB{per} or {number}GB{per}"
     return f"write {number}{prefix}iB{per} or {number}{prefix}B{per}"
 
 

@@ -208,6 +208,20 @@ class TestWrap:
         with pytest.raises(OptionValueError, match=r"strict='maybe'.*one of 1, true, on, 0"):
             outcore.Backend("1GiB")
 
+    def test_a_misspelled_variable_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OUTCORE_ELSEWHERE", "of somebody else")
+        assert outcore.Backend("1GiB").options.policy is None
+        monkeypatch.setenv("OUTCORE_POLICI", "pooch")
+        with pytest.raises(OptionError, match="'OUTCORE_POLICI': did you mean 'OUTCORE_POLICY'"):
+            outcore.Backend("1GiB")
+
+    def test_a_budget_beyond_the_memory_is_told_once(self) -> None:
+        module = outcore.wrap(small(), budget="1PiB")
+        with pytest.warns(UserWarning, match=r"budget of \d+ GiB is more than the .* of RAM"):
+            assert same(trained(module), trained(small()))
+        (note,) = [n for n in outcore.handle(module).report().notes if "more than the" in n]
+        assert 'budget="auto"' in note
+
     @pytest.mark.parametrize("option", ["policy", "spill_dir"])
     def test_values_of_no_kind_that_is_known(self, option: str) -> None:
         given: dict[str, Any] = {option: 3}

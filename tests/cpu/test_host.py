@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from outcore.errors import BudgetError
+from outcore.errors import BudgetError, OptionValueError
 from outcore.measure import resident_bytes
 from outcore.runtime import host
 from outcore.runtime.options import Keywords, Options, make_options, settle
@@ -96,6 +96,15 @@ def test_auto_is_what_is_free(system: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert settle(options, CPU).budget_bytes == 3 * GIB + resident_bytes(CPU)
+
+
+def test_a_home_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert settle(make_options({"budget": 1, "spill_dir": "~/spills"}), CPU).spill_dir == (
+        tmp_path / "spills"
+    )
+    with pytest.raises(OptionValueError, match="spill_dir='~nobody-at-all/x'"):
+        settle(make_options({"budget": 1, "spill_dir": "~nobody-at-all/x"}), CPU)
 
 
 def test_auto_on_a_gpu_is_the_default_there(monkeypatch: pytest.MonkeyPatch) -> None:

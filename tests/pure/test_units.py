@@ -1,6 +1,8 @@
 import math
+from fractions import Fraction
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given
 
@@ -35,12 +37,17 @@ sizes = st.integers(min_value=1, max_value=2**50)
         ("0.3KiB", 307),
         ("1TiB", 2**40),
         ("1TB", 10**12),
+        ("2PiB", 2**51),
+        ("2PB", 2 * 10**15),
         ("80%", 80),
         ("12.5 %", 12),
         ("100%", 100),
         (0.8, 80),
         (1.0, 100),
+        (Fraction(4, 5), 80),
+        (np.float32(0.5), 50),
         (7, 7),
+        (np.int32(7), 7),
     ],
 )
 def test_parse_size_reads_what_users_write(text, nbytes):
@@ -57,7 +64,9 @@ def test_ambiguous_units_are_refused_with_both_readings(text):
     ("size", "advice"),
     [
         ("512m", "write 512MiB or 512MB"),
-        ("12 bananas", "write 12GiB or 12GB"),
+        ("12 bananas", "no unit 'bananas': write 12GiB or 12GB"),
+        ("1024 b", "write 1024B$"),
+        ("3 bytes", "write 3B$"),
         ("16", "Write 16GiB, or 16B for bytes"),
         ("0.8", 'Write "80%" for a part'),
         ("0", "a size such as"),

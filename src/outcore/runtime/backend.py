@@ -40,7 +40,7 @@ from outcore.planfile import save_plans
 from outcore.report import Report
 from outcore.runtime.engine import Engine
 from outcore.runtime.graph import PlannedGraph
-from outcore.runtime.options import Keywords, Options, checked_options, settle
+from outcore.runtime.options import Keywords, Options, checked_options, over_memory, settle
 from outcore.runtime.reuse import Given, save_file
 from outcore.runtime.runner import Runner
 from outcore.runtime.summary import report_of
@@ -303,7 +303,12 @@ class Backend:
         if self.closed:
             raise CaptureError(reason="its backend was closed")
         if self.engine is None:
-            self.engine = Engine(settle(self.options, device), device)
+            settings = settle(self.options, device)
+            over = over_memory(settings, device)
+            if over:
+                self._note(over)
+                warnings.warn(f"outcore: {over}", stacklevel=2)
+            self.engine = Engine(settings, device)
             self.engine.recorder.asked += self.recordings_asked
         elif self.engine.device != device:
             reason = f"one budget covers one device: {self.engine.device}, not also {device}"

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -18,7 +19,7 @@ from outcore.policies import Policy, resolve
 from outcore.runtime.drift import DRIFT
 from outcore.runtime.host import available_bytes, local_processes, memory_limit_bytes
 from outcore.runtime.reuse import Given, read_given
-from outcore.units import parse_part, parse_rate, parse_size
+from outcore.units import format_bytes, parse_part, parse_rate, parse_size
 
 DEFAULT_POLICY = "search"
 """The best that there is: never slower, by the model, than what it starts from."""
@@ -49,6 +50,17 @@ ENVIRONMENT = {
     "fuse": "OUTCORE_FUSE",
     "strict": "OUTCORE_STRICT",
 }
+
+OTHERS = frozenset({"OUTCORE_ARENA"})
+"""Variables that are no option's."""
+
+ALIKE = 0.85
+"""A variable whose name is so near to one of ours (`difflib`) is taken for a misspelled one."""
+
+OVER = (
+    "the budget of {budget} is more than the {total} of {whose}, so that a plan may need more than "
+    'there is: lower it, or write budget="auto" for what is free'
+)
 
 SWITCH = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 """What an option that is on or off may be called in the environment."""
@@ -113,12 +125,14 @@ class Keywords(TypedDict, total=False):
 def make_options(given: Mapping[str, Any]) -> Options:
     """Options from keyword arguments.
 
-    Raises OptionError for a name that does not exist, OptionValueError for an unreadable switch.
+    Raises OptionError for a name that does not exist, and for a variable that is named almost as
+    one of ours; OptionValueError for an unreadable switch.
     """
     known = tuple(f.name for f in fields(Options))
     for name in given:
         if name not in known:
             raise OptionError(option=name, known=known)
+    _refuse_misspelled()
     from_environment = {
         name: os.environ[variable]
         for name, variable in ENVIRONMENT.items()
@@ -127,6 +141,16 @@ def make_options(given: Mapping[str, Any]) -> Options:
     merged = {**given, **from_environment}
     switches = {name: _switch(name, merged.get(name)) for name in ("fuse", "strict")}
     return Options(**{**merged, **switches})
+
+
+def _refuse_misspelled() -> None:
+    """Raise OptionError where the environment has a variable that is almost one of ours."""
+    ours = tuple(ENVIRONMENT.values())
+    for name in os.environ:
+        if name.startswith("OUTCORE_") and name not in OTHERS.union(ours):
+            near = get_close_matches(name, ours, n=1, cutoff=ALIKE)
+            if near:
+                raise OptionError(option=name, known=ours)
 
 
 def checked_options(given: Mapping[str, Any]) -> Options:
@@ -181,6 +205,16 @@ def settle(options: Options, device: torch.device) -> Settings:
     )
 
 
+def over_memory(settings: Settings, device: torch.device) -> str:
+    """A warning, where the budget is more than there is; else empty."""
+    total = _device_bytes(device)
+    if settings.budget_bytes <= total:
+        return ""
+    whose = str(device) if device.type == "cuda" else "RAM that this process may use"
+    budget = format_bytes(settings.budget_bytes)
+    return OVER.format(budget=budget, total=format_bytes(total), whose=whose)
+
+
 def _policy(given: str | Policy | None) -> Policy:
     found = DEFAULT_POLICY if given is None or given == "" else given
     if not isinstance(found, str) and not callable(getattr(found, "plan", None)):
@@ -196,7 +230,10 @@ def _spill_dir(given: str | os.PathLike[str] | None) -> Path:
         raise OptionValueError(
             option="spill_dir", value=given, reason="it is not the path of a directory"
         )
-    return Path(given)
+    try:
+        return Path(given).expanduser()
+    except RuntimeError as error:  # there is no such user
+        raise OptionValueError(option="spill_dir", value=str(given), reason=str(error)) from error
 
 
 def _budget(given: str | float | None, device: torch.device) -> int:
