@@ -101,6 +101,10 @@ def traceable():
     return Traced(), torch.empty(4096, 256), square
 
 
+def convolving():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)), torch.empty(16, 3, 64, 64), square
+
+
 def numpy():
     return Net(int(torch.full((2,), 256).numpy()[0])), torch.ones(4096, 256), square
 
@@ -326,6 +330,15 @@ def test_for_people(outcore, script):
         "It fits in 11.9 GiB without outcore"
         in outcore("estimate", f"{script}:pair", *MACHINE).stdout
     )
+
+
+def test_what_is_not_counted_is_said(outcore, script, estimated):
+    assert "not counted" not in outcore("estimate", f"{script}:pair", *MACHINE).stdout
+    said = outcore("estimate", f"{script}:convolving", *MACHINE).stdout
+    # forward, and backward: all gradients of the first, and those of the second one by one
+    count = estimated("convolving")[1]["convolutions"]
+    assert count >= 4
+    assert f"not counted      workspaces of {count} convolutions" in said
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from outcore.apart import plan_apart
+from outcore.aten import CONVOLUTIONS
 from outcore.errors import InfeasibleError
 from outcore.estimate import estimate
 from outcore.explain.words import choice_words
@@ -60,7 +61,8 @@ class Forecast:
 
     `in_core_peak_bytes`: with everything kept, and all counted. `smallest_budget_bytes`: the least
     that some plan meets, and `smallest_set_by` the op that needs it. `planned`: None where the
-    policy has no plan that fits; `reason` then says why.
+    policy has no plan that fits; `reason` then says why. `convolutions` are ops of the step that
+    take workspaces, which no peak here counts: how large they are is known once they have run.
     """
 
     hardware: str
@@ -73,6 +75,7 @@ class Forecast:
     optimizer_bytes: int
     planned: Planned | None
     reason: str = ""
+    convolutions: int = 0
 
     @property
     def fits(self) -> bool:
@@ -130,6 +133,7 @@ def forecast(
         optimizer_bytes=optimizer_bytes,
         planned=planned,
         reason=reason,
+        convolutions=sum(op.target in CONVOLUTIONS for op in trace.ops),
     )
 
 

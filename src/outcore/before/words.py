@@ -11,6 +11,10 @@ from outcore.units import format_bytes, format_seconds, parse_size, spell_size
 ONE_LINE = "import outcore; outcore.wrap(model, {options})"
 """What a script says to train within a budget, once it has its model."""
 
+WORKSPACES = (
+    "workspaces of {count} convolutions, known once they have run: budgets may have to be larger"
+)
+
 
 def verdict(found: Forecast, *, times: bool = True) -> str:
     """Whether it fits, in a sentence or two; without `times` not how fast."""
@@ -47,6 +51,8 @@ def rows(found: Forecast, *, times: bool = True) -> Iterator[tuple[str, str]]:
     share = f"{found.smallest_budget_bytes / found.in_core_peak_bytes:.1%} of in-core"
     smallest = spell_size(found.smallest_budget_bytes)
     yield "smallest budget", f"{smallest} ({share}), set by {found.smallest_set_by}"
+    if found.convolutions:
+        yield "not counted", WORKSPACES.format(count=found.convolutions)
 
 
 def one_line(found: Forecast) -> str:
