@@ -18,6 +18,11 @@ def high_water_bytes() -> int:
     return _status("VmHWM")
 
 
+def mapped_bytes() -> int:
+    """The process's address space, whatever is in it."""
+    return _status("VmSize")
+
+
 def reset_high_water() -> None:
     """Let the high-water mark begin anew at what is resident now."""
     _CLEAR.write_text("5")

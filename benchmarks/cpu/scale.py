@@ -31,6 +31,8 @@ class Scale:
     """Forward calls of `leak` whose results are dropped."""
     examples: int
     """Generated plans of `verifier`."""
+    memory_bytes: int | None = None
+    """What `beyond` takes for the machine's memory; None: what that is."""
 
 
 FULL = Scale(
@@ -61,4 +63,5 @@ SMALL = Scale(
     steps=20,
     drops=10,
     examples=20,
+    memory_bytes=512 << 20,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.cpu.beyond import beyond
 from benchmarks.cpu.exact import exact
 from benchmarks.cpu.fused import fused
 from benchmarks.cpu.honest import honest
@@ -22,6 +23,7 @@ _ROWS = (
     Benchmark("rivals", "search beside the other policies, on four courses", rivals),
     Benchmark("fused", "fused kernels under a budget, beside torch's compiler", fused),
     Benchmark("idle", "what it costs where everything fits", idle),
+    Benchmark("beyond", "a step that the machine's memory does not hold", beyond),
     Benchmark("leak", "memory over many steps, and without backward", leak),
     Benchmark("exact", "bitwise equal results, inside the budget", exact),
 )

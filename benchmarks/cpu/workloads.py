@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from outcore.networks import network
+from outcore.networks import NetworkSpec, network
 
 
 class Step(NamedTuple):
@@ -23,7 +23,12 @@ class Step(NamedTuple):
 def make_step(name: str, seed: int = 0) -> Step:
     """The model, arguments and loss of a workload, from `seed`. KeyError: no such workload."""
     torch.manual_seed(seed)
-    return _WORKLOADS[name]() if name in _WORKLOADS else _case(name)
+    if name in _WORKLOADS:
+        return _WORKLOADS[name]()
+    sized = _SIZED.fullmatch(name)
+    if sized is not None:
+        return _step(network(sized["network"]), int(sized["batch"]), int(sized["size"]))
+    return _case(name)
 
 
 def case_names() -> tuple[str, ...]:
@@ -40,17 +45,16 @@ def _case(name: str) -> Step:
     return Step(*{case.name: case for case in CASES}[name].make())
 
 
-def _resnet(batch: int, size: int, *, small: bool = False) -> Step:
-    spec = network("resnet50")
-    spec = spec.small if small else spec
+def _step(spec: NetworkSpec, batch: int, size: int) -> Step:
     sample = spec.batch(batch, size=size)
     return Step(
         spec.build(), sample.inputs, lambda outputs: spec.criterion(outputs, sample.targets)
     )
 
 
+_SIZED = re.compile(r"(?P<network>[a-z0-9-]+)-b(?P<batch>\d+)-(?P<size>\d+)")
+"""A network of outcore's, its batch, and how wide images are."""
+
 _WORKLOADS: dict[str, Callable[[], Step]] = {
-    "resnet50-b16-224": partial(_resnet, 16, 224),
-    "resnet50-b32-224": partial(_resnet, 32, 224),
-    "small-resnet-b16-64": partial(_resnet, 16, 64, small=True),
+    "small-resnet-b16-64": lambda: _step(network("resnet50").small, 16, 64),
 }

@@ -12,13 +12,14 @@ from math import inf
 import pytest
 import torch
 
-from benchmarks.cpu import memory
+from benchmarks.cpu import beyond, memory
 from benchmarks.cpu.command import main
 from benchmarks.cpu.exact import Comparison
 from benchmarks.cpu.scale import SMALL
 from benchmarks.cpu.spill import Spill
 from benchmarks.cpu.table import BENCHMARKS
 from benchmarks.cpu.trainer import Trainer, Turn
+from benchmarks.cpu.workloads import make_step
 from benchmarks.kit import results, show
 from benchmarks.kit.benchmark import Benchmark, Patience
 from benchmarks.kit.digests import differing
@@ -196,6 +197,26 @@ def test_peers_give_the_gradients_of_eager(mode, tmp_path, monkeypatch):
     gradients = [[p.grad for p in each.module.parameters()] for each in (peer, eager)]
     assert all(map(torch.equal, *gradients))
     assert not [path for path in tmp_path.glob("*/*") if path.is_file()]
+
+
+def test_a_step_beyond_the_memory_is_no_larger_than_it_must_be(monkeypatch):
+    monkeypatch.setattr(beyond, "_in_core_bytes", lambda batch: 100 + 30 * batch)
+    assert [beyond._batch(nbytes) for nbytes in (1, 130, 131, 160, 161, 1000)] == [
+        1,
+        1,
+        2,
+        2,
+        3,
+        30,
+    ]
+
+
+def test_a_workload_names_network_batch_and_size():
+    module, (images,), _ = make_step("resnet50-b2-64")
+    assert images.shape == (2, 3, 64, 64)
+    assert sum(p.numel() for p in module.parameters()) > 20e6
+    with pytest.raises(KeyError):
+        make_step("resnet-fifty")
 
 
 def test_missing_results_differ():
