@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,6 +95,26 @@ def test_much_is_looked_at_in_haste_and_little_planned(
 def test_one_call_that_retains_nothing_is_planned_at_once(asked: list[Any]) -> None:
     train(Backend(budget=5 * MIB // 2, policy="search", strict=True), retain=False)
     assert asked == [Search()]
+
+
+def test_overrides_hold_in_haste_too(asked: list[Any], tmp_path: Path) -> None:
+    rules = tmp_path / "rules.json"
+    rules.write_text('[{"match": "tanh_1", "action": "recompute"}]', encoding="utf-8")
+    backend = Backend(budget=5 * MIB, policy="search", overrides=rules, strict=True)
+    assert same(train(backend, calls=3, retain=False), train("eager", calls=3, retain=False))
+    report = backend.report()
+    assert report.state == "planned"
+    assert report.predicted_peak_bytes is not None
+    assert report.predicted_peak_bytes <= report.budget_bytes
+    around = [each.policy for each in asked]
+    assert HASTE in around
+    assert around[-1] == Search()
+    (explained,) = backend.explain()
+    (told,) = [move for move in explained.moves if move.name == "tanh_1"]
+    assert told.choice == "recompute"
+    with pytest.raises(InfeasibleError, match="search") as caught:
+        train(Backend(budget=5 * MIB // 4, policy="search", overrides=rules), calls=3, retain=False)
+    assert caught.value.policy == "search"
 
 
 def test_planning_counts_what_was_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
