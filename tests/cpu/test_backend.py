@@ -871,6 +871,37 @@ class TestMeter:
         assert backend.report().measured_peak_bytes is not None
         assert not self.metering()
 
+    def test_the_peak_is_that_of_the_largest_of_several_shapes(self) -> None:
+        def peak_bytes(*shapes: int) -> int:
+            torch._dynamo.reset()
+            gc.collect()
+            backend = Backend(budget="1GiB")
+            call = torch.compile(Wide(), backend=backend, dynamic=False)
+            for _ in range(PROFILED_STEPS + 3):
+                for rows in shapes:
+                    call(torch.ones(rows, 64)).sum().backward()
+            report = backend.report()
+            assert report.measured_peak_bytes is not None
+            assert report.predicted_peak_bytes is not None
+            assert report.measured_peak_bytes <= report.predicted_peak_bytes
+            return report.measured_peak_bytes
+
+        small, large = peak_bytes(256), peak_bytes(2048)
+        assert small < large
+        for shapes in ((256, 2048), (2048, 256), (256, 2048, 512)):
+            assert peak_bytes(*shapes) >= large
+
+    def test_the_peak_is_known_before_a_rare_shape_is_planned(self) -> None:
+        torch._dynamo.reset()
+        backend = Backend(budget="1GiB")
+        call = torch.compile(Wide(), backend=backend, dynamic=False)
+        for _ in range(2):
+            for rows in (*[256] * 12, 128):
+                call(torch.ones(rows, 64)).sum().backward()
+        report = backend.report()
+        assert report.state == "profiling", "the smaller batch came but twice"
+        assert report.measured_peak_bytes is not None
+
     def test_a_graph_that_is_never_planned(self) -> None:
         """As where a trainer turns results to float32 that nobody differentiates."""
         module, idle = Wide(), Constant()

@@ -103,7 +103,7 @@ def test_memory_taken_once_all_was_planned_is_told() -> None:
     assert report.measured_peak_bytes is not None
     assert report.measured_peak_bytes > report.budget_bytes
     *_, note = report.notes
-    assert note.startswith("the last metered step held ")
+    assert note.startswith("a metered step held ")
     assert "more beside the graphs than when they were planned" in note
 
 

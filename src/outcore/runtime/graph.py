@@ -309,7 +309,7 @@ class PlannedGraph:
         profiled = self.checks(executable) or (pausing and self.times(executable))
         waiting = self.engine.roll.outstanding(self) if planned else ()
         first = all(graph.planned is None for graph in waiting)  # of the step
-        return profiled or (planned and first and self.engine.metering.wants_peak())
+        return profiled or (planned and first and self.engine.metering.wants_peak(self))
 
     # ---- a graph that is not as captured --------------------------------------------------------
 

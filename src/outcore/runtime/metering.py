@@ -20,7 +20,10 @@ LONGEST_SESSION = 1024
 """Forward calls after which a metered step is ended: a call that never goes back holds it open."""
 
 MOST_PEAK_TRIES = 8
-"""Steps that are metered for their peak since a graph was planned: another one may never be."""
+"""Steps of a graph that are metered for their peak: another graph of them may never be planned."""
+
+RECENT_STEPS = 4
+"""A graph that is being profiled counts as one of the steps that run now for so many of them."""
 
 
 class Metering:
@@ -29,37 +32,55 @@ class Metering:
     def __init__(self, device: torch.device, roll: Roll, held: Held) -> None:
         self._device, self._roll, self._held = device, roll, held
         self.session: Session | None = None
-        self.peak_bytes: int | None = None
-        """The peak of the last metered step after all graphs were planned."""
-        self.after_bytes: int | None = None
-        """That of what came between its last backward call and the next step."""
-        self._peak_tries = 0
 
-    def wants_peak(self) -> bool:
-        """Whether a planned step should be metered for its peak: it is not known, nor in vain.
+    @property
+    def peak_bytes(self) -> int | None:
+        """The highest peak of a metered step, of the latest of each graph that runs.
 
-        It would be in vain beside a graph that is profiled, and would keep that from being timed.
+        After all graphs of it were planned; None where there was none.
         """
-        if self.peak_bytes is not None or self._peak_tries >= MOST_PEAK_TRIES:
+        known = (s.peak_bytes for s in self._roll.standings())
+        return max((nbytes for nbytes in known if nbytes is not None), default=None)
+
+    @property
+    def after_bytes(self) -> int | None:
+        """That of what came between the last backward call of such a step and the next step."""
+        known = (s.after_bytes for s in self._roll.standings())
+        return max((nbytes for nbytes in known if nbytes is not None), default=None)
+
+    def wants_peak(self, graph: PlannedGraph) -> bool:
+        """Whether a planned step of `graph` should be metered for its peak.
+
+        Where that is not known, nor in vain: it would be beside a graph that is profiled, and would
+        keep that from being timed.
+        """
+        standing = graph.standing
+        if standing.peak_bytes is not None or standing.peak_tries >= MOST_PEAK_TRIES:
             return False
-        profiled = ((g, g.profiling) for g in self._roll.active())
-        return all(p is None or p.done or g.standing.settled for g, p in profiled)
+        since = self._roll.steps.number - RECENT_STEPS
+        recent = (g for g in self._roll.active() if g.standing.last_step >= since)
+        return all(
+            p is None or p.done or g.standing.settled for g, p in ((g, g.profiling) for g in recent)
+        )
 
     def forget_peak(self) -> None:
-        """Meter another step for its peak: it is not what it was."""
-        self.peak_bytes, self.after_bytes = None, None
+        """Meter more steps for their peaks: they are not what they were."""
+        for standing in self._roll.known():
+            standing.peak_bytes, standing.after_bytes = None, None
         self.renew_tries()
 
     def renew_tries(self) -> None:
-        """Let the peak be tried for `MOST_PEAK_TRIES` steps more: there is another graph."""
-        self._peak_tries = 0
+        """Let peaks be tried for `MOST_PEAK_TRIES` steps more: there is another graph."""
+        for standing in self._roll.known():
+            standing.peak_tries = 0
 
     def begin(self, leader: PlannedGraph) -> bool:
         """Meter the step that begins with `leader`; False where impossible, or under way."""
         if self.session is not None:
             return False
-        calls, meter = self._roll.steps.calls, open_meter(self._device)
-        session = Session(ref(leader), self._held.resident_bytes(), calls, meter)
+        steps, meter = self._roll.steps, open_meter(self._device)
+        resident = self._held.resident_bytes()
+        session = Session(ref(leader), resident, steps.calls, steps.number, meter)
         begun = session.start()
         if not begun and in_backward():
             leader.unmetered(Obstacle.INSIDE_BACKWARD)
@@ -68,13 +89,14 @@ class Metering:
         elif not begun:
             leader.unmetered(Obstacle.ANOTHER_PROFILER)
         self.session = session if begun else None
-        self._peak_tries += begun and leader.planned is not None
+        leader.standing.peak_tries += begun and leader.planned is not None
         return begun
 
-    def end(self, *, whole: bool = True) -> bool:
+    def end(self, *, whole: bool = True, beside: PlannedGraph | None = None) -> bool:
         """End the session, if there is one and autograd is not at work; `whole`: as one step.
 
-        Returns whether it was one in which no graph was profiled.
+        Returns whether it was one in which no graph was profiled; `beside`: the one that begins the
+        next step, which does not count.
         """
         session = self.session
         if session is None or in_backward():
@@ -83,12 +105,15 @@ class Metering:
         leader = session.leader()
         if leader is not None and not session.here():
             leader.unmetered(Obstacle.OTHER_THREADS)
+        came_through = [visit.owner() for visit in session.visits if visit.backward_stop]
         session.stop()
         if leader is not None and session.lost:
             leader.unmetered(Obstacle.ANOTHER_PROFILER)
-        settled = whole and self._roll.settled()
-        if settled:
-            self.peak_bytes, self.after_bytes = session.peak_bytes, session.after_bytes
+        settled = whole and self._roll.settled(session.step, beside)
+        for graph in came_through if settled else ():
+            if isinstance(graph, PlannedGraph):
+                standing = graph.standing
+                standing.peak_bytes, standing.after_bytes = session.peak_bytes, session.after_bytes
         return settled
 
     def mark(self) -> int:
@@ -120,8 +145,8 @@ class Metering:
     def called(self, caller: PlannedGraph) -> bool:
         """End the session where the forward call of `caller` that now begins is a new step's.
 
-        And where its leader runs no more, or never comes back: that was no whole step. Returns as
-        `end`.
+        As is that of another size of its leader. And where the leader runs no more, or never comes
+        back: that was no whole step. Returns as `end`.
         """
         session = self.session
         if session is None:
@@ -130,6 +155,8 @@ class Metering:
         if leader is caller and not self._roll.waiting(caller):
             # Under a checkpoint backward calls each block again.
             return bool(session.visits or not under_checkpoint()) and self.end()
+        if session.visits and not len(self._roll.stores) and _takes_turns(caller, leader):
+            return self.end(beside=caller)
         overlong = self._roll.steps.calls - session.calls > LONGEST_SESSION
         if overlong or leader not in self._roll.active():
             self.end(whole=False)
@@ -151,3 +178,10 @@ class Metering:
         seen = {visit.owner() for visit in session.visits}
         idle = (g for g in self._roll.active() if g.planned is None and g.standing.settled)
         return seen.union(idle).issuperset(self._roll.active())
+
+
+def _takes_turns(graph: PlannedGraph, other: PlannedGraph | None) -> bool:
+    """Whether they are of the same ops, and of other sizes: a step has one or the other."""
+    if other is None or graph.digest == other.digest:
+        return False
+    return graph.standing.kind == other.standing.kind

@@ -74,10 +74,14 @@ class Roll:
         """How many graphs like it wait for their backward."""
         return sum(other.digest == graph.digest for other in self.outstanding(graph))
 
-    def settled(self) -> bool:
-        """Whether there are graphs that run, and none is being profiled."""
-        standings = self.standings()
-        return bool(standings) and all(s.settled for s in standings)
+    def settled(self, step: int, beside: PlannedGraph | None = None) -> bool:
+        """Whether graphs were called since that step, and none of them is being profiled.
+
+        `beside`: one that does not count.
+        """
+        called = [s for s in self.standings() if s.last_step >= step]
+        counted = [s for s in called if beside is None or s is not beside.standing]
+        return bool(counted) and all(s.settled for s in counted)
 
     def called(self, caller: PlannedGraph) -> None:
         """Count a forward call of `caller`, which now begins.

@@ -122,6 +122,8 @@ class Session:
     resident_bytes: int
     calls: int
     """Forward calls of the engine's graphs when it began."""
+    step: int
+    """The number of the step that was under way then."""
     meter: Meter
     thread: threading.Thread = field(default_factory=threading.current_thread)
     ending: threading.RLock = field(default_factory=threading.RLock)

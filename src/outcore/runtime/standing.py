@@ -74,6 +74,12 @@ class Standing:
     """How many forward calls the engine had counted when its backward was called."""
     measured: Timeline | None = None
     """Of a step that was recorded under its plan."""
+    peak_bytes: int | None = None
+    """The peak of the latest metered step in which it ran, all of which was planned."""
+    after_bytes: int | None = None
+    """That of what came between the step's last backward call and the next step."""
+    peak_tries: int = 0
+    """Steps that began with it and were metered for their peak, since that was forgotten."""
     reason: str = ""
     """Why it has no plan, where it runs in-core or is profiled for longer than usual."""
     retained: bool = False

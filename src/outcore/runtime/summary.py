@@ -290,7 +290,7 @@ def _peak_notes(engine: Engine, planned: list[Planned]) -> Iterator[str]:
     promised = max((p.predicted.peak(Tier.DEVICE) for p in planned), default=budget)
     if measured is not None and measured > max(budget, promised):
         yield (
-            f"the last metered step held {format_bytes(measured)}, more than the budget of "
+            f"a metered step held {format_bytes(measured)}, more than the budget of "
             f"{format_bytes(budget)}: this process holds more beside the graphs than when they "
             "were planned; make a new backend once everything else is in memory"
         )
@@ -301,9 +301,9 @@ def _after_notes(engine: Engine) -> Iterator[str]:
     after, budget = engine.metering.after_bytes, engine.settings.budget_bytes
     if after is not None and after > max(budget, engine.metering.peak_bytes or 0):
         yield (
-            f"after the backward of all graphs, {format_bytes(after)} were held in the last "
-            f"metered step, more than the budget of {format_bytes(budget)}: no plan covers what is "
-            "made there, as by an optimizer's step, which makes least with fused=True, or by the "
+            f"after the backward of all graphs, {format_bytes(after)} were held in a metered "
+            f"step, more than the budget of {format_bytes(budget)}: no plan covers what is made "
+            "there, as by an optimizer's step, which makes least with fused=True, or by the "
             "backward of what runs before the first graph"
         )
 
