@@ -23,7 +23,8 @@ from outcore.capture.within import BYTES
 OF_LOSS = torch.ops.aten.nll_loss_backward.default
 OF_LOG_SOFTMAX = torch.ops.aten._log_softmax_backward_data.default
 _WITHIN = torch.ops.aten._log_softmax_backward_data.out
-_DETACH = torch.ops.aten.detach.default
+_PLAIN_VIEWS = torch.ops.aten.detach.default, torch.ops.aten.alias.default
+"""What autograd puts around what it saves: the second by torch 2.14, in some of its traces."""
 
 ROWS = 2
 """Sides of logits that are rows, of a class each."""
@@ -74,17 +75,17 @@ def _of_logits(node: Node) -> Node | None:
 
 
 def _users(node: Node) -> Iterator[Node]:
-    """What takes a node, itself or detached."""
+    """What takes a node, itself or a plain view of it."""
     for user in node.users:
-        if user.target is _DETACH:
+        if user.target in _PLAIN_VIEWS:
             yield from _users(user)
         else:
             yield user
 
 
 def _whole(node: Node) -> Node:
-    """What a node is, itself or detached."""
-    while node.target is _DETACH:
+    """What a node is, itself or a plain view of it."""
+    while node.target in _PLAIN_VIEWS:
         (node,) = args_of(node)
     return node
 
