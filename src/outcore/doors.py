@@ -40,6 +40,15 @@ UNSEEN = (
     "shapes of inputs, and no budget holds there. TORCH_LOGS=recompiles,graph_breaks says why"
 )
 
+UNSEEN_PART = (
+    "a part of the model came with more shapes than torch.compile takes: where it comes with yet "
+    "others it runs plainly, and no budget holds there. Pad its inputs to a few sizes; "
+    "TORCH_LOGS=recompiles says what differs"
+)
+
+LIMIT = "limit exceeded"
+"""In what torch counts where it compiles a function for no more shapes."""
+
 CALLERS = 7
 """From where a door warns to where its model is called."""
 
@@ -216,10 +225,13 @@ class _Door:
             return self._plainly(model, args, kwargs)
         if not self.trained:
             return self._until_trained(model, args, kwargs)
-        seen = _seen(self.backend)
+        seen, limits = _seen(self.backend), _limits()
         results = self._run_compiled(model, args, kwargs)
-        if model.training and not self._told and seen == _seen(self.backend):
-            self._note_unseen(model)
+        if model.training and not self._told:
+            if seen == _seen(self.backend):
+                self._note_unseen(model, UNSEEN)
+            elif limits < _limits():
+                self._note_unseen(model, UNSEEN_PART)
         return results
 
     def _run_compiled(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -245,9 +257,9 @@ class _Door:
         """Before anything was trained otherwise, it may be that nothing ever will: say so aloud."""
         self._note(model, PLAINLY, aloud=model.training and not self.trained)
 
-    def _note_unseen(self, model: nn.Module) -> None:
+    def _note_unseen(self, model: nn.Module, text: str) -> None:
         if any(p.requires_grad for p in model.parameters()):
-            self._note(model, UNSEEN, aloud=True)
+            self._note(model, text, aloud=True)
 
     def _note(self, model: nn.Module, text: str, *, aloud: bool) -> None:
         """Note it; `aloud`: warn the first time, or raise NotEngagedError where that is strict."""
@@ -305,6 +317,11 @@ _doors: WeakKeyDictionary[nn.Module, _Door] = WeakKeyDictionary()
 def _seen(backend: Backend) -> int:
     """Calls of its graphs so far, planned or not."""
     return backend.plain_calls.number + _calls(backend)
+
+
+def _limits() -> int:
+    """How often torch compiled a function no more, as it had for so many shapes."""
+    return sum(often for text, often in counters["unimplemented"].items() if LIMIT in text)
 
 
 def _calls(backend: Backend) -> int:

@@ -971,6 +971,20 @@ class TestMeter:
         assert backend.engine is not None
         assert [g.standing.state.value for g in backend.engine.graphs] == ["in-core", "profiling"]
 
+    def test_several_graphs_that_nobody_differentiates_are_found_out_together(self) -> None:
+        """As an encoder before a quantizer, whose layers are graphs of their own."""
+        torch._dynamo.reset()
+        layers = [nn.Linear(64, 64 + i) for i in range(6)]
+        call, backend = compiled(Wide(), budget="1GiB")
+        idle = [torch.compile(layer, backend=backend) for layer in layers]
+        for _ in range(PROFILED_STEPS + MOST_FRUITLESS):
+            for each in idle:
+                each(torch.ones(8, 64))
+            call(torch.ones(256, 64)).sum().backward()
+        report = backend.report()
+        assert report.state == "in-core"
+        assert report.measured_peak_bytes is not None
+
     def test_forwards_alone(self) -> None:
         call, _ = compiled(Wide(), budget="1GiB")
         for _ in range(MOST_FRUITLESS + 1):

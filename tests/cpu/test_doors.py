@@ -352,6 +352,45 @@ class TestWrap:
             assert any("came to no graph" in note for note in caught.value.__notes__)
         module(torch.ones(1, 4)).sum().backward()
 
+    @LIMITED
+    @pytest.mark.parametrize("strict", [False, True])
+    def test_past_the_most_shapes_of_a_part_it_is_told(
+        self, monkeypatch: pytest.MonkeyPatch, *, strict: bool
+    ) -> None:
+        """As an expert is given another number of tokens in each step."""
+
+        class Mixed(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.outer, self.expert = nn.Linear(4, 4), Small()
+                self.tokens = 0
+
+            def forward(self, x: Tensor) -> Tensor:
+                y: Tensor = self.mixed(self.outer(x))
+                return y.sum()
+
+            @torch.compiler.disable(recursive=False)
+            def mixed(self, x: Tensor) -> Tensor:
+                y: Tensor = self.expert(batch(0, self.tokens))
+                return y.sum() + x.sum()
+
+        monkeypatch.setattr(doors, "MOST_SHAPES", 3)
+        module = outcore.wrap(Mixed(), "1GiB", strict=strict)
+        raised: list[str] = []
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for n in range(1, 7):
+                module.tokens = n
+                try:
+                    module(torch.ones(2, 4)).backward()
+                except NotEngagedError as error:
+                    raised += error.__notes__
+        warned = [str(each.message) for each in told]
+        assert len(raised) == strict
+        found = [text for text in (*raised, *warned) if "came with more shapes" in text]
+        assert len(found) == 1
+        assert doors.UNSEEN not in outcore.handle(module).notes
+
     def test_a_call_that_asks_for_no_gradient_itself_is_no_miss(self) -> None:
         class Student(nn.Module):
             def __init__(self) -> None:

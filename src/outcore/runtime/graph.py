@@ -124,7 +124,8 @@ class PlannedGraph:
         with self.telling_of_memory():
             executable = self.ready(inputs)
         if self._wants_meter(executable):
-            self.standing.fruitless += self.engine.metering.begin(self)
+            self.engine.metering.begin(self)  # unless it was begun with another graph
+            self.standing.fruitless += self.engine.metering.counts(self)
         elif self.following is not None and executable is self.following.executable:
             executable = self.following.executable_of_step(self)
         if self.planned is not None and self.engine.metering.session is not None:

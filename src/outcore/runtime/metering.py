@@ -92,6 +92,14 @@ class Metering:
         leader.standing.peak_tries += begun and leader.planned is not None
         return begun
 
+    def counts(self, graph: PlannedGraph) -> bool:
+        """Whether a step is being metered in which no forward call of `graph` was seen so far."""
+        session = self.session
+        if session is None or id(graph.standing) in session.called:
+            return False
+        session.called.add(id(graph.standing))
+        return True
+
     def end(self, *, whole: bool = True, beside: PlannedGraph | None = None) -> bool:
         """End the session, if there is one and autograd is not at work; `whole`: as one step.
 

@@ -131,6 +131,8 @@ class Session:
     started: int = field(default_factory=time.time_ns)
     visits: list[Visit] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
+    called: set[int] = field(default_factory=set)
+    """The graphs that wanted the meter for a forward call, by the identity of how they stand."""
     left: int = 0
     """When the latest call ended."""
     peak_bytes: int | None = None

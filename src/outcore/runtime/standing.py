@@ -100,7 +100,7 @@ class Standing:
     planning_seconds: float = 0.0
     """What planning it took so far, in vain too."""
     fruitless: int = 0
-    """Sessions begun in a row with its forward call that no backward call followed."""
+    """Metered steps in a row in which its forward was called, and its backward never."""
     growths: int = 0
     """How often it was planned again beside more that the process came to hold."""
     refused_bytes: float = inf

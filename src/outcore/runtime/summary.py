@@ -129,7 +129,7 @@ TURNS = (
 
 def _turns_notes(steps: Iterable[PlannedStep]) -> Iterator[str]:
     """That figures are averages, where they are."""
-    turns = sum(step.share < 1 for step in steps)
+    turns = sum(step.share < 1 for step in steps)  # two of a kind at least
     if turns:
         yield TURNS.format(turns=turns)
 
@@ -155,9 +155,10 @@ def _state(graphs: Sequence[Standing]) -> str:
 def _planned_steps(engine: Engine, graphs: list[Standing]) -> Iterator[Part]:
     """Those of `graphs` that have a plan, and what a step has of each."""
     under_way = engine.steps.number if len(engine.stores) else None
-    for graph, share in zip(graphs, _shares(graphs, under_way), strict=True):
-        if graph.planned is not None:
-            yield graph, _step(graph.planned, graph, graph.calls(under_way), share)
+    found = [(graph, graph.planned) for graph in graphs if graph.planned is not None]
+    shares = _shares([graph for graph, _ in found], under_way)
+    for (graph, planned), share in zip(found, shares, strict=True):
+        yield graph, _step(planned, graph, graph.calls(under_way), share)
 
 
 def _with_plans(
