@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from benchmarks.cpu import memory
+from benchmarks.cpu.race import reason
 from benchmarks.cpu.scale import Scale
 from benchmarks.cpu.trainer import Trainer, alone
 from benchmarks.cpu.worth import TIME_LIMIT
@@ -22,6 +23,7 @@ from benchmarks.kit.rows import Check, Row, at_most, ratio
 from benchmarks.kit.worker import Worker, WorkerError
 from outcore.capture import trace_network
 from outcore.compare import Comparison
+from outcore.errors import InfeasibleError
 from outcore.networks import network
 from outcore.presets import preset
 from outcore.runtime.host import available_bytes, memory_limit_bytes
@@ -35,6 +37,8 @@ MEMORY_RATIO = 1.4
 BUDGET_SHARE = 0.5
 """The budget, as a part of the machine's memory."""
 RESIDENT_LIMIT = 1.10
+OUT_OF_MEMORY, KILLED = "can't allocate memory", "Died"
+"""What torch says, and what becomes of a process that the system ends."""
 TURNS = 3
 COUNTED_BY = "v100-pcie3"
 """Any machine would do: only bytes are asked of it."""
@@ -87,21 +91,22 @@ def _batch(nbytes: int) -> int:
     return max(1, 1 - (one - nbytes) // (two - one))
 
 
-def limited(workload: str, nbytes: int) -> Trainer:
-    """A Trainer in a process that may come to hold so many bytes more than it does."""
-    trainer = alone(workload, Eager())
+def limit(_: Trainer, nbytes: int) -> None:
+    """Let the process come to hold so many bytes more than it does."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     most = memory.mapped_bytes() + nbytes
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    return trainer
+    resource.setrlimit(resource.RLIMIT_AS, (most if hard < 0 else min(most, hard), hard))
 
 
 def _plain(row: Beyond, workload: str, free_bytes: int) -> Beyond:
     try:
-        with Worker(limited, workload, free_bytes) as worker:
+        with Worker(alone, workload, Eager()) as worker:
+            worker.ask(limit, free_bytes)
             seconds = worker.ask(Trainer.train)
     except WorkerError as error:
-        note = f"failed with {format_bytes(free_bytes)}: {error.kind}"
-        return replace(row, note=note, checks=(Check("it does not fit", met=True),))
+        out = error.kind == KILLED or OUT_OF_MEMORY in error.details
+        note = f"failed with {format_bytes(free_bytes)}: {'out of memory' if out else error.kind}"
+        return replace(row, note=note, checks=(Check("it does not fit", met=out),))
     return replace(row, measured_seconds=seconds, checks=(Check("it does not fit", met=False),))
 
 
@@ -113,9 +118,11 @@ def _planned(row: Beyond, workload: str, mode: Outcore) -> Beyond:
             turns = [worker.ask(Trainer.turn) for _ in range(TURNS)]
             peak = worker.ask(Trainer.peak_bytes)
             report = worker.ask(Trainer.report)
-    except WorkerError as error:
+    except (InfeasibleError, WorkerError) as error:
         print(error, file=sys.stderr)
-        return replace(row, note=f"failed: {error.kind}")
+        return replace(row, note=reason(error))
+    if report["predicted_peak_bytes"] is None:
+        return replace(row, note=f"not planned: {report['state']}")
     seconds, resident = median(t.seconds for t in turns), max(t.resident_bytes for t in turns)
     budget, in_core = int(mode.budget), report["in_core_peak_bytes"]
     slowdown = ratio(seconds, report["in_core_seconds"])

@@ -1,4 +1,4 @@
-"""What is trained, by name: ResNet-50 at the size of the benchmarks, and the cases of the tests."""
+"""What is trained, by name: outcore's networks at a batch and a size, and the tests' cases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ class Step(NamedTuple):
 
 
 def make_step(name: str, seed: int = 0) -> Step:
-    """The model, arguments and loss of a workload, from `seed`. KeyError: no such workload."""
+    """The model, arguments and loss of a workload, from `seed`.
+
+    `NETWORK-bBATCH-SIZE`, or the name of a case. Raises KeyError, or OptionValueError as `network`.
+    """
     torch.manual_seed(seed)
     if name in _WORKLOADS:
         return _WORKLOADS[name]()

@@ -225,26 +225,26 @@ class _Door:
             return self._plainly(model, args, kwargs)
         if not self.trained:
             return self._until_trained(model, args, kwargs)
-        seen, limits = _seen(self.backend), _limits()
+        seen = _seen(self.backend)
         results = self._run_compiled(model, args, kwargs)
-        if model.training and not self._told:
-            if seen == _seen(self.backend):
-                self._note_unseen(model, UNSEEN)
-            elif limits < _limits():
-                self._note_unseen(model, UNSEEN_PART)
+        if model.training and not self._told and seen == _seen(self.backend):
+            self._note_unseen(model, UNSEEN)
         return results
 
     def _run_compiled(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         if self._is_recurrent is None:
             self._is_recurrent = is_recurrent(model)
-        traced = counters["frames"]["total"]
+        traced, limits, seen = counters["frames"]["total"], _limits(), _seen(self.backend)
         try:
             with recurrent_apart() if self._is_recurrent else nullcontext():
-                return self._run(model, _hooks(model), *args, **kwargs)
+                results = self._run(model, _hooks(model), *args, **kwargs)
         except BaseException as error:
             if counters["frames"]["total"] > traced:
                 self._trace_anew(error)
             raise
+        if limits < _limits() and seen < _seen(self.backend):
+            self._note_unseen(model, UNSEEN_PART)
+        return results
 
     def _trace_anew(self, error: BaseException) -> None:
         """Have torch compile what it was tracing when `error` came: else it never would again."""
@@ -267,9 +267,7 @@ class _Door:
         if not known:
             self.backend.notes.append(text)
         if aloud and self.backend.options.strict:
-            error = NotEngagedError(model=type(model).__name__)
-            error.add_note(f"outcore: {text}")
-            raise error
+            raise NotEngagedError(model=type(model).__name__, reason=text)
         if aloud and not known:
             warnings.warn(f"outcore: {text}", stacklevel=CALLERS)
 

@@ -381,14 +381,18 @@ class WrapError(OutcoreError, ValueError):
 
 @dataclass(kw_only=True, eq=False)
 class NotEngagedError(OutcoreError, RuntimeError):
-    """A training call went by, and no graph with a backward came to be planned."""
+    """A training call went by, and no graph with a backward came to be planned, or not all did."""
 
     model: str
     """The name of the model's class."""
+    reason: str = ""
+    """What ran plainly, and why, where that is known."""
 
     @property
     def message(self) -> str:
         """Say what did not happen, and where to look."""
+        if self.reason:
+            return f"not all of {self.model} is inside the budget: {self.reason}"
         return (
             f"outcore found nothing to plan in {self.model}: it ran as plain PyTorch. "
             "torch.compile captured no graph that requires gradients. Wrap the module that your "

@@ -8,7 +8,7 @@ the text came from, turns it into the error of `errors.py` that names the option
 import math
 import re
 from fractions import Fraction
-from numbers import Integral, Real
+from numbers import Integral, Rational, Real
 
 _BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 _DECIMAL = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
@@ -19,7 +19,7 @@ _PRINTED_BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _PRINTED_SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 
 
-def parse_size(size: str | int | float, total_bytes: int | None) -> int:
+def parse_size(size: str | float | Fraction, total_bytes: int | None) -> int:
     """Return the number of bytes that `size` stands for, rounded down.
 
     An int is bytes. Text is a number and a unit: `"16GiB"` (binary), `"16GB"` (decimal), `"512B"`,
@@ -38,7 +38,8 @@ def parse_size(size: str | int | float, total_bytes: int | None) -> int:
     elif isinstance(size, Integral):
         nbytes = int(size)
     else:
-        nbytes = _fraction_of(float(size), total_bytes, repr(size))
+        exact = Fraction(size) if isinstance(size, Rational) else float(size)
+        nbytes = _fraction_of(exact, total_bytes, repr(size))
     if nbytes < 1:
         raise ValueError(f"{size!r} is {nbytes} bytes: a size is at least one byte")
     return nbytes
@@ -177,7 +178,7 @@ def _unit_advice(number: str, unit: str, per: str = "") -> str:
     if unit.lower() in ("b", "byte", "bytes"):
         return f"write {number}B{per}"
     if prefix not in "KMGTP":
-        return f"there is no unit {unit!r}: write {number}GiB{per} or {number}GB{per}"
+        return f"there is no unit {unit!r}: write {', '.join(_BYTES_PER_UNIT)}{per and ' per s'}"
     return f"write {number}{prefix}iB{per} or {number}{prefix}B{per}"
 
 

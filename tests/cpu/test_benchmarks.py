@@ -27,7 +27,7 @@ from benchmarks.kit.modes import Checkpoint, Eager
 from benchmarks.kit.rounds import median_of_ratios, ratio_of_medians, steps_per_turn, take_turns
 from benchmarks.kit.rows import Check, Row, at_most
 from benchmarks.kit.worker import Worker, WorkerError
-from outcore.errors import SpillError
+from outcore.errors import OptionValueError, SpillError
 
 SMALLEST = "small-resnet-b16-64"
 
@@ -217,6 +217,8 @@ def test_a_workload_names_network_batch_and_size():
     assert sum(p.numel() for p in module.parameters()) > 20e6
     with pytest.raises(KeyError):
         make_step("resnet-fifty")
+    with pytest.raises(OptionValueError, match="resnet50"):
+        make_step("resnet-b2-64")
 
 
 def test_missing_results_differ():

@@ -338,7 +338,7 @@ def test_what_is_not_counted_is_said(outcore, script, estimated):
     # forward, and backward: all gradients of the first, and those of the second one by one
     count = estimated("convolving")[1]["convolutions"]
     assert count >= 4
-    assert f"not counted      workspaces of {count} convolutions" in said
+    assert f"not counted      workspaces of {count} ops of convolutions" in said
 
 
 @pytest.mark.parametrize(

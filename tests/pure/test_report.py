@@ -178,7 +178,10 @@ def test_graphs_that_take_turns_count_for_the_steps_in_which_they_run():
     assert first.name == "Graph 1 of 2, run in 75% of the steps"
     assert second.name == "Graph 2 of 2, run 2 times in 25% of the steps"
     taking = dict(facts(replace(mixed, graphs=2)))
-    assert taking["graphs, which take turns"] == "2"
+    assert taking["graphs, some of which take turns"] == "2"
+    moves = sum(len(part.plan.moves) for part in mixed.steps)
+    assert len(view_of(mixed).moves) == moves > 1
+    assert not view_of(mixed).cut, "though a step has fewer, on average"
     assert dict(facts(replace(two_graphs(), graphs=2)))["graphs in a step"] == "2"
 
 

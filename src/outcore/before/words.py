@@ -12,7 +12,8 @@ ONE_LINE = "import outcore; outcore.wrap(model, {options})"
 """What a script says to train within a budget, once it has its model."""
 
 WORKSPACES = (
-    "workspaces of {count} convolutions, known once they have run: budgets may have to be larger"
+    "workspaces of {count} ops of convolutions, forward and backward, known once they have run: "
+    "budgets may have to be larger"
 )
 
 

@@ -29,7 +29,7 @@ class Report:
     it was asked for. `budget_bytes` is 0 while it is a part of a device that is not known yet.
     `replans` counts graphs that were planned again because their time drifted.
     `held`: buffers that no op needs any more, held for recomputations.
-    `offloaded_bytes` are planned, for each step. `disk_bytes_written` are measured, from the start:
+    `offloaded_bytes` are planned, for a step. `disk_bytes_written` are measured, from the start:
     profiled steps count too, and what was written to measure the disk.
     `links`: each direction that copies go over, with its rates.
 

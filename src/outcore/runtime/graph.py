@@ -56,7 +56,8 @@ class PlannedGraph:
         self.engine, self.captured = engine, captured
         self.fallback = fallback
         self.digest = digest(captured.trace)
-        self.standing = Standing(kind=tuple(op.target for op in captured.trace.ops))
+        kind = tuple(op.target for op in captured.trace.ops)
+        self.standing = Standing(kind=kind, digest=self.digest)
         self.profiling: Profiling | None = None
         self.following: Following | None = None
         self.retired = False
@@ -125,7 +126,7 @@ class PlannedGraph:
             executable = self.ready(inputs)
         if self._wants_meter(executable):
             self.engine.metering.begin(self)  # unless it was begun with another graph
-            self.standing.fruitless += self.engine.metering.counts(self)
+            self.standing.fruitless += self.engine.metering.note_call(self)
         elif self.following is not None and executable is self.following.executable:
             executable = self.following.executable_of_step(self)
         if self.planned is not None and self.engine.metering.session is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Collection
 from weakref import ref
 
 import torch
@@ -20,10 +21,10 @@ LONGEST_SESSION = 1024
 """Forward calls after which a metered step is ended: a call that never goes back holds it open."""
 
 MOST_PEAK_TRIES = 8
-"""Steps of a graph that are metered for their peak: another graph of them may never be planned."""
+"""Steps that are metered for the peak of one graph: another graph in them may never be planned."""
 
 RECENT_STEPS = 4
-"""A graph that is being profiled counts as one of the steps that run now for so many of them."""
+"""A graph that is being profiled holds up what is metered for so many steps after its last call."""
 
 
 class Metering:
@@ -35,9 +36,9 @@ class Metering:
 
     @property
     def peak_bytes(self) -> int | None:
-        """The highest peak of a metered step, of the latest of each graph that runs.
+        """The highest of the latest peaks of the graphs that run, each of a step that was planned.
 
-        After all graphs of it were planned; None where there was none.
+        None where no such step was metered.
         """
         known = (s.peak_bytes for s in self._roll.standings())
         return max((nbytes for nbytes in known if nbytes is not None), default=None)
@@ -92,8 +93,8 @@ class Metering:
         leader.standing.peak_tries += begun and leader.planned is not None
         return begun
 
-    def counts(self, graph: PlannedGraph) -> bool:
-        """Whether a step is being metered in which no forward call of `graph` was seen so far."""
+    def note_call(self, graph: PlannedGraph) -> bool:
+        """Take that `graph` is called; whether that is the first time in a metered step."""
         session = self.session
         if session is None or id(graph.standing) in session.called:
             return False
@@ -113,12 +114,12 @@ class Metering:
         leader = session.leader()
         if leader is not None and not session.here():
             leader.unmetered(Obstacle.OTHER_THREADS)
-        came_through = [visit.owner() for visit in session.visits if visit.backward_stop]
+        came_through = [visit.owner() for visit in session.visits]
         session.stop()
         if leader is not None and session.lost:
             leader.unmetered(Obstacle.ANOTHER_PROFILER)
         settled = whole and self._roll.settled(session.step, beside)
-        for graph in came_through if settled else ():
+        for graph in came_through if settled and session.peak_bytes is not None else ():
             if isinstance(graph, PlannedGraph):
                 standing = graph.standing
                 standing.peak_bytes, standing.after_bytes = session.peak_bytes, session.after_bytes
@@ -163,7 +164,8 @@ class Metering:
         if leader is caller and not self._roll.waiting(caller):
             # Under a checkpoint backward calls each block again.
             return bool(session.visits or not under_checkpoint()) and self.end()
-        if session.visits and not len(self._roll.stores) and _takes_turns(caller, leader):
+        over = session.here() and bool(session.visits) and not len(self._roll.stores)
+        if over and _takes_turns(caller, leader):
             return self.end(beside=caller)
         overlong = self._roll.steps.calls - session.calls > LONGEST_SESSION
         if overlong or leader not in self._roll.active():
@@ -184,8 +186,15 @@ class Metering:
 
     def _all_came_through(self, session: Session) -> bool:
         seen = {visit.owner() for visit in session.visits}
-        idle = (g for g in self._roll.active() if g.planned is None and g.standing.settled)
-        return seen.union(idle).issuperset(self._roll.active())
+        return all(g in seen or self._is_absent(g, session, seen) for g in self._roll.active())
+
+    def _is_absent(self, graph: PlannedGraph, session: Session, seen: Collection[object]) -> bool:
+        """Whether a step is over without it: nobody differentiates it, or it takes turns."""
+        if graph.planned is None and graph.standing.settled:
+            return True
+        others = (g for g in seen if isinstance(g, PlannedGraph))
+        uncalled = graph.standing.last_step < session.step
+        return uncalled and any(_takes_turns(graph, other) for other in others)
 
 
 def _takes_turns(graph: PlannedGraph, other: PlannedGraph | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -13,6 +14,7 @@ from typing import Any, TypedDict
 import torch
 
 from outcore.errors import BudgetError, OptionError, OptionValueError
+from outcore.execute.arena import VARIABLE as ARENA
 from outcore.execute.folders import spill_folder
 from outcore.measure import resident_bytes
 from outcore.policies import Policy, resolve
@@ -51,11 +53,10 @@ ENVIRONMENT = {
     "strict": "OUTCORE_STRICT",
 }
 
-OTHERS = frozenset({"OUTCORE_ARENA"})
-"""Variables that are no option's."""
+PREFIX = "OUTCORE_"
 
-ALIKE = 0.85
-"""A variable whose name is so near to one of ours (`difflib`) is taken for a misspelled one."""
+ALIKE = 0.8
+"""A variable whose name is so near to one of ours (`difflib`) may be a misspelled one."""
 
 OVER = (
     "the budget of {budget} is more than the {total} of {whose}, so that a plan may need more than "
@@ -125,14 +126,13 @@ class Keywords(TypedDict, total=False):
 def make_options(given: Mapping[str, Any]) -> Options:
     """Options from keyword arguments.
 
-    Raises OptionError for a name that does not exist, and for a variable that is named almost as
-    one of ours; OptionValueError for an unreadable switch.
+    Raises OptionError for a name that does not exist, OptionValueError for an unreadable switch.
     """
     known = tuple(f.name for f in fields(Options))
     for name in given:
         if name not in known:
             raise OptionError(option=name, known=known)
-    _refuse_misspelled()
+    _tell_misspelled()
     from_environment = {
         name: os.environ[variable]
         for name, variable in ENVIRONMENT.items()
@@ -143,14 +143,15 @@ def make_options(given: Mapping[str, Any]) -> Options:
     return Options(**{**merged, **switches})
 
 
-def _refuse_misspelled() -> None:
-    """Raise OptionError where the environment has a variable that is almost one of ours."""
-    ours = tuple(ENVIRONMENT.values())
-    for name in os.environ:
-        if name.startswith("OUTCORE_") and name not in OTHERS.union(ours):
-            near = get_close_matches(name, ours, n=1, cutoff=ALIKE)
-            if near:
-                raise OptionError(option=name, known=ours)
+def _tell_misspelled() -> None:
+    """Warn of variables whose names are almost ours: they may be somebody else's, too."""
+    ours = {name.removeprefix(PREFIX): name for name in (*ENVIRONMENT.values(), ARENA)}
+    for name, value in os.environ.items():
+        if value and name.startswith(PREFIX) and name not in ours.values():
+            near = get_close_matches(name.removeprefix(PREFIX), ours, n=1, cutoff=ALIKE)
+            for found in near:
+                text = f"outcore: nothing reads {name}; is {ours[found]} meant?"
+                warnings.warn(text, stacklevel=2)
 
 
 def checked_options(given: Mapping[str, Any]) -> Options:
@@ -230,10 +231,15 @@ def _spill_dir(given: str | os.PathLike[str] | None) -> Path:
         raise OptionValueError(
             option="spill_dir", value=given, reason="it is not the path of a directory"
         )
+    return _path("spill_dir", given)
+
+
+def _path(option: str, given: str | os.PathLike[str]) -> Path:
+    """A path as a shell would read it."""
     try:
         return Path(given).expanduser()
     except RuntimeError as error:  # there is no such user
-        raise OptionValueError(option="spill_dir", value=str(given), reason=str(error)) from error
+        raise OptionValueError(option=option, value=str(given), reason=str(error)) from error
 
 
 def _budget(given: str | float | None, device: torch.device) -> int:

@@ -68,6 +68,8 @@ class Standing:
     """How many graphs of the same trace wait when it is called: alike blocks, compiled apart."""
     kind: tuple[str, ...] = ()
     """The ops of the graph, by target: those of other shapes have the same, and layers alike."""
+    digest: str = ""
+    """That of its trace: those of layers alike are equal, those of other shapes are not."""
     latest_steps: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=LATEST))
     """Numbers of the engine's steps in which its backward was called, and how often."""
     latest_calls: deque[int] = field(default_factory=lambda: deque(maxlen=LATEST))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from outcore.bound import lower_bound
 from outcore.errors import MissingPackageError
@@ -24,8 +24,14 @@ from outcore.units import format_bytes, format_seconds, parse_size
 if TYPE_CHECKING:  # the backend makes its report through here
     from outcore.runtime.backend import Backend
 
-Part: TypeAlias = tuple[Standing, PlannedStep]
-"""A graph that has a plan, and what a step has of it."""
+
+class Part(NamedTuple):
+    """A graph that has a plan, and what a step has of it."""
+
+    standing: Standing
+    planned: Planned
+    step: PlannedStep
+
 
 ROUNDING = 1e-9
 """Relative error of sums of floats, well above what they have."""
@@ -98,15 +104,16 @@ def _rare(alike: list[Standing]) -> Iterator[Standing]:
 
 
 def _shares(graphs: list[Standing], under_way: int | None) -> Iterator[float]:
-    """In which part of the latest steps of its kind each ran: 1 but where graphs take turns."""
+    """In which part of the latest steps each ran: 1 but where it takes turns with other sizes.
+
+    0 where another size ran, and it did not yet. The like of it (twins, layers) have their own.
+    """
     ran = {id(g): {step for step, _ in g.latest_steps if step != under_way} for g in graphs}
-    kinds: dict[tuple[str, ...], set[int]] = {}
     for graph in graphs:
-        kinds.setdefault(graph.kind, set()).update(ran[id(graph)])
-    latest = {kind: set(sorted(steps)[-LATEST:]) for kind, steps in kinds.items()}
-    for graph in graphs:
-        steps = latest[graph.kind]
-        yield len(steps & ran[id(graph)]) / len(steps) if steps else 1.0
+        sizes = (g for g in graphs if g.kind == graph.kind and g.digest != graph.digest)
+        own = ran[id(graph)]
+        latest = sorted(own.union(*(ran[id(other)] for other in sizes)))[-LATEST:]
+        yield len(own.intersection(latest)) / len(latest) if latest else 1.0
 
 
 OTHERS = (
@@ -122,14 +129,14 @@ def _others_notes(others: int) -> Iterator[str]:
 
 
 TURNS = (
-    "{turns} graphs take turns, as those of batches of several sizes do: the figures are averages "
-    "over the latest steps"
+    "graphs take turns, as those of batches of several sizes do ({turns} of those with a plan): "
+    "the figures are averages over the latest steps"
 )
 
 
 def _turns_notes(steps: Iterable[PlannedStep]) -> Iterator[str]:
     """That figures are averages, where they are."""
-    turns = sum(step.share < 1 for step in steps)  # two of a kind at least
+    turns = sum(step.share < 1 for step in steps)
     if turns:
         yield TURNS.format(turns=turns)
 
@@ -158,7 +165,9 @@ def _planned_steps(engine: Engine, graphs: list[Standing]) -> Iterator[Part]:
     found = [(graph, graph.planned) for graph in graphs if graph.planned is not None]
     shares = _shares([graph for graph, _ in found], under_way)
     for (graph, planned), share in zip(found, shares, strict=True):
-        yield graph, _step(planned, graph, graph.calls(under_way), share)
+        if share:
+            step = _step(planned, graph, graph.calls(under_way), share)
+            yield Part(graph, planned, step)
 
 
 def _with_plans(
@@ -167,15 +176,15 @@ def _with_plans(
     """`common` with the figures of `parts`; with the peaks of `everything`."""
     clock = engine.driver.clock
     planned = [g.planned for g in everything if g.planned is not None]
-    steps = [step for _, step in parts]
-    named = list(_named([graph for graph, _ in parts], everything))
+    steps = [part.step for part in parts]
+    named = list(_named([part.standing for part in parts], everything))
     return replace(
         with_steps(common, steps),
         in_core_peak_bytes=max(p.in_core.peak(Tier.DEVICE) for p in planned),
         predicted_peak_bytes=max(p.predicted.peak(Tier.DEVICE) for p in planned),
         measured_peak_bytes=engine.metering.peak_bytes,
         measured_seconds=_measured_seconds(clock, parts),
-        replans=sum(g.planned.replanned is not None for g, _ in parts if g.planned is not None),
+        replans=sum(part.planned.replanned is not None for part in parts),
         notes=(
             *common.notes,
             *_others_notes(common.others),
@@ -191,11 +200,11 @@ def _with_plans(
 def _measured_seconds(clock: Clock, parts: list[Part]) -> float | None:
     """What a step takes; None where one of its graphs has not run under its plan."""
     found = 0.0
-    for graph, step in parts:
-        seconds = graph.measured_seconds(clock)
+    for part in parts:
+        seconds = part.standing.measured_seconds(clock)
         if seconds is None:
             return None
-        found += step.often * seconds
+        found += part.step.often * seconds
     return found
 
 
@@ -215,17 +224,14 @@ def _step(planned: Planned, standing: Standing, calls: int, share: float) -> Pla
 
 def _with_bound(report: Report, parts: list[Part]) -> Report:
     try:
-        least = sum(step.often * _bound(graph) for graph, step in parts)
+        least = sum(part.step.often * _bound(part.standing, part.planned) for part in parts)
     except MissingPackageError as error:
         return replace(report, notes=(*report.notes, f"no lower bound: {error}"))
     return replace(report, lower_bound_seconds=least)
 
 
-def _bound(standing: Standing) -> float:
-    """Worked out once per plan; 0 for a graph that has none."""
-    planned = standing.planned
-    if planned is None:
-        return 0.0
+def _bound(standing: Standing, planned: Planned) -> float:
+    """Worked out once per plan."""
     if standing.bound_seconds is None:
         least, predicted = lower_bound(planned.problem), planned.predicted.seconds
         if predicted < least <= predicted * (1 + ROUNDING):

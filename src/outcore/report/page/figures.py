@@ -95,7 +95,10 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
         yield "capture took", format_seconds(report.capture_seconds)
     if report.graphs > 1:
         turns = any(step.share < 1 for step in report.steps)
-        yield "graphs, which take turns" if turns else "graphs in a step", str(report.graphs)
+        yield (
+            "graphs, some of which take turns" if turns else "graphs in a step",
+            str(report.graphs),
+        )
     if report.replans:
         yield "planned again", f"{report.replans} of the graphs, as their time drifted"
     if report.disk_bytes_written:

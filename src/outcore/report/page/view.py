@@ -8,7 +8,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 from outcore.report.figures import Report
 from outcore.report.page import words
-from outcore.report.page.account import Account, seconds_of, stall_seconds_of, total
+from outcore.report.page.account import (
+    Account,
+    seconds_of,
+    stall_seconds_of,
+    times_text,
+    total,
+)
 from outcore.report.page.figures import Share, Tile, facts, figures, shares, tiles
 from outcore.report.page.graph import GraphView
 from outcore.report.page.graphs import graph_views
@@ -52,8 +58,10 @@ class View:
     links: tuple[LinkRow, ...]
     contended: bool
     moves: tuple[Moved, ...]
-    moved: int
-    held: int
+    moved: str
+    held: str
+    holds: bool
+    cut: bool
     sweep: SweepView | None
     notes: tuple[str, ...]
     made_by: str
@@ -65,7 +73,7 @@ def view_of(report: Report) -> View:
     often = [step.often for step in report.steps]
     accounts = [Account(*each) for each in zip(explained, often, strict=True)]
     seconds = seconds_of(accounts)
-    graphs = graph_views(report)
+    graphs, shown = graph_views(report), tuple(moved(explained))
     return View(
         title=report.title or "A training step under a memory budget",
         headline=words.headline(report),
@@ -90,9 +98,11 @@ def view_of(report: Report) -> View:
         rerun_count=sum(len(each.reruns) for each in explained),
         links=tuple(link_rows(report)),
         contended=any(link.measured_rate is not None for link in report.links),
-        moves=tuple(moved(explained)),
-        moved=round(total(accounts, lambda each: each.moved)),
-        held=round(total(accounts, lambda each: each.held)),
+        moves=shown,
+        moved=times_text(total(accounts, lambda each: each.moved)),
+        held=times_text(total(accounts, lambda each: each.held)),
+        holds=any(each.held for each in explained),
+        cut=len(shown) < sum(each.moved + each.held for each in explained),
         sweep=None if report.sweep is None else sweep_view(report.sweep, report),
         notes=report.notes,
         made_by=f"outcore {_version()}",
