@@ -80,7 +80,6 @@ EXAMPLES = (
     ),
     WrapError(model="Net", reason="nothing in it is wrapped"),
     NotEngagedError(model="Net"),
-    NotEngagedError(model="Net", reason="a training call came to no graph"),
     TargetError(
         target="train.py:step",
         reason="the step cannot be traced: something reads the values of tensors, which do not "
