@@ -211,6 +211,26 @@ def test_a_step_beyond_the_memory_is_no_larger_than_it_must_be(monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "details", "out"),
+    [
+        ("Died", "exit code -9", True),
+        ("RuntimeError", "DefaultCPUAllocator: can't allocate memory", True),
+        ("ImportError", "no module", False),
+        ("Timeout", "no answer", False),
+    ],
+)
+def test_only_running_out_of_memory_counts_as_not_to_fit(monkeypatch, kind, details, *, out):
+    def worker(*_: object) -> None:
+        raise WorkerError(kind, details)
+
+    monkeypatch.setattr(beyond, "Worker", worker)
+    row = beyond.Beyond(mode="eager", batch=1, memory_bytes=1, in_core_peak_bytes=2)
+    found = beyond._plain(row, SMALLEST, 1 << 30)
+    assert [check.met for check in found.checks] == [out]
+    assert ("out of memory" in found.note) == out
+
+
 def test_a_workload_names_network_batch_and_size():
     module, (images,), _ = make_step("resnet50-b2-64")
     assert images.shape == (2, 3, 64, 64)
