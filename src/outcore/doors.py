@@ -46,8 +46,8 @@ UNSEEN_PART = (
     "TORCH_LOGS=recompiles says what differs"
 )
 
-LIMIT = "limit exceeded"
-"""In what torch counts where it compiles a function for no more shapes."""
+LIMIT = "Dynamo recompile limit exceeded"
+"""So begins what torch counts where it compiles a function for no more shapes."""
 
 CALLERS = 7
 """From where a door warns to where its model is called."""
@@ -223,28 +223,27 @@ class _Door:
         if runs_plainly():
             self._note_plainly(model)
             return self._plainly(model, args, kwargs)
-        if not self.trained:
-            return self._until_trained(model, args, kwargs)
-        seen = _seen(self.backend)
-        results = self._run_compiled(model, args, kwargs)
-        if model.training and not self._told and seen == _seen(self.backend):
+        trained, seen, limits = self.trained, _seen(self.backend), _limits()
+        run = self._run_compiled if trained else self._until_trained
+        results = run(model, args, kwargs)
+        if seen < _seen(self.backend):
+            if limits < _limits():
+                self._note_unseen(model, UNSEEN_PART)
+        elif trained and model.training and not self._told:
             self._note_unseen(model, UNSEEN)
         return results
 
     def _run_compiled(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         if self._is_recurrent is None:
             self._is_recurrent = is_recurrent(model)
-        traced, limits, seen = counters["frames"]["total"], _limits(), _seen(self.backend)
+        traced = counters["frames"]["total"]
         try:
             with recurrent_apart() if self._is_recurrent else nullcontext():
-                results = self._run(model, _hooks(model), *args, **kwargs)
+                return self._run(model, _hooks(model), *args, **kwargs)
         except BaseException as error:
             if counters["frames"]["total"] > traced:
                 self._trace_anew(error)
             raise
-        if limits < _limits() and seen < _seen(self.backend):
-            self._note_unseen(model, UNSEEN_PART)
-        return results
 
     def _trace_anew(self, error: BaseException) -> None:
         """Have torch compile what it was tracing when `error` came: else it never would again."""
@@ -319,7 +318,7 @@ def _seen(backend: Backend) -> int:
 
 def _limits() -> int:
     """How often torch compiled a function no more, as it had for so many shapes."""
-    return sum(often for text, often in counters["unimplemented"].items() if LIMIT in text)
+    return sum(often for text, often in counters["unimplemented"].items() if text.startswith(LIMIT))
 
 
 def _calls(backend: Backend) -> int:

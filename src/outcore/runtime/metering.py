@@ -14,7 +14,7 @@ from outcore.measure import open_meter
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.held import Held
 from outcore.runtime.obstacle import Obstacle
-from outcore.runtime.roll import Roll
+from outcore.runtime.roll import IDLE_STEPS, Roll
 from outcore.runtime.session import Gap, Session, in_backward, metered_elsewhere
 
 LONGEST_SESSION = 1024
@@ -22,9 +22,6 @@ LONGEST_SESSION = 1024
 
 MOST_PEAK_TRIES = 8
 """Steps that are metered for the peak of one graph: another graph in them may never be planned."""
-
-RECENT_STEPS = 4
-"""A graph that is being profiled holds up what is metered for so many steps after its last call."""
 
 
 class Metering:
@@ -58,7 +55,7 @@ class Metering:
         standing = graph.standing
         if standing.peak_bytes is not None or standing.peak_tries >= MOST_PEAK_TRIES:
             return False
-        since = self._roll.steps.number - RECENT_STEPS
+        since = self._roll.steps.number - IDLE_STEPS
         recent = (g for g in self._roll.active() if g.standing.last_step >= since)
         return all(
             p is None or p.done or g.standing.settled for g, p in ((g, g.profiling) for g in recent)
@@ -75,10 +72,10 @@ class Metering:
         for standing in self._roll.known():
             standing.peak_tries = 0
 
-    def begin(self, leader: PlannedGraph) -> bool:
-        """Meter the step that begins with `leader`; False where impossible, or under way."""
+    def begin(self, leader: PlannedGraph) -> None:
+        """Meter the step that begins with `leader`, unless that is impossible, or under way."""
         if self.session is not None:
-            return False
+            return
         steps, meter = self._roll.steps, open_meter(self._device)
         resident = self._held.resident_bytes()
         session = Session(ref(leader), resident, steps.calls, steps.number, meter)
@@ -91,7 +88,6 @@ class Metering:
             leader.unmetered(Obstacle.ANOTHER_PROFILER)
         self.session = session if begun else None
         leader.standing.peak_tries += begun and leader.planned is not None
-        return begun
 
     def note_call(self, graph: PlannedGraph) -> bool:
         """Take that `graph` is called; whether that is the first time in a metered step."""

@@ -231,15 +231,10 @@ def _spill_dir(given: str | os.PathLike[str] | None) -> Path:
         raise OptionValueError(
             option="spill_dir", value=given, reason="it is not the path of a directory"
         )
-    return _path("spill_dir", given)
-
-
-def _path(option: str, given: str | os.PathLike[str]) -> Path:
-    """A path as a shell would read it."""
     try:
         return Path(given).expanduser()
     except RuntimeError as error:  # there is no such user
-        raise OptionValueError(option=option, value=str(given), reason=str(error)) from error
+        raise OptionValueError(option="spill_dir", value=str(given), reason=str(error)) from error
 
 
 def _budget(given: str | float | None, device: torch.device) -> int:

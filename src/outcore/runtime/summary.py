@@ -81,11 +81,16 @@ def report_of(backend: Backend, *, bound: bool = False) -> Report:
 
 def _usual(graphs: list[Standing]) -> list[Standing]:
     """All but those that run rarely beside one of their kind, and in steps of their own."""
+    rare = {id(graph) for alike in _by_kind(graphs).values() for graph in _rare(alike)}
+    return [graph for graph in graphs if id(graph) not in rare]
+
+
+def _by_kind(graphs: list[Standing]) -> dict[tuple[str, ...], list[Standing]]:
+    """Those of the same ops, together."""
     kinds: dict[tuple[str, ...], list[Standing]] = {}
     for graph in graphs:
         kinds.setdefault(graph.kind, []).append(graph)
-    rare = {id(graph) for alike in kinds.values() for graph in _rare(alike)}
-    return [graph for graph in graphs if id(graph) not in rare]
+    return kinds
 
 
 def _rare(alike: list[Standing]) -> Iterator[Standing]:
@@ -109,8 +114,9 @@ def _shares(graphs: list[Standing], under_way: int | None) -> Iterator[float]:
     0 where another size ran, and it did not yet. The like of it (twins, layers) have their own.
     """
     ran = {id(g): {step for step, _ in g.latest_steps if step != under_way} for g in graphs}
+    kinds = _by_kind(graphs)
     for graph in graphs:
-        sizes = (g for g in graphs if g.kind == graph.kind and g.digest != graph.digest)
+        sizes = (g for g in kinds[graph.kind] if g.digest != graph.digest)
         own = ran[id(graph)]
         latest = sorted(own.union(*(ran[id(other)] for other in sizes)))[-LATEST:]
         yield len(own.intersection(latest)) / len(latest) if latest else 1.0
