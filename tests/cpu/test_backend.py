@@ -537,6 +537,32 @@ class Wide(nn.Module):
         return x
 
 
+@torch.library.custom_op("test_backend::squashed", mutates_args=())
+def squashed(x: Tensor) -> Tensor:
+    """An op of which nothing is known, so that it never runs again."""
+    return torch.tanh(x)
+
+
+@squashed.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+squashed.register_autograd(
+    lambda ctx, gradient: gradient * (1 - ctx.saved_tensors[0] ** 2),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
+)
+
+
+class Once(Wide):
+    """The same of ops that never run again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = squashed(layer(x))
+        return x
+
+
 class TestRefused:
     """A graph that runs in-core takes no more memory than under aot_eager."""
 
@@ -966,28 +992,38 @@ class TestMeter:
         assert driver.recorder is None
         y.sum().backward()
 
-    def evaluated(self, rows: int, budget: str) -> tuple[Any, Backend, int]:
+    def evaluated(self, module: nn.Module, budget: str) -> tuple[Any, Backend, int]:
         """A model evaluated under gradients, and the bytes that a call writes in the end."""
-        call, backend = compiled(Wide(), budget=budget)
+        call, backend = compiled(module, budget=budget)
         for _ in range(MOST_FRUITLESS + 1):
-            call(torch.ones(rows, 64))
+            call(torch.ones(1024, 64))
         assert backend.engine is not None
         written = backend.engine.driver.disk_bytes_written
         before = written()
-        call(torch.ones(rows, 64))
+        _, reading = metered(lambda: call(torch.ones(1024, 64)))
+        assert reading.peak_bytes() <= backend.engine.settings.budget_bytes
         return call, backend, written() - before
 
-    def test_evaluation_with_gradients_moves_nothing_where_there_is_room(self) -> None:
-        call, backend, written = self.evaluated(256, "1GiB")
-        assert not written
-        for _ in range(PROFILED_STEPS + 1):  # after all
-            call(torch.ones(256, 64)).sum().backward()
+    def planned_after_all(self, call: Any, backend: Backend) -> bool:
+        for _ in range(PROFILED_STEPS + 1):
+            call(torch.ones(1024, 64)).sum().backward()
         assert backend.engine is not None
-        assert backend.engine.graphs[0].planned is not None
+        return backend.engine.graphs[0].planned is not None
+
+    def test_evaluation_with_gradients_moves_nothing_where_there_is_room(self) -> None:
+        call, backend, written = self.evaluated(Wide(), "1GiB")
+        assert not written
+        assert self.planned_after_all(call, backend)
+
+    def test_evaluation_with_gradients_moves_nothing_that_could_be_made_again(self) -> None:
+        call, backend, written = self.evaluated(Wide(), "2400KiB")
+        assert not written
+        assert self.planned_after_all(call, backend)
 
     def test_evaluation_with_gradients_keeps_to_the_budget(self) -> None:
-        _, _, written = self.evaluated(1024, "2400KiB")
+        call, backend, written = self.evaluated(Once(), "2400KiB")
         assert written > 0
+        assert self.planned_after_all(call, backend)
 
     def test_a_graph_that_comes_late_does_not_keep_others_from_being_timed(self) -> None:
         """Neither while it is metered, nor do metered steps whose peak is not final."""

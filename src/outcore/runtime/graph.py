@@ -215,7 +215,7 @@ class PlannedGraph:
             return profiling.executable
         keeping = profiling.keeping
         if keeping is None:
-            program, most = self.engine.plans.kept_program(self, resident_bytes)
+            program, most = self.engine.plans.still_program(self, resident_bytes)
             generator = self.engine.driver.generator
             keeping = Keeping(build(self.captured.trace, program, generator), most)
             profiling.keeping = keeping

@@ -19,7 +19,9 @@ from outcore.ir.profile import Profile
 from outcore.ir.program import Program
 from outcore.ir.timeline import Timeline
 from outcore.lower import lower
-from outcore.policies import floor_plan, lean_plans, leanest_plan
+from outcore.policies import Policy, floor_plan, lean_plans, leanest_plan
+from outcore.policies.chen import ChenSqrt
+from outcore.policies.recompute_all import RecomputeAll
 from outcore.runtime.besides import Besides, Room
 from outcore.runtime.calls import Calls, gradient_bytes, handed_bytes
 from outcore.runtime.drift import Drift, Replanned
@@ -43,6 +45,9 @@ TIGHTER_DIVISOR = 10
 ROOM_DIVISOR = 32
 """The room for what stays is found to within the budget over this: plans with less room keep more,
 of which more stays."""
+
+_RECOMPUTING: tuple[Policy, ...] = (ChenSqrt(), RecomputeAll())
+"""Policies that run again what does not fit, the one that is faster to differentiate first."""
 
 
 class Planner:
@@ -79,14 +84,22 @@ class Planner:
         return program, resident_bytes + spare
 
     @uncollected()
-    def kept_program(self, shares: Shares, resident_bytes: int) -> tuple[Program, int]:
-        """The program that keeps everything, and how much may be held besides while it fits.
+    def still_program(self, shares: Shares, resident_bytes: int) -> tuple[Program, int]:
+        """The program that moves nothing, and how much may be held besides while it fits.
 
-        Workspaces are not known: half of the budget is left to them, and to other graphs.
+        It keeps everything. Workspaces are not known: half of the budget is left to them, and to
+        other graphs. Where that is too much it runs ops again, if that fits: a forward call takes
+        no longer for it, and leaves less.
         """
         problem = self._unmeasured(shares, resident_bytes)
         program = self.solver.kept(problem)
         spare = problem.budget_bytes // 2 - peak(problem, program, Tier.DEVICE).nbytes
+        for policy in _RECOMPUTING if spare < 0 else ():
+            with contextlib.suppress(InfeasibleError):
+                plan = policy.plan(problem)
+                program = lower(replace(problem, budget_bytes=1), plan, fast=True)
+                spare = problem.budget_bytes - peak(problem, program, Tier.DEVICE).nbytes
+                break
         return program, resident_bytes + spare
 
     def _unmeasured(self, shares: Shares, resident_bytes: int) -> Problem:

@@ -121,9 +121,9 @@ class Plans:
             # The compilation of other graphs in this step may have left something.
             collected = self._held.collect(again=True)
 
-    def kept_program(self, graph: PlannedGraph, resident_bytes: int) -> tuple[Program, int]:
-        """The program that keeps everything, and how much may be held besides while it fits."""
-        return self.planner.kept_program(self._shares(graph), resident_bytes)
+    def still_program(self, graph: PlannedGraph, resident_bytes: int) -> tuple[Program, int]:
+        """The program that moves nothing, and how much may be held besides while it fits."""
+        return self.planner.still_program(self._shares(graph), resident_bytes)
 
     # ---- made ----------------------------------------------------------------------------------
 
