@@ -9,6 +9,7 @@ import math
 import re
 from fractions import Fraction
 from numbers import Integral, Rational, Real
+from typing import Literal
 
 _BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 _DECIMAL = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
@@ -19,15 +20,17 @@ _PRINTED_BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _PRINTED_SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 
 
-def parse_size(size: str | float | Fraction, total_bytes: int | None) -> int:
+def parse_size(
+    size: str | float | Fraction, total_bytes: int | None, *, least_bytes: Literal[0, 1] = 1
+) -> int:
     """Return the number of bytes that `size` stands for, rounded down.
 
     An int is bytes. Text is a number and a unit: `"16GiB"` (binary), `"16GB"` (decimal), `"512B"`,
     or a percentage of `total_bytes`: `"80%"`. A float, or another number that is no integer, is a
     fraction of `total_bytes`: `0.8`.
 
-    Raises `ValueError` for anything else (`"16G"` and `"16gb"` are ambiguous), for fewer bytes
-    than one, for a fraction above 1, and for a fraction while `total_bytes` is None.
+    Raises `ValueError` for anything else (`"16G"` and `"16gb"` are ambiguous), for fewer than
+    `least_bytes`, for a fraction above 1, and for a fraction while `total_bytes` is None.
     """
     if isinstance(size, bool) or not isinstance(size, str | float | Real):
         raise ValueError(  # noqa: TRY004 - one kind of error for whatever is no size
@@ -40,8 +43,9 @@ def parse_size(size: str | float | Fraction, total_bytes: int | None) -> int:
     else:
         exact = Fraction(size) if isinstance(size, Rational) else float(size)
         nbytes = _fraction_of(exact, total_bytes, repr(size))
-    if nbytes < 1:
-        raise ValueError(f"{size!r} is {nbytes} bytes: a size is at least one byte")
+    if nbytes < least_bytes:
+        least = "one byte" if least_bytes else "none"
+        raise ValueError(f"{size!r} is {nbytes} bytes: a size is at least {least}")
     return nbytes
 
 

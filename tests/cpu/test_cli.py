@@ -64,7 +64,7 @@ def test_doctor_without_a_spill_directory_ends_with_the_error(outcore, tmp_path)
         (["--network", "resnet5"], "option network='resnet5': did you mean 'resnet50'?"),
         (["--link-limit", "3"], "option link_limit='3': cannot read '3' as a rate"),
         (["--device", "cuda"], "option device='cuda': torch finds no GPU here"),
-        (["--spill-dir", "/none/such"], "spill directory '/none/such': cannot create"),
+        (["--spill-dir", "/none/such"], "spill directory '/none/such': it does not exist"),
     ],
 )
 def test_a_wrong_option_is_one_line_before_anything_is_trained(outcore, arguments, message):

@@ -29,8 +29,6 @@ from tests.cpu.training import inside, same, tight_budget, train
 MIB = 1 << 20
 OVER = aten.in_place(aten.CROSS_ENTROPY)
 STEPS = 8
-NONE_BYTES = 1
-"""Of a disk: nothing has room."""
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -171,7 +169,7 @@ def test_steps_inside_a_budget(name: str, policy: str) -> None:
     make, moving = MAKERS[name], policy == "swap-all"
     options: Keywords = {"policy": policy, "strict": True}
     if not moving:
-        options["disk_budget"] = NONE_BYTES
+        options["disk_budget"] = 0
     share = 0.8 if moving else 0.3
     budget = tight_budget(made(make), [words()], lambda loss: loss, share, **options)
     module, backend = made(make), Backend(budget=budget, **options)
@@ -186,12 +184,12 @@ def test_steps_inside_a_budget(name: str, policy: str) -> None:
 def test_a_budget_is_enough_that_has_no_room_for_two_of_the_scores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    backend = Backend(budget="14MiB", disk_budget=NONE_BYTES, strict=True)
+    backend = Backend(budget="14MiB", disk_budget=0, strict=True)
     assert same(trained(made(Words), backend), trained(made(Words), "aot_eager"))
     inside(backend.report())
     monkeypatch.setattr(cross_entropy, "LEAST_BLOCK_BYTES", 1 << 60)
     with pytest.raises(InfeasibleError, match="nll_loss_backward"):
-        trained(made(Words), Backend(budget="14MiB", disk_budget=NONE_BYTES))
+        trained(made(Words), Backend(budget="14MiB", disk_budget=0))
 
 
 class Cast(Words):

@@ -100,6 +100,7 @@ def test_auto_is_what_is_free(system: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_home_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "spills").mkdir()
     assert settle(make_options({"budget": 1, "spill_dir": "~/spills"}), CPU).spill_dir == (
         tmp_path / "spills"
     )

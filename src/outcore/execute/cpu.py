@@ -224,8 +224,13 @@ class CpuDriver:
         self._lock = threading.Lock()
 
     def hardware(self, budgets: Mapping[Tier, int]) -> Hardware:
-        """RAM and disk with links as measured now (a fraction of a second)."""
+        """RAM and disk with links as measured now (a fraction of a second).
+
+        No disk where it has no budget. Raises SpillError where it cannot be used.
+        """
         budget_bytes = budgets[Tier.DEVICE]
+        if not budgets[Tier.DISK]:
+            return Hardware("this-machine", ((Tier.DEVICE, budget_bytes),), links=())
         # The trial needs memory too, twice its largest size, and disk space for one of each size.
         largest = min(budget_bytes // 16, budgets[Tier.DISK] // 2)
         tables = measure_link(self, largest_nbytes=largest)

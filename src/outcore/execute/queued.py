@@ -137,9 +137,9 @@ class QueuedDriver:
         Raises SpillError where the disk cannot be used.
         """
         near = self._near or self.hardware(budgets)
-        if self.links is None or Tier.DISK not in budgets:
+        disk = budgets.get(Tier.DISK, 0)
+        if self.links is None or not disk:
             return None
-        disk = budgets[Tier.DISK]
         beyond = self._staged().measure(min(disk // 4, DISK_TRIAL_BYTES))
         tables = _one_after_the_other(self.links.at_work, beyond)
         return replace(

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
 
-from outcore.errors import BudgetError, OptionError, OptionValueError
+from outcore.errors import BudgetError, OptionError, OptionValueError, SpillError
 from outcore.execute.arena import VARIABLE as ARENA
 from outcore.execute.folders import spill_folder
 from outcore.measure import resident_bytes
@@ -63,6 +63,9 @@ OVER = (
     'there is: lower it, or write budget="auto" for what is free'
 )
 
+NO_DISK_BYTES = 1
+"""The budget of a disk that is missing or full: who needs it tries, and says what is wrong."""
+
 SWITCH = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 """What an option that is on or off may be called in the environment."""
 
@@ -75,11 +78,11 @@ class Options:
     what is free for this process, which is the default on a GPU; on a CPU it must be given).
     `policy`: a spec such as "pooch" or "swap-all{min_bytes=4KiB}". `host_budget`: most bytes of
     host memory for what leaves a GPU (on a CPU, where the host is the device, it has no meaning).
-    `disk_budget`: most bytes of the spill file. `spill_dir`: where it lies (default: the system's
-    temporary folder, or `/var/tmp` where that is in memory). `link_limit`: bytes per second per
-    direction, to play a slower disk on a CPU. `drift`: the part of the predicted time by which
-    steps may take more or less before their graph is planned again, once ("25%", 0.25; default: a
-    quarter; "off": never).
+    `disk_budget`: most bytes of the spill file; 0: none, as with `host_budget`. `spill_dir`: where
+    it lies (default: the system's temporary folder, or `/var/tmp` where that is in memory).
+    `link_limit`: bytes per second per direction, to play a slower disk on a CPU. `drift`: the part
+    of the predicted time by which steps may take more or less before their graph is planned again,
+    once ("25%", 0.25; default: a quarter; "off": never).
     `plan`: a file of plans, saved by `Backend.save_plans`; graphs that it has one for take it.
     `overrides`: a file of rules that hold for any plan (docs/plan-files.md). `fuse`: compile runs
     of elementwise ops and normalisations to one kernel each (docs/fusion.md). `strict`: raise where
@@ -232,9 +235,13 @@ def _spill_dir(given: str | os.PathLike[str] | None) -> Path:
             option="spill_dir", value=given, reason="it is not the path of a directory"
         )
     try:
-        return Path(given).expanduser()
+        folder = Path(given).expanduser()
     except RuntimeError as error:  # there is no such user
         raise OptionValueError(option="spill_dir", value=str(given), reason=str(error)) from error
+    if not folder.is_dir():
+        reason = "it is not a directory" if folder.exists() else "it does not exist"
+        raise SpillError(directory=str(folder), reason=reason)
+    return folder
 
 
 def _budget(given: str | float | None, device: torch.device) -> int:
@@ -291,23 +298,24 @@ def _device_bytes(device: torch.device) -> int:
 def _host_budget(given: str | float | None) -> int:
     if given is None or given == AUTO:
         return _spare_host_bytes()
-    return _size("host_budget", given, memory_limit_bytes() // local_processes())
+    total = memory_limit_bytes() // local_processes()
+    return _size("host_budget", given, total, least_bytes=0)
 
 
 def _disk_budget(given: str | float | None, spill_dir: Path) -> int:
     try:
         usage = shutil.disk_usage(spill_dir)
     except OSError:
-        return 0  # the driver says what is wrong with the folder when it first needs it
+        return NO_DISK_BYTES
     processes = local_processes()
     if given is None or given == AUTO:
-        return int(usage.free * 0.9) // processes
-    return _size("disk_budget", given, usage.total // processes)
+        return max(NO_DISK_BYTES, int(usage.free * 0.9) // processes)
+    return _size("disk_budget", given, usage.total // processes, least_bytes=0)
 
 
-def _size(option: str, given: str | float, total: int) -> int:
+def _size(option: str, given: str | float, total: int, *, least_bytes: Literal[0, 1] = 1) -> int:
     try:
-        return parse_size(given, total)
+        return parse_size(given, total, least_bytes=least_bytes)
     except ValueError as error:
         raise BudgetError(option=option, value=given, reason=str(error)) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +24,7 @@ from outcore.lower import lower
 from outcore.planfile import Overridden, Rule, check_rules, forced, has_effect
 from outcore.policies import Hasty, Policy, overflow, with_roomy_host
 from outcore.runtime.margin import for_any_budget
-from outcore.runtime.options import Settings
+from outcore.runtime.options import NO_DISK_BYTES, Settings
 from outcore.runtime.planned import FORCED, Planned
 from outcore.runtime.reuse import reused
 from outcore.runtime.shares import Shares
@@ -33,6 +34,10 @@ from outcore.spec import spec_text
 if TYPE_CHECKING:  # graphs are planned through here
     from outcore.runtime.graph import PlannedGraph
 
+
+NO_HELP = "outcore: the disk cannot help"
+
+WITHOUT_DISK = "outcore: without strict, or with disk_budget=0, training goes on without a disk"
 
 Make: TypeAlias = Callable[[Problem], Plan]
 """What makes a plan; raises InfeasibleError where it has none that fits."""
@@ -44,6 +49,8 @@ class Solver:
     def __init__(self, settings: Settings, driver: Driver) -> None:
         self.settings, self.driver = settings, driver
         self._hardware: Hardware | None = None
+        self._unusable = ""
+        """What is wrong with the disk, where that is known."""
         self._kept: tuple[Callable[[], Trace | None], Program | None] = (lambda: None, None)
         """The trace of the graph that was planned last, and the program that keeps everything."""
         self._rules: WeakKeyDictionary[PlannedGraph, frozenset[Rule]] = WeakKeyDictionary()
@@ -58,9 +65,20 @@ class Solver:
         self._effective |= self._rules[graph]
 
     def hardware(self) -> Hardware:
-        """This machine, with its links as measured (once)."""
+        """This machine, with its links as measured (once).
+
+        A disk that cannot be used is left out, with a warning; with `strict` it raises SpillError.
+        """
         if self._hardware is None:
-            self._hardware = self.driver.hardware(self._budgets)
+            try:
+                self._hardware = self.driver.hardware(self._budgets)
+            except SpillError as error:
+                if self.settings.strict:
+                    error.add_note(WITHOUT_DISK)
+                    raise
+                self._unusable = str(error)
+                warnings.warn(f"outcore offloads nothing: {error}", stacklevel=2)
+                self._hardware = self.driver.hardware(self._budgets | {Tier.DISK: 0})
         return self._hardware
 
     def kept(self, problem: Problem) -> Program:
@@ -200,7 +218,9 @@ class Solver:
         try:
             return problem, make(problem)
         except InfeasibleError as error:
-            if not problem.hardware.capacity(Tier.HOST):
+            if self._unusable:
+                error.add_note(f"{NO_HELP}: {self._unusable}")
+            if not problem.hardware.capacity(Tier.HOST) or not self.settings.disk_budget_bytes:
                 raise
             room = shares.outer(Tier.DISK, self.settings.disk_budget_bytes)
             wider = replace(problem, disk_budget_bytes=room)
@@ -208,12 +228,11 @@ class Solver:
                 plan = make(with_roomy_host(wider))
                 hardware = self._with_disk(problem.hardware)
             except InfeasibleError:
-                if not self.settings.disk_budget_bytes:
-                    folder = self.settings.spill_dir
-                    error.add_note(f"outcore: the disk cannot help: {folder} is missing or full")
+                if self.settings.disk_budget_bytes <= NO_DISK_BYTES:
+                    error.add_note(f"{NO_HELP}: {self.settings.spill_dir} is missing or full")
                 raise error from None
             except SpillError as unusable:
-                error.add_note(f"outcore: the disk cannot help: {unusable}")
+                error.add_note(f"{NO_HELP}: {unusable}")
                 raise error from None
             if hardware is None:
                 raise

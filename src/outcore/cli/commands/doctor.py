@@ -89,12 +89,13 @@ def _disk(spill_dir: Path | None) -> Iterator[tuple[str, str]]:
     folder = spill_dir or spill_folder()
     file = SpillFile(folder)
     vain = ", in memory: what is offloaded there frees none" if in_memory(folder) else ""
-    yield "spill directory", f"{folder}, {format_bytes(file.free_bytes())} free{vain}"
+    free = file.free_bytes()
+    yield "spill directory", f"{folder}, {format_bytes(free)} free{vain}"
     yield "direct I/O", "yes" if file.direct else "no: copies pass through the page cache"
     file.close()
     driver = open_driver(torch.device("cpu"), folder, None)
     with warnings.catch_warnings(action="ignore"):  # of what was just said
-        hardware = driver.hardware({Tier.DEVICE: memory_limit_bytes(), Tier.DISK: 0})
+        hardware = driver.hardware({Tier.DEVICE: memory_limit_bytes(), Tier.DISK: free})
     driver.close()
     yield from _links(hardware, Tier.DISK)
 
