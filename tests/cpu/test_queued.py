@@ -404,6 +404,15 @@ def test_memory_that_is_shared_is_no_outer_tier(driver: QueuedDriver, device: La
     assert driver.wider_hardware(WITH_DISK) is None
 
 
+@pytest.mark.parametrize("declined", [Tier.HOST, Tier.DISK])
+def test_a_tier_without_a_budget_is_none(declined: Tier, tmp_path: Path) -> None:
+    driver, budgets = QueuedDriver(LateDevice(), tmp_path), WITH_DISK | {declined: 0}
+    near = driver.hardware(budgets)
+    assert bool(near.links) == (declined is Tier.DISK)
+    assert driver.wider_hardware(budgets) is None
+    driver.close()
+
+
 def test_a_closed_driver_takes_no_more(driver: QueuedDriver) -> None:
     lane = driver.open_lane({0: region(0, 100)})
     assert isinstance(lane, QueuedLane)
