@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 
 from benchmarks.cpu.scale import Scale
 from benchmarks.cpu.trainer import Trainer, alone
@@ -12,6 +13,8 @@ from benchmarks.cpu.workloads import case_names
 from benchmarks.kit.benchmark import Patience
 from benchmarks.kit.modes import AotEager, Eager, Outcore
 from benchmarks.kit.rounds import (
+    Turn,
+    Turns,
     median_of_ratios,
     seconds,
     spread,
@@ -23,6 +26,8 @@ from benchmarks.kit.worker import Worker
 
 LIMIT = 1.02
 """The most that a step may take of `aot_eager`'s."""
+FRESH = 3
+"""So many processes of each mode, one after the other: they differ by more than their turns do."""
 MODES = (AotEager(), Eager(), Outcore("keep-all"))
 
 
@@ -41,7 +46,7 @@ class Idleness(Row):
 
 
 def idle(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """The networks of the benchmarks and the models of the tests, three workers each."""
+    """The networks of the benchmarks and the models of the tests."""
     for workload in (*scale.idle_workloads, *(scale.cases or case_names())):
         if patience.over():
             return
@@ -49,12 +54,9 @@ def idle(scale: Scale, patience: Patience) -> Iterator[Row]:
 
 
 def _row(workload: str, scale: Scale, patience: Patience) -> Idleness:
-    with ExitStack() as stack:
-        workers = {m.name: stack.enter_context(Worker(alone, workload, m)) for m in MODES}
-        warm = [worker.ask(Trainer.warm_up)[-1] for worker in workers.values()]
-        steps = steps_per_turn(warm[0], scale.turn_seconds)
-        turns = take_turns(workers, Trainer.turn, scale.rounds, steps, patience)
-    aot_eager, eager, outcore = turns.values()
+    rounds = -(-scale.rounds // FRESH)
+    sets = [_turns(workload, scale, rounds, patience) for _ in range(FRESH)]
+    aot_eager, eager, outcore = (tuple(chain(*each)) for each in zip(*sets, strict=True))
     ratio = median_of_ratios(outcore, aot_eager)
     return Idleness(
         workload=workload,
@@ -67,3 +69,12 @@ def _row(workload: str, scale: Scale, patience: Patience) -> Idleness:
         of_eager_ratio=median_of_ratios(outcore, eager),
         checks=at_most("of aot_eager", ratio, LIMIT),
     )
+
+
+def _turns(workload: str, scale: Scale, rounds: int, patience: Patience) -> tuple[Turns[Turn], ...]:
+    """Of fresh processes, one for each of `MODES`."""
+    with ExitStack() as stack:
+        workers = {m.name: stack.enter_context(Worker(alone, workload, m)) for m in MODES}
+        warm = [worker.ask(Trainer.warm_up)[-1] for worker in workers.values()]
+        steps = steps_per_turn(warm[0], scale.turn_seconds)
+        return tuple(take_turns(workers, Trainer.turn, rounds, steps, patience).values())
