@@ -596,6 +596,27 @@ def test_nothing_is_counted_where_nobody_differentiates_and_nothing_comes(
         assert len(counted) <= len(module.parts)
 
 
+def test_captures_do_not_go_through_all_objects_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes longer than the rest of most of them."""
+    collected, collect = [], Held.collect
+
+    def counting(held: Held, *, again: bool = False) -> bool:
+        collected.append(collect(held, again=again))
+        return collected[-1]
+
+    monkeypatch.setattr(Held, "collect", counting)
+    torch._dynamo.reset()
+    towers, x = nn.ModuleList(Tower(layers=n) for n in range(1, 7)), torch.ones(64, 64)
+    backend = Backend(budget="1GiB")
+    calls = [torch.compile(each, backend=backend) for each in towers]
+    for found in (1, 2, 2):  # before the first step and after it
+        result = x
+        for call in calls:
+            result = call(result)
+        result.sum().backward()
+        assert sum(collected) == found
+
+
 def test_a_graph_without_backward_is_no_guest_of_few_steps() -> None:
     """Figures leave out those that run in few steps beside one of their kind: this is in each."""
     backend = Backend(budget="1GiB")

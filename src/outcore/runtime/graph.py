@@ -186,6 +186,8 @@ class PlannedGraph:
         keeping = profiling.keeping
         if self._keeps_on(keeping):
             return keeping.executable
+        if profiling.executable is profiling.timed:
+            self.engine.held.sweep()
         resident = self.engine.held.besides_bytes(self, inputs)
         fits = resident <= profiling.most_resident_bytes
         if not (own or fits or profiling.done):

@@ -42,6 +42,11 @@ class Held:
             self._littered_in = None
             self.collect(again=True)
 
+    def sweep(self) -> None:
+        """Let go what captures of this step left: what is counted now will be part of plans."""
+        if self._littered:
+            self.collect(again=True)
+
     def collect(self, *, again: bool = False) -> bool:
         """Let go what is no one's any more; whether it did: it takes long, and once a step will do.
 

@@ -31,6 +31,7 @@ class Notes:
         seen, planned = graph.seen, graph.planned
         seen.fresh = planned is not None and not seen.called.counted(own, others)
         if planned is not None and seen.fresh:
+            self._held.sweep()
             beyond = self._held.base_bytes(graph, inputs) - planned.besides.base_bytes
         for other in others:  # which may have left nothing for the gradients of this one
             other.seen.unchecked |= other not in seen
@@ -39,6 +40,7 @@ class Notes:
     def metered(self, graph: PlannedGraph, inputs: Sequence[Any]) -> None:
         """Note what is held as the first planned call of a metered step begins."""
         if not self._roll.waiting(graph):
+            self._held.sweep()
             graph.seen.first_bytes = self._held.base_bytes(graph, inputs)
 
     def base(
@@ -59,6 +61,7 @@ class Notes:
         own, others, beyond = roll.waiting(graph) - 1, roll.outstanding(graph), None
         handed, timed = store.visit.handed, graph.times(store.executable)
         if handed is not None and (planned is not None or timed):
+            self._held.sweep()
             base = self._held.base_on_return_bytes(graph, store, tangents, handed)
             first = 0 if profiling is None else profiling.first_bytes
             beyond = base - (first if planned is None else planned.besides.base_bytes)

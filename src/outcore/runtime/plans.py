@@ -107,7 +107,7 @@ class Plans:
 
         Raises InfeasibleError where even the leanest does not fit the budget.
         """
-        collected = self._held.collect()  # what is no one's any more would be counted as resident
+        collected = False
         while True:
             budget = self._settings.budget_bytes
             self._driver.bound_memory(self._held.resident_bytes(), budget)
@@ -118,7 +118,7 @@ class Plans:
             except InfeasibleError:
                 if collected:
                     raise
-            # The compilation of other graphs in this step may have left something.
+            # What is no one's any more counts as resident: captures in this step may have left it.
             collected = self._held.collect(again=True)
 
     def still_program(self, graph: PlannedGraph, resident_bytes: int) -> tuple[Program, int]:
