@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import FunctionType, TracebackType
@@ -20,6 +20,7 @@ from torch._dynamo.eval_frame import remove_from_cache
 from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 
+from outcore.aside import Aside, owners, pieces
 from outcore.capture import is_recurrent, recurrent_apart, runs_plainly
 from outcore.errors import NotEngagedError, WrapError
 from outcore.explain import Explanation
@@ -45,6 +46,22 @@ UNSEEN_PART = (
     "others it runs plainly, and no budget holds there. Pad its inputs to a few sizes; "
     "TORCH_LOGS=recompiles says what differs"
 )
+
+ASIDE = (
+    "torch.compile takes nothing of what calls {names}: they run plainly, and no budget holds "
+    "there. TORCH_LOGS=graph_breaks says why"
+)
+
+ALONE = (
+    "parts of the model are compiled by themselves, each a graph or more, for torch.compile takes "
+    "nothing of what calls them: {names}. TORCH_LOGS=graph_breaks says why"
+)
+
+MOST_NAMED = 3
+"""Modules that a note names; it counts the others."""
+
+LOOKS = 2
+"""Training steps whose backward tells what no graph has: the second, once more was compiled."""
 
 LIMIT = "Dynamo recompile limit exceeded"
 """So begins what torch counts where it compiles a function for no more shapes."""
@@ -197,15 +214,24 @@ def session(budget: str | float | None = None, **options: Unpack[Keywords]) -> S
 class _Door:
     """What the calls of a wrapped module go through."""
 
-    def __init__(self, model: nn.Module, backend: Backend, *, owns: bool) -> None:
+    def __init__(
+        self, model: nn.Module, backend: Backend, *, owns: bool, inner: bool = False
+    ) -> None:
         self.backend, self.owns = backend, owns
         """`owns`: the Backend is for this module alone."""
-        self.trained = False
-        """Whether a training call came back."""
+        self.trained = inner
+        """Whether a training call came back, of this module or the wrapped one it is inside of."""
         self._noted = False
         """Whether a call of this module brought the Backend a note."""
-        self._told = False
+        self._told = inner
         """Whether it was said that its training calls bring nothing to plan."""
+        self._looks = 0 if inner else LOOKS
+        self._aside: Aside | None = None
+        """What tells, after a training call, which of its parameters no graph has."""
+        self._skipped = False
+        """Whether torch tried in vain to compile some code that its first training call ran."""
+        self.inner: WeakSet[nn.Module] = WeakSet()
+        """Modules inside that are compiled by themselves, as the model is not."""
         self._model = ref(model)
         self._is_recurrent: bool | None = None
         """Whether graphs are to end at recurrent layers; None before the first call."""
@@ -223,9 +249,16 @@ class _Door:
         if runs_plainly():
             self._note_plainly(model)
             return self._plainly(model, args, kwargs)
+        if self._aside is not None and self._aside.used:
+            plain = self._take_in(model, set(self._aside.end()))
+            if plain and not self._told:
+                self._note_unseen(model, ASIDE.format(names=_listed(plain)))
         trained, seen, limits = self.trained, _seen(self.backend), _limits()
         run = self._run_compiled if trained else self._until_trained
         results = run(model, args, kwargs)
+        if model.training and self._looks and self._aside is None:
+            self._looks -= 1
+            self._aside = Aside(model, self.backend.parameters)
         if seen < _seen(self.backend):
             if limits < _limits():
                 self._note_unseen(model, UNSEEN_PART)
@@ -251,6 +284,22 @@ class _Door:
         for frame, _ in traceback.walk_tb(error.__traceback__):
             if not frame.f_code.co_filename.startswith(NOT_TRACED):
                 reset_code(frame.f_code)
+
+    def _take_in(self, model: nn.Module, used: Collection[str]) -> list[str]:
+        """Compile by themselves the modules whose parameters, of those `used`, no graph has.
+
+        Returns the names of those that this does not help.
+        """
+        self._aside, known = None, self.backend.parameters
+        named = ((n, p) for n, p in model.named_parameters() if n in used)
+        apart = owners(name for name, parameter in named if id(parameter) not in known)
+        alone = pieces(model, apart) if self._skipped else {}
+        alone = {name: module for name, module in alone.items() if module not in _doors}
+        for module in alone.values():
+            self.inner.add(_wrap(module, self.backend, owns=False, inner=True))
+        if alone:
+            self._note(model, ALONE.format(names=_listed(list(alone))), aloud=False)
+        return [] if alone else apart
 
     def _note_plainly(self, model: nn.Module) -> None:
         """Before anything was trained otherwise, it may be that nothing ever will: say so aloud."""
@@ -278,12 +327,14 @@ class _Door:
     def _until_trained(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run the module; where that was its first training call, see what it brought."""
         backend = self.backend
-        calls, notes = _calls(backend), len(backend.notes)
+        calls, notes, skipped = _calls(backend), len(backend.notes), _skipped()
         results = self._run_compiled(model, args, kwargs)
         self._noted |= len(backend.notes) > notes
+        self._skipped = _skipped() > skipped
         if model.training:
             self.trained = True
-            self._told = _calls(backend) == calls
+            hopeful = self._skipped and any(pieces(model, owners(_trained(model))))
+            self._told = _calls(backend) == calls and not hopeful
             if self._told and not self._noted:
                 _nothing_to_do(model, strict=backend.options.strict)
         return results
@@ -319,6 +370,21 @@ def _seen(backend: Backend) -> int:
 def _limits() -> int:
     """How often torch compiled a function no more, as it had for so many shapes."""
     return sum(often for text, often in counters["unimplemented"].items() if text.startswith(LIMIT))
+
+
+def _skipped() -> int:
+    """How many pieces of code torch tried in vain to compile: breaks in loops, as a rule."""
+    frames = counters["frames"]
+    return frames["total"] - frames["ok"]
+
+
+def _trained(model: nn.Module) -> list[str]:
+    return [name for name, p in model.named_parameters() if p.requires_grad]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _calls(backend: Backend) -> int:
@@ -374,13 +440,13 @@ def _hooks(model: nn.Module) -> str:
     return ";".join(",".join(map(str, each)) for each in held) if any(held) else ""
 
 
-def _wrap(model: M, backend: Backend, *, owns: bool) -> M:
+def _wrap(model: M, backend: Backend, *, owns: bool, inner: bool = False) -> M:
     before = _doors.get(model)
     if before is not None and before.backend is backend:
         return model
     if before is not None:
         _unwrap(model)
-    door = _Door(model, backend, owns=owns)
+    door = _Door(model, backend, owns=owns, inner=inner)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return door(*args, **kwargs)
@@ -393,8 +459,13 @@ def _wrap(model: M, backend: Backend, *, owns: bool) -> M:
 
 
 def _unwrap(module: nn.Module) -> None:
-    door = _doors.pop(module)
+    door = _doors.pop(module, None)
+    if door is None:  # it went with the one around it
+        return
     module._compiled_call_impl = None  # noqa: SLF001 - what Module.compile sets
+    for inner in door.inner:
+        if inner in _doors and _doors[inner].backend is door.backend:
+            _unwrap(inner)
     if door.owns:
         door.backend.close()
 

@@ -73,7 +73,7 @@ def test_what_was_planned_goes_on_as_planned(wrong: str, *, breaks: bool) -> Non
     plain = fresh(breaks=breaks)
     expected = train(plain, PLANNED) + train(plain, LATER)
     del plain
-    module = outcore.wrap(fresh(breaks=breaks), budget=4 * MIB, strict=True)
+    module = outcore.wrap(fresh(breaks=breaks), budget=4 * MIB, policy="swap-all", strict=True)
     found = train(module, PLANNED)
     before = outcore.handle(module).report().disk_bytes_written
     refuse(module, WRONG[wrong]())

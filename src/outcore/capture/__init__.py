@@ -25,7 +25,7 @@ from outcore.capture.offline import trace, trace_as_run, trace_network
 from outcore.capture.opaque import as_ops
 from outcore.capture.passing import passing
 from outcore.capture.prepare import prepare
-from outcore.capture.recurrent import is_recurrent, recurrent_apart
+from outcore.capture.recurrent import is_recurrent, recurrent_apart, recurrent_layers
 from outcore.capture.shells import Shells, shells
 from outcore.capture.sizes import BySizes, is_symbolic
 from outcore.capture.tokens import without_tokens
@@ -55,6 +55,7 @@ __all__ = [
     "plain",
     "prepare",
     "recurrent_apart",
+    "recurrent_layers",
     "runs_plainly",
     "shells",
     "stand_in_survives",

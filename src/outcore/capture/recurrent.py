@@ -25,10 +25,14 @@ def is_recurrent(model: nn.Module) -> bool:
     Not where one has a `forward` of its own: dynamo would go into that. Nor with a torch that has
     no such setting (any more).
     """
-    layers = (module for module in model.modules() if isinstance(module, KINDS))
-    forwards = [type(layer).forward for layer in layers]
+    forwards = [type(layer).forward for layer in recurrent_layers(model)]
     known = hasattr(dynamo_config, "allow_rnn") and all(each in _forwards() for each in forwards)
     return bool(forwards) and known
+
+
+def recurrent_layers(model: nn.Module) -> list[nn.Module]:
+    """Those of torch's kinds in `model`."""
+    return [module for module in model.modules() if isinstance(module, KINDS)]
 
 
 def _forwards() -> list[Any]:

@@ -88,6 +88,8 @@ class Backend:
         self.notes: list[str] = []
         self.closed = False
         self.recordings_asked = False
+        self.parameters: set[int] = set()
+        """The ids of those that graphs have been given, planned or not."""
         self.plain_calls = Tally()
         """Of graphs that have no plan, or of which nothing is differentiated."""
         self._captured_at, self._restless = -1, 0
@@ -101,6 +103,8 @@ class Backend:
         """
         with passing():
             _refuse_asked(asked)
+        given = (*example_inputs, *module.parameters())
+        self.parameters.update(id(p) for p in given if isinstance(p, torch.nn.Parameter))
         if is_symbolic(module, example_inputs):
             instead = partial(self._uncompiled, module)
             return BySizes(module, example_inputs, self._compiled, instead)

@@ -1,0 +1,196 @@
+"""What torch compiles nothing around is compiled by itself, or named."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import outcore
+from outcore.aside import Aside, owners, pieces
+from outcore.errors import NotEngagedError
+from tests.cpu.training import PROFILED_STEPS, Away, away, back, inside, mean_square, same
+
+STEPS = PROFILED_STEPS + 4
+BUDGET = "1GiB"
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Blocks(nn.Module):
+    """Torch's own modules in a loop, in which `what` is done with each result."""
+
+    def __init__(self, what: Callable[[Tensor], Any] | None = None, width: int = 64) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Dropout(0.1))
+            for _ in range(5)
+        )
+        self.head = nn.Linear(width, width)
+        self.unused = nn.Linear(width, width)
+        self.what = what
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+            if self.what is not None:
+                self.what(x)
+        result: Tensor = self.head(x)
+        return result
+
+
+def breaks(_: Tensor) -> None:
+    torch._dynamo.graph_break()
+
+
+def looks(x: Tensor) -> None:
+    x.mean().item()
+
+
+def hooked() -> Blocks:
+    module = Blocks()
+    module.blocks[2].register_full_backward_hook(lambda _, given, __: (given[0] * 0.5,))
+    return module
+
+
+MAKERS: dict[str, Callable[[], Blocks]] = {
+    "a break in a loop": lambda: Blocks(breaks),
+    "a number that is read": lambda: Blocks(looks),
+    "a hook": hooked,
+}
+
+
+def train(module: nn.Module, steps: int = STEPS, rows: int = 1024) -> list[Away]:
+    torch.manual_seed(1)
+    found = []
+    for _ in range(steps):
+        module.zero_grad()
+        loss = mean_square(module(torch.randn(rows, 64)))
+        loss.backward()
+        gradients = [p.grad for p in module.parameters() if p.grad is not None]
+        found.append(away([loss.detach(), *gradients, *module.buffers()]))
+    return found
+
+
+def alike(first: list[Away], second: list[Away]) -> bool:
+    return same(list(map(back, first)), list(map(back, second)))
+
+
+@pytest.mark.parametrize("made", MAKERS)
+def test_parts_that_torch_compiles_nothing_around_are_planned(made: str) -> None:
+    expected = train(MAKERS[made]())
+    roomy = outcore.wrap(MAKERS[made](), BUDGET)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="outcore")
+        assert alike(train(roomy), expected)
+    report = outcore.handle(roomy).report()
+    assert report.state == "in-core"
+    assert report.graphs >= len(roomy.blocks)
+    assert [note for note in report.notes if "compiled by themselves" in note]
+    assert report.measured_peak_bytes is not None
+    torch._dynamo.reset()
+    tight = outcore.wrap(MAKERS[made](), report.measured_peak_bytes * 7 // 8, policy="swap-all")
+    assert alike(train(tight), expected)
+    report = outcore.handle(tight).report()
+    assert report.state == "planned"
+    inside(report)
+
+
+def test_strict_asks_for_no_more_than_that() -> None:
+    module = outcore.wrap(Blocks(breaks), BUDGET, strict=True)
+    train(module)
+    assert outcore.handle(module).report().state == "in-core"
+
+
+def test_whole_models_have_no_parts() -> None:
+    module = outcore.wrap(Blocks(), BUDGET, strict=True)
+    train(module)
+    report = outcore.handle(module).report()
+    assert (report.graphs, report.notes) == (1, ())
+    assert not [m for m in module.modules() if m is not module and m._compiled_call_impl]
+
+
+class Mixed(nn.Module):
+    """A part that torch is told to leave alone, beside one that it compiles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.left = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.alone(torch.tanh(self.seen(x))))
+
+    @torch.compiler.disable
+    def alone(self, x: Tensor) -> Tensor:
+        result: Tensor = self.left(x)
+        return result
+
+
+def test_what_is_left_alone_on_purpose_is_named() -> None:
+    module = outcore.wrap(Mixed(), BUDGET)
+    with pytest.warns(UserWarning, match="what calls left: they run plainly") as caught:
+        train(module)
+    assert [each for each in caught if each.filename == __file__]
+    assert outcore.handle(module).report().graphs == 2
+    assert not module.left._compiled_call_impl
+    strict = outcore.wrap(Mixed(), BUDGET, strict=True)
+    with pytest.raises(NotEngagedError, match="what calls left"):
+        train(strict)
+
+
+def test_parts_go_with_the_whole() -> None:
+    module = Blocks(breaks)
+    inner: Any = module.blocks[0]
+    outcore.wrap(module, BUDGET)
+    train(module)
+    assert outcore.handle(inner) is outcore.handle(module)
+    twin = copy.deepcopy(module)
+    assert not [each for each in twin.modules() if each._compiled_call_impl]
+    outcore.wrap(module, "2GiB")
+    assert inner._compiled_call_impl is None
+    train(module)
+    assert outcore.handle(inner).options.budget == "2GiB"
+    outcore.unwrap(module)
+    assert not [each for each in module.modules() if each._compiled_call_impl]
+    with outcore.session(BUDGET) as session:
+        session.wrap(module)
+        train(module)
+        assert inner._compiled_call_impl is not None
+    assert not [each for each in module.modules() if each._compiled_call_impl]
+
+
+class TestAside:
+    def test_autograd_tells(self) -> None:
+        module = Blocks()
+        known = {id(p) for p in module.head.parameters()}
+        aside = Aside(module, known)
+        assert not aside.used
+        mean_square(module(torch.randn(8, 64))).backward()
+        assert aside.used
+        found = owners(aside.end())
+        assert set(found) == {f"blocks.{i}.{j}" for i in range(5) for j in (0, 1)}
+        assert not [p for p in module.parameters() if p._post_accumulate_grad_hooks]
+
+    def test_recurrent_layers_run_between_graphs_anyway(self) -> None:
+        layer = nn.Sequential(nn.LSTM(4, 4))
+        aside = Aside(layer, ())
+        layer(torch.randn(2, 4))[0].sum().backward()
+        assert not aside.used
+        assert not pieces(nn.ModuleList([layer]), ["0.0"])
+
+    def test_pieces_are_as_large_as_torch_s_own_code_goes(self) -> None:
+        module = hooked()
+        found = pieces(module, ["blocks.0.0", "blocks.0.1", "blocks.2.0", "head", ""])
+        assert list(found) == ["blocks.0", "blocks.2.0", "head"]
+        assert found["blocks.0"] is module.blocks[0]
