@@ -57,8 +57,7 @@ def pieces(model: nn.Module, paths: Iterable[str]) -> dict[str, nn.Module]:
     Torch compiles none of them where it does not compile what calls them; each can be compiled by
     itself. None is recurrent.
     """
-    found = dict(piece for path in paths for piece in _piece(model, path))
-    return {name: module for name, module in found.items() if not recurrent_layers(module)}
+    return dict(piece for path in paths for piece in _piece(model, path))
 
 
 def _piece(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
@@ -70,7 +69,8 @@ def _piece(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _stands_alone(module: nn.Module) -> bool:
-    """Whether it is torch's own, can be called, and has no hook that torch compiles nowhere."""
+    """Whether it is torch's own, can be called, and has nothing that torch compiles nowhere."""
     hooked: Any = module._backward_hooks or module._backward_pre_hooks  # noqa: SLF001 - no other way
+    apart = hooked or recurrent_layers(module)
     own = f"{type(module).__module__}.".startswith(OWN)
-    return own and not hooked and type(module).forward is not nn.Module.forward
+    return own and not apart and type(module).forward is not nn.Module.forward

@@ -34,7 +34,9 @@ class Blocks(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Dropout(0.1))
+            nn.Sequential(
+                nn.Linear(width, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Dropout(0.1)
+            )
             for _ in range(5)
         )
         self.head = nn.Linear(width, width)
