@@ -15,19 +15,20 @@ OWN = "torch.nn."
 
 
 class Aside:
-    """Which parameters of a model the next backward reaches though no graph has them.
+    """Which modules of torch's own the next backward reaches though no graph has their parameters.
 
-    Autograd tells, by hooks, so that parameters that a step does not use are none of them. Nor are
-    those of recurrent layers, which run between graphs.
+    Autograd tells, by hooks, so that what a step does not use is none of them. Nor are recurrent
+    layers, which run between graphs. Modules of others torch compiles by themselves.
     """
 
     def __init__(self, model: nn.Module, known: Collection[int]) -> None:
-        self._used: list[str] = []
-        apart = {id(p) for layer in recurrent_layers(model) for p in layer.parameters()}
+        """`known`: the ids of parameters that graphs have."""
+        self._used: set[str] = set()
         self._hooks = [
-            p.register_post_accumulate_grad_hook(partial(_note, self._used, name))  # type: ignore[no-untyped-call]  # torch leaves it so
-            for name, p in model.named_parameters()
-            if p.requires_grad and p.is_leaf and id(p) not in known and id(p) not in apart
+            p.register_post_accumulate_grad_hook(partial(_note, self._used, path))  # type: ignore[no-untyped-call]  # torch leaves it so
+            for path in own(model)
+            for p in _missing(model.get_submodule(path), known)
+            if p.is_leaf
         ]
 
     @property
@@ -35,27 +36,39 @@ class Aside:
         """Whether there was one."""
         return bool(self._used)
 
-    def end(self) -> list[str]:
-        """Their names. No more are looked for."""
+    def end(self, model: nn.Module, known: Collection[int]) -> list[str]:
+        """Where they are in `model`, but for what graphs have by now. No more are looked for."""
         for hook in self._hooks:
             hook.remove()
-        return self._used
+        found = ((path, model.get_submodule(path)) for path in own(model) if path in self._used)
+        return [path for path, module in found if _missing(module, known)]
 
 
-def _note(used: list[str], name: str, _: Tensor) -> None:
-    used.append(name)
+def _note(used: set[str], path: str, _: Tensor) -> None:
+    used.add(path)
 
 
-def owners(names: Iterable[str]) -> list[str]:
-    """The modules whose parameters those are, by name, each once."""
-    return list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+def _missing(module: nn.Module, known: Collection[int]) -> list[nn.Parameter]:
+    parameters = module.parameters(recurse=False)
+    return [p for p in parameters if p.requires_grad and id(p) not in known]
+
+
+def own(model: nn.Module) -> list[str]:
+    """Where modules of torch's own are inside `model` that can be called and are not recurrent."""
+    return [path for path, module in model.named_modules() if path and _is_own(module)]
+
+
+def _is_own(module: nn.Module) -> bool:
+    callable_ = type(module).forward is not nn.Module.forward
+    named = type(module).__module__.startswith(OWN)
+    return named and callable_ and not recurrent_layers(module)
 
 
 def pieces(model: nn.Module, paths: Iterable[str]) -> dict[str, nn.Module]:
-    """Modules of torch's own inside `model` that hold those at `paths`, as large as may be.
+    """The modules of torch's own inside `model` that hold those at `paths`, as large as may be.
 
     Torch compiles none of them where it does not compile what calls them; each can be compiled by
-    itself. None is recurrent.
+    itself, but for those with hooks that torch compiles nowhere.
     """
     return dict(piece for path in paths for piece in _piece(model, path))
 
@@ -69,8 +82,5 @@ def _piece(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _stands_alone(module: nn.Module) -> bool:
-    """Whether it is torch's own, can be called, and has nothing that torch compiles nowhere."""
     hooked: Any = module._backward_hooks or module._backward_pre_hooks  # noqa: SLF001 - no other way
-    apart = hooked or recurrent_layers(module)
-    own = f"{type(module).__module__}.".startswith(OWN)
-    return own and not apart and type(module).forward is not nn.Module.forward
+    return _is_own(module) and not hooked

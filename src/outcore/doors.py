@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import FunctionType, TracebackType
@@ -20,7 +20,7 @@ from torch._dynamo.eval_frame import remove_from_cache
 from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 
-from outcore.aside import Aside, owners, pieces
+from outcore.aside import Aside, own, pieces
 from outcore.capture import is_recurrent, recurrent_apart, runs_plainly
 from outcore.errors import NotEngagedError, WrapError
 from outcore.explain import Explanation
@@ -48,7 +48,7 @@ UNSEEN_PART = (
 )
 
 ASIDE = (
-    "torch.compile takes nothing of what calls {names}: they run plainly, and no budget holds "
+    "torch.compile takes nothing of what calls {names}: that runs plainly, and no budget holds "
     "there. TORCH_LOGS=graph_breaks says why"
 )
 
@@ -229,7 +229,7 @@ class _Door:
         self._aside: Aside | None = None
         """What tells, after a training call, which of its parameters no graph has."""
         self._skipped = False
-        """Whether torch tried in vain to compile some code that its first training call ran."""
+        """Whether torch tried in vain to compile some code of its calls until it was trained."""
         self.inner: WeakSet[nn.Module] = WeakSet()
         """Modules inside that are compiled by themselves, as the model is not."""
         self._model = ref(model)
@@ -250,7 +250,8 @@ class _Door:
             self._note_plainly(model)
             return self._plainly(model, args, kwargs)
         if self._aside is not None and self._aside.used:
-            plain = self._take_in(model, set(self._aside.end()))
+            aside, self._aside = self._aside, None
+            plain = self._take_in(model, aside.end(model, _known(model)))
             if plain and not self._told:
                 self._note_unseen(model, ASIDE.format(names=_listed(plain)))
         trained, seen, limits = self.trained, _seen(self.backend), _limits()
@@ -258,7 +259,7 @@ class _Door:
         results = run(model, args, kwargs)
         if model.training and self._looks and self._aside is None:
             self._looks -= 1
-            self._aside = Aside(model, self.backend.parameters)
+            self._aside = Aside(model, _known(model))
         if seen < _seen(self.backend):
             if limits < _limits():
                 self._note_unseen(model, UNSEEN_PART)
@@ -285,21 +286,19 @@ class _Door:
             if not frame.f_code.co_filename.startswith(NOT_TRACED):
                 reset_code(frame.f_code)
 
-    def _take_in(self, model: nn.Module, used: Collection[str]) -> list[str]:
-        """Compile by themselves the modules whose parameters, of those `used`, no graph has.
+    def _take_in(self, model: nn.Module, plain: list[str]) -> list[str]:
+        """Compile by themselves the modules that ran in no graph, at those paths.
 
-        Returns the names of those that this does not help.
+        Not where torch was told to leave alone what calls them. Returns the paths of those that
+        are not helped so.
         """
-        self._aside, known = None, self.backend.parameters
-        named = ((n, p) for n, p in model.named_parameters() if n in used)
-        apart = owners(name for name, parameter in named if id(parameter) not in known)
-        alone = pieces(model, apart) if self._skipped else {}
+        alone = pieces(model, plain) if self._skipped else {}
         alone = {name: module for name, module in alone.items() if module not in _doors}
         for module in alone.values():
             self.inner.add(_wrap(module, self.backend, owns=False, inner=True))
         if alone:
             self._note(model, ALONE.format(names=_listed(list(alone))), aloud=False)
-        return [] if alone else apart
+        return [] if alone else plain
 
     def _note_plainly(self, model: nn.Module) -> None:
         """Before anything was trained otherwise, it may be that nothing ever will: say so aloud."""
@@ -330,10 +329,10 @@ class _Door:
         calls, notes, skipped = _calls(backend), len(backend.notes), _skipped()
         results = self._run_compiled(model, args, kwargs)
         self._noted |= len(backend.notes) > notes
-        self._skipped = _skipped() > skipped
+        self._skipped |= _skipped() > skipped
         if model.training:
             self.trained = True
-            hopeful = self._skipped and any(pieces(model, owners(_trained(model))))
+            hopeful = self._skipped and any(pieces(model, own(model)))
             self._told = _calls(backend) == calls and not hopeful
             if self._told and not self._noted:
                 _nothing_to_do(model, strict=backend.options.strict)
@@ -378,8 +377,10 @@ def _skipped() -> int:
     return frames["total"] - frames["ok"]
 
 
-def _trained(model: nn.Module) -> list[str]:
-    return [name for name, p in model.named_parameters() if p.requires_grad]
+def _known(model: nn.Module) -> set[int]:
+    """The ids of parameters that graphs have, under the budget of `model` or of what is inside."""
+    doors = (_doors[module] for module in model.modules() if module in _doors)
+    return set().union(*(door.backend.parameters for door in doors))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import outcore
-from outcore.aside import Aside, owners, pieces
+from outcore.aside import Aside, own, pieces
 from outcore.errors import NotEngagedError
 from tests.cpu.training import PROFILED_STEPS, Away, away, back, inside, mean_square, same
 
@@ -141,7 +141,7 @@ class Mixed(nn.Module):
 
 def test_what_is_left_alone_on_purpose_is_named() -> None:
     module = outcore.wrap(Mixed(), BUDGET)
-    with pytest.warns(UserWarning, match="what calls left: they run plainly") as caught:
+    with pytest.warns(UserWarning, match="what calls left: that runs plainly") as caught:
         train(module)
     assert [each for each in caught if each.filename == __file__]
     assert outcore.handle(module).report().graphs == 2
@@ -149,6 +149,36 @@ def test_what_is_left_alone_on_purpose_is_named() -> None:
     strict = outcore.wrap(Mixed(), BUDGET, strict=True)
     with pytest.raises(NotEngagedError, match="what calls left"):
         train(strict)
+
+
+def test_a_part_with_a_budget_of_its_own_is_not_taken_from_it() -> None:
+    module = Blocks(breaks)
+    first: Any = outcore.wrap(module.blocks[0], BUDGET)
+    outcore.wrap(module, BUDGET)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="outcore")
+        train(module)
+    assert outcore.handle(first) is not outcore.handle(module)
+    assert {outcore.handle(first).report().graphs, outcore.handle(module).report().graphs} == {1, 5}
+
+
+def test_parameters_that_are_used_around_the_model_are_no_part_of_it() -> None:
+    class Scaled(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(64, 64)
+            self.scale = nn.Parameter(torch.ones(()))
+
+    module = outcore.wrap(Scaled(), BUDGET, strict=True)
+    for _ in range(STEPS):
+        mean_square(module(torch.randn(8, 64)) * module.scale.exp()).backward()
+    assert outcore.handle(module).report().notes == ()
+
+
+def test_a_call_before_training_that_torch_gave_up_in_counts() -> None:
+    module = outcore.wrap(Blocks(breaks).eval(), BUDGET, strict=True)
+    module(torch.randn(8, 64))
+    train(module.train())
+    assert outcore.handle(module).report().graphs >= len(module.blocks)
 
 
 def test_parts_go_with_the_whole() -> None:
@@ -180,8 +210,9 @@ class TestAside:
         assert not aside.used
         mean_square(module(torch.randn(8, 64))).backward()
         assert aside.used
-        found = owners(aside.end())
-        assert set(found) == {f"blocks.{i}.{j}" for i in range(5) for j in (0, 1)}
+        known |= {id(p) for p in module.blocks[0].parameters()}
+        found = aside.end(module, known)
+        assert found == [f"blocks.{i}.{j}" for i in range(1, 5) for j in (0, 1)]
         assert not [p for p in module.parameters() if p._post_accumulate_grad_hooks]
 
     def test_recurrent_layers_run_between_graphs_anyway(self) -> None:
@@ -193,6 +224,7 @@ class TestAside:
 
     def test_pieces_are_as_large_as_torch_s_own_code_goes(self) -> None:
         module = hooked()
-        found = pieces(module, ["blocks.0.0", "blocks.0.1", "blocks.2.0", "head", ""])
+        assert not {"", "blocks"} & {*own(module)}
+        found = pieces(module, ["blocks.0.0", "blocks.0.1", "blocks.2.0", "head"])
         assert list(found) == ["blocks.0", "blocks.2.0", "head"]
         assert found["blocks.0"] is module.blocks[0]
