@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "outcore"
 MAY_IMPORT_TORCH = {
+    "aside",
     "runtime",
     "api",
     "aten",
