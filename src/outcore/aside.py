@@ -21,15 +21,22 @@ class Aside:
     layers, which run between graphs. Modules of others torch compiles by themselves.
     """
 
-    def __init__(self, model: nn.Module, known: Collection[int]) -> None:
-        """`known`: the ids of parameters that graphs have."""
+    def __init__(
+        self, model: nn.Module, known: Collection[int], apart: Collection[str] = ()
+    ) -> None:
+        """`known`: the ids of parameters that graphs have. `apart`: as for `own`."""
         self._used: set[str] = set()
         self._hooks = [
             p.register_post_accumulate_grad_hook(partial(_note, self._used, path))  # type: ignore[no-untyped-call]  # torch leaves it so
-            for path in own(model)
+            for path in own(model, apart)
             for p in _missing(model.get_submodule(path), known)
             if p.is_leaf
         ]
+
+    @property
+    def looks(self) -> bool:
+        """Whether there are any to look for."""
+        return bool(self._hooks)
 
     @property
     def used(self) -> bool:
@@ -38,10 +45,14 @@ class Aside:
 
     def end(self, model: nn.Module, known: Collection[int]) -> list[str]:
         """Where they are in `model`, but for what graphs have by now. No more are looked for."""
-        for hook in self._hooks:
-            hook.remove()
+        self.stop()
         found = ((path, model.get_submodule(path)) for path in own(model) if path in self._used)
         return [path for path, module in found if _missing(module, known)]
+
+    def stop(self) -> None:
+        """Look no more."""
+        for hook in self._hooks:
+            hook.remove()
 
 
 def _note(used: set[str], path: str, _: Tensor) -> None:
@@ -53,9 +64,14 @@ def _missing(module: nn.Module, known: Collection[int]) -> list[nn.Parameter]:
     return [p for p in parameters if p.requires_grad and id(p) not in known]
 
 
-def own(model: nn.Module) -> list[str]:
-    """Where modules of torch's own are inside `model` that can be called and are not recurrent."""
-    return [path for path, module in model.named_modules() if path and _is_own(module)]
+def own(model: nn.Module, apart: Collection[str] = ()) -> list[str]:
+    """Where modules of torch's own are inside `model` that can be called and are not recurrent.
+
+    Those at the paths `apart`, and inside them, are left out.
+    """
+    named = ((f"{path}.", module) for path, module in model.named_modules() if path)
+    others = tuple(f"{path}." for path in apart)
+    return [p[:-1] for p, module in named if _is_own(module) and not p.startswith(others)]
 
 
 def _is_own(module: nn.Module) -> bool:
@@ -82,5 +98,9 @@ def _piece(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _stands_alone(module: nn.Module) -> bool:
-    hooked: Any = module._backward_hooks or module._backward_pre_hooks  # noqa: SLF001 - no other way
-    return _is_own(module) and not hooked
+    return _is_own(module) and not any(map(_is_hooked, module.modules()))
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    hooks: Any = module._backward_hooks or module._backward_pre_hooks  # noqa: SLF001 - no other way
+    return bool(hooks)

@@ -57,6 +57,9 @@ ALONE = (
     "nothing of what calls them: {names}. TORCH_LOGS=graph_breaks says why"
 )
 
+HOPE = 16
+"""Calls in which a model that came to no graph may yet be compiled in parts: a step is to end."""
+
 MOST_NAMED = 3
 """Modules that a note names; it counts the others."""
 
@@ -84,8 +87,8 @@ def wrap(model: M, budget: str | float | None = None, **options: Unpack[Keywords
 
     The object stays the same and so do its parameters and the names of its `state_dict`; only what
     a call of it runs is compiled. Copies and pickles of it are plain. `budget` and `options` are
-    those of `Backend`, and `handle(model)` is the Backend. Where the first training call brings it
-    nothing to do, a warning says so; with `strict` that is a NotEngagedError.
+    those of `Backend`, and `handle(model)` is the Backend. Where training calls bring it nothing to
+    do, a warning says so; with `strict` that is a NotEngagedError.
 
     A model that is wrapped already gets the new Backend in place of the one it had, as if it were
     unwrapped first. Modules inside that are wrapped run under the budget of `model` in its calls,
@@ -157,6 +160,11 @@ class Session:
         return [module for module in self.wrapped if not _doors[module].trained]
 
     @property
+    def hopeful(self) -> bool:
+        """Whether some of them came to no graph, and may yet do so in parts."""
+        return any(_doors[module].hope for module in self.wrapped)
+
+    @property
     def calls(self) -> int:
         """Forward calls of graphs with a backward, so far."""
         return _calls(self.backend)
@@ -225,6 +233,8 @@ class _Door:
         """Whether a call of this module brought the Backend a note."""
         self._told = inner
         """Whether it was said that its training calls bring nothing to plan."""
+        self.hope = 0
+        """In how many calls more there may yet be something to plan."""
         self._looks = 0 if inner else LOOKS
         self._aside: Aside | None = None
         """What tells, after a training call, which of its parameters no graph has."""
@@ -249,23 +259,40 @@ class _Door:
         if runs_plainly():
             self._note_plainly(model)
             return self._plainly(model, args, kwargs)
-        if self._aside is not None and self._aside.used:
-            aside, self._aside = self._aside, None
-            plain = self._take_in(model, aside.end(model, _known(model)))
+        aside = self._aside
+        if aside is not None and aside.used:
+            self.stop_looking()
+            known = _known(model)
+            plain = [] if known is None else self._take_in(model, aside.end(model, known))
             if plain and not self._told:
                 self._note_unseen(model, ASIDE.format(names=_listed(plain)))
         trained, seen, limits = self.trained, _seen(self.backend), _limits()
         run = self._run_compiled if trained else self._until_trained
         results = run(model, args, kwargs)
         if model.training and self._looks and self._aside is None:
-            self._looks -= 1
-            self._aside = Aside(model, _known(model))
+            self._look(model)
         if seen < _seen(self.backend):
             if limits < _limits():
                 self._note_unseen(model, UNSEEN_PART)
         elif trained and model.training and not self._told:
-            self._note_unseen(model, UNSEEN)
+            if not self.hope:
+                self._note_unseen(model, UNSEEN)
+            self.hope = max(0, self.hope - 1)
         return results
+
+    def _look(self, model: nn.Module) -> None:
+        """Have the next backward tell what no graph has."""
+        self._looks -= 1
+        known = _known(model)
+        if known is not None:
+            aside = Aside(model, known, _compiled_by_others(model))
+            self._aside = aside if aside.looks else None
+
+    def stop_looking(self) -> None:
+        """Leave no hooks on parameters."""
+        aside, self._aside = self._aside, None
+        if aside is not None:
+            aside.stop()
 
     def _run_compiled(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         if self._is_recurrent is None:
@@ -292,6 +319,7 @@ class _Door:
         Not where torch was told to leave alone what calls them. Returns the paths of those that
         are not helped so.
         """
+        self.hope = 0
         alone = pieces(model, plain) if self._skipped else {}
         alone = {name: module for name, module in alone.items() if module not in _doors}
         for module in alone.values():
@@ -332,8 +360,10 @@ class _Door:
         self._skipped |= _skipped() > skipped
         if model.training:
             self.trained = True
-            hopeful = self._skipped and any(pieces(model, own(model)))
-            self._told = _calls(backend) == calls and not hopeful
+            idle = _calls(backend) == calls
+            parts = own(model, _compiled_by_others(model)) if idle and self._skipped else []
+            self.hope = HOPE if pieces(model, parts) else 0
+            self._told = idle and not self.hope
             if self._told and not self._noted:
                 _nothing_to_do(model, strict=backend.options.strict)
         return results
@@ -377,10 +407,25 @@ def _skipped() -> int:
     return frames["total"] - frames["ok"]
 
 
-def _known(model: nn.Module) -> set[int]:
-    """The ids of parameters that graphs have, under the budget of `model` or of what is inside."""
-    doors = (_doors[module] for module in model.modules() if module in _doors)
-    return set().union(*(door.backend.parameters for door in doors))
+def _known(model: nn.Module) -> set[int] | None:
+    """The ids of parameters that graphs have, under the budget of `model` or of what is inside.
+
+    None where that is not known.
+    """
+    backends = {_doors[module].backend for module in model.modules() if module in _doors}
+    found = [backend.parameters for backend in backends]
+    sets = [each for each in found if each is not None]
+    return set().union(*sets) if len(sets) == len(found) else None
+
+
+def _compiled_by_others(model: nn.Module) -> list[str]:
+    """Where modules inside are that somebody else has compiled."""
+    return [path for path, module in model.named_modules() if path and _is_compiled(module)]
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    set_ = module._compiled_call_impl is not None and module not in _doors  # noqa: SLF001 - what Module.compile sets
+    return set_ or isinstance(module, OptimizedModule)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -397,9 +442,7 @@ def _check(model: nn.Module) -> None:
         reason = "it is not a torch.nn.Module; wrap the model, not its step"
         raise WrapError(model=type(model).__name__, reason=reason)
     name = type(model).__name__
-    if isinstance(model, OptimizedModule) or (
-        model._compiled_call_impl is not None and model not in _doors  # noqa: SLF001 - what Module.compile sets
-    ):
+    if _is_compiled(model):
         reason = "it is compiled already; wrap the model that was given to torch.compile"
         raise WrapError(model=name, reason=reason)
 
@@ -464,6 +507,7 @@ def _unwrap(module: nn.Module) -> None:
     if door is None:  # it went with the one around it
         return
     module._compiled_call_impl = None  # noqa: SLF001 - what Module.compile sets
+    door.stop_looking()
     for inner in door.inner:
         if inner in _doors and _doors[inner].backend is door.backend:
             _unwrap(inner)

@@ -36,7 +36,9 @@ def parse_size(
         raise ValueError(  # noqa: TRY004 - one kind of error for whatever is no size
             f'a size is text like "16GiB", an int (bytes) or a fraction like 0.8, not {size!r}'
         )
-    if isinstance(size, str):
+    if isinstance(size, str) and size.strip() == "0" and not least_bytes:
+        nbytes = 0  # of whatever unit
+    elif isinstance(size, str):
         nbytes = _parse_size_text(size, total_bytes)
     elif isinstance(size, Integral):
         nbytes = int(size)

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 import outcore
 from outcore.aside import Aside, own, pieces
+from outcore.doors import HOPE
 from outcore.errors import NotEngagedError
 from tests.cpu.training import PROFILED_STEPS, Away, away, back, inside, mean_square, same
 
@@ -58,6 +60,13 @@ def breaks(_: Tensor) -> None:
 
 def looks(x: Tensor) -> None:
     x.mean().item()
+
+
+def hooked_within() -> Blocks:
+    module = Blocks()
+    child: Any = module.blocks[2]
+    child[0].register_full_backward_hook(lambda _, given, __: (given[0] * 0.5,))
+    return module
 
 
 def hooked() -> Blocks:
@@ -107,6 +116,15 @@ def test_parts_that_torch_compiles_nothing_around_are_planned(made: str) -> None
     report = outcore.handle(tight).report()
     assert report.state == "planned"
     inside(report)
+
+
+def test_what_has_a_hook_itself_is_named_and_the_rest_is_planned() -> None:
+    expected = train(hooked_within())
+    module = outcore.wrap(hooked_within(), BUDGET)
+    with pytest.warns(UserWarning, match="what calls blocks.2.0: that runs plainly"):
+        found = train(module)
+    assert alike(found, expected)
+    assert outcore.handle(module).report().graphs > len(module.blocks)
 
 
 def test_strict_asks_for_no_more_than_that() -> None:
@@ -200,6 +218,63 @@ def test_parts_go_with_the_whole() -> None:
         train(module)
         assert inner._compiled_call_impl is not None
     assert not [each for each in module.modules() if each._compiled_call_impl]
+
+
+def pending(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p._post_accumulate_grad_hooks]
+
+
+def test_no_hooks_are_left() -> None:
+    module = outcore.wrap(Blocks(breaks), BUDGET)
+    train(module, 1)
+    assert pending(module)
+    outcore.unwrap(module)
+    assert not pending(module)
+
+
+def test_several_calls_before_the_first_backward() -> None:
+    module = outcore.wrap(Blocks(breaks), BUDGET, strict=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="outcore")
+        module(torch.randn(8, 64))  # nobody differentiates that
+        for _ in range(STEPS):
+            first, second = (mean_square(module(torch.randn(64, 64))) for _ in range(2))
+            (first + second).backward()
+    assert outcore.handle(module).report().state == "in-core"
+
+
+def test_what_never_comes_to_a_backward_is_told_in_the_end() -> None:
+    module = outcore.wrap(Blocks(breaks), BUDGET)
+    for _ in range(HOPE + 1):
+        module(torch.randn(8, 64))
+    with pytest.warns(UserWarning, match="came to no graph"):
+        module(torch.randn(8, 64))
+
+
+def test_what_others_have_compiled_is_left_to_them() -> None:
+    module = Blocks(breaks)
+    for block in module.blocks:
+        block.compile(backend="eager")
+    theirs = [block._compiled_call_impl for block in module.blocks]
+    outcore.wrap(module, BUDGET)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="outcore")
+        train(module)
+    assert [block._compiled_call_impl for block in module.blocks] == theirs
+    outcore.unwrap(module)
+    assert [block._compiled_call_impl for block in module.blocks] == theirs
+
+
+def test_nothing_is_said_where_torch_does_not_tell_parameters() -> None:
+    """As where DistributedDataParallel splits graphs."""
+    backend = outcore.Backend(BUDGET)
+    with FakeTensorMode():
+        fake = nn.Parameter(torch.ones(2))
+    backend._take_parameters([fake])
+    assert backend.parameters is None
+    module = outcore.wrap(Mixed(), BUDGET, strict=True)
+    outcore.handle(module).parameters = None
+    train(module)
 
 
 class TestAside:

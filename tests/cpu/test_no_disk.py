@@ -63,6 +63,7 @@ def test_a_disk_that_cannot_be_written_is_told_and_left_out(tight: int) -> None:
     with pytest.warns(UserWarning, match="offloads nothing: spill directory .*Read-only"):
         report = trained(budget=tight)
     assert report.state == "planned"
+    assert [note for note in report.notes if "nothing is offloaded: spill directory" in note]
     inside(report)
 
 
@@ -96,6 +97,11 @@ def test_strict_refuses_to_do_without_a_disk_that_was_not_declined(tight: int) -
 def test_a_disk_can_be_declined(tight: int, nothing: int | str) -> None:
     with warnings.catch_warnings(action="error", category=UserWarning):
         inside(trained(budget=tight, strict=True, disk_budget=nothing))
+
+
+def test_it_can_be_declined_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTCORE_DISK_BUDGET", "0")
+    assert not settle(make_options({"budget": "1GiB"}), torch.device("cpu")).disk_budget_bytes
 
 
 def test_a_folder_of_the_system_s_that_is_gone_is_told_by_who_needs_it(

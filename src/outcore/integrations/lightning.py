@@ -103,14 +103,14 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base is found at
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log the metrics. Raises NotEngagedError where the first step ran none of the modules.
+        """Log the metrics. Raises NotEngagedError where the first step planned none of the modules.
 
         Where it ran some and not all, a warning names the others; with `strict` that raises too.
         """
         session = self.session
         if session is None:
             return
-        if self._before is not None:
+        if self._before is not None and not session.hopeful:
             self._look_for_work(session, pl_module, self._before)
             self._before = None
         if _logs_now(trainer):

@@ -6,11 +6,12 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Unpack
 
 import torch
+from torch._subclasses import FakeTensor
 from torch.fx import GraphModule
 
 from outcore.capture import (
@@ -88,8 +89,9 @@ class Backend:
         self.notes: list[str] = []
         self.closed = False
         self.recordings_asked = False
-        self.parameters: set[int] = set()
-        """The ids of those that graphs have been given, planned or not."""
+        self.parameters: set[int] | None = set()
+        """The ids of those that graphs have been given, planned or not. None: torch gave others in
+        their stead, as it does where DistributedDataParallel splits graphs."""
         self.plain_calls = Tally()
         """Of graphs that have no plan, or of which nothing is differentiated."""
         self._captured_at, self._restless = -1, 0
@@ -103,12 +105,18 @@ class Backend:
         """
         with passing():
             _refuse_asked(asked)
-        given = (*example_inputs, *module.parameters())
-        self.parameters.update(id(p) for p in given if isinstance(p, torch.nn.Parameter))
+        self._take_parameters((*example_inputs, *module.parameters()))
         if is_symbolic(module, example_inputs):
             instead = partial(self._uncompiled, module)
             return BySizes(module, example_inputs, self._compiled, instead)
         return self._compiled(module, example_inputs)
+
+    def _take_parameters(self, given: Iterable[Any]) -> None:
+        found = [each for each in given if isinstance(each, torch.nn.Parameter)]
+        if any(isinstance(p, FakeTensor) for p in found):
+            self.parameters = None
+        elif self.parameters is not None:
+            self.parameters.update(map(id, found))
 
     def _compiled(self, module: GraphModule, inputs: Sequence[Any]) -> Call:
         compiler = aot_autograd(

@@ -43,9 +43,9 @@ class Held:
             self.collect(again=True)
 
     def sweep(self) -> None:
-        """Let go what captures of this step left: what is counted now will be part of plans."""
+        """Let go what captures left: what is counted now will be part of plans."""
         if self._littered:
-            self.collect(again=True)
+            self.collect()
 
     def collect(self, *, again: bool = False) -> bool:
         """Let go what is no one's any more; whether it did: it takes long, and once a step will do.

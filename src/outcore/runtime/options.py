@@ -238,8 +238,9 @@ def _spill_dir(given: str | os.PathLike[str] | None) -> Path:
         folder = Path(given).expanduser()
     except RuntimeError as error:  # there is no such user
         raise OptionValueError(option="spill_dir", value=str(given), reason=str(error)) from error
-    if not folder.is_dir():
-        reason = "it is not a directory" if folder.exists() else "it does not exist"
+    if not os.path.isdir(folder):  # noqa: PTH112 - Path's raises where a folder on the way is closed
+        there = os.path.exists(folder)  # noqa: PTH110 - as above
+        reason = "it is not a directory" if there else "it does not exist, or is out of reach"
         raise SpillError(directory=str(folder), reason=reason)
     return folder
 

@@ -85,7 +85,7 @@ class Planner:
 
     @uncollected()
     def still_program(self, shares: Shares, resident_bytes: int) -> tuple[Program, int]:
-        """The program that moves nothing, and how much may be held besides while it fits.
+        """The program that moves least, and how much may be held besides while it fits.
 
         It keeps everything. Workspaces are not known: half of the budget is left to them, and to
         other graphs. Where that is too much it runs ops again, if that fits: a forward call takes
@@ -99,6 +99,7 @@ class Planner:
                 plan = policy.plan(problem)
                 program = lower(replace(problem, budget_bytes=1), plan, fast=True)
                 spare = problem.budget_bytes - peak(problem, program, Tier.DEVICE).nbytes
+            if spare >= 0:
                 break
         return program, resident_bytes + spare
 

@@ -122,7 +122,7 @@ class Plans:
             collected = self._held.collect(again=True)
 
     def still_program(self, graph: PlannedGraph, resident_bytes: int) -> tuple[Program, int]:
-        """The program that moves nothing, and how much may be held besides while it fits."""
+        """The program that moves least, and how much may be held besides while it fits."""
         return self.planner.still_program(self._shares(graph), resident_bytes)
 
     # ---- made ----------------------------------------------------------------------------------

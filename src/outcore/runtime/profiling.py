@@ -24,7 +24,7 @@ TIMED_STEPS = 3
 
 @dataclass(slots=True)
 class Keeping:
-    """A program that moves nothing, for calls that nobody differentiates."""
+    """A program that moves little or nothing, for calls that nobody differentiates."""
 
     executable: Executable
     most_resident_bytes: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -21,7 +21,7 @@ from outcore.ir.program import Program
 from outcore.ir.store import digest
 from outcore.ir.trace import Trace
 from outcore.lower import lower
-from outcore.planfile import Overridden, Rule, check_rules, forced, has_effect
+from outcore.planfile import Overridden, Rule, SavedPlan, check_rules, forced, has_effect
 from outcore.policies import Hasty, Policy, overflow, with_roomy_host
 from outcore.runtime.margin import for_any_budget
 from outcore.runtime.options import NO_DISK_BYTES, Settings
@@ -139,13 +139,18 @@ class Solver:
             in_core_timeline,
             room_bytes=budget_bytes - problem.budget_bytes,
             from_file="" if saved is None else given.path,
-            note="; ".join(filter(None, (given.note(saved), self._idle_rules(shares.active)))),
+            note="; ".join(filter(None, self._notes(shares, saved))),
         )
 
     def under(self, problem: Problem, plan: Plan) -> Planned:
         """What `plan` makes of `problem`."""
         program, in_core = lower(problem, plan, fast=True), simulate(problem, self.kept(problem))
         return Planned(problem, plan, program, simulate(problem, program), in_core)
+
+    def _notes(self, shares: Shares, saved: SavedPlan | None) -> Iterator[str]:
+        yield self.settings.given.note(saved)
+        yield self._idle_rules(shares.active)
+        yield f"nothing is offloaded: {self._unusable}" * bool(self._unusable)
 
     def _idle_rules(self, active: Sequence[PlannedGraph]) -> str:
         """Which overrides are for none of the graphs that run now; empty where all are."""

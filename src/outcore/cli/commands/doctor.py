@@ -93,6 +93,9 @@ def _disk(spill_dir: Path | None) -> Iterator[tuple[str, str]]:
     yield "spill directory", f"{folder}, {format_bytes(free)} free{vain}"
     yield "direct I/O", "yes" if file.direct else "no: copies pass through the page cache"
     file.close()
+    if not free:
+        yield "link to disk", "none: it is full"
+        return
     driver = open_driver(torch.device("cpu"), folder, None)
     with warnings.catch_warnings(action="ignore"):  # of what was just said
         hardware = driver.hardware({Tier.DEVICE: memory_limit_bytes(), Tier.DISK: free})
