@@ -42,7 +42,10 @@ def plan_apart(policy: Policy, problem: Problem) -> Plan:
             log.debug("outcore: that one said: %s", error.stderr.decode(errors="replace"))
         return ask(policy, problem)
     if isinstance(answer, OutcoreError):
-        raise answer
+        try:
+            raise answer
+        finally:
+            del answer  # whose frames hold it, and what the step made
     return answer
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +38,27 @@ def test_the_numbers_of_a_refusal_come_back():
     with pytest.raises(InfeasibleError) as there:
         plan_apart(QUICK, tight)
     assert str(there.value) == str(here.value)
+
+
+def test_a_refusal_holds_nothing_once_it_is_caught():
+    """Its traceback would hold the frames of the step, and these the batch, until a collection."""
+
+    class Held:
+        pass
+
+    def refused(held):
+        problem = replace(chain(), budget_bytes=1000)
+        with contextlib.suppress(InfeasibleError):
+            plan_apart(QUICK, problem)
+        return weakref.ref(held)
+
+    gc.collect()
+    gc.disable()
+    try:
+        found = refused(Held())
+        assert found() is None
+    finally:
+        gc.enable()
 
 
 def test_how_far_it_is_goes_to_the_log(monkeypatch, caplog):
