@@ -251,6 +251,30 @@ def test_what_never_comes_to_a_backward_is_told_in_the_end() -> None:
         module(torch.randn(8, 64))
 
 
+class Switch(nn.Module):
+    """One of its parts runs: the others are in no graph yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.parts = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+        self.which = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = torch.tanh(self.parts[self.which](x))
+        return result
+
+
+def test_parts_that_come_to_a_graph_later_are_not_named() -> None:
+    plain, module = Switch(), outcore.wrap(Switch(), BUDGET, strict=True)
+    for which in (0, 1, 2):
+        plain.which = module.which = which
+        assert alike(train(module), train(plain))
+    report = outcore.handle(module).report()
+    assert (report.state, report.notes) == ("in-core", ())
+    assert not pending(module)
+
+
 def test_what_others_have_compiled_is_left_to_them() -> None:
     module = Blocks(breaks)
     for block in module.blocks:
