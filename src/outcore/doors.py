@@ -410,8 +410,10 @@ def _skipped() -> int:
 def _known(model: nn.Module) -> set[int] | None:
     """The ids of parameters that graphs have, under the budget of `model` or of what is inside.
 
-    None where that is not known.
+    None where that is not known: FSDP gives graphs others than the model's, which are its parts.
     """
+    if any(type(parameter) is not nn.Parameter for parameter in model.parameters()):
+        return None
     backends = {_doors[module].backend for module in model.modules() if module in _doors}
     found = [backend.parameters for backend in backends]
     sets = [each for each in found if each is not None]
