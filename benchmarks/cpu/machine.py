@@ -34,7 +34,7 @@ def _malloc_and_disk() -> dict[str, Any]:
     malloc = own_malloc()
     file = SpillFile(spill_folder())
     driver = open_driver(torch.device("cpu"), spill_folder(), None)
-    hardware = driver.hardware({Tier.DEVICE: ENOUGH_BYTES, Tier.DISK: 0})
+    hardware = driver.hardware({Tier.DEVICE: ENOUGH_BYTES, Tier.DISK: file.free_bytes()})
     arena = own_arena()
     out, back = hardware.link(Tier.DEVICE, Tier.DISK), hardware.link(Tier.DISK, Tier.DEVICE)
     return {
