@@ -43,9 +43,14 @@ class Aside:
         """Whether there was one."""
         return bool(self._used)
 
-    def end(self, model: nn.Module, known: Collection[int]) -> list[str]:
-        """Where they are in `model`, but for what graphs have by now. No more are looked for."""
+    def end(self, model: nn.Module, known: Collection[int] | None) -> list[str]:
+        """Where they are in `model`, but for what graphs have by now. No more are looked for.
+
+        Nowhere where what they have is not `known` any more.
+        """
         self.stop()
+        if known is None:
+            return []
         found = ((path, model.get_submodule(path)) for path in own(model) if path in self._used)
         return [path for path, module in found if _missing(module, known)]
 

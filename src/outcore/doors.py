@@ -261,9 +261,8 @@ class _Door:
             return self._plainly(model, args, kwargs)
         aside = self._aside
         if aside is not None and aside.used:
-            self.stop_looking()
-            known = _known(model)
-            plain = [] if known is None else self._take_in(model, aside.end(model, known))
+            self._aside, known = None, _known(model)
+            plain = self._take_in(model, aside.end(model, known))
             if plain and not self._told:
                 self._note_unseen(model, ASIDE.format(names=_listed(plain)))
         trained, seen, limits = self.trained, _seen(self.backend), _limits()
