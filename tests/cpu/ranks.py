@@ -282,6 +282,18 @@ def talking() -> None:
 # ---- no plan ------------------------------------------------------------------------------------
 
 
+def in_buckets() -> None:
+    """Torch splits the graph where a bucket ends: no part of the model is said to run plainly."""
+    layers = (nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(12))
+    module = outcore.wrap(nn.Sequential(*layers), budget="1GiB", strict=True)
+    parallel = DistributedDataParallel(module, bucket_cap_mb=1)
+    for _ in range(STEPS):
+        parallel(torch.ones(64, 256)).sum().backward()
+    report = outcore.handle(module).report()
+    assert report.graphs > 1
+    assert report.notes == ()
+
+
 def no_plan() -> None:
     """Rank 1 has no plan, and says so; the job ends."""
     module = outcore.wrap(seeded(Small), budget="64KiB" if rank() else "2MiB")

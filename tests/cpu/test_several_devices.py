@@ -27,6 +27,7 @@ SCENARIOS = (
     "wrap_then_ddp",
     "ddp_then_wrap",
     "accumulated",
+    "in_buckets",
     "one_replans",
     "one_plans_longer",
     "wrap_then_shard",
