@@ -16,6 +16,7 @@ from outcore.execute.arena import Arena, own_arena
 from outcore.runtime.besides import Besides
 from outcore.runtime.growth import Growth
 from outcore.runtime.held import Held
+from outcore.runtime.standing import Standing
 from tests.cpu.training import PROFILED_STEPS, mean_square
 
 pytestmark = pytest.mark.skipif(
@@ -122,6 +123,31 @@ def test_what_fitted_as_it_was_is_moved() -> None:
     assert len(grown(backend)) == 1
     inside(backend)
     del other
+
+
+def test_what_comes_and_has_room_is_in_the_predicted_peak() -> None:
+    """Once; what goes again leaves it as it is."""
+    backend = Backend(budget="26MiB", policy="recompute-all", strict=True)
+    training = Training(backend)
+    training.steps()
+    before = backend.report()
+    assert before.state == "planned"
+    assert before.predicted_peak_bytes is not None
+    assert before.budget_bytes - before.predicted_peak_bytes > 3 * MIB
+    other = torch.empty(2 * MIB, dtype=torch.uint8)
+    assert backend.engine is not None
+    backend.engine.metering.forget_peak()
+    training.steps(3)
+    assert not grown(backend)
+    inside(backend)
+    after = backend.report()
+    assert after.predicted_peak_bytes == before.predicted_peak_bytes + other.nbytes
+    assert before.in_core_peak_bytes is not None
+    assert after.in_core_peak_bytes == before.in_core_peak_bytes + other.nbytes
+    del other
+    training.steps(3)
+    assert not grown(backend)
+    assert backend.report().predicted_peak_bytes == after.predicted_peak_bytes
 
 
 @pytest.mark.parametrize("broken", [False, True], ids=["one graph", "two graphs"])
@@ -296,15 +322,16 @@ def test_calls_that_may_come_yet_leave_no_room_for_what_came(
         others_bytes=lambda *_: others,
         allocated_bytes=lambda: held,
     )
-    plans: Any = SimpleNamespace(lacking_bytes=lambda *_: lacking)
+    plans: Any = SimpleNamespace(lacking_bytes=lambda *_: lacking, bound_memory=lambda: None)
     besides = Besides(base_bytes=40)
     planned = SimpleNamespace(besides=besides, predicted=SimpleNamespace(peak=lambda _: 1000))
     following: Any = SimpleNamespace(planned=planned, most_allocated_bytes=-1)
-    graph: Any = SimpleNamespace(standing=SimpleNamespace(refused_bytes=0))
+    graph: Any = SimpleNamespace(standing=Standing(refused_bytes=0))
     nothing: Any = None
     settings: Any = SimpleNamespace(budget_bytes=1000)
     growth = Growth(settings, nothing, counted, nothing, plans)
     assert growth._base_beyond(graph, following, ()) == beyond
+    assert graph.standing.came_bytes == (0 if beyond is None else held - others - 40)
     if beyond is None:
         assert following.most_allocated_bytes == 45
         following.most_allocated_bytes = -1

@@ -85,7 +85,10 @@ class Growth:
     ) -> int | None:
         """What is held but for waiting calls, if the plan has no room for that; else None."""
         level = self._level_bytes(graph)
-        if level is None or level <= following.most_allocated_bytes:
+        if level is None:
+            return None
+        if level <= following.most_allocated_bytes:
+            self._note(graph, following, following.most_allocated_bytes - level)
             return None
         base, most = self._base_bytes(graph, inputs), self._most_bytes(graph, following)
         known = base >= graph.standing.refused_bytes
@@ -93,10 +96,22 @@ class Growth:
             self._collections += 1
             gc.collect()
             level, base = self._level_bytes(graph) or 0, self._base_bytes(graph, inputs)
+        self._note(graph, following, most - base)
         if base > most:
             return base
         following.most_allocated_bytes = level + most - base
         return None
+
+    def _note(self, graph: PlannedGraph, following: Following, free_bytes: int) -> None:
+        """Take that the plan has room for `free_bytes` more than is held: it had more, once.
+
+        By more than the margin, which is a part of the prediction.
+        """
+        standing, margin = graph.standing, margin_bytes(self._settings.budget_bytes)
+        came = self._left_bytes(following) - free_bytes
+        if came > standing.came_bytes + margin:
+            standing.came_bytes = came
+            self._plans.bound_memory()
 
     def _level_bytes(self, graph: PlannedGraph) -> int | None:
         """What is allocated, but for what waiting calls hold; None where nobody counts."""
@@ -120,7 +135,12 @@ class Growth:
         What it leaves of the budget, its margin among it, is there for what comes; so is room that
         waiting calls do not want.
         """
-        budget, planned = self._settings.budget_bytes, following.planned
-        peak = planned.predicted.peak(Tier.DEVICE) - margin_bytes(budget)
+        planned = following.planned
         unwanted = max(0, -self._plans.lacking_bytes(graph, planned))
-        return planned.besides.base_bytes + max(0, budget - peak) + unwanted
+        return planned.besides.base_bytes + self._left_bytes(following) + unwanted
+
+    def _left_bytes(self, following: Following) -> int:
+        """What the plan leaves of the budget, its margin among it."""
+        budget = self._settings.budget_bytes
+        peak = following.planned.predicted.peak(Tier.DEVICE) - margin_bytes(budget)
+        return max(0, budget - peak)

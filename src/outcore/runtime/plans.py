@@ -239,8 +239,8 @@ class Plans:
             assistant.dismiss()  # its memory would be missing while the step runs
         self.bound_memory({graph: planned})  # first: host memory that is locked takes some of it
         nbytes = {tier: planned.predicted.peak(tier) for tier in (Tier.HOST, Tier.DISK)}
-        others = (p for p in self._of_the_active({graph: planned}) if p is not None)
-        if not nbytes[Tier.HOST] and any(p.predicted.peak(Tier.HOST) for p in others):
+        others = (g.planned for g in self._roll.active() if g is not graph)
+        if not nbytes[Tier.HOST] and any(p and p.predicted.peak(Tier.HOST) for p in others):
             del nbytes[Tier.HOST]  # theirs stays ready
         try:
             self._driver.reserve(nbytes)
@@ -257,20 +257,18 @@ class Plans:
         while len(self._remembered) > max(REMEMBERED_PLANS, self._roll.most_graphs):
             self._remembered.popitem(last=False)
 
-    def _of_the_active(self, latest: dict[PlannedGraph, Planned]) -> list[Planned | None]:
-        """Those of the graphs that run, some of which are about to have others."""
-        return list(({g: g.planned for g in self._roll.active()} | latest).values())
-
     def bound_memory(self, latest: dict[PlannedGraph, Planned] | None = None) -> None:
         """Hold the process to the plans' peak, unless no graph that runs moves anything.
 
         `latest`: plans that graphs are about to have.
         """
-        plans = self._of_the_active(latest or {})
+        latest = latest or {}
+        active = {g: g.planned for g in self._roll.active()} | latest
         bound: int | None = None
-        if not all(p is None or p.everything_kept for p in plans):
-            known = [p.predicted.peak(Tier.DEVICE) for p in plans if p is not None]
-            bound = max(known) if len(known) == len(plans) else self._settings.budget_bytes
+        if not all(p is None or p.everything_kept for p in active.values()):
+            came = {g: g.standing.came_bytes for g in active if g not in latest}
+            known = [p.predicted.peak(Tier.DEVICE) + came.get(g, 0) for g, p in active.items() if p]
+            bound = max(known) if len(known) == len(active) else self._settings.budget_bytes
         self._driver.bound_memory(self._held.resident_bytes(), bound)
 
 

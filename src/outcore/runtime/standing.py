@@ -109,6 +109,8 @@ class Standing:
     """The least `Besides.base_bytes` for which no plan was found, less the margin."""
     grown_bytes: int = 0
     """What it was planned again beside, more than at first: it came later, or is about to."""
+    came_bytes: int = 0
+    """What came to be held besides under its plan, which has room for it: the peak is higher."""
     gone_bytes: int = 0
     """What went while it waited in each timed step, and was not of that step."""
 
@@ -128,7 +130,7 @@ class Standing:
         """Stand with `planned` from now on."""
         self.planned, self.bound_seconds, self.measured = planned, None, None
         self.recent_work.clear()
-        self.steps = 0
+        self.steps = self.came_bytes = 0
         self.state = State.IN_CORE if planned.everything_kept else State.PLANNED
 
     def left_over(self, budget_bytes: int) -> str:

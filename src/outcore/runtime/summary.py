@@ -181,13 +181,13 @@ def _with_plans(
 ) -> Report:
     """`common` with the figures of `parts`; with the peaks of `everything`."""
     clock = engine.driver.clock
-    planned = [g.planned for g in everything if g.planned is not None]
+    planned = [(g.planned, g.came_bytes) for g in everything if g.planned is not None]
     steps = [part.step for part in parts]
     named = list(_named([part.standing for part in parts], everything))
     return replace(
         with_steps(common, steps),
-        in_core_peak_bytes=max(p.in_core.peak(Tier.DEVICE) for p in planned),
-        predicted_peak_bytes=max(p.predicted.peak(Tier.DEVICE) for p in planned),
+        in_core_peak_bytes=max(p.in_core.peak(Tier.DEVICE) + came for p, came in planned),
+        predicted_peak_bytes=max(p.predicted.peak(Tier.DEVICE) + came for p, came in planned),
         measured_peak_bytes=engine.metering.peak_bytes,
         measured_seconds=_measured_seconds(clock, parts),
         replans=sum(part.planned.replanned is not None for part in parts),
@@ -196,7 +196,7 @@ def _with_plans(
             *_others_notes(common.others),
             *_turns_notes(steps),
             *_plan_notes(named),
-            *_peak_notes(engine, planned),
+            *_peak_notes(engine, [p for p, _ in planned]),
             *_after_notes(engine),
             *_drift_notes(named, clock, engine.settings.drift),
         ),
