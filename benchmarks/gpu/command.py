@@ -60,7 +60,7 @@ KIT = Kit(
     machine=machine,
     add_arguments=_add_arguments,
     finish=plot,
-    minutes=8.0,
+    minutes=7.0,
     grace_seconds=45.0,
 )
 

@@ -18,6 +18,7 @@ from benchmarks.gpu.scale import Scale
 from benchmarks.gpu.trainer import Results, Trainer, Turn
 from benchmarks.gpu.training import Training, compared, judged, reported, timed
 from benchmarks.gpu.workloads import Workload
+from benchmarks.kit import worker
 from benchmarks.kit.benchmark import Patience
 from benchmarks.kit.modes import Mode, Outcore
 from benchmarks.kit.rounds import FEWEST_ROUNDS, Turns, take_turns
@@ -31,10 +32,10 @@ CROWDED_SHARE = 0.9
 OUT_OF_MEMORY = "out of memory"
 SAMPLES = 3
 """Steps whose results must agree before they are compared with: atomics agree by chance."""
-LONGEST_ANSWER = 240.0
+LONGEST_ANSWER = 120.0
 """Seconds."""
 _KINDS = {
-    "OutOfMemoryError": OUT_OF_MEMORY,
+    worker.OUT_OF_MEMORY: OUT_OF_MEMORY,
     "ImportError": "not installed",
     "Timeout": "it took too long",
 }
@@ -166,6 +167,7 @@ class Comparison:
         row = self._blank(contender)
         self._make_room(contender)
         first = process.ask(Trainer.warm_up)[0]
+        row = replace(row, refused_before=process.ask(Trainer.refused))
         turns, reference = self._turns_of(row.mode, process)
         row = timed(replace(row, first_step_seconds=first), self.workload.batch, turns, reference)
         if not (isinstance(contender.mode, Outcore) and contender.mode.fuse):

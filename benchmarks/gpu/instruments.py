@@ -51,6 +51,10 @@ class Instruments(Protocol):
         """The most memory since then."""
         ...
 
+    def refused(self) -> int | None:
+        """How often in all a request was, in this process; None where nobody counts."""
+        ...
+
     def memory(self) -> Memory | None:
         """Now; None where the device's memory is everybody's."""
         ...
@@ -79,7 +83,7 @@ class CudaInstruments:
     def reset(self) -> None:
         """All counts."""
         torch.cuda.reset_peak_memory_stats(self.device)
-        self._retries, self._refused = self._all("num_alloc_retries"), self._all("num_ooms")
+        self._retries, self._refused = self._all("num_alloc_retries"), self.refused()
 
     def peaks(self) -> Peaks:
         """Of blocks in use, and of segments taken from the driver."""
@@ -87,8 +91,12 @@ class CudaInstruments:
             torch.cuda.max_memory_allocated(self.device),
             torch.cuda.max_memory_reserved(self.device),
             self._all("num_alloc_retries") - self._retries,
-            self._all("num_ooms") - self._refused,
+            self.refused() - self._refused,
         )
+
+    def refused(self) -> int:
+        """Since the process began."""
+        return self._all("num_ooms")
 
     def memory(self) -> Memory | None:
         """Of the whole GPU, and of torch's allocator."""
@@ -122,6 +130,10 @@ class CpuInstruments:
     def peaks(self) -> Peaks:
         """Unknown: see `Trainer.metered_bytes`."""
         return Peaks()
+
+    def refused(self) -> int | None:
+        """None: nobody counts."""
+        return None
 
     def memory(self) -> Memory | None:
         """None: everybody's."""

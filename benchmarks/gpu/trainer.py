@@ -79,6 +79,10 @@ class Trainer:
         self.instruments.finish()
         return tuple(seconds)
 
+    def refused(self) -> int | None:
+        """How often a request for memory was, so far; None where the device does not count."""
+        return self.instruments.refused()
+
     def train(self) -> Tensor:
         """One step. The seed is set by its number."""
         torch.manual_seed(self.steps)

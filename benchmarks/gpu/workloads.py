@@ -52,7 +52,8 @@ class Workload:
         torch.manual_seed(0)
         spec = network(self.network)
         spec = spec.small if self.small else spec
-        module = spec.build(**dict(self.options)).to(device)
+        with device:  # random weights take a host's core seconds
+            module = spec.build(**dict(self.options)).to(device)
         batch = spec.batch(self.batch, **dict(self.sizes)).to(device)
         if self.channels_last:
             module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's types lack it

@@ -18,6 +18,10 @@ from types import TracebackType
 from typing import IO, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from outcore.errors import OutcoreError
+from outcore.measure import ran_out
+
+OUT_OF_MEMORY = "OutOfMemoryError"
+"""The `kind` of all errors that say so: some have other names."""
 
 _TAIL_BYTES = 2000
 _SCORE = Path("/proc/self/oom_score_adj")
@@ -130,7 +134,8 @@ def _attempt(
     except OutcoreError as error:
         return False, error
     except Exception as error:  # noqa: BLE001 - the one who asked decides
-        return False, WorkerError(type(error).__name__, f"{traceback.format_exc()}{_tail(log)}")
+        kind = OUT_OF_MEMORY if ran_out(error) else type(error).__name__
+        return False, WorkerError(kind, f"{traceback.format_exc()}{_tail(log)}")
 
 
 def _tail(log: IO[bytes]) -> str:
