@@ -1,6 +1,7 @@
 """assistant: another process of this interpreter, which answers questions.
 
-To begin takes it about a second. So it stays for a while, for whoever has more to ask.
+To begin takes it about a second. So it stays for a while, for whoever has more to ask; where its
+memory would be missing, it is dismissed.
 """
 
 from __future__ import annotations

@@ -236,6 +236,8 @@ class _Door:
         self.hope = 0
         """In how many calls more there may yet be something to plan."""
         self._looks = 0 if inner else LOOKS
+        if self._looks:
+            backend.parameters.lookers.add(self)
         self._aside: Aside | None = None
         """What tells, after a training call, which of its parameters no graph has."""
         self._skipped = False
@@ -268,8 +270,7 @@ class _Door:
         trained, seen, limits = self.trained, _seen(self.backend), _limits()
         run = self._run_compiled if trained else self._until_trained
         results = run(model, args, kwargs)
-        if model.training and self._looks and self._aside is None:
-            self._look(model)
+        self._look(model)
         if seen < _seen(self.backend):
             if limits < _limits():
                 self._note_unseen(model, UNSEEN_PART)
@@ -280,15 +281,21 @@ class _Door:
         return results
 
     def _look(self, model: nn.Module) -> None:
-        """Have the next backward tell what no graph has."""
-        self._looks -= 1
-        known = _known(model)
-        if known is not None:
-            aside = Aside(model, known, _compiled_by_others(model))
-            self._aside = aside if aside.looks else None
+        """Have the backward of a training call tell what no graph has, some times."""
+        if self._aside is not None:
+            return
+        if not self._looks:
+            self.backend.parameters.lookers.discard(self)
+        elif model.training:
+            self._looks -= 1
+            known = _known(model)
+            if known is not None:
+                aside = Aside(model, known, _compiled_by_others(model))
+                self._aside = aside if aside.looks else None
 
     def stop_looking(self) -> None:
         """Leave no hooks on parameters."""
+        self.backend.parameters.lookers.discard(self)
         aside, self._aside = self._aside, None
         if aside is not None:
             aside.stop()
@@ -414,7 +421,7 @@ def _known(model: nn.Module) -> set[int] | None:
     if any(type(parameter) is not nn.Parameter for parameter in model.parameters()):
         return None
     backends = {_doors[module].backend for module in model.modules() if module in _doors}
-    found = [backend.parameters for backend in backends]
+    found = [backend.parameters.ids for backend in backends]
     sets = [each for each in found if each is not None]
     return set().union(*sets) if len(sets) == len(found) else None
 

@@ -46,7 +46,7 @@ class Trained:
         planned = self.graph.planned
         assert planned is not None
         everything = 1 << 60
-        self.graph.following = Following(planned, executable, most_allocated_bytes=everything)
+        self.graph.following = Following(planned, executable, foreseen_bytes=everything)
         self.graph.standing.steps = 0
 
     @property

@@ -294,11 +294,46 @@ def test_nothing_is_said_where_torch_does_not_tell_parameters() -> None:
     backend = outcore.Backend(BUDGET)
     with FakeTensorMode():
         fake = nn.Parameter(torch.ones(2))
-    backend._take_parameters([fake])
-    assert backend.parameters is None
+    backend.parameters.take([fake])
+    assert backend.parameters.ids is None
     module = outcore.wrap(Mixed(), BUDGET, strict=True)
-    outcore.handle(module).parameters = None
+    outcore.handle(module).parameters.ids = None
     train(module)
+
+
+class Alike(nn.Module):
+    """Layers of which torch compiles one frame each, before a break and behind it, for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleDict({"a": linear(), "b": linear()}) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + broken(x, layer)
+        return x
+
+
+def linear() -> nn.Module:
+    return nn.Linear(64, 64)
+
+
+def broken(x: Tensor, layer: Any) -> Tensor:
+    x = torch.relu(layer["a"](x))
+    torch._dynamo.graph_break()
+    return torch.tanh(layer["b"](x))
+
+
+def test_what_torch_compiled_of_one_layer_it_runs_for_those_alike() -> None:
+    torch.manual_seed(0)
+    module = outcore.wrap(Alike(), BUDGET, strict=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="outcore")
+        train(module)
+    backend = outcore.handle(module)
+    assert backend.parameters.ids == {id(p) for p in module.parameters()}
+    assert not backend.parameters.lookers
+    assert len(backend.engine.graphs) < len(list(module.parameters()))
 
 
 class TestAside:

@@ -8,6 +8,7 @@ import linecache
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from outcore.runtime.calls import states_bytes
 from outcore.runtime.margin import MARGIN_DIVISOR
 from outcore.runtime.metering import MOST_PEAK_TRIES
 from outcore.runtime.roll import IDLE_STEPS
+from outcore.runtime.session import Session
 from outcore.runtime.standing import MOST_FRUITLESS
 from outcore.torch_backend import backend_for
 from tests.cpu.training import (
@@ -523,6 +525,24 @@ class TestClosed:
         backend.close()
         assert bounds[-1] is None
 
+    def test_steps_after_it_are_neither_metered_nor_timed(self) -> None:
+        """The graph had a plan, and follows it no more."""
+        call, backend = compiled(Wide())
+        train_on = partial(call, torch.ones(256, 64))
+        for _ in range(STEPS):
+            train_on().sum().backward()
+        engine, before = backend.engine, backend.report()
+        assert engine is not None
+        backend.close()
+        engine.metering.forget_peak()
+        for _ in range(3):
+            train_on().sum().backward()
+            assert engine.metering.session is None
+        after = backend.report()
+        assert after.measured_peak_bytes is None
+        assert after.measured_seconds == before.measured_seconds
+        assert after.notes == (*before.notes, "its backend was closed")
+
 
 class Wide(nn.Module):
     """A chain that saves a tensor of the same size per layer."""
@@ -641,6 +661,22 @@ class TestDropped:
         assert constant() is None
         assert not torch.autograd.profiler._is_profiler_enabled
         assert backend.report().graphs == 1
+        assert backend.parameters.ids
+        del module, call
+        gc.collect()
+        assert not backend.parameters.ids, "an id may be another's by now"
+
+    def test_sessions_do_not_outlive_their_steps(self) -> None:
+        def alive() -> int:
+            gc.collect()
+            return sum(type(each) is Session for each in gc.get_objects())
+
+        before = alive()
+        call, backend = compiled(Wide())
+        for _ in range(STEPS):
+            call(torch.ones(256, 64)).sum().backward()
+        assert backend.report().measured_peak_bytes is not None
+        assert alive() <= before
 
     def test_graphs_do_not_pile_up(self) -> None:
         module = Constant()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from torch.nn.functional import cross_entropy
 
 from outcore import Backend, Report, handle, wrap
 from outcore.capture import capture
-from outcore.errors import InfeasibleError
+from outcore.errors import InfeasibleError, SpillError
 from outcore.execute.arena import Arena, own_arena
 from outcore.ir.memory import crossing_bytes, private_bytes
 from outcore.runtime import options
+from outcore.runtime.calls import gradient_bytes
 from outcore.runtime.held import Held
 from outcore.runtime.roll import IDLE_STEPS
 from outcore.runtime.shares import Shares
@@ -365,6 +367,109 @@ def test_a_graph_without_a_plan_is_left_more(monkeypatch: pytest.MonkeyPatch) ->
     assert same(found, scored("aot_eager", steps=14))
 
 
+class Detected(nn.Module):
+    """Boxes are returned, and in no loss: their graph waits while later ones are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.boxes = nn.Linear(64, 64), nn.Linear(64, 4)
+        self.second = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.relu(self.first(x))
+        torch._dynamo.graph_break()
+        boxes = self.boxes(x).sigmoid()
+        torch._dynamo.graph_break()
+        return torch.relu(self.second(x)), boxes
+
+
+def test_graphs_do_not_wait_for_one_that_nobody_differentiates() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = wrap(Detected(), "1GiB")
+    for _ in range(PROFILED_STEPS + 1):
+        result, boxes = module(torch.randn(256, 64))
+        mean_square(result).backward()
+        del result, boxes
+    engine = handle(module).engine
+    assert engine is not None
+    assert [graph.planned is not None for graph in engine.graphs] == [True, False, True]
+
+
+class Sparse(nn.Module):
+    """A head for as many rows as there are, behind a trunk of one size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(*(Layer() for _ in range(4)))
+        self.head = nn.Linear(64, 32)
+
+    def forward(self, x: Tensor, rows: Tensor) -> Tensor:
+        x = self.trunk(x)
+        torch._dynamo.graph_break()
+        return mean_square(self.head(x[rows]))
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.narrow(torch.relu(self.wide(x)))
+        return result
+
+
+def test_gradients_of_sizes_that_take_turns_are_not_added_up() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = wrap(Sparse(), "6MiB", policy="pooch")
+    for step in range(PROFILED_STEPS + 12):
+        module.zero_grad()
+        module(torch.randn(1024, 64), torch.arange(600 + 4 * (step % 12))).backward()
+    engine = handle(module).engine
+    assert engine is not None
+    trunk, *heads = engine.graphs
+    assert len(heads) > 8
+    assert trunk.planned is not None
+    shares = engine.plans.planner.shares(trunk, engine.roll.active())
+    assert 0 < shares.late_bytes() <= gradient_bytes(heads[-1].captured.trace)
+
+
+def test_a_plan_for_which_the_disk_has_no_room_leaves_no_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Shares, "_seen_to_take", lambda *_: 0)
+    backend = Backend(budget="20MiB", policy="pooch", strict=True)
+    scored(backend, steps=PROFILED_STEPS)
+    assert backend.engine is not None
+    first, _ = backend.engine.roll.active()
+    following = first.following
+    assert following is not None
+    assert first.standing.asked_bytes
+
+    def refuse(nbytes: object) -> None:
+        raise SpillError(directory="/", reason=f"no room for {nbytes}")
+
+    monkeypatch.setattr(backend.engine.driver, "reserve", refuse)
+    assert backend.engine.crowding.leaving_more(first, following) is following
+    assert first.standing.left_at_least == 0
+
+
+def test_others_are_counted_by_the_trace_that_they_have_now() -> None:
+    """Kernels may have corrected it since."""
+    backend = Backend(budget="1GiB")
+    in_call_order(backend)
+    assert backend.engine is not None
+    first, second = backend.engine.roll.active()
+    planner = backend.engine.plans.planner
+    shares, hardware = planner.shares(first, [first, second]), planner.solver.hardware()
+    known = shares._calls(second, hardware)
+    assert shares._calls(second, hardware) is known
+    second.captured = replace(second.captured, trace=replace(second.captured.trace))
+    assert shares._calls(second, hardware) is not known
+
+
 def test_what_captures_leave_is_no_part_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compilers leave results of the step in circles of references, as they break a graph, say."""
 
@@ -489,7 +594,7 @@ def test_those_that_saw_it_wait_hear_of_a_graph_that_comes_back_or_runs_in_core(
     for _ in range(2 * IDLE_STEPS):
         backend.engine.steps.call(begins=True)
     assert backend.engine.roll.active() == []
-    second.begin_call([])
+    second.begin_call()
     assert first.seen.unchecked
     assert not second.seen.unchecked
     first.seen.unchecked = False

@@ -14,7 +14,7 @@ from outcore import Backend
 from outcore.errors import InfeasibleError
 from outcore.execute.arena import Arena, own_arena
 from outcore.runtime.besides import Besides
-from outcore.runtime.growth import Growth
+from outcore.runtime.growth import MOST_COLLECTIONS, Growth
 from outcore.runtime.held import Held
 from outcore.runtime.standing import Standing
 from tests.cpu.training import PROFILED_STEPS, mean_square
@@ -325,19 +325,35 @@ def test_calls_that_may_come_yet_leave_no_room_for_what_came(
     plans: Any = SimpleNamespace(lacking_bytes=lambda *_: lacking, bound_memory=lambda: None)
     besides = Besides(base_bytes=40)
     planned = SimpleNamespace(besides=besides, predicted=SimpleNamespace(peak=lambda _: 1000))
-    following: Any = SimpleNamespace(planned=planned, most_allocated_bytes=-1)
+    following: Any = SimpleNamespace(planned=planned, foreseen_bytes=None)
     graph: Any = SimpleNamespace(standing=Standing(refused_bytes=0))
     nothing: Any = None
-    settings: Any = SimpleNamespace(budget_bytes=1000)
+    settings: Any = SimpleNamespace(budget_bytes=1000, strict=False)
     growth = Growth(settings, nothing, counted, nothing, plans)
     assert growth._base_beyond(graph, following, ()) == beyond
     assert graph.standing.came_bytes == (0 if beyond is None else held - others - 40)
     if beyond is None:
-        assert following.most_allocated_bytes == 45
-        following.most_allocated_bytes = -1
+        assert following.foreseen_bytes == 40
+        following.foreseen_bytes = None
         plans.lacking_bytes = lambda *_: -20
         assert growth._base_beyond(graph, following, ()) is None
-        assert following.most_allocated_bytes == 65
+        assert following.foreseen_bytes == 60
+
+
+def test_what_is_no_ones_any_more_is_let_go_in_each_of_some_steps() -> None:
+    """However many graphs a step has."""
+    nothing: Any = None
+    found = [0]
+
+    def collect() -> bool:
+        found[-1] += 1
+        return found[-1] == 1
+
+    held: Any = SimpleNamespace(collect=collect)
+    growth = Growth(nothing, nothing, held, nothing, nothing)
+    for step in range(MOST_COLLECTIONS + 2):
+        found.append(0)
+        assert [growth._collected() for _ in range(20)] == [step < MOST_COLLECTIONS, *[False] * 19]
 
 
 def test_nothing_is_counted_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:

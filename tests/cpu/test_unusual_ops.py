@@ -215,6 +215,7 @@ def corrections(module: nn.Module, x: Tensor) -> list[int]:
     traced = torch.compile(plain, backend="aot_eager")
     assert same(seen, train(plain, traced, [x], norm_of, STEPS))
     assert backend.engine is not None
+    assert backend.engine.steps.number == STEPS, "a call that began anew is one"
     return [graph.corrections for graph in backend.engine.graphs]
 
 

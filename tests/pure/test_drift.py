@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from outcore.runtime.drift import (
     Watch,
     as_measured,
 )
+from outcore.runtime.standing import Standing
 
 OUT, IN = (Tier.DEVICE, Tier.HOST), (Tier.HOST, Tier.DEVICE)
 seconds = st.floats(1e-6, 1e3)
@@ -112,3 +114,28 @@ def test_copies_that_took_what_was_predicted_change_nothing(rate, latency, sizes
 def test_copies_without_times_change_nothing():
     before = machine((*OUT, Link(100.0, 1.0)))
     assert as_measured(before, {OUT: [(100, 0.0)], IN: [(100, 1.0)]}) == before
+
+
+class Interrupting:
+    """A clock; whoever asks it is interrupted by the thread that trains."""
+
+    def __init__(self, standing):
+        self.standing = standing
+
+    def seconds(self, start, stop):
+        self.standing.note(((0, 1), (2, 3)))
+        self.standing.came_back(self.standing.steps, 0)
+        return stop - start
+
+    def come(self, _):
+        return True
+
+
+def test_times_are_asked_while_steps_go_on():
+    standing = Standing()
+    for step in range(WATCHED_STEPS):
+        standing.note(((0, 1), (2, 3)))
+        standing.came_back(step, 0)
+    clock: Any = Interrupting(standing)
+    assert standing.measured_seconds(clock) == 2
+    assert standing.drift(clock, WATCHED_STEPS) is None, "there is no plan"

@@ -81,8 +81,8 @@ def test_what_nobody_counted_is_estimated_by_what_calls_are_handed() -> None:
     assert besides(noted(counted, (2, {a: 1}, None)), {a: 10}, graph) == (2015, 2015)
     nobody = noted((2, {a: 1}, None))
     assert besides(nobody, {a: 10}, graph, unknown=7) == (17, 17)
-    assert nobody.beyond_bytes(unknown=7) == 7
-    assert noted(counted).beyond_bytes(unknown=7) == 5
+    assert nobody.beyond_bytes() == 0
+    assert noted(counted).beyond_bytes() == 5
 
 
 def test_only_what_is_more_is_news() -> None:

@@ -101,7 +101,8 @@ class Lane(Protocol):
     def close(self) -> None:
         """Give the lane back. Copies not waited for may be dropped.
 
-        Never raises, never blocks; from any thread, finalisers included; more than once.
+        Never raises; from any thread, finalisers included; more than once. Waits for no more than
+        copies that have begun, whose memory would be given to others.
         """
         ...
 

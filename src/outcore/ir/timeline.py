@@ -57,7 +57,7 @@ class Timeline:
 
     def peak(self, tier: Tier) -> int:
         """Peak bytes held in `tier`."""
-        return dict(self.peak_bytes).get(tier, 0)
+        return next((nbytes for each, nbytes in self.peak_bytes if each is tier), 0)
 
     def stall_seconds(self, cause: Cause | None = None) -> float:
         """Time the compute stream stood still, for one cause or for all."""

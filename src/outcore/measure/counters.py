@@ -115,4 +115,6 @@ class CounterMeter:
             if os.getpid() != self._process:
                 return None
             self._take()
-            return Reading(tuple(self._times), tuple(self._changes))
+            reading = Reading(tuple(self._times), tuple(self._changes))
+            self._times, self._changes = [], []
+            return reading

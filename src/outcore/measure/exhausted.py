@@ -1,4 +1,4 @@
-"""ran_out: whether an error says that there is no memory left."""
+"""exhausted: whether an error says that there is no memory left."""
 
 from __future__ import annotations
 

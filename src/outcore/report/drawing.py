@@ -39,7 +39,7 @@ def draw(report: Report, file: Path) -> None:
         reason = "there is nothing to draw: nothing is planned"
         if report.state == "profiling":
             reason += " yet, as the first steps are being measured; train some more"
-        raise OptionValueError(option="--plot", value=str(file), reason=reason)
+        raise OptionValueError(option="plot", value=str(file), reason=reason)
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
     heights = [height for step in report.steps for height in _heights(step)]

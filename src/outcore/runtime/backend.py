@@ -6,12 +6,11 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Unpack
 
 import torch
-from torch._subclasses import FakeTensor
 from torch.fx import GraphModule
 
 from outcore.capture import (
@@ -42,6 +41,7 @@ from outcore.report import Report
 from outcore.runtime.engine import Engine
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.options import Keywords, Options, checked_options, over_memory, settle
+from outcore.runtime.parameters import Parameters
 from outcore.runtime.reuse import Given, save_file
 from outcore.runtime.runner import Runner
 from outcore.runtime.summary import report_of
@@ -89,9 +89,7 @@ class Backend:
         self.notes: list[str] = []
         self.closed = False
         self.recordings_asked = False
-        self.parameters: set[int] | None = set()
-        """The ids of those that graphs have been given, planned or not. None: torch gave others in
-        their stead, as it does where DistributedDataParallel splits graphs."""
+        self.parameters = Parameters()
         self.plain_calls = Tally()
         """Of graphs that have no plan, or of which nothing is differentiated."""
         self._captured_at, self._restless = -1, 0
@@ -105,24 +103,17 @@ class Backend:
         """
         with passing():
             _refuse_asked(asked)
-        self._take_parameters((*example_inputs, *module.parameters()))
+        self.parameters.take((*example_inputs, *module.parameters()))
         if is_symbolic(module, example_inputs):
             instead = partial(self._uncompiled, module)
             return BySizes(module, example_inputs, self._compiled, instead)
         return self._compiled(module, example_inputs)
 
-    def _take_parameters(self, given: Iterable[Any]) -> None:
-        found = [each for each in given if isinstance(each, torch.nn.Parameter)]
-        if any(isinstance(p, FakeTensor) for p in found):
-            self.parameters = None
-        elif self.parameters is not None:
-            self.parameters.update(map(id, found))
-
     def _compiled(self, module: GraphModule, inputs: Sequence[Any]) -> Call:
         compiler = aot_autograd(
             fw_compiler=self._forward_compiler,
             bw_compiler=self._backward_compiler,
-            inference_compiler=partial(_plain, self.plain_calls),
+            inference_compiler=partial(_plain, self.plain_calls, self.parameters),
             partition_fn=self._apart if compiles_autograd() else self._partition,
         )
         with passing(), as_kernels():
@@ -279,7 +270,7 @@ class Backend:
 
     def _forward_compiler(self, module: GraphModule, _: Any) -> Call:
         runner: Runner | None = module.meta.get(KEY)
-        return self._in_core(module) if runner is None else _as_boxed(runner.forward)
+        return self._in_core(module) if runner is None else _noting(runner.forward, self.parameters)
 
     def _in_core(self, module: GraphModule) -> Call:
         """`module` as captured; its calls count as steps, in which planned graphs may rest."""
@@ -289,7 +280,7 @@ class Backend:
             self._pass_by(module)
             return call(args)
 
-        return _as_boxed(counted)
+        return _noting(counted, self.parameters)
 
     def _pass_by(self, module: GraphModule) -> None:
         self.plain_calls.number += 1
@@ -354,7 +345,18 @@ def _as_boxed(method: Callable[[list[Any]], Any]) -> Call:
     return call
 
 
-def _plain(calls: Tally, module: GraphModule, _: Any) -> Call:
+def _noting(method: Callable[[list[Any]], Any], parameters: Parameters) -> Call:
+    """`method` as the call of a graph, whose `parameters` are noted where somebody looks."""
+
+    def call(args: list[Any]) -> Any:
+        if parameters.lookers:
+            parameters.take(args)
+        return method(args)
+
+    return _as_boxed(call)
+
+
+def _plain(calls: Tally, parameters: Parameters, module: GraphModule, _: Any) -> Call:
     """The module itself, run as captured: there is nothing to differentiate. Counts its `calls`."""
     by_cudnn(module)
     run = boxed(module)
@@ -363,4 +365,4 @@ def _plain(calls: Tally, module: GraphModule, _: Any) -> Call:
         calls.number += 1
         return run(args)
 
-    return _as_boxed(call)
+    return _noting(call, parameters)

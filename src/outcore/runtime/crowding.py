@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from outcore.errors import InfeasibleError, OutcoreError
 from outcore.runtime.graph import PlannedGraph
+from outcore.runtime.margin import margin_bytes
 from outcore.runtime.metering import Metering
 from outcore.runtime.planning import left_bytes
 from outcore.runtime.plans import Plans
@@ -19,6 +20,9 @@ if TYPE_CHECKING:  # a graph asks it
 MOST_ASKED = 4
 """How often a graph asks another for room that does not hear of it: it may never be called again.
 """
+
+SLACK_DIVISOR = 2
+"""The margin over this is there for calls that hold a little more than planned for."""
 
 
 class Crowding:
@@ -40,7 +44,7 @@ class Crowding:
         if not graph.seen.unchecked:
             return following
         lacking = self._plans.lacking_bytes(graph, planned)
-        if lacking <= 0:
+        if lacking <= margin_bytes(planned.problem.budget_bytes) // SLACK_DIVISOR:
             standing.crowded_bytes = inf
         elif planned.besides_bytes + lacking < standing.crowded_bytes:
             try:
@@ -67,6 +71,7 @@ class Crowding:
             left = left_bytes(planned) + more
             try:
                 following = graph.settle(self._plans.leaving_more(graph, planned, more))
+                standing.left_at_least = max(left, standing.left_at_least)
             except OutcoreError:  # the graph that asked will tell
                 standing.refused_left_bytes = min(left, standing.refused_left_bytes)
                 continue

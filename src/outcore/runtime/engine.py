@@ -87,6 +87,10 @@ class Engine:
         self.roll.called(caller)
         self.held.tidy()
         self.trials.check(self.steps.number)
+        self.begun(caller)
+
+    def begun(self, caller: PlannedGraph) -> None:
+        """Take that a counted call begins, once more where its graph was corrected."""
         if self.metering.called(caller):
             self.plans.bound_memory()  # once more, for planning and metering leave holes behind
 
@@ -123,10 +127,10 @@ class Engine:
     def begin_recording(self, graph: PlannedGraph) -> Recording | None:
         """Time the next step of `graph`, if somebody asked and it is a step like any other.
 
-        Not while a step is metered, nor beside a trial; nor where a call waits for its backward.
+        Not while a step is metered, nor beside a trial.
         """
         planned, known = graph.planned, graph.recorded >= self.recorder.asked
-        if planned is None or known or self._busy() or self.roll.waiting(graph):
+        if planned is None or known or self._busy():
             return None
         return self.recorder.begin(graph, planned)
 

@@ -10,10 +10,10 @@ import contextlib
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeGuard
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from outcore.capture import Captured, capture_again
 from outcore.errors import CaptureError, InfeasibleError, OutcoreError
@@ -63,11 +63,13 @@ class PlannedGraph:
         self.retired = False
         """Whether it runs in-core from now on, by the executable that it was given for that."""
         self.seen = Seen()
-        """Whose calls waited when a call of this one began."""
+        """Whose calls waited as its own began, paused and came back, and what was held besides."""
         self.may_keep = True
         """Whether it keeps everything once nobody differentiates: until another has no plan."""
         self.asked: WeakKeyDictionary[PlannedGraph, int] = WeakKeyDictionary()
         """How often it asked others to leave it more, which have not heard of it since."""
+        self.in_vain: frozenset[object] | None = None
+        """How others stood when no plan was found, and some were awaited."""
         self.lean = False
         """Whether it is profiled by the leanest program, for want of device memory."""
         self.tightened = False
@@ -117,11 +119,14 @@ class PlannedGraph:
 
     # ---- around the two calls -------------------------------------------------------------------
 
-    def begin_call(self, inputs: list[Any]) -> Executable:
-        """What the forward call that now begins runs; the meter begins with it where it should."""
+    def begin_call(self) -> None:
+        """Take that a forward call begins."""
         if not self.engine.roll.runs(self):
             self.engine.crowding.tell(self)
         self.engine.called(self)
+
+    def executable_for(self, inputs: list[Any]) -> Executable:
+        """What the call that began runs; the meter begins with it where it should."""
         with self.telling_of_memory():
             executable = self.ready(inputs)
         if self._wants_meter(executable):
@@ -197,6 +202,9 @@ class PlannedGraph:
         self.engine.notes.base(self, profiling, own, resident)
         if not profiling.done or self._follows_the_unplanned(profiling):
             return self._unplanned(profiling, resident)
+        stand = self._how_others_stand()
+        if stand == self.in_vain and self._awaits_others(profiling):
+            return self._unplanned(profiling, resident)
         self.standing.gone_bytes = profiling.gone_bytes or 0
         try:
             return self.settle(self.engine.plans.first(self, profiling)).executable
@@ -206,6 +214,7 @@ class PlannedGraph:
                 raise
         self.engine.held.collect(again=True)  # the error's frames hold what calls were given
         if waits:
+            self.in_vain = stand
             return self._unplanned(profiling, resident)
         profiling.again()
         self.seen.met = None
@@ -238,7 +247,8 @@ class PlannedGraph:
 
     def _follows_the_unplanned(self, profiling: Profiling) -> bool:
         """Whether a graph that waits for its backward is to be planned first, and may yet be."""
-        first = any(graph.profiling is not None for graph in self.engine.roll.outstanding(self))
+        waiting = self.engine.roll.outstanding(self)
+        first = any(g.profiling is not None and not g.standing.settled for g in waiting)
         return first and self._is_patient(profiling)
 
     def _awaits_others(self, profiling: Profiling) -> bool:
@@ -247,6 +257,13 @@ class PlannedGraph:
         others = (g for g in active if g in self.seen and not g.standing.settled)
         unknown = any(g.profiling is not None and not g.profiling.done for g in others)
         return unknown and self._is_patient(profiling)
+
+    def _how_others_stand(self) -> frozenset[object]:
+        """What another attempt to plan depends on: who has which plan, and who will soon."""
+        others = (g for g in self.engine.roll.active() if g is not self)
+        return frozenset(
+            (ref(g), id(g.planned), g.profiling is not None and g.profiling.done) for g in others
+        )
 
     def _is_patient(self, profiling: Profiling) -> bool:
         return profiling.timed_steps < PATIENCE * self.standing.most_outstanding
@@ -308,12 +325,14 @@ class PlannedGraph:
     def _wants_meter(self, executable: Executable) -> bool:
         if self.standing.fruitless >= MOST_FRUITLESS:
             return False
-        planned = self.planned is not None and executable is self.executable
+        if self.following is not None and executable is self.following.executable:
+            return self.engine.metering.wants_peak(self) and self._is_first()
         pausing = self.profiling is not None and self.profiling.wants_pause
-        profiled = self.checks(executable) or (pausing and self.times(executable))
-        waiting = self.engine.roll.outstanding(self) if planned else ()
-        first = all(graph.planned is None for graph in waiting)  # of the step
-        return profiled or (planned and first and self.engine.metering.wants_peak(self))
+        return self.checks(executable) or (pausing and self.times(executable))
+
+    def _is_first(self) -> bool:
+        """Whether it is the first planned one of a step."""
+        return all(graph.planned is None for graph in self.engine.roll.outstanding(self))
 
     # ---- a graph that is not as captured --------------------------------------------------------
 
@@ -355,7 +374,7 @@ class PlannedGraph:
             session.visits.append(visit)
             if self.profiling is not None and executable is self.profiling.timed:
                 self.profiling.timed_steps += 1  # another's may be metered for many steps
-        elif executable is self.executable and visit.once:
+        elif following and executable is following.executable and visit.once:
             self.standing.note(tuple(visit.work))
         elif following and (trial := following.trial_by(executable)):
             trial.steps += visit.once
@@ -375,9 +394,11 @@ class PlannedGraph:
             self.standing.reason = obstacle.reason
             warnings.warn(STILL_PROFILED.format(reason=obstacle.reason), stacklevel=2)
 
-    def paused(self, gap: Gap, peak_bytes: Callable[[], int]) -> None:
+    def paused(
+        self, gap: Gap, calls: Mapping[PlannedGraph, int], peak_bytes: Callable[[], int]
+    ) -> None:
         """Take what was held at most between two calls of a step, while one of its own waited."""
-        self.engine.notes.paused(self, gap, peak_bytes)
+        self.engine.notes.paused(self, gap, calls, peak_bytes)
 
     def metered(self, reading: Reading, visit: Visit) -> None:
         """Take what the meter saw of a step."""

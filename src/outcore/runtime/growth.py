@@ -6,7 +6,6 @@ calls; an average of the weights; another model.
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Sequence
 from math import inf
@@ -27,8 +26,8 @@ if TYPE_CHECKING:  # a graph asks it
     from outcore.runtime.graph import PlannedGraph
 
 MOST_COLLECTIONS = 8
-"""How often what is no one's any more is let go before it is counted as held: who leaves so much in
-each step would have every step wait for that."""
+"""Steps in which what is no one's any more is let go before it is counted as held: who leaves so
+much in each would have every step wait for that."""
 
 GROWN = (
     "outcore: this process holds {more} more than when a graph was planned, and no plan was found "
@@ -63,7 +62,7 @@ class Growth:
         """
         standing, planned = graph.standing, following.planned
         base = self._base_beyond(graph, following, inputs)
-        if base is None or (base >= standing.refused_bytes and not self._settings.strict):
+        if base is None or self._is_refused(graph, base):
             return following
         # What comes a third time grows: as much again as came so far is ahead.
         ahead = standing.grown_bytes if standing.growths > 1 else 0
@@ -84,39 +83,43 @@ class Growth:
         self, graph: PlannedGraph, following: Following, inputs: Sequence[Any]
     ) -> int | None:
         """What is held but for waiting calls, if the plan has no room for that; else None."""
-        level = self._level_bytes(graph)
-        if level is None:
+        allocated, foreseen = self._held.allocated_bytes(), following.foreseen_bytes
+        if allocated is None:
             return None
-        if level <= following.most_allocated_bytes:
-            self._note(graph, following, following.most_allocated_bytes - level)
-            return None
-        base, most = self._base_bytes(graph, inputs), self._most_bytes(graph, following)
-        known = base >= graph.standing.refused_bytes
-        if base > most and not known and self._collections < MOST_COLLECTIONS:
-            self._collections += 1
-            gc.collect()
-            level, base = self._level_bytes(graph) or 0, self._base_bytes(graph, inputs)
-        self._note(graph, following, most - base)
-        if base > most:
-            return base
-        following.most_allocated_bytes = level + most - base
-        return None
+        left = self._left_bytes(following)
+        if foreseen is not None:
+            noted = graph.standing.came_bytes + margin_bytes(self._settings.budget_bytes)
+            if allocated - foreseen <= min(left, noted):
+                return None
+            came = allocated - self._held.others_bytes(graph) - foreseen
+            if came <= left or self._is_refused(graph, following.planned.besides.base_bytes + came):
+                self._note(graph, came)
+                return None
+        base, room = self._base_bytes(graph, inputs), self._room_bytes(graph, following)
+        if base > room + left and not self._is_refused(graph, base) and self._collected():
+            allocated, base = self._held.allocated_bytes() or 0, self._base_bytes(graph, inputs)
+        came = base - room
+        following.foreseen_bytes = allocated - self._held.others_bytes(graph) - came
+        self._note(graph, came)
+        return base if came > left else None
 
-    def _note(self, graph: PlannedGraph, following: Following, free_bytes: int) -> None:
-        """Take that the plan has room for `free_bytes` more than is held: it had more, once.
+    def _is_refused(self, graph: PlannedGraph, base_bytes: int) -> bool:
+        """Whether no plan was found beside so much, and that was said."""
+        return base_bytes >= graph.standing.refused_bytes and not self._settings.strict
 
-        By more than the margin, which is a part of the prediction.
-        """
-        standing, margin = graph.standing, margin_bytes(self._settings.budget_bytes)
-        came = self._left_bytes(following) - free_bytes
-        if came > standing.came_bytes + margin:
-            standing.came_bytes = came
+    def _collected(self) -> bool:
+        """Let go what is no one's any more; whether it did."""
+        if self._collections >= MOST_COLLECTIONS or not self._held.collect():
+            return False
+        self._collections += 1
+        return True
+
+    def _note(self, graph: PlannedGraph, came_bytes: int) -> None:
+        """Take how much more is held than was planned for; the margin is for some of that."""
+        known = graph.standing.came_bytes + margin_bytes(self._settings.budget_bytes)
+        if came_bytes > known:
+            graph.standing.came_bytes = came_bytes
             self._plans.bound_memory()
-
-    def _level_bytes(self, graph: PlannedGraph) -> int | None:
-        """What is allocated, but for what waiting calls hold; None where nobody counts."""
-        level = self._held.allocated_bytes()
-        return None if level is None else level - self._held.others_bytes(graph)
 
     def _base_bytes(self, graph: PlannedGraph, inputs: Sequence[Any]) -> int:
         """What is held but for waiting calls, and for what was found to come with them."""
@@ -129,18 +132,13 @@ class Growth:
             self._told_in = self._steps.number
             warnings.warn(GROWN.format(more=format_bytes(more_bytes), error=error), stacklevel=2)
 
-    def _most_bytes(self, graph: PlannedGraph, following: Following) -> int:
-        """How much the plan has room for besides waiting calls.
-
-        What it leaves of the budget, its margin among it, is there for what comes; so is room that
-        waiting calls do not want.
-        """
+    def _room_bytes(self, graph: PlannedGraph, following: Following) -> int:
+        """What was planned to be held besides waiting calls, and room that these do not want."""
         planned = following.planned
-        unwanted = max(0, -self._plans.lacking_bytes(graph, planned))
-        return planned.besides.base_bytes + self._left_bytes(following) + unwanted
+        return planned.besides.base_bytes + max(0, -self._plans.lacking_bytes(graph, planned))
 
     def _left_bytes(self, following: Following) -> int:
-        """What the plan leaves of the budget, its margin among it."""
+        """What the plan leaves of the budget for what comes, its margin among it."""
         budget = self._settings.budget_bytes
         peak = following.planned.predicted.peak(Tier.DEVICE) - margin_bytes(budget)
         return max(0, budget - peak)

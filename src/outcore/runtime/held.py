@@ -134,9 +134,10 @@ class Held:
 
         Plans have room for that outside of all that is held besides.
         """
-        planned, state = graph.planned, self._driver.generator.get_state()
+        planned = graph.planned
         if planned is None:
             return 0
+        state = self._driver.generator.get_state()
         return states_bytes(planned.problem.trace, state.nbytes, planned.program)
 
     def storages(self, tensors: Iterable[Any]) -> Storages:

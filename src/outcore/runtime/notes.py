@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from outcore.runtime.calls import counted_bytes, gradient_bytes
@@ -29,6 +29,9 @@ class Notes:
         """
         others, beyond = self._roll.outstanding(graph), None
         seen, planned = graph.seen, graph.planned
+        if seen.called.knows(own, others, counted=planned is not None):
+            seen.fresh = False
+            return
         seen.fresh = planned is not None and not seen.called.counted(own, others)
         if planned is not None and seen.fresh:
             self._held.sweep()
@@ -83,7 +86,13 @@ class Notes:
             given = self._held.storages(tangents)
             graph.profiling.waited(pause.gone_bytes(level_bytes, given))
 
-    def paused(self, graph: PlannedGraph, gap: Gap, peak_bytes: Callable[[], int]) -> None:
+    def paused(
+        self,
+        graph: PlannedGraph,
+        gap: Gap,
+        calls: Mapping[PlannedGraph, int],
+        peak_bytes: Callable[[], int],
+    ) -> None:
         """Note what was held at most between two calls of a step, while one of `graph` waited.
 
         Not when one is checked: what calls are given is held besides. With plans, that of the call
@@ -98,8 +107,7 @@ class Notes:
             return
         if first_bytes is None:
             return
-        calls = {owner(): number for owner, number in gap.waiting.items()}
-        others = {g: n for g, n in calls.items() if g is not graph and isinstance(g, PlannedGraph)}
+        others = {g: n for g, n in calls.items() if g is not graph}
         besides = peak_bytes() - gap.private_bytes - counted_bytes(graph.captured.trace)
         besides -= calls[graph] * self._held.states_bytes(graph)
         seen.unchecked |= paused.note(calls[graph] - 1, others, besides - first_bytes)

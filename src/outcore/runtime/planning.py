@@ -61,7 +61,8 @@ class Planner:
         """What `graph` may have, one of those `active`."""
         solver = self.solver
         state_bytes = solver.driver.generator.get_state().nbytes
-        return Shares(graph, active, solver.settings.budget_bytes, state_bytes, self._known)
+        budget, at_least = solver.settings.budget_bytes, graph.standing.left_at_least
+        return Shares(graph, active, budget, state_bytes, self._known, at_least)
 
     @uncollected()
     def floor_program(
@@ -175,14 +176,8 @@ class Planner:
     @uncollected()
     def plan_leaving(self, shares: Shares, planned: Planned, more_bytes: int) -> Planned:
         """The same with more left to later graphs. Raises InfeasibleError as `plan` does."""
-        standing = shares.graph.standing
-        before = standing.left_at_least
-        standing.left_at_least = max(before, left_bytes(planned) + more_bytes)
-        try:
-            return self._or_afresh(shares, planned, planned.problem)
-        except InfeasibleError:
-            standing.left_at_least = before
-            raise
+        at_least = max(shares.left_at_least, left_bytes(planned) + more_bytes)
+        return self._or_afresh(replace(shares, left_at_least=at_least), planned, planned.problem)
 
     def lacking_bytes(self, shares: Shares, planned: Planned) -> int:
         """How much more may be held besides than `planned` has room for, waiting calls among it.
@@ -365,8 +360,7 @@ class Planner:
 
         Raises InfeasibleError where the policy has none.
         """
-        at_least = shares.graph.standing.left_at_least
-        left = shares.left_bytes(problem, besides.between_bytes, at_least)
+        left = shares.left_bytes(problem, besides.between_bytes)
         between = (max(problem.between_bytes, each) for each in left)
         standing = shares.graph.standing
         calls = Calls(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from weakref import ref
 
 from outcore.runtime.graph import PlannedGraph
@@ -32,12 +31,12 @@ class Roll:
 
     def active(self) -> list[PlannedGraph]:
         """Graphs that still run; one that a recompile replaced is not among them."""
-        waiting = set(self.stores.owners())
+        waiting = self.stores.counts()
         return [g for g in self.graphs if g in waiting or self._recent(g.standing)]
 
     def standings(self) -> list[Standing]:
         """How the graphs stand that run, or that ran last: torch may have dropped them since."""
-        waiting = set(self.stores.owners())
+        waiting = self.stores.counts()
         return [s for each, s in self._entries if each() in waiting or self._recent(s)]
 
     def known(self) -> list[Standing]:
@@ -61,14 +60,15 @@ class Roll:
         self._entries = [(ref(g), g.standing) for g in (*self.graphs, graph)]
         self.most_graphs = max(self.most_graphs, len(self._entries))
 
-    def outstanding(self, graph: PlannedGraph) -> Counter[PlannedGraph]:
+    def outstanding(self, graph: PlannedGraph) -> dict[PlannedGraph, int]:
         """Other graphs whose backward is still to come, and how many calls of each."""
-        owners = (o for o in self.stores.owners() if isinstance(o, PlannedGraph))
-        return Counter(o for o in owners if o is not graph)
+        found = self.stores.counts()
+        found.pop(graph, None)
+        return found
 
     def waiting(self, graph: PlannedGraph) -> int:
         """Calls of `graph` whose backward is still to come."""
-        return sum(owner is graph for owner in self.stores.owners())
+        return len(self.stores.of(graph))
 
     def _place(self, graph: PlannedGraph) -> int:
         """How many graphs like it wait for their backward."""

@@ -47,8 +47,9 @@ class Runner:
         inputs = list(map(plain, args))
         args.clear()
         self.engine.metering.enter()
+        graph.begin_call()
         while True:  # until it is right
-            executable = graph.begin_call(inputs)
+            executable = graph.executable_for(inputs)
             visit = Visit(ref(graph), self._replay_of(executable, inputs))
             noted = graph.seen.fresh or graph.times(executable)
             given = held.given(graph, inputs) if noted else None
@@ -59,6 +60,7 @@ class Runner:
                 break
             except CaptureError as error:  # which holds what the failed run made, until this ends
                 inputs = self._learn(error, visit, executable)
+                self.engine.begun(graph)
         visit.work.append((start, clock.now()))
         visit.forward_stop = self.engine.metering.leave()
         stand_in = self.engine.stores.add(store, follow=stand_in_survives())

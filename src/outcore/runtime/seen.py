@@ -7,7 +7,7 @@ that wait.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
@@ -20,10 +20,13 @@ Counts: TypeAlias = Mapping["PlannedGraph", int]
 Bytes: TypeAlias = Callable[["PlannedGraph"], int]
 """Bytes of each call of a graph."""
 
+Others: TypeAlias = dict[ref["PlannedGraph"], int]
+"""The same, weakly."""
+
 Key: TypeAlias = tuple[int, frozenset[tuple[ref["PlannedGraph"], int]]]
 """Own calls, and those of others."""
 
-MOST_KNOWN = 1024
+MOST_KNOWN = 128
 """Calls that waited at once and are known again without a look at all mixes."""
 
 MOST_MIXES = 64
@@ -37,7 +40,7 @@ class Mix:
 
     own: int
     """Calls of the graph itself."""
-    others: WeakKeyDictionary[PlannedGraph, int] = field(default_factory=WeakKeyDictionary)
+    others: Others
     beyond_bytes: int | None = None
     """How much more than as the first call of that step began; None: nobody counted."""
     several: bool = False
@@ -46,7 +49,14 @@ class Mix:
     def within(self, other: Mix) -> bool:
         """Whether as many own calls wait as in `other`, and no more of others."""
         own = self.own <= other.own if other.several else self.own == other.own
-        return own and all(other.others.get(g, 0) >= n for g, n in self.others.items())
+        if not own or not self.others.keys() <= other.others.keys():
+            return False
+        return all(other.others[graph] >= n for graph, n in self.others.items() if n > 1)
+
+    def forget_the_dead(self) -> None:
+        """Leave out graphs that are gone."""
+        for graph in [each for each in self.others if each() is None]:
+            del self.others[graph]
 
     def add(self, other: Mix) -> None:
         """Have as many calls of each, and as much held besides, as either."""
@@ -76,11 +86,14 @@ class Mixes:
         """Those that are told apart."""
         return iter(self._mixes)
 
+    def knows(self, own: int, others: Counts, *, counted: bool) -> bool:
+        """Whether just those calls were noted before; `counted`: with what was held besides."""
+        key = _key(own, _weakly(others))
+        return key in self._known and not (counted and self._known[key] is None)
+
     def counted(self, own: int, others: Counts) -> bool:
         """Whether somebody counted what is held besides as many calls."""
-        if self._known.get(_key(own, others)) is not None:
-            return True
-        mix = Mix(own, WeakKeyDictionary(others))
+        mix = Mix(own, _weakly(others))
         known = (m for m in reversed(self._mixes) if m.beyond_bytes is not None)
         return any(mix.within(m) for m in known)
 
@@ -90,14 +103,15 @@ class Mixes:
         A mix that stands for several may have it from others: where no own call waits, no more
         than there ever was then.
         """
-        mix = Mix(own, WeakKeyDictionary(others))
+        mix = Mix(own, _weakly(others))
         known = (m.beyond_bytes for m in self._mixes if mix.within(m))
         most = max((nbytes for nbytes in known if nbytes is not None), default=0)
         return most if own else min(most, self._beyond_first)
 
     def most(self, graph: PlannedGraph) -> int:
         """The most calls of another graph that waited."""
-        return max((mix.others.get(graph, 0) for mix in self._mixes), default=0)
+        each = ref(graph)
+        return max((mix.others.get(each, 0) for mix in self._mixes), default=0)
 
     def before_first(self, graph: PlannedGraph) -> int:
         """Calls of another graph that waited each time when no own call did."""
@@ -105,25 +119,28 @@ class Mixes:
 
     def note(self, own: int, others: Counts, beyond_bytes: int | None = None) -> bool:
         """Take who waited as a call began, or came back; whether that is news."""
-        key = _key(own, others)
+        mix = Mix(own, _weakly(others), beyond_bytes)
+        key = _key(own, mix.others)
         if key in self._known and not _more(beyond_bytes, self._known[key]):
             return False
         fewer = not own and self._note_before(others)
         if not own and beyond_bytes is not None:
             self._beyond_first = max(self._beyond_first, beyond_bytes)
-        mix = Mix(own, WeakKeyDictionary(others), beyond_bytes)
-        news = self._add(mix)
-        counted = (m.beyond_bytes for m in self._mixes if mix.within(m))
-        if len(self._known) >= MOST_KNOWN:
-            self._known.clear()
-        self._known[key] = max((n for n in counted if n is not None), default=None)
+        above = [m for m in self._mixes if mix.within(m)]
+        news = all(_more(beyond_bytes, m.beyond_bytes) for m in above)
+        if news:
+            self._add(mix)
+        counted = [n for n in (beyond_bytes, *(m.beyond_bytes for m in above)) if n is not None]
+        while len(self._known) >= MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+        self._known[key] = max(counted, default=None)
         return news or fewer
 
-    def _add(self, mix: Mix) -> bool:
-        """Take a mix, unless others surpass it; whether it is taken."""
+    def _add(self, mix: Mix) -> None:
+        """Take a mix, which none surpasses."""
+        for each in self._mixes:
+            each.forget_the_dead()
         beyond_bytes = mix.beyond_bytes
-        if any(mix.within(m) and not _more(beyond_bytes, m.beyond_bytes) for m in self._mixes):
-            return False
         surpassed = [
             m for m in self._mixes if m.within(mix) and not _more(m.beyond_bytes, beyond_bytes)
         ]
@@ -133,7 +150,6 @@ class Mixes:
             self._mixes.append(mix)
         else:
             self._mixes[-1].add(mix)
-        return True
 
     def _note_before(self, others: Counts) -> bool:
         """Take who waited though no own call did; whether those are fewer than each time before."""
@@ -145,13 +161,13 @@ class Mixes:
         self._before.update(fewer)
         return bool(fewer)
 
-    def beyond_bytes(self, unknown: int = 0) -> int:
-        """The most that was held besides, but for what calls alone hold; `unknown` if nobody knows.
+    def beyond_bytes(self) -> int:
+        """The most that was held besides, but for what calls alone hold; 0: nobody knows.
 
         More than as the first call of a step begins.
         """
         counted = (mix.beyond_bytes for mix in self._mixes if mix.beyond_bytes is not None)
-        return max(counted, default=unknown)
+        return max(counted, default=0)
 
     def besides_bytes(
         self,
@@ -170,12 +186,13 @@ class Mixes:
         `active` graphs count, and mixes of no more calls than plans are made for.
         """
         mixes = [mix for mix in self._mixes if mix.own < calls or mix.several]
-        each = {g: alone(g) for g in {g for mix in mixes for g in mix.others} if g in active}
+        there = {g for g in (each() for mix in mixes for each in mix.others) if g is not None}
+        each = {g: alone(g) for g in there if g in active}
         counted = [mix for mix in mixes if mix.beyond_bytes is not None]
         known = max((mix.beyond_bytes or 0 for mix in counted), default=unknown)
 
         def calls_of(mix: Mix, other: PlannedGraph) -> int:
-            return min(mix.others.get(other, 0), other.standing.planned_for)
+            return min(mix.others.get(ref(other), 0), other.standing.planned_for)
 
         def beyond(mix: Mix) -> int:
             if mix.beyond_bytes is not None or not counted:
@@ -243,8 +260,12 @@ class Seen:
             self.most_met = WeakKeyDictionary(returned)
 
 
-def _key(own: int, others: Counts) -> Key:
-    return own, frozenset((ref(graph), calls) for graph, calls in others.items())
+def _weakly(others: Counts) -> Others:
+    return {ref(graph): calls for graph, calls in others.items()}
+
+
+def _key(own: int, others: Others) -> Key:
+    return own, frozenset(others.items())
 
 
 def _more(nbytes: int | None, than: int | None) -> bool:

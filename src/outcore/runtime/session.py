@@ -1,7 +1,8 @@
 """Session: one training step under the allocator's meter.
 
 The meter begins with the first forward call that wants it and ends with the next forward call of
-the same graph, so that it sees the whole step: what is computed between and beside the graphs too.
+the same graph, or of another size of it, so that it sees the whole step: what is computed between
+and beside the graphs too. A report ends it, too, if the step is over.
 It cannot end inside backward: autograd runs backward in a copy of the thread's state, and the
 profiler, which is the meter of a CPU, would go on in the original if it were stopped there.
 """
@@ -14,8 +15,8 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Protocol
+from functools import cache, partial
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -25,6 +26,9 @@ from outcore.runtime.handed import Handed
 from outcore.runtime.pause import Pause
 from outcore.runtime.replay import Replay
 
+Calls: TypeAlias = Mapping[Any, int]
+"""Graphs, and how many calls of each."""
+
 
 class Metered(Protocol):
     """Who gets the reading of a visit."""
@@ -33,8 +37,11 @@ class Metered(Protocol):
         """Take what the meter saw of the step that `visit` belongs to."""
         ...
 
-    def paused(self, gap: Gap, peak_bytes: Callable[[], int]) -> None:
-        """Take what was held at most between two calls while one of this graph waited."""
+    def paused(self, gap: Gap, calls: Calls, peak_bytes: Callable[[], int]) -> None:
+        """Take what was held at most between two calls while one of this graph waited.
+
+        `calls`: those that waited then, by graph.
+        """
         ...
 
 
@@ -141,6 +148,8 @@ class Session:
     """Whether it ended and its meter had nothing to tell."""
     after_bytes: int | None = None
     """The peak of what came after the last backward call: the optimizer's step, as a rule."""
+    ends: weakref.finalize[..., Any] | None = None
+    """What ends it with its leader."""
 
     def start(self) -> bool:
         """Begin; False where the meter cannot. Those left over are ended first."""
@@ -156,7 +165,8 @@ class Session:
                 _local.farewell = None if self.meter.anywhere else _Farewell(self)
         leader = self.leader()
         if begun and leader is not None:  # once it is gone, no call of it will end the session
-            weakref.finalize(leader, self.stop).atexit = False
+            self.ends = weakref.finalize(leader, self.stop)
+            self.ends.atexit = False
         return begun
 
     def sees(self, visit: Visit) -> bool:
@@ -181,6 +191,8 @@ class Session:
             if not self.meter.running:
                 return
             reading = self.meter.stop()
+        if self.ends is not None:
+            self.ends.detach()
         if not self.meter.anywhere:
             _local.farewell = None
         if _running.get(self.thread) is self:
@@ -198,10 +210,12 @@ class Session:
             last = max(v.backward_stop for v in done)
             self.peak_bytes = self.resident_bytes + reading.peak_bytes(self.started, last)
             self.after_bytes = self.resident_bytes + reading.peak_bytes(last, time.time_ns())
-        for gap, owner in [(each, owner) for each in self.gaps for owner in each.waiting]:
-            waiting = owner()
-            if waiting is not None:
-                waiting.paused(gap, partial(self._peak_bytes, reading, gap))
+        for gap in self.gaps:
+            found = ((owner(), calls) for owner, calls in gap.waiting.items())
+            calls = {graph: number for graph, number in found if graph is not None}
+            peak_bytes = cache(partial(self._peak_bytes, reading, gap))
+            for graph in calls:
+                graph.paused(gap, calls, peak_bytes)
         for visit in done:
             graph = visit.owner()
             if graph is not None:

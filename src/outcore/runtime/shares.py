@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from outcore.ir.hardware import Hardware, Tier
 from outcore.ir.memory import crossing_bytes
+from outcore.ir.once import once_per_trace
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
 from outcore.ir.trace import Ref, Role, Trace
@@ -47,6 +48,8 @@ class Shares:
     """Of one state of the generator that random ops draw from."""
     known: MutableMapping[PlannedGraph, Calls]
     """What other graphs were found to take."""
+    left_at_least: int = 0
+    """What later graphs are left while this one waits, however little they seem to need."""
     afresh: bool = False
     """Whether the others, too, are planned again as they come."""
     unplanned_lean: bool = False
@@ -87,34 +90,29 @@ class Shares:
         """Those that take turns with this one: they run while it waits, and it while they do."""
         return [g for g in self.later if g in self.graph.seen]
 
-    def left_bytes(
-        self, problem: Problem, between_bytes: int, at_least: int = 0
-    ) -> tuple[int, ...]:
+    def left_bytes(self, problem: Problem, between_bytes: int) -> tuple[int, ...]:
         """What later graphs may be left while this one waits: their part, or the least they need.
 
         Which is what they take where they are planned and stay so. Nothing where there are none.
         `problem` is that of one call of this graph; `between_bytes`: what the rest of the step was
-        seen to take while it waits. No less than `at_least`.
+        seen to take while it waits.
         """
         later = [(g, self._calls(g, problem.hardware)) for g in self.later]
         if not later:
-            return (at_least,)
+            return (self.left_at_least,)
         # Of graphs in turn, `Planned.besides_bytes` counts what they hold under the one plan.
-        lean = [(c.least,) if g in self.in_turn else c.lean for g, c in later]
-        pairs = zip(later, lean, strict=True)
-        least = least_together(
-            [[self._meanwhile(g, t) for t in choices] for (g, _), choices in pairs]
-        )
+        in_turn = set(self.in_turn)
+        lean = [(g, (c.least,) if g in in_turn else c.lean) for g, c in later]
+        least = least_together([self._meanwhile(g, choices) for g, choices in lean])
         seen = self._seen_to_take(later, between_bytes)
-        least = max(at_least, least if seen is None else min(least, seen))
+        least = max(self.left_at_least, least if seen is None else min(least, seen))
         calls = Calls(problem, self.graph.standing.planned_for)
         mine, theirs = kept_bytes(self.graph), sum(kept_bytes(g) for g, _ in later)
         free = problem.budget_bytes - held_bytes(problem) - calls.waiting_bytes()
         part = max(0, free) * theirs // max(1, mine + theirs)
         if all(_measured(g) for g, _ in later):
-            usable = [(g, c.most if c.program is None else c.least) for g, c in later]
-            each = [self._meanwhile(g, taken) for g, taken in usable]
-            part = min(part, problem.between_bytes + together(each))
+            usable = {g: c.most if c.program is None else c.least for g, c in later}
+            part = min(part, problem.between_bytes + self._together(usable))
         return tuple(dict.fromkeys((max(part, least), least)))
 
     def _seen_to_take(
@@ -147,7 +145,7 @@ class Shares:
 
     def most_bytes(self, hardware: Hardware) -> int:
         """What later graphs take if all is kept, but for workspaces that are not known yet."""
-        return together([self._meanwhile(g, self._calls(g, hardware).most) for g in self.later])
+        return self._together({g: self._calls(g, hardware).most for g in self.later})
 
     def rooms(
         self, hardware: Hardware, besides: Besides, calls: int | None = None
@@ -196,22 +194,36 @@ class Shares:
         return max(0, besides.base_bytes + paused - tangents - room.nbytes)
 
     def late_bytes(self) -> int:
-        """Gradients of graphs whose backward comes first, which no timed step had."""
+        """Gradients of graphs whose backward comes first, which no timed step had.
+
+        Sizes that never wait together are of one network: they add to the same gradients.
+        """
         met = self.graph.seen.most_met
         calls = {g: self._coming(g) for g in self.later}
         calls[self.graph] = self.graph.standing.planned_for - 1
-        missing = ((g, n - met.get(g, 0)) for g, n in calls.items())
-        return sum(gradient_bytes(g.captured.trace) * max(0, n) for g, n in missing)
+        kinds: dict[tuple[str, ...], dict[PlannedGraph, int]] = {}
+        for g, n in calls.items():
+            missing = gradient_bytes(g.captured.trace) * max(0, n - met.get(g, 0))
+            kinds.setdefault(g.standing.kind, {})[g] = missing
+        return sum(map(_most_at_once, kinds.values()))
 
     def in_turn_bytes(self, hardware: Hardware) -> int:
         """What graphs that take turns with this one take at their peak, beyond what waits."""
-        return together([self._meanwhile(g, self._calls(g, hardware).least) for g in self.in_turn])
+        return self._together({g: self._calls(g, hardware).least for g in self.in_turn})
 
-    def _meanwhile(self, graph: PlannedGraph, taken: Taken) -> Taken:
-        """What calls of `graph` take while this one waits, but for those that waited before it."""
+    def _together(self, taken: Mapping[PlannedGraph, Taken]) -> int:
+        """What calls of these graphs take at most while this one waits."""
+        return together([each for g, t in taken.items() for each in self._meanwhile(g, (t,))])
+
+    def _meanwhile(self, graph: PlannedGraph, choices: Iterable[Taken]) -> list[Taken]:
+        """What calls of `graph` take while this one waits, but for those that waited before it.
+
+        With each of the `choices` of what one takes.
+        """
         more = max(0, graph.standing.planned_for - self.graph.seen.most(graph))
-        most = taken.peak_bytes + self._tangent_bytes(graph)
-        return Taken(most, taken.waiting_bytes).by_calls(more)
+        given = self._tangent_bytes(graph)
+        each = (Taken(t.peak_bytes + given, t.waiting_bytes) for t in choices)
+        return [taken.by_calls(more) for taken in each]
 
     def _tangent_bytes(self, graph: PlannedGraph) -> int:
         """What the backward call of `graph` is given, but for gradients of graphs after it."""
@@ -224,16 +236,16 @@ class Shares:
         """The calls of `graph`, as measured if they were; with nothing between them."""
         number, profile = graph.standing.planned_for, _profile(graph)
         program = None if graph.planned is None or self.afresh else graph.planned.program
-        calls = self.known.get(graph)
-        if calls is None or (profile, number, program, graph.gone) != (
-            calls.problem.profile,
-            calls.number,
-            calls.program,
-            calls.gone,
+        trace, calls = graph.captured.trace, self.known.get(graph)
+        if (
+            calls is None
+            or calls.problem.trace is not trace
+            or (calls.problem.profile, calls.number) != (profile, number)
+            or (calls.program, calls.gone) != (program, graph.gone)
         ):
             theirs = replace(self, graph=graph)
             problem = Problem(
-                graph.captured.trace,
+                trace,
                 profile,
                 hardware,
                 self.budget_bytes,
@@ -261,10 +273,22 @@ class Shares:
         return graph in self.graph.seen or self.graph in graph.seen
 
 
+def _most_at_once(late: Mapping[PlannedGraph, int]) -> int:
+    """The bytes of graphs of one kind that may be in the same step, as far as was seen."""
+    if len({g.digest for g in late}) == 1:
+        return sum(late.values())
+
+    def together(one: PlannedGraph, other: PlannedGraph) -> bool:
+        return one.digest == other.digest or one in other.seen or other in one.seen
+
+    return max(sum(n for g, n in late.items() if together(g, each)) for each in late)
+
+
 def _handed_bytes(graph: PlannedGraph) -> int:
     return handed_bytes(graph.captured.trace)
 
 
+@once_per_trace
 def _input_gradient_bytes(trace: Trace) -> int:
     """Bytes of gradients that go to the graphs before: those of inputs, not of parameters."""
     pairs = zip(trace.inputs, trace.gradients, strict=False)

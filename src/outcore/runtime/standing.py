@@ -169,7 +169,7 @@ class Standing:
 
     def calls(self, under_way: int | None) -> int:
         """How often a step calls it, mostly. One that is `under_way` does not count."""
-        often = [calls for step, calls in self.latest_steps if step != under_way]
+        often = [calls for step, calls in list(self.latest_steps) if step != under_way]
         return median_low(often) if often else 1
 
     def note(self, work: tuple[tuple[Moment, Moment], ...]) -> None:
@@ -179,14 +179,14 @@ class Standing:
 
     def measured_seconds(self, clock: Clock) -> float | None:
         """Median time at work of the latest steps; None where there are none."""
-        return _median(clock, self.recent_work)
+        return _median(clock, list(self.recent_work))
 
     def drift(self, clock: Clock, steps: int, *, done: bool = False) -> Drift | None:
         """What the last `steps` steps took beside the prediction; None: fewer, or no plan.
 
         `done`: of those that the device is done with, so that the host need not wait for it.
         """
-        latest = (w for w in reversed(self.recent_work) if not done or clock.come(w[-1][1]))
+        latest = (w for w in list(self.recent_work)[::-1] if not done or clock.come(w[-1][1]))
         work = list(islice(latest, steps))
         seconds = _median(clock, work)
         if self.planned is None or seconds is None or len(work) < steps:

@@ -11,13 +11,16 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from outcore.errors import StepError
 from outcore.execute import Executable, Lane
 from outcore.runtime.session import Visit
+
+Owner: TypeAlias = weakref.ref[Any]
+"""The graph of a forward call."""
 
 _numbers = count()
 
@@ -74,6 +77,8 @@ class Stores:
 
     def __init__(self) -> None:
         self._live: dict[int, Store] = {}
+        self._calls: dict[Owner, dict[int, Store]] = {}
+        """The same by their graphs. Some may have none: finalisers drop stores at any time."""
 
     def __len__(self) -> int:
         """How many forward calls are outstanding."""
@@ -87,19 +92,20 @@ class Stores:
         """Those of all outstanding forward calls, oldest first."""
         return list(self._live.values())
 
-    def owners(self) -> tuple[object, ...]:
-        """The graphs of the outstanding forward calls, oldest first."""
-        owners = (store.visit.owner() for store in list(self._live.values()))
-        return tuple(o for o in owners if o is not None)
+    def counts(self) -> dict[Any, int]:
+        """The graphs of the outstanding forward calls that live, and how many calls of each."""
+        counts = ((each(), len(calls)) for each, calls in list(self._calls.items()))
+        return {owner: calls for owner, calls in counts if calls and owner is not None}
 
-    def of(self, owner: object) -> list[Store]:
-        """Those of the outstanding forward calls of one graph."""
-        return [store for store in list(self._live.values()) if store.visit.owner() is owner]
+    def of(self, owner: Any) -> list[Store]:
+        """Those of the outstanding forward calls of one graph, oldest first."""
+        return list(self._calls.get(weakref.ref(owner), {}).values())
 
-    def besides(self, owner: object) -> list[Store]:
+    def besides(self, owner: Any) -> list[Store]:
         """Those of the other graphs that live."""
-        owners = ((store, store.visit.owner()) for store in list(self._live.values()))
-        return [store for store, each in owners if each is not None and each is not owner]
+        calls = ((each(), calls) for each, calls in list(self._calls.items()))
+        others = (c for each, c in calls if each is not None and each is not owner)
+        return [store for each in others for store in list(each.values())]
 
     def add(self, store: Store, *, follow: bool) -> torch.Tensor:
         """Keep `store`; returns the stand-in that names it.
@@ -108,7 +114,10 @@ class Stores:
         replace the stand-in) it lives until its backward ran.
         """
         name = _Name(store.number.to_bytes(8, sys.byteorder))
+        if not self._live:
+            self._calls.clear()
         self._live[store.number] = store
+        self._calls.setdefault(store.visit.owner, {})[store.number] = store
         if follow:
             weakref.finalize(name, self.drop, store.number).atexit = False
         return torch.frombuffer(name, dtype=torch.int64)
@@ -127,4 +136,5 @@ class Stores:
         """Release a store, if it is still there."""
         store = self._live.pop(number, None)
         if store is not None:
+            self._calls.get(store.visit.owner, {}).pop(number, None)
             store.release()

@@ -96,15 +96,16 @@ def _by_kind(graphs: list[Standing]) -> dict[tuple[str, ...], list[Standing]]:
 def _rare(alike: list[Standing]) -> Iterator[Standing]:
     """Those with few of the latest calls, in no step of the one with most.
 
-    One that never came to a backward call may run in each step.
+    One that never came to a backward call may run in each step. What is gone through are copies:
+    another thread may be in the middle of a step.
     """
-    calls = sorted((call, i) for i, graph in enumerate(alike) for call in graph.latest_calls)
+    calls = sorted((call, i) for i, graph in enumerate(alike) for call in list(graph.latest_calls))
     often = Counter(i for _, i in calls[-LATEST:])
     usual = max(range(len(alike)), key=lambda i: often[i])
-    steps = {step for step, _ in alike[usual].latest_steps}
+    steps = {step for step, _ in list(alike[usual].latest_steps)}
     for i, graph in enumerate(alike):
         few = graph.latest_steps and often[i] * RARE_DIVISOR < often[usual]
-        if few and steps.isdisjoint(step for step, _ in graph.latest_steps):
+        if few and steps.isdisjoint(step for step, _ in list(graph.latest_steps)):
             yield graph
 
 
@@ -113,7 +114,7 @@ def _shares(graphs: list[Standing], under_way: int | None) -> Iterator[float]:
 
     0 where another size ran, and it did not yet. The like of it (twins, layers) have their own.
     """
-    ran = {id(g): {step for step, _ in g.latest_steps if step != under_way} for g in graphs}
+    ran = {id(g): {step for step, _ in list(g.latest_steps) if step != under_way} for g in graphs}
     kinds = _by_kind(graphs)
     for graph in graphs:
         sizes = (g for g in kinds[graph.kind] if g.digest != graph.digest)

@@ -30,15 +30,15 @@ LEAST_SECONDS = 0.2
 """How long each rate is measured."""
 
 
-def this_machine(spill_directory: Path | None = None) -> Preset:
+def this_machine() -> Preset:
     """The current GPU and its host, or the CPU and a disk; takes a few seconds.
 
     Rates are those that torch reaches in products of large matrices and in copies, and efficiencies
     are relative to them: that of convolutions is measured, attention counts as products. Raises
-    SpillError where the disk is needed and no file can be made in `spill_directory`.
+    SpillError where the disk is needed and no file can be made in the folder for that.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    folder = spill_directory or spill_folder()
+    folder = spill_folder()
     rates = {name: _product_rate(device, dtype) for name, dtype in _dtypes(device).items()}
     convolution = _convolution_rate(device) / rates["float32"]
     hardware = replace(
