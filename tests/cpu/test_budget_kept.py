@@ -499,6 +499,28 @@ def test_what_captures_leave_is_no_part_of_a_plan(monkeypatch: pytest.MonkeyPatc
     assert max(held) < 16 << 20
 
 
+def test_results_that_captures_leave_do_not_keep_steps_from_ending() -> None:
+    """Else nothing would ever let them go, as no step is seen to begin."""
+    torch._dynamo.reset()
+    module = Tower()
+    backend = Backend(budget="1GiB", policy="pooch")
+    call = torch.compile(module, backend=backend, dynamic=False)
+    gc.disable()
+    try:
+        for step in range(STEPS):
+            module.zero_grad()
+            if not step:
+                circle: list[Any] = [call(torch.ones(2048, 64))]
+                circle.append(circle)
+                del circle
+            mean_square(call(torch.ones(2048, 64))).backward()
+    finally:
+        gc.enable()
+    assert backend.engine is not None
+    assert backend.engine.steps.number == STEPS
+    inside(backend)
+
+
 def in_call_order(backend: Any, steps: int = STEPS) -> list[list[Tensor]]:
     """While the first goes back, the second waits: two graphs that wait for each other."""
     torch._dynamo.reset()

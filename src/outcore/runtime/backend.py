@@ -59,8 +59,8 @@ BRANCHES = (
     "not what kernels take for themselves: it may need more than predicted"
 )
 
-RESTLESS_STEPS = 16
-"""So many steps in a row that are captured anew are no accident."""
+RESTLESS_STEPS, OF_STEPS = 20, 24
+"""So many of as many steps that are captured anew are no accident."""
 
 Call = Callable[..., Any]
 
@@ -92,8 +92,8 @@ class Backend:
         self.parameters = Parameters()
         self.plain_calls = Tally()
         """Of graphs that have no plan, or of which nothing is differentiated."""
-        self._captured_at, self._restless = -1, 0
-        """The last step that brought a new graph, and how many in a row did by then."""
+        self._captured_at: list[int] = []
+        """Which of the latest steps brought a new graph."""
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any], **asked: Any) -> Call:
         """Compile one graph for torch.compile. Errors arrive there as what they are.
@@ -244,11 +244,11 @@ class Backend:
 
     def _note_capture(self, step: int) -> None:
         """Say so, once, where step after step brings a new graph: none of them is ever planned."""
-        if step == self._captured_at:
+        latest = self._captured_at
+        if step in latest or len(latest) == RESTLESS_STEPS:
             return
-        self._restless = 1 + self._restless * (step == self._captured_at + 1)
-        self._captured_at = step
-        if self._restless == RESTLESS_STEPS:
+        latest[:] = [each for each in latest if each > step - OF_STEPS] + [step]
+        if len(latest) == RESTLESS_STEPS:
             text = (
                 "step after step is captured anew, and what does not repeat is not planned: "
                 "something differs each time, such as a counter in the model or the sizes of "

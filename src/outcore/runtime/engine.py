@@ -84,8 +84,8 @@ class Engine:
 
         And the trial of a graph that is gone.
         """
-        self.roll.called(caller)
         self.held.tidy()
+        self.roll.called(caller)
         self.trials.check(self.steps.number)
         self.begun(caller)
 

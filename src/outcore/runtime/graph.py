@@ -147,9 +147,9 @@ class PlannedGraph:
 
     def end_backward(self, executable: Executable, visit: Visit) -> None:
         """Take what a visit tells that went through its backward call, run by `executable`."""
-        checked = self.checks(executable)
+        checked, steps = self.checks(executable), self.engine.steps
+        steps.returns += 1
         if visit.once:
-            steps = self.engine.steps
             self.standing.came_back(steps.number, steps.calls)
         self._finish(executable, visit)
         if checked:

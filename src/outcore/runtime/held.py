@@ -29,17 +29,24 @@ class Held:
         """The number of the step in which what is no one's any more was let go last."""
         self._littered = False
         """Whether a graph was captured since."""
-        self._littered_in: int | None = None
-        """The number of the step of the latest capture, until the next step has begun."""
+        self._captured_at: tuple[int, int] | None = None
+        """How many calls had begun and come back at the latest capture, until that is let go."""
 
     def captured(self) -> None:
         """Take that a graph was captured: compilers leave what is no one's, results among it."""
-        self._littered, self._littered_in = True, self._roll.steps.number
+        steps = self._roll.steps
+        self._littered, self._captured_at = True, (steps.calls, steps.returns)
 
     def tidy(self) -> None:
-        """Let go, as a call begins, what captures of an earlier step left: no step has it again."""
-        if self._littered_in is not None and self._littered_in < self._roll.steps.number:
-            self._littered_in = None
+        """Let go, before a call begins, what captures of an earlier step left.
+
+        No step has it again, and calls whose results are among it would wait for ever.
+        """
+        if self._captured_at is None:
+            return
+        steps, (calls, returns) = self._roll.steps, self._captured_at
+        if steps.returns > returns or (steps.calls > calls and not len(self._roll.stores)):
+            self._captured_at = None
             self.collect(again=True)
 
     def sweep(self) -> None:

@@ -14,6 +14,8 @@ class Steps:
 
     calls: int = 0
     """Forward calls so far, of all graphs."""
+    returns: int = 0
+    """Backward calls so far."""
     number: int = 0
     """Steps so far, the one under way included."""
     _before: int = 0
