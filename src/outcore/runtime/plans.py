@@ -145,7 +145,7 @@ class Plans:
         Raises InfeasibleError where no plan of the policy fits.
         """
         make = partial(self.planner.plan_tighter, planned=planned)
-        return self._take_again(graph, self._made(graph, make), "with less of the budget")
+        return self._again(graph, make, "with less of the budget")
 
     def beside_more(
         self, graph: PlannedGraph, planned: Planned, base_bytes: int, ahead_bytes: int
@@ -162,16 +162,15 @@ class Plans:
     def _beside_more(self, graph: PlannedGraph, planned: Planned, base_bytes: int) -> Planned:
         make = partial(self.planner.plan_beside_more, planned=planned, base_bytes=base_bytes)
         more = format_bytes(base_bytes - planned.besides.base_bytes)
-        with naming_the_rank():
-            return self._take_again(graph, self._made(graph, make), f"beside {more} more")
+        return self._again(graph, make, f"beside {more} more")
 
     def for_calls(self, graph: PlannedGraph, planned: Planned) -> Planned:
         """The same for as many calls as waited for their backward at once.
 
         Raises InfeasibleError where no plan of the policy fits.
         """
-        again = self._made(graph, partial(self.planner.plan_for_calls, planned=planned))
-        return self._take_again(graph, again, f"for {again.calls} calls at once")
+        make = partial(self.planner.plan_for_calls, planned=planned)
+        return self._again(graph, make, f"for {graph.standing.most_outstanding} calls at once")
 
     def beside_calls(self, graph: PlannedGraph, planned: Planned) -> Planned:
         """The same with room for what calls of other graphs may hold by now.
@@ -179,7 +178,7 @@ class Plans:
         Raises InfeasibleError where no plan of the policy fits.
         """
         make = partial(self.planner.plan_beside_calls, planned=planned)
-        return self._take_again(graph, self._made(graph, make), "beside calls of other graphs")
+        return self._again(graph, make, "beside calls of other graphs")
 
     def leaving_more(self, graph: PlannedGraph, planned: Planned, more_bytes: int) -> Planned:
         """The same with so much more left to later graphs while this one waits.
@@ -188,7 +187,7 @@ class Plans:
         """
         make = partial(self.planner.plan_leaving, planned=planned, more_bytes=more_bytes)
         more = f"with {format_bytes(more_bytes)} more left to other graphs"
-        return self._take_again(graph, self._made(graph, make), more)
+        return self._again(graph, make, more)
 
     def lacking_bytes(self, graph: PlannedGraph, planned: Planned) -> int:
         """How much more calls of other graphs may hold by now than `planned` has room for.
@@ -218,9 +217,10 @@ class Plans:
         finally:
             graph.standing.planning_seconds += time.perf_counter() - start
 
-    def _take_again(self, graph: PlannedGraph, planned: Planned, how: str) -> Planned:
-        """Take a plan that was made again, and say so."""
-        planned = self._take(graph, planned)
+    def _again(self, graph: PlannedGraph, make: Callable[[Shares], Planned], how: str) -> Planned:
+        """Plan `graph` once more by `make`, take that plan, and say so."""
+        with naming_the_rank():
+            planned = self._take(graph, self._made(graph, make))
         log.info("planned again %s. %s", how, self._announcement(graph, planned))
         return planned
 
