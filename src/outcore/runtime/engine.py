@@ -13,7 +13,7 @@ from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.growth import Growth
 from outcore.runtime.held import Held
 from outcore.runtime.metering import Metering
-from outcore.runtime.notes import Notes
+from outcore.runtime.observer import Observer
 from outcore.runtime.options import Settings
 from outcore.runtime.planned import Planned
 from outcore.runtime.plans import Plans
@@ -40,7 +40,7 @@ class Engine:
         self.stores, self.steps = Stores(), Steps()
         self.roll = Roll(self.stores, self.steps)
         self.held = Held(device, self.driver, self.roll)
-        self.notes = Notes(self.roll, self.held)
+        self.observer = Observer(self.roll, self.held)
         self.metering = Metering(device, self.roll, self.held)
         self.plans = Plans(settings, device, self.driver, self.roll, self.held, self.metering)
         self.crowding = Crowding(self.roll, self.metering, self.plans)

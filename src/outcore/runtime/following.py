@@ -33,7 +33,7 @@ class Following:
     recording: Recording | None = None
     """The plan under instruments for one step: somebody asked."""
 
-    def trial_under_way(self, graph: PlannedGraph) -> Trial | None:
+    def trial_of_step(self, graph: PlannedGraph) -> Trial | None:
         """The trial under way: one begins where the plan's time drifts and it may improve.
 
         None too where it took too long.

@@ -27,7 +27,7 @@ from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.planned import Planned
 from outcore.runtime.profiling import Keeping, Profiling, begin_profiling
 from outcore.runtime.seen import Seen
-from outcore.runtime.session import Gap, Visit
+from outcore.runtime.session import Interlude, Visit
 from outcore.runtime.standing import MOST_FRUITLESS, Standing, State
 from outcore.runtime.store import Store
 from outcore.units import format_bytes
@@ -135,15 +135,15 @@ class PlannedGraph:
         elif self.following is not None and executable is self.following.executable:
             executable = self.following.executable_of_step(self)
         if self.planned is not None and self.engine.metering.session is not None:
-            self.engine.notes.metered(self, inputs)
+            self.engine.observer.metered(self, inputs)
         return executable
 
     def begin_backward(self, store: Store, tangents: list[Any], *, again: bool) -> None:
         """Take that the call of `store` comes back; `again`: all is to be left for another time."""
         self.standing.fruitless = 0
-        self.engine.notes.returned(self, store, tangents)
+        self.engine.observer.returned(self, store, tangents)
         self.standing.retained |= again
-        self.engine.notes.waited(self, store.visit, tangents)
+        self.engine.observer.waited(self, store.visit, tangents)
 
     def end_backward(self, executable: Executable, visit: Visit) -> None:
         """Take what a visit tells that went through its backward call, run by `executable`."""
@@ -170,7 +170,7 @@ class PlannedGraph:
         if self.following is not None and self.following.adopted:
             self._hold_against(self.following, inputs)
         own = self.engine.roll.waiting(self)
-        self.engine.notes.called(self, own, inputs)
+        self.engine.observer.called(self, own, inputs)
         waiting = 1 + own
         self.standing.most_outstanding = max(self.standing.most_outstanding, waiting)
         if self.retired:
@@ -199,7 +199,7 @@ class PlannedGraph:
             # An optimizer has its state by now. Where nothing fits any more, planning will say so.
             with contextlib.suppress(InfeasibleError):
                 profiling = self.profiling = self._begin(inputs)
-        self.engine.notes.base(self, profiling, own, resident)
+        self.engine.observer.base(self, profiling, own, resident)
         if not profiling.done or self._follows_the_unplanned(profiling):
             return self._unplanned(profiling, resident)
         stand = self._how_others_stand()
@@ -287,12 +287,12 @@ class PlannedGraph:
             if following.trial is None:
                 following = crowding.for_calls(self, following)
             following = self.engine.growth.beside_what_came(self, following, inputs)
-        trial = following.trial_under_way(self)
+        trial = following.trial_of_step(self)
         return following.executable if trial is None or trial.done else trial.executable
 
     def _tried(self, following: Following) -> Following:
         """A plan from what a trial measured, if one is done."""
-        trial = None if following.trial is None else following.trial_under_way(self)
+        trial = None if following.trial is None else following.trial_of_step(self)
         if trial is None or not trial.done:
             return following
         return self.settle(self.engine.plan_after(self, trial))
@@ -395,10 +395,10 @@ class PlannedGraph:
             warnings.warn(STILL_PROFILED.format(reason=obstacle.reason), stacklevel=2)
 
     def paused(
-        self, gap: Gap, calls: Mapping[PlannedGraph, int], peak_bytes: Callable[[], int]
+        self, interlude: Interlude, calls: Mapping[PlannedGraph, int], peak_bytes: Callable[[], int]
     ) -> None:
         """Take what was held at most between two calls of a step, while one of its own waited."""
-        self.engine.notes.paused(self, gap, calls, peak_bytes)
+        self.engine.observer.paused(self, interlude, calls, peak_bytes)
 
     def metered(self, reading: Reading, visit: Visit) -> None:
         """Take what the meter saw of a step."""

@@ -15,7 +15,7 @@ from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.held import Held
 from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.roll import IDLE_STEPS, Roll
-from outcore.runtime.session import Gap, Session, in_backward, metered_elsewhere
+from outcore.runtime.session import Interlude, Session, in_backward, metered_elsewhere
 
 LONGEST_SESSION = 1024
 """Forward calls after which a metered step is ended: a call that never goes back holds it open."""
@@ -137,7 +137,7 @@ class Metering:
             waiting = Counter(store.visit.owner for store in stores)
             private = sum(store.private_bytes for store in stores)
             latest = stores[-1].visit.owner
-            session.gaps.append(Gap(session.left, now, waiting, latest, private))
+            session.interludes.append(Interlude(session.left, now, waiting, latest, private))
         return now
 
     def leave(self) -> int:

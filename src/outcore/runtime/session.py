@@ -37,7 +37,7 @@ class Metered(Protocol):
         """Take what the meter saw of the step that `visit` belongs to."""
         ...
 
-    def paused(self, gap: Gap, calls: Calls, peak_bytes: Callable[[], int]) -> None:
+    def paused(self, interlude: Interlude, calls: Calls, peak_bytes: Callable[[], int]) -> None:
         """Take what was held at most between two calls while one of this graph waited.
 
         `calls`: those that waited then, by graph.
@@ -46,7 +46,7 @@ class Metered(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class Interlude:
     """From when to when no call ran, in ns of the wall clock, while some waited."""
 
     start: int
@@ -137,7 +137,7 @@ class Session:
     """Held while it ends: who asks for a report may end it too, and so may the collector."""
     started: int = field(default_factory=time.time_ns)
     visits: list[Visit] = field(default_factory=list)
-    gaps: list[Gap] = field(default_factory=list)
+    interludes: list[Interlude] = field(default_factory=list)
     called: set[int] = field(default_factory=set)
     """The graphs that wanted the meter for a forward call, by the identity of how they stand."""
     left: int = 0
@@ -173,8 +173,8 @@ class Session:
         """Whether the meter saw the visit, whose backward has just run on this thread."""
         return visit.forward_stop >= self.started and self.meter.sees()
 
-    def _peak_bytes(self, reading: Reading, gap: Gap) -> int:
-        return self.resident_bytes + reading.peak_bytes(gap.start, gap.stop)
+    def _peak_bytes(self, reading: Reading, interlude: Interlude) -> int:
+        return self.resident_bytes + reading.peak_bytes(interlude.start, interlude.stop)
 
     def here(self) -> bool:
         """Whether this thread may end it."""
@@ -202,7 +202,7 @@ class Session:
         else:
             self._hand_out(reading)
         self.visits.clear()
-        self.gaps.clear()
+        self.interludes.clear()
 
     def _hand_out(self, reading: Reading) -> None:
         done = [v for v in self.visits if v.backward_stop]
@@ -210,12 +210,12 @@ class Session:
             last = max(v.backward_stop for v in done)
             self.peak_bytes = self.resident_bytes + reading.peak_bytes(self.started, last)
             self.after_bytes = self.resident_bytes + reading.peak_bytes(last, time.time_ns())
-        for gap in self.gaps:
-            found = ((owner(), calls) for owner, calls in gap.waiting.items())
+        for interlude in self.interludes:
+            found = ((owner(), calls) for owner, calls in interlude.waiting.items())
             calls = {graph: number for graph, number in found if graph is not None}
-            peak_bytes = cache(partial(self._peak_bytes, reading, gap))
+            peak_bytes = cache(partial(self._peak_bytes, reading, interlude))
             for graph in calls:
-                graph.paused(gap, calls, peak_bytes)
+                graph.paused(interlude, calls, peak_bytes)
         for visit in done:
             graph = visit.owner()
             if graph is not None:

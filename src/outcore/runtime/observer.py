@@ -1,4 +1,4 @@
-"""notes: what is held besides a graph is counted as its calls begin, wait and come back."""
+"""observer: counts what is held besides a graph as its calls begin, wait and come back."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from outcore.runtime.calls import counted_bytes, gradient_bytes
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.held import Held
 from outcore.runtime.roll import Roll
-from outcore.runtime.session import Gap, Visit
+from outcore.runtime.session import Interlude, Visit
 from outcore.runtime.store import Store
 
 if TYPE_CHECKING:  # a graph is profiled
     from outcore.runtime.profiling import Profiling
 
 
-class Notes:
+class Observer:
     """Counts for each graph, by the calls that wait (`Seen`): of timed steps, and of new mixes."""
 
     def __init__(self, roll: Roll, held: Held) -> None:
@@ -89,7 +89,7 @@ class Notes:
     def paused(
         self,
         graph: PlannedGraph,
-        gap: Gap,
+        interlude: Interlude,
         calls: Mapping[PlannedGraph, int],
         peak_bytes: Callable[[], int],
     ) -> None:
@@ -99,7 +99,7 @@ class Notes:
         which began last counts the others.
         """
         profiling, seen = graph.profiling, graph.seen
-        if graph.planned is not None and gap.latest() is graph:
+        if graph.planned is not None and interlude.latest() is graph:
             paused, first_bytes = seen.paused_since, seen.first_bytes
         elif profiling is not None and profiling.times_pause:
             paused, first_bytes = seen.paused, profiling.first_bytes
@@ -108,7 +108,7 @@ class Notes:
         if first_bytes is None:
             return
         others = {g: n for g, n in calls.items() if g is not graph}
-        besides = peak_bytes() - gap.private_bytes - counted_bytes(graph.captured.trace)
+        besides = peak_bytes() - interlude.private_bytes - counted_bytes(graph.captured.trace)
         besides -= calls[graph] * self._held.states_bytes(graph)
         seen.unchecked |= paused.note(calls[graph] - 1, others, besides - first_bytes)
 
