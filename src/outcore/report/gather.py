@@ -8,7 +8,7 @@ from dataclasses import replace
 from outcore.ir.hardware import Tier
 from outcore.ir.plan import Plan, make_plan
 from outcore.ir.problem import Problem
-from outcore.ir.program import Copy, Run, Stream
+from outcore.ir.totals import offloaded_bytes, recompute_seconds, resident_bytes
 from outcore.lower import lower
 from outcore.report.counts import Counts, count_choices, count_held
 from outcore.report.figures import Report
@@ -60,7 +60,7 @@ def with_steps(report: Report, steps: Sequence[PlannedStep]) -> Report:
     planning = [s.planning_seconds for s in steps if s.planning_seconds is not None]
     return replace(
         report,
-        resident_bytes=max(map(_resident_bytes, steps)),
+        resident_bytes=max(resident_bytes(s.problem) for s in steps),
         in_core_peak_bytes=max(s.in_core.peak(Tier.DEVICE) for s in steps),
         predicted_peak_bytes=max(s.peak_bytes for s in steps),
         predicted_seconds=_total(steps, lambda s: s.predicted.seconds),
@@ -68,33 +68,12 @@ def with_steps(report: Report, steps: Sequence[PlannedStep]) -> Report:
         planning_seconds=sum(planning) if planning else None,
         counts=_counts(steps),
         held=round(_total(steps, lambda s: count_held(s.plan))),
-        offloaded_bytes=round(_total(steps, _offloaded_bytes)),
-        recompute_seconds=_total(steps, recompute_seconds),
+        offloaded_bytes=round(_total(steps, lambda s: offloaded_bytes(s.problem.trace, s.program))),
+        recompute_seconds=_total(steps, lambda s: recompute_seconds(s.problem, s.program)),
         stall_seconds=_total(steps, lambda s: s.predicted.stall_seconds()),
         links=link_uses(steps),
         steps=tuple(steps),
     )
-
-
-def recompute_seconds(step: PlannedStep) -> float:
-    """Time of all runs of a call that are not their op's first."""
-    cost = step.problem.profile.cost
-    runs = (x.action for x in step.program.body if isinstance(x.action, Run))
-    return sum((cost(run.op, run.variant).seconds for run in runs if run.again), 0.0)
-
-
-def _offloaded_bytes(step: PlannedStep) -> int:
-    buffers, program = step.problem.trace.buffers, step.program
-    return sum(
-        buffers[program.slots[x.action.source].buffer].nbytes
-        for x in program.body
-        if isinstance(x.action, Copy) and x.stream is Stream.OUT
-    )
-
-
-def _resident_bytes(step: PlannedStep) -> int:
-    problem = step.problem
-    return problem.outside_bytes + sum(b.nbytes for b in problem.trace.buffers if b.borrowed)
 
 
 def _counts(steps: Sequence[PlannedStep]) -> Counts:

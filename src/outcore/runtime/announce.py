@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from outcore.ir.hardware import Tier
-from outcore.ir.program import Copy, Run, Stream
+from outcore.ir.totals import offloaded_bytes, recompute_seconds
 from outcore.report import count_choices, count_held
 from outcore.runtime.planned import FORCED, Planned
 from outcore.spec import spec_text
@@ -63,13 +63,8 @@ def _moved(planned: Planned) -> Iterator[str]:
     """How many buffers, their bytes, and the seconds of what runs again."""
     trace, program = planned.problem.trace, planned.program
     counts = count_choices(trace, planned.plan)
-    out = sum(
-        trace.buffers[program.slots[x.action.source].buffer].nbytes
-        for x in program.body
-        if isinstance(x.action, Copy) and x.stream is Stream.OUT
-    )
-    again = [x.action for x in program.body if isinstance(x.action, Run) and x.action.again]
-    seconds = sum(planned.problem.profile.cost(r.op, r.variant).seconds for r in again)
+    out = offloaded_bytes(trace, program)
+    seconds = recompute_seconds(planned.problem, program)
     yield f"{counts.offload} offloaded ({format_bytes(out)})"
     yield f"{counts.recompute} recomputed ({format_seconds(seconds)})"
     yield f"{counts.keep} kept"

@@ -17,6 +17,7 @@ from outcore.ir.memory import crossing_bytes, peak, private_bytes, reread_bytes
 from outcore.ir.plan import make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Free, Program, Run
+from outcore.ir.totals import resident_bytes
 from outcore.ir.trace import Arg, Effect, Ref, Role, Trace
 from outcore.lower import lower
 from outcore.policies import Floor, infeasible, lean_plans, plan_floor
@@ -127,7 +128,7 @@ class Calls:
         """
         if self.number == 1:
             return iter((self.problem,))
-        free = self.problem.budget_bytes - held_bytes(self.problem)
+        free = self.problem.budget_bytes - resident_bytes(self.problem)
         most, least, others = self.most, self.least, self.number - 1
         if free < least.by(self.number):
             raise self.refusal()
@@ -140,7 +141,7 @@ class Calls:
     def _beside(self, room: int) -> Problem:
         """The problem of one call while the others hold `room` each, as it must when it waits."""
         problem, others = self.problem, (self.number - 1) * room
-        free = problem.budget_bytes - held_bytes(problem) - others
+        free = problem.budget_bytes - resident_bytes(problem) - others
         mine = room + _returned_bytes(problem.trace) + _tangent_bytes(problem.trace)
         between = max(problem.between_bytes, free - mine)
         return replace(problem, outside_bytes=problem.outside_bytes + others, between_bytes=between)
@@ -169,7 +170,7 @@ class Calls:
         waiting = staying + crossing_bytes(program) if self.others else alone
         waiting += gradient_bytes(trace) * self.retained
         most = peak(problem, program, Tier.DEVICE).nbytes
-        return Taken(most - held_bytes(problem), waiting, alone)
+        return Taken(most - resident_bytes(problem), waiting, alone)
 
     def refusal(self, lacking_bytes: int = 0) -> InfeasibleError:
         """The error for a budget without room for them all, with the least that has it.
@@ -178,7 +179,7 @@ class Calls:
         gone, or leaves something room.
         """
         problem, (lowest, least) = self.problem, self._least
-        held, needed = held_bytes(problem), least.by(self.number)
+        held, needed = resident_bytes(problem), least.by(self.number)
         limit = problem.limit_bytes(Tier.DEVICE)
         beyond = max(0, limit + lacking_bytes - held - needed) if lacking_bytes else 0
         needed += beyond
@@ -196,11 +197,6 @@ class Calls:
         waiting = f"up to {self.number} calls of this graph wait for their backward at once"
         error.add_note(f"outcore: {waiting}, and what they hold is counted")
         return error
-
-
-def held_bytes(problem: Problem) -> int:
-    """Bytes that are held besides a call's own: those outside, parameters and the like."""
-    return problem.outside_bytes + sum(b.nbytes for b in problem.trace.buffers if b.borrowed)
 
 
 def gradient_bytes(trace: Trace) -> int:

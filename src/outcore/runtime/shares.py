@@ -12,6 +12,7 @@ from outcore.ir.memory import crossing_bytes
 from outcore.ir.once import once_per_trace
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
+from outcore.ir.totals import resident_bytes
 from outcore.ir.trace import Ref, Role, Trace
 from outcore.policies import staging_needed
 from outcore.runtime.besides import Besides, Room
@@ -20,7 +21,6 @@ from outcore.runtime.calls import (
     Taken,
     gradient_bytes,
     handed_bytes,
-    held_bytes,
     least_together,
     nbytes_of,
     states_bytes,
@@ -108,7 +108,7 @@ class Shares:
         least = max(self.left_at_least, least if seen is None else min(least, seen))
         calls = Calls(problem, self.graph.standing.planned_for)
         mine, theirs = kept_bytes(self.graph), sum(kept_bytes(g) for g, _ in later)
-        free = problem.budget_bytes - held_bytes(problem) - calls.waiting_bytes()
+        free = problem.budget_bytes - resident_bytes(problem) - calls.waiting_bytes()
         part = max(0, free) * theirs // max(1, mine + theirs)
         if all(_measured(g) for g, _ in later):
             usable = {g: c.most if c.program is None else c.least for g, c in later}

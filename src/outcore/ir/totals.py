@@ -1,0 +1,28 @@
+"""Totals of a step under a program, or of any: sums over its actions, or its buffers."""
+
+from __future__ import annotations
+
+from outcore.ir.problem import Problem
+from outcore.ir.program import Copy, Program, Run, Stream
+from outcore.ir.trace import Trace
+
+
+def resident_bytes(problem: Problem) -> int:
+    """Bytes that are held besides a call's own: those outside, parameters and the like."""
+    return problem.outside_bytes + sum(b.nbytes for b in problem.trace.buffers if b.borrowed)
+
+
+def offloaded_bytes(trace: Trace, program: Program) -> int:
+    """Bytes that leave the device."""
+    return sum(
+        trace.buffers[program.slots[x.action.source].buffer].nbytes
+        for x in program.body
+        if isinstance(x.action, Copy) and x.stream is Stream.OUT
+    )
+
+
+def recompute_seconds(problem: Problem, program: Program) -> float:
+    """Time of all runs of a call that are not their op's first."""
+    cost = problem.profile.cost
+    runs = (x.action for x in program.body if isinstance(x.action, Run))
+    return sum((cost(run.op, run.variant).seconds for run in runs if run.again), 0.0)
