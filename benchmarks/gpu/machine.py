@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
 from benchmarks.gpu.scale import Scale
 from benchmarks.kit.machine import host
+from benchmarks.kit.planner import compile_planner
 from benchmarks.kit.worker import Worker
 from outcore.execute.segments import asked
 
 
 def machine(scale: Scale) -> dict[str, Any]:
-    """The host, and the GPU as torch and its driver name it."""
+    """The host, and the GPU as torch and its driver name it. Meanwhile the planner is compiled."""
     found = host()
     if scale.device == "cuda":
-        with Worker(_gpu) as worker:  # this process is to keep off the device
-            found |= worker.ask(dict)
+        with ThreadPoolExecutor(1) as pool:
+            compiling = pool.submit(Worker, compile_planner)
+            with Worker(_gpu) as worker:  # this process is to keep off the device
+                found |= worker.ask(dict)
+            compiling.result().close()
     return found
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from benchmarks.kit.benchmark import Patience
+from benchmarks.kit.planner import MACHINE, compile_planner
 from benchmarks.kit.rows import Check, Row
 from benchmarks.reproduction.steps import Scale
 from outcore.capture import trace_network
@@ -19,7 +20,6 @@ from outcore.networks.transformer import TransformerShape
 from outcore.policies.search import Search
 from outcore.presets import preset
 
-MACHINE = "v100-pcie3"
 MINUTE = Search(effort=1e6, seconds=60.0)
 POINT = 0.01
 FEW_LAYERS, MANY_LAYERS = 12, 96
@@ -53,8 +53,7 @@ class Speed(Row):
 
 def speed(scale: Scale, patience: Patience) -> Iterator[Row]:
     """A row for each task, after one that loads and compiles what planning needs."""
-    warm_up = Task("warm-up", network("resnet50-v1").small, 64, share=2)
-    _plan(_comparison(warm_up), warm_up.share, Search())
+    compile_planner()
     few: Speed | None = None
     for task in _tasks(scale):
         if patience.over():

@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 
 import outcore
 from outcore.aside import Aside, own, pieces
-from outcore.doors import HOPE
+from outcore.door import HOPE
 from outcore.errors import NotEngagedError
 from tests.cpu.training import PROFILED_STEPS, Away, away, back, inside, mean_square, same
 

@@ -24,7 +24,7 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import outcore
-from outcore import doors
+from outcore import door
 from outcore.errors import (
     BudgetError,
     NotEngagedError,
@@ -49,7 +49,7 @@ STEPS = PROFILED_STEPS + 2
 TIGHT: dict[str, Any] = {"budget": "2MiB", "policy": "swap-all"}
 """A budget that `Small` does not fit in with everything kept."""
 LIMITED = pytest.mark.skipif(
-    "recompile_limit" not in doors._apart(), reason="before 2.13 torch takes no limit from us"
+    "recompile_limit" not in door._apart(), reason="before 2.13 torch takes no limit from us"
 )
 
 
@@ -334,7 +334,7 @@ class TestWrap:
 
     @LIMITED
     def test_past_the_most_shapes_it_runs_plainly(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(doors, "MOST_SHAPES", 2)
+        monkeypatch.setattr(door, "MOST_SHAPES", 2)
         module = outcore.wrap(nn.Linear(4, 4), "1GiB")
         for n in range(1, 3):
             module(torch.ones(n, 4)).sum().backward()
@@ -344,13 +344,13 @@ class TestWrap:
         engine = outcore.handle(module).engine
         assert engine is not None
         assert len(engine.graphs) == engine.steps.calls == 2
-        assert outcore.handle(module).notes == [doors.UNSEEN]
+        assert outcore.handle(module).notes == [door.UNSEEN]
 
     @LIMITED
     def test_past_the_most_shapes_there_is_an_error_where_that_is_strict(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(doors, "MOST_SHAPES", 1)
+        monkeypatch.setattr(door, "MOST_SHAPES", 1)
         module = outcore.wrap(nn.Linear(4, 4), "1GiB", strict=True)
         module(torch.ones(1, 4)).sum().backward()
         for n in range(2, 4):
@@ -381,7 +381,7 @@ class TestWrap:
                 y: Tensor = self.expert(batch(0, self.tokens))
                 return y.sum() + x.sum()
 
-        monkeypatch.setattr(doors, "MOST_SHAPES", 3)
+        monkeypatch.setattr(door, "MOST_SHAPES", 3)
         module = outcore.wrap(Mixed(), "1GiB", strict=strict)
         raised: list[str] = []
         with warnings.catch_warnings(record=True) as told:
@@ -396,7 +396,7 @@ class TestWrap:
         assert len(raised) == strict
         found = [text for text in (*raised, *warned) if "came with more shapes" in text]
         assert len(found) == 1
-        assert doors.UNSEEN not in outcore.handle(module).notes
+        assert door.UNSEEN not in outcore.handle(module).notes
 
     @LIMITED
     def test_a_limit_that_the_first_call_reaches_is_told(
@@ -414,7 +414,7 @@ class TestWrap:
                     y = y + self.expert(batch(0, n)).sum()
                 return y
 
-        monkeypatch.setattr(doors, "MOST_SHAPES", 2)
+        monkeypatch.setattr(door, "MOST_SHAPES", 2)
         module = outcore.wrap(Experts(), "1GiB")
         with pytest.warns(UserWarning, match="a part of the model came with more shapes"):
             module(torch.ones(2, 4)).backward()
@@ -452,7 +452,7 @@ class TestWrap:
         assert said == f"outcore: {note}"
 
     def test_evaluation_uses_up_none_of_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(doors, "MOST_SHAPES", 2)
+        monkeypatch.setattr(door, "MOST_SHAPES", 2)
         module = outcore.wrap(nn.Linear(4, 4), "1GiB", strict=True)
         plain = copy.deepcopy(module)
         for n in range(1, 6):
@@ -466,7 +466,7 @@ class TestWrap:
 
     def test_torch_that_takes_no_limit_from_us(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Before 2.13. Models have nothing to do with each other there either."""
-        monkeypatch.setattr(doors, "_apart", dict)
+        monkeypatch.setattr(door, "_apart", dict)
         most = torch._dynamo.config.recompile_limit
         modules = [outcore.wrap(nn.Linear(4, 4), "1GiB", strict=True) for _ in range(most + 1)]
         for module in modules:
@@ -545,13 +545,13 @@ class TestGivenBack:
         assert module._compiled_call_impl is None
 
     def test_with_the_model(self) -> None:
-        before, wrapped = len(workers()), len(doors._doors)
+        before, wrapped = len(workers()), len(door.DOORS)
         module, engine = self.trained()
         del module
         gc.collect()
         assert engine() is None
         assert len(workers()) == before
-        assert len(doors._doors) == wrapped
+        assert len(door.DOORS) == wrapped
 
     def test_after_the_backward_that_is_still_to_come(self) -> None:
         before, plain = len(workers()), small()

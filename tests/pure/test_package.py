@@ -16,6 +16,7 @@ MAY_IMPORT_TORCH = {
     "aten",
     "before",
     "capture",
+    "door",
     "doors",
     "execute",
     "integrations",
