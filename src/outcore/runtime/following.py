@@ -26,7 +26,7 @@ class Following:
     """Whether the plan was made for another graph, and has not been held against this one."""
     foreseen_bytes: int | None = None
     """What the allocator has given out as a call begins, but for what waiting calls of other graphs
-    hold, if no more is held than was planned for (`Growth`). None: not known."""
+    hold, at most if no more is held than was planned for (`Growth`). None: not known."""
     watch: Watch = field(default_factory=Watch)
     trial: Trial | None = None
     """The plan under instruments: it takes another time than predicted."""

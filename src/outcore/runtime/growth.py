@@ -88,18 +88,21 @@ class Growth:
             return None
         left = self._left_bytes(following)
         if foreseen is not None:
-            noted = graph.standing.came_bytes + margin_bytes(self._settings.budget_bytes)
-            if allocated - foreseen <= min(left, noted):
+            known = graph.standing.came_bytes + margin_bytes(self._settings.budget_bytes)
+            if allocated - foreseen <= min(left, known):
                 return None
             came = allocated - self._held.others_bytes(graph) - foreseen
-            if came <= left or self._is_refused(graph, following.planned.besides.base_bytes + came):
+            if came <= min(left, known):
+                return None
+            if came > left and self._is_refused(graph, following.planned.besides.base_bytes + came):
                 self._note(graph, came)
                 return None
         base, room = self._base_bytes(graph, inputs), self._room_bytes(graph, following)
         if base > room + left and not self._is_refused(graph, base) and self._collected():
             allocated, base = self._held.allocated_bytes() or 0, self._base_bytes(graph, inputs)
         came = base - room
-        following.foreseen_bytes = allocated - self._held.others_bytes(graph) - came
+        level = allocated - self._held.others_bytes(graph) - came
+        following.foreseen_bytes = level if foreseen is None else max(level, foreseen)
         self._note(graph, came)
         return base if came > left else None
 

@@ -48,7 +48,10 @@ MOST_FRUITLESS = 4
 
 @dataclass(slots=True)
 class Standing:
-    """How far a graph has come, for the report. It holds no tensors, and may outlive its graph."""
+    """How far a graph has come, for reports and for plans to come.
+
+    It holds no tensors, and may outlive its graph.
+    """
 
     state: State = State.PROFILING
     planned: Planned | None = None
