@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from outcore.errors import InfeasibleError, OutcoreError
 from outcore.runtime.graph import PlannedGraph
-from outcore.runtime.margin import margin_bytes
+from outcore.runtime.margin import slack_bytes
 from outcore.runtime.metering import Metering
 from outcore.runtime.planning import left_bytes
 from outcore.runtime.plans import Plans
@@ -20,9 +20,6 @@ if TYPE_CHECKING:  # a graph asks it
 MOST_ASKED = 4
 """How often a graph asks another for room that does not hear of it: it may never be called again.
 """
-
-SLACK_DIVISOR = 2
-"""The margin over this is there for calls that hold a little more than planned for."""
 
 
 class Crowding:
@@ -44,7 +41,7 @@ class Crowding:
         if not graph.seen.unchecked:
             return following
         lacking = self._plans.lacking_bytes(graph, planned)
-        if lacking <= margin_bytes(planned.problem.budget_bytes) // SLACK_DIVISOR:
+        if lacking <= slack_bytes(planned.problem.budget_bytes):
             standing.crowded_bytes = inf
         elif planned.besides_bytes + lacking < standing.crowded_bytes:
             try:

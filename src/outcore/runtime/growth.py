@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from outcore.errors import OutcoreError
 from outcore.ir.hardware import Tier
 from outcore.runtime.held import Held
-from outcore.runtime.margin import margin_bytes
+from outcore.runtime.margin import margin_bytes, slack_bytes
 from outcore.runtime.metering import Metering
 from outcore.runtime.options import Settings
 from outcore.runtime.plans import Plans
@@ -136,9 +136,13 @@ class Growth:
             warnings.warn(GROWN.format(more=format_bytes(more_bytes), error=error), stacklevel=2)
 
     def _room_bytes(self, graph: PlannedGraph, following: Following) -> int:
-        """What was planned to be held besides waiting calls, and room that these do not want."""
-        planned = following.planned
-        return planned.besides.base_bytes + max(0, -self._plans.lacking_bytes(graph, planned))
+        """What was planned to be held besides waiting calls, and room that these do not want.
+
+        Less the little that they may lack.
+        """
+        planned, little = following.planned, slack_bytes(self._settings.budget_bytes)
+        lacking = min(little, self._plans.lacking_bytes(graph, planned))
+        return planned.besides.base_bytes - lacking
 
     def _left_bytes(self, following: Following) -> int:
         """What the plan leaves of the budget for what comes, its margin among it."""

@@ -14,6 +14,11 @@ def margin_bytes(budget_bytes: int) -> int:
     return budget_bytes // MARGIN_DIVISOR
 
 
+def slack_bytes(budget_bytes: int) -> int:
+    """The part of the margin for calls that hold a little more than was planned for."""
+    return margin_bytes(budget_bytes) // 2
+
+
 def budget_for(planned_bytes: int) -> int:
     """The least budget that has `planned_bytes` beside its margin."""
     return -(-planned_bytes * MARGIN_DIVISOR // (MARGIN_DIVISOR - 1))
