@@ -100,7 +100,7 @@ class Door:
             backend.parameters.lookers.add(self)
         self._aside: Aside | None = None
         """What tells, after a training call, which of its parameters no graph has."""
-        self._skipped = False
+        self._skipped = type(model) in SKIPPED
         """Whether torch tried in vain to compile some code of its calls until it was trained."""
         self.inner: WeakSet[nn.Module] = WeakSet()
         """Modules inside that are compiled by themselves, as the model is not."""
@@ -224,7 +224,9 @@ class Door:
         calls, notes, skipped = calls_of(backend), len(backend.notes), _skipped()
         results = self._run_compiled(model, args, kwargs)
         self._noted |= len(backend.notes) > notes
-        self._skipped |= _skipped() > skipped
+        if _skipped() > skipped:
+            self._skipped = True
+            SKIPPED.add(type(model))
         if model.training:
             self.trained = True
             idle = calls_of(backend) == calls
@@ -253,6 +255,9 @@ class _Weakly:
         assert backend is not None  # noqa: S101 - the door that is being called has it
         return backend(module, example_inputs)
 
+
+SKIPPED: WeakSet[type[nn.Module]] = WeakSet()
+"""Classes of models of which torch tried some code in vain: before 2.13 it tries once for all."""
 
 DOORS: WeakKeyDictionary[nn.Module, Door] = WeakKeyDictionary()
 """Of each module that is wrapped."""
