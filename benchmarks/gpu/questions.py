@@ -14,8 +14,9 @@ from benchmarks.gpu.workloads import Workload
 from benchmarks.kit.benchmark import Patience
 from benchmarks.kit.modes import AotEager, Checkpoint, Eager, Inductor, Outcore, SameGraph
 from benchmarks.kit.rows import Check, Row
+from outcore.allocators.card import HEADROOM_DIVISOR
 from outcore.policies import POLICIES
-from outcore.runtime.options import DEFAULT_POLICY, HEADROOM_DIVISOR
+from outcore.runtime.options import DEFAULT_POLICY
 
 SMALL_SHARE = 0.75
 """The cap of tiny networks, of what they take in-core: their weights are a large part of it."""

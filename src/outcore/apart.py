@@ -15,13 +15,14 @@ from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.planfile import Overridden
 from outcore.policies import Policy, ask
+from outcore.policies.defragment import Defragment
 from outcore.policies.search import Search
 from outcore.uncollected import uncollected
 
 log = logging.getLogger("outcore")
 search_log = logging.getLogger("outcore.search")
 
-APART = (Search, Overridden)
+APART = (Search, Overridden, Defragment)
 """Policies that load much. One of another package says so by an attribute: `apart = True`."""
 
 _SERVE = "from outcore.apart import serve; serve()"

@@ -16,10 +16,15 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.functional import cross_entropy
 
 from outcore import Backend, Report, handle, wrap
+from outcore.allocators import Card
+from outcore.allocators.ideal import Ideal
 from outcore.capture import capture
 from outcore.errors import InfeasibleError, SpillError
 from outcore.execute.arena import Arena, own_arena
+from outcore.ir.hardware import Tier
 from outcore.ir.memory import crossing_bytes, private_bytes
+from outcore.ir.problem import Problem
+from outcore.ir.program import Program
 from outcore.runtime import options
 from outcore.runtime.calls import gradient_bytes
 from outcore.runtime.held import Held
@@ -965,8 +970,10 @@ def test_room_is_left_where_a_plan_leaves_it(
     room_bytes: int, used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU, to torch's allocator; a budget too small for that is no smaller for it."""
-    monkeypatch.setattr(options, "_room_bytes", lambda *_: room_bytes)
     budget = 4 << 20
+    card = Card((budget - room_bytes) * 4 // 3, Ideal())
+    assert card.rooms(budget)[0] == room_bytes
+    monkeypatch.setattr(options, "_card", lambda _: card)
     path = tmp_path / "plans.json"
     for plan in (None, path):
         backend = Backend(budget=budget, policy="search", plan=plan)
@@ -980,4 +987,33 @@ def test_room_is_left_where_a_plan_leaves_it(
         assert (report.predicted_peak_bytes > budget - (300 << 10)) == used
         (explained,) = backend.explain()
         assert explained.peak_bytes == report.predicted_peak_bytes
+        backend.save_plans(path)
+
+
+def test_the_room_is_that_with_which_the_allocator_loses_least(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = 4 << 20
+    card = Card(budget, Ideal())
+    least, middle, most = card.rooms(budget)
+
+    def lost_seconds(_: Card, problem: Problem, __: Program) -> float:
+        return 1.0 if problem.budget_bytes > budget - middle else 0.0
+
+    monkeypatch.setattr(options, "_card", lambda _: card)
+    monkeypatch.setattr(Card, "lost_seconds", lost_seconds)
+    path = tmp_path / "plans.json"
+    for plan, policy, room in (
+        (None, "search", middle),
+        (path, "search", middle),
+        (None, "search{seconds=60}", least),
+        (None, "window", least),
+    ):
+        backend = Backend(budget=budget, policy=policy, plan=plan)
+        train(lambda: Tower(64, 16), backend, torch.ones(1024, 64), mean_square)
+        assert backend.engine is not None
+        planned = backend.engine.graphs[0].planned
+        assert planned is not None
+        assert planned.room_bytes == room < most
+        assert planned.predicted.peak(Tier.DEVICE) <= budget - room
         backend.save_plans(path)

@@ -10,6 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from outcore.allocators import Card
+from outcore.allocators.best_fit import BestFit
+from outcore.allocators.expandable import ExpandableSegments
 from outcore.errors import BudgetError, OptionValueError
 from outcore.measure import resident_bytes
 from outcore.runtime import host
@@ -118,13 +121,17 @@ def test_auto_on_a_gpu_is_the_default_there(monkeypatch: pytest.MonkeyPatch) -> 
         )
         settings = settle(make_options({"budget": given}), torch.device("cuda"))
         assert settings.budget_bytes == spare * GIB - spare * GIB // 32
-        assert settings.room_bytes == GIB // 4 - spare * GIB // 32, "a sixteenth, or 256 MiB"
+        assert settings.rooms[0] == GIB // 4 - spare * GIB // 32, "a sixteenth, or 256 MiB"
+        assert settings.card == Card(spare * GIB, ExpandableSegments(fraction=fraction < 1))
     properties = SimpleNamespace(total_memory=8 * GIB)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     for named in ("2GiB", "3GiB"):  # of 8 GiB, a quarter of which is this process's: too much
         settings = settle(make_options({"budget": named}), torch.device("cuda"))
-        assert settings.room_bytes == settings.budget_bytes - 2 * GIB + GIB // 4
-    assert not settle(make_options({"budget": "1GiB"}), torch.device("cuda")).room_bytes
+        assert settings.rooms[0] == settings.budget_bytes - 2 * GIB + GIB // 4
+    assert settle(make_options({"budget": "1GiB"}), torch.device("cuda")).rooms == (0,)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
+    settings = settle(make_options({"budget": "1GiB"}), torch.device("cuda"))
+    assert settings.card == Card(2 * GIB, BestFit())
 
 
 def test_a_backend_takes_auto(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,6 +238,7 @@ def test_a_full_device_moves_pages_of_free_blocks() -> None:
     assert heap.retries == 0
     third = heap.malloc(40 * MIB)  # takes the page of the first that is whole, and one too many
     assert heap.retries == 1
+    assert heap.given_back_bytes == 20 * MIB
     assert relative(heap, third) == 60 * MIB
     assert heap.reserved_bytes == 80 * MIB
     assert [b.nbytes for b in heap.large.pool.blocks.values() if b.free] == [10 * MIB]
@@ -340,6 +341,10 @@ class WatchedHeap:
     @property
     def retries(self) -> int:
         return self.inner.retries
+
+    @property
+    def given_back_bytes(self) -> int:
+        return self.inner.given_back_bytes
 
     def malloc(self, nbytes: int) -> int:
         address = self.inner.malloc(nbytes)
@@ -535,6 +540,11 @@ def test_the_capacity_is_the_devices_unless_given() -> None:
 def test_nothing_asked_for_is_nothing_reserved() -> None:
     nothing = reserve(small_problem(), Program((), (), 0, (), (), ()), BestFit())
     assert nothing == Reservation(
-        allocator="best-fit", capacity_bytes=16384, live=Peak(0, 0), reserved=Peak(0, 0), retries=0
+        allocator="best-fit",
+        capacity_bytes=16384,
+        live=Peak(0, 0),
+        reserved=Peak(0, 0),
+        retries=0,
+        given_back_bytes=0,
     )
     assert nothing.fragmentation == 1

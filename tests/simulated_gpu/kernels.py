@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.simulated_gpu.attention import ATTENTION, DRAWING
-from tests.simulated_gpu.duration import seconds
+from tests.simulated_gpu.duration import seconds, workspace_bytes
 
 COMPUTES = os.environ.get("SIMULATED_GPU_COMPUTES", "1") != "0"
 """Else ops take a GPU's time and memory, and leave what is there: steps of any size can be run."""
@@ -208,7 +208,10 @@ class _Kernel:
             if COMPUTES:
                 self._launch(work, made)
             else:
+                nbytes = workspace_bytes(self.op, args, made)
+                workspace = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
                 self.streams.pass_time(seconds(self.op, args, kwargs, made))
+                del workspace
             return self._results(made, args, kwargs)
 
     def _work(self, args: _Args, kwargs: _Kwargs) -> Callable[[], Any]:

@@ -44,6 +44,8 @@ const size_t TOTAL_BYTES = size_t(setting("SIMULATED_GPU_MIB", 8192)) << 20;
 const double BYTES_PER_SECOND =
     setting("SIMULATED_GPU_BYTES_PER_SECOND", 4e9) / setting("SIMULATED_GPU_SLOWNESS", 1);
 const bool COMPUTES = setting("SIMULATED_GPU_COMPUTES", 1) != 0;
+// For the host to map one handle, and to unmap it later.
+const double MAPPING_SECONDS = COMPUTES ? 0 : 1e-4 * setting("SIMULATED_GPU_SLOWNESS", 1);
 const size_t PAGE_BYTES = size_t(2) << 20;
 
 thread_local cudaError_t last_error = cudaSuccess;
@@ -601,6 +603,7 @@ API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 }
 API CUresult cuMemMap(CUdeviceptr address, size_t nbytes, size_t offset,
                       CUmemGenericAllocationHandle handle, unsigned long long) {
+  if (MAPPING_SECONDS > 0) pass(MAPPING_SECONDS);
   int file = reinterpret_cast<Pages*>(handle)->file;
   void* at = mmap(reinterpret_cast<void*>(address), nbytes, PROT_READ | PROT_WRITE,
                   MAP_SHARED | MAP_FIXED, file, offset);

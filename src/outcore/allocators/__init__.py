@@ -1,8 +1,9 @@
 """Allocators: readers of a Program that tell what serving it would take from the device."""
 
 from outcore.allocators.allocator import Allocator, Heap
+from outcore.allocators.card import Card
 from outcore.allocators.reserve import Reservation, reserve
 from outcore.allocators.spec import resolve
 from outcore.allocators.table import ALLOCATORS
 
-__all__ = ["ALLOCATORS", "Allocator", "Heap", "Reservation", "reserve", "resolve"]
+__all__ = ["ALLOCATORS", "Allocator", "Card", "Heap", "Reservation", "reserve", "resolve"]

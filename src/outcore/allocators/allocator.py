@@ -21,6 +21,11 @@ class Heap(Protocol):
         """
         ...
 
+    @property
+    def given_back_bytes(self) -> int:
+        """What went back to the device so, all times together."""
+        ...
+
     def malloc(self, nbytes: int) -> int:
         """Serve a request for `nbytes`, at least one; returns its address."""
         ...

@@ -93,7 +93,7 @@ class BestFitHeap:
     def __init__(self, rules: Rules, capacity_bytes: int) -> None:
         self.rules, self.capacity_bytes = rules, capacity_bytes
         self.small, self.large = Pool(), Pool()
-        self.reserved_bytes = self.retries = 0
+        self.reserved_bytes = self.retries = self.given_back_bytes = 0
         self.end = 0
         """Where the next segment starts: behind all others, whether they are still held or not."""
 
@@ -135,3 +135,4 @@ class BestFitHeap:
                     pool.remove(block)
                     del pool.blocks[start]
                     self.reserved_bytes -= block.nbytes
+                    self.given_back_bytes += block.nbytes

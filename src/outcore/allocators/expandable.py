@@ -146,7 +146,7 @@ class ExpandableHeap:
 
     def __init__(self, capacity_bytes: int, *, fraction: bool = False) -> None:
         self.capacity_bytes, self.fraction = capacity_bytes, fraction
-        self.reserved_bytes = self.retries = 0
+        self.reserved_bytes = self.retries = self.given_back_bytes = 0
         self.small, self.large = Stretch(SMALL_PAGE), Stretch(LARGE_PAGE)
         for start, stretch in ((0, self.small), (_ADDRESSES, self.large)):
             stretch.pool.add(start, _ADDRESSES, mapped=False)
@@ -172,7 +172,9 @@ class ExpandableHeap:
         asked = PYTORCH.segment(size) if self.fraction else stretch.needed(first, size)
         if self.reserved_bytes + asked > self.capacity_bytes:
             self.retries += 1
-            self.reserved_bytes -= self.small.unmap() + self.large.unmap()
+            given_back = self.small.unmap() + self.large.unmap()
+            self.given_back_bytes += given_back
+            self.reserved_bytes -= given_back
             first = stretch.room(size)
         self.reserved_bytes += stretch.needed(first, size)
         return stretch.map(first, size)

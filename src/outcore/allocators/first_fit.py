@@ -42,7 +42,7 @@ class FirstFitHeap:
 
     def __init__(self, block_bytes: int) -> None:
         self.block_bytes = block_bytes
-        self.reserved_bytes = self.retries = 0
+        self.reserved_bytes = self.retries = self.given_back_bytes = 0
         self.holes: list[tuple[int, int]] = []
         """(start, stop) of each, ascending; no two touch."""
         self.live: dict[int, int] = {}

@@ -24,6 +24,7 @@ class IdealHeap:
 
     reserved_bytes: int = 0
     retries: int = 0
+    given_back_bytes: int = 0
     end: int = 0
     live: dict[int, int] = field(default_factory=dict)
 

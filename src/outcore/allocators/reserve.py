@@ -30,7 +30,8 @@ class Reservation:
     the most that the allocator holds for that; each with the body position where it was first so. A
     real process ends where it would need more than `capacity_bytes`; here it goes on, so that
     `reserved` says by how much. `retries`: how often the last of the steps found the device full,
-    and gave free memory back before it took other; each time a GPU waits.
+    and gave free memory back before it took other; each time a GPU waits. `given_back_bytes`: how
+    much a step gave back so, on average over the second half of the steps.
     """
 
     allocator: str
@@ -38,6 +39,7 @@ class Reservation:
     live: Peak
     reserved: Peak
     retries: int
+    given_back_bytes: int
 
     @property
     def fragmentation(self) -> float:
@@ -72,8 +74,10 @@ def reserve(
         capacity_bytes = problem.hardware.capacity(Tier.DEVICE)
     process = _Process(problem, program, chosen.heap(capacity_bytes))
     process.take(problem.outside_bytes)
-    before = 0
-    for _ in range(steps):
+    before = given_back = 0
+    for step in range(steps):
+        if step == steps // 2:
+            given_back = process.heap.given_back_bytes
         before = process.heap.retries
         process.step()
     return Reservation(
@@ -82,6 +86,7 @@ def reserve(
         live=process.live_peak,
         reserved=process.reserved_peak,
         retries=process.heap.retries - before,
+        given_back_bytes=(process.heap.given_back_bytes - given_back) // max(1, steps - steps // 2),
     )
 
 

@@ -67,6 +67,11 @@ class VirtualChunksHeap:
         """Those of the allocator of small requests."""
         return self.small.retries
 
+    @property
+    def given_back_bytes(self) -> int:
+        """That of the allocator of small requests."""
+        return self.small.given_back_bytes
+
     def malloc(self, nbytes: int) -> int:
         """Serve `nbytes` with chunks that are free, and with new ones where these are too few."""
         if nbytes < self.settings.small_bytes:

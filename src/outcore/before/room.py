@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from outcore.runtime.card import card
 from outcore.runtime.host import available_bytes, memory_limit_bytes
-from outcore.runtime.options import spare_device_bytes
 
 STATM = Path("/proc/self/statm")
 
@@ -36,7 +36,7 @@ def let_go(error: BaseException) -> None:
 def room_bytes(device: torch.device, model: nn.Module) -> int:
     """Bytes that a training step of `model` may hold there, its parameters among them."""
     if device.type == "cuda":
-        return spare_device_bytes(device)
+        return card(device).spare_bytes
     held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(model)}
     left = min(available_bytes(), _address_space_bytes())
     return min(memory_limit_bytes(), left + sum(held.values()))

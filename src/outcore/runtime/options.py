@@ -13,11 +13,13 @@ from typing import Any, Literal, TypedDict
 
 import torch
 
+from outcore.allocators import Card
 from outcore.errors import BudgetError, OptionError, OptionValueError, SpillError
 from outcore.execute.arena import VARIABLE as ARENA
 from outcore.execute.folders import spill_folder
 from outcore.measure import resident_bytes
 from outcore.policies import Policy, resolve
+from outcore.runtime.card import card
 from outcore.runtime.drift import DRIFT
 from outcore.runtime.host import available_bytes, local_processes, memory_limit_bytes
 from outcore.runtime.reuse import Given, read_given
@@ -28,16 +30,6 @@ DEFAULT_POLICY = "search"
 
 AUTO = "auto"
 """A budget that is what is free for this process."""
-
-HEADROOM_DIVISOR = 32
-"""This part of a GPU's free memory stays out of the default budget: torch's allocator takes memory
-in pages of up to 20 MiB, and between tensors they are seldom full."""
-
-ROOM_DIVISOR, LEAST_ROOM_BYTES = 16, 256 << 20
-"""This part of a GPU, or so many bytes where that is more (but no more than a quarter), plans leave
-free if they can: a device that is full but for less has free memory in pieces, and torch waits for
-the device each time that it gives them back for a larger one. Pieces of pages it cannot give back.
-"""
 
 ENVIRONMENT = {
     "budget": "OUTCORE_BUDGET",
@@ -183,8 +175,10 @@ class Settings:
     """None: whatever the steps take, nothing is planned again."""
     strict: bool
     given: Given
-    room_bytes: int = 0
-    """What plans leave free of the budget, where there is one that does."""
+    rooms: tuple[int, ...] = (0,)
+    """What plans leave free of the budget in bytes, where there is one that does; least first."""
+    card: Card | None = None
+    """The device, where it is a GPU."""
 
 
 def settle(options: Options, device: torch.device) -> Settings:
@@ -194,7 +188,8 @@ def settle(options: Options, device: torch.device) -> Settings:
     FormatError or DigestError for a file of plans or overrides.
     """
     spill_dir = _spill_dir(options.spill_dir)
-    budget_bytes = _budget(options.budget, device)
+    found = _card(device)
+    budget_bytes = _budget(options.budget, device, found)
     return Settings(
         budget_bytes,
         _policy(options.policy),
@@ -205,7 +200,8 @@ def settle(options: Options, device: torch.device) -> Settings:
         _drift(options.drift),
         options.strict,
         read_given(options.plan, options.overrides, device),
-        _room_bytes(budget_bytes, device),
+        (0,) if found is None else found.rooms(budget_bytes),
+        found,
     )
 
 
@@ -245,7 +241,11 @@ def _spill_dir(given: str | os.PathLike[str] | None) -> Path:
     return folder
 
 
-def _budget(given: str | float | None, device: torch.device) -> int:
+def _card(device: torch.device) -> Card | None:
+    return card(device) if device.type == "cuda" else None
+
+
+def _budget(given: str | float | None, device: torch.device, card: Card | None) -> int:
     if given is None and device.type == "cpu":
         reason = (
             "on a CPU the budget must be given; write for example budget='8GiB', or budget='auto' "
@@ -253,33 +253,10 @@ def _budget(given: str | float | None, device: torch.device) -> int:
         )
         raise BudgetError(option="budget", value=given, reason=reason)
     if given is None or given == AUTO:
-        if device.type == "cuda":
-            return spare_device_bytes(device)
+        if card is not None:
+            return card.spare_bytes
         return _spare_host_bytes() + resident_bytes(device)
     return _size("budget", given, _device_bytes(device))
-
-
-def spare_device_bytes(device: torch.device) -> int:
-    """What this process may take of a GPU, with what its tensors hold of it already.
-
-    No more than the fraction that torch was told to keep to; a little is left to others.
-    """
-    limit = _device_limit(device)
-    return limit - limit // HEADROOM_DIVISOR
-
-
-def _device_limit(device: torch.device) -> int:
-    free, total = torch.cuda.mem_get_info(device)
-    allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total)
-    return int(min(free + torch.cuda.memory_reserved(device), allowed))
-
-
-def _room_bytes(budget_bytes: int, device: torch.device) -> int:
-    if device.type != "cuda":
-        return 0
-    limit = _device_limit(device)
-    room = max(limit // ROOM_DIVISOR, min(LEAST_ROOM_BYTES, limit // 4))
-    return max(0, budget_bytes - (limit - room))
 
 
 def _spare_host_bytes() -> int:

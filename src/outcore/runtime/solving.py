@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
+from outcore.allocators import Card
 from outcore.apart import plan_apart
 from outcore.errors import InfeasibleError, SpillError
 from outcore.execute import Driver
@@ -23,6 +24,8 @@ from outcore.ir.trace import Trace
 from outcore.lower import lower
 from outcore.planfile import Overridden, Rule, SavedPlan, check_rules, forced, has_effect
 from outcore.policies import Hasty, Policy, overflow, with_roomy_host
+from outcore.policies.defragment import Defragment
+from outcore.policies.search import Search
 from outcore.runtime.margin import for_any_budget
 from outcore.runtime.options import NO_DISK_BYTES, Settings
 from outcore.runtime.planned import FORCED, Planned
@@ -122,9 +125,8 @@ class Solver:
         if saved is not None:
             problem = self._with_tiers(shares, problem, saved.plan())
             plan = reused(problem, saved, fixed, given.path)
-            roomy = self._with_room(problem)
-            if plan.moves and fits(roomy, lower(roomy, plan, fast=True)):
-                problem = roomy
+            if plan.moves:
+                problem = self._with_best_room(problem, plan)
         else:
             problem, plan = self._made(shares, problem, in_core, fixed, in_haste=in_haste)
         if plan.choices or plan.variants:
@@ -181,10 +183,14 @@ class Solver:
         asked: Policy = self.settings.policy
         policy = asked.in_haste if in_haste and isinstance(asked, Hasty) else asked
         around = Overridden(policy, self.settings.given.rules) if fixed else policy
-        make, roomy = partial(plan_apart, around), self._with_room(problem)
-        if roomy is not problem:
-            with contextlib.suppress(InfeasibleError):
-                return roomy, make(roomy)  # lowered there, too: fetches fill budgets
+        make, card = partial(plan_apart, around), self.settings.card
+        if card is not None and any(self.settings.rooms):
+            improve = None
+            if isinstance(policy, Search) and not policy.seconds and not in_haste:
+                improve = partial(Defragment, card=card, fixed=frozenset(fixed))
+            found = self._with_room(problem, make, card, improve)
+            if found is not None:
+                return found
         try:
             return self.solve(shares, problem, make)
         except InfeasibleError as error:
@@ -192,10 +198,41 @@ class Solver:
                 error.policy = spec_text(asked)
             raise
 
-    def _with_room(self, problem: Problem) -> Problem:
-        """`problem` with so much less of a budget as plans leave free where they can."""
-        room = self.settings.room_bytes
-        return replace(problem, budget_bytes=problem.budget_bytes - room) if room else problem
+    def _with_room(
+        self, problem: Problem, make: Make, card: Card, improve: Callable[[Plan], Policy] | None
+    ) -> tuple[Problem, Plan] | None:
+        """The plan with which a step takes least, with what a GPU's allocator then has to do.
+
+        It leaves one of the rooms free, and is for so much less of a budget: lowered there, too, as
+        fetches fill budgets. None where there is none that leaves the least. The first that loses
+        nothing to the allocator will do; without `improve`, the first.
+        """
+        found: list[tuple[float, Problem, Plan]] = []
+        for room in self.settings.rooms if improve else self.settings.rooms[:1]:
+            roomy = _less(problem, room)
+            try:
+                plan = make(roomy)
+            except InfeasibleError:
+                break
+            if improve is not None:
+                plan = plan_apart(improve(plan), roomy)
+            seconds, lost = _times(roomy, plan, card)
+            found.append((seconds + lost, roomy, plan))
+            if not lost or seconds >= min(total for total, *_ in found):
+                break
+        if not found:
+            return None
+        _, roomy, plan = min(found, key=itemgetter(0))
+        return roomy, plan
+
+    def _with_best_room(self, problem: Problem, plan: Plan) -> Problem:
+        """`problem` with less of a budget by that of the rooms with which `plan` takes least."""
+        card, rooms = self.settings.card, self.settings.rooms
+        if card is None or not any(rooms):
+            return problem
+        roomy = (_less(problem, room) for room in rooms)
+        fitting = [each for each in roomy if fits(each, lower(each, plan, fast=True))]
+        return min(fitting, key=lambda each: sum(_times(each, plan, card)), default=problem)
 
     def _with_tiers(self, shares: Shares, problem: Problem, plan: Plan) -> Problem:
         """The problem with a disk beyond the host, where `plan` uses one and there is one."""
@@ -256,3 +293,14 @@ class Solver:
             self._hardware = known = wider
         links = {(a, b): link for a, b, link in (*known.links, *hardware.links)}
         return replace(known, links=tuple((a, b, link) for (a, b), link in links.items()))
+
+
+def _times(problem: Problem, plan: Plan, card: Card) -> tuple[float, float]:
+    """Seconds of a step, and what it loses besides to the allocator of `card`."""
+    program = lower(problem, plan, fast=True)
+    return simulate(problem, program).seconds, card.lost_seconds(problem, program)
+
+
+def _less(problem: Problem, room: int) -> Problem:
+    """`problem` with so much less of a budget; itself for nothing."""
+    return replace(problem, budget_bytes=problem.budget_bytes - room) if room else problem

@@ -1,0 +1,91 @@
+"""defragment: change a plan a little, so that what a GPU's allocator is asked for has its place.
+
+The simulated step says nothing of where tensors lie. Of plans that take as long, some leave free
+memory in pieces all through the step, and some do not: what comes back an op earlier, or leaves one
+later, lies elsewhere, and so does all that comes after it (decision 0036).
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from outcore.allocators import Card
+from outcore.errors import InfeasibleError
+from outcore.evaluate import Evaluator
+from outcore.ir.plan import Choice, Gap, Offload, Plan, default_choice, make_plan
+from outcore.ir.problem import Problem
+from outcore.lower import lower
+from outcore.policies.judge import judge
+from outcore.simulate import simulate
+
+MOST_TRIES, SHORT = 64, 500
+"""Changes that are tried, in a step of so many ops or fewer; in longer ones, fewer."""
+
+OTHERWISE = 0.3
+"""The part of the changes that have a gap be as by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defragment:
+    """Hill climbing from `known`, by the seconds of its step and what it loses to the allocator.
+
+    The allocator is that of `card`, by its model. Gaps in `fixed` stay as they are.
+    """
+
+    name: ClassVar[str] = "defragment"
+    summary: ClassVar[str] = "a plan, changed a little so that its tensors find their place"
+
+    known: Plan
+    card: Card
+    fixed: frozenset[Gap] = frozenset()
+    seed: int = 0
+
+    def plan(self, problem: Problem) -> Plan:
+        """The best that was found: `known` itself where nothing is gained.
+
+        Lowers and serves at most `MOST_TRIES` plans. Raises InfeasibleError where `known` does
+        not fit.
+        """
+        evaluator, draws = Evaluator(problem), random.Random(self.seed)
+        best, program = self.known, lower(problem, self.known, fast=True)
+        seconds, lost = simulate(problem, program).seconds, self.card.lost_seconds(problem, program)
+        for _ in range(MOST_TRIES * SHORT // max(SHORT, len(problem.trace.ops))):
+            if not lost:
+                break
+            found = self._changed(best, draws)
+            with suppress(InfeasibleError):
+                judged = judge(evaluator, found)
+                if judged.fits and judged.seconds < seconds + lost:
+                    program = lower(problem, found, fast=True)
+                    loses = self.card.lost_seconds(problem, program)
+                    if judged.seconds + loses <= seconds + lost:
+                        best, seconds, lost = found, judged.seconds, loses
+        return best
+
+    def _changed(self, plan: Plan, draws: random.Random) -> Plan:
+        """`plan` with one move at another time, or none of it."""
+        moves = {gap: choice for gap, choice in plan.moves if gap not in self.fixed}
+        offloads = [(gap, c) for gap, c in moves.items() if isinstance(c, Offload)]
+        if offloads and draws.random() >= OTHERWISE:
+            gap, offload = draws.choice(offloads)
+            change: Choice = _at_another_time(gap, offload, draws)
+        elif moves:
+            gap = draws.choice([*moves])
+            change = default_choice(gap)
+        else:
+            return plan
+        return replace(plan, choices=make_plan(plan.by_gap | {gap: change}).choices)
+
+
+def _at_another_time(gap: Gap, offload: Offload, draws: random.Random) -> Offload:
+    """`offload` with its memory free, or taken again, before another op of the gap."""
+    first = gap.after + 1 if offload.depart is None else offload.depart
+    last = gap.before if offload.arrive is None else offload.arrive
+    if draws.getrandbits(1):
+        latest = last if offload.prefetch is None else offload.prefetch
+        return replace(offload, release=draws.randint(min(first, latest), latest))
+    earliest = first if offload.release is None else offload.release
+    return replace(offload, prefetch=draws.randint(min(earliest, last), last))
