@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.kit.modes import same_graph
 from outcore import Backend
 from tests.cpu.training import mean_square
-from tests.gpu.training import PROFILED_STEPS
+from tests.gpu.training import PROFILED_STEPS, ROOMY_BYTES, part
 
 STEPS = PROFILED_STEPS + 3
 WIDTH, HEADS, ROWS = 64, 4, 48
@@ -70,11 +70,9 @@ def train(backend: Any, kernel: SDPBackend, dropout: float) -> list[Tensor]:
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name.split("_")[0].lower())
 def test_gradients_inside_a_budget(kernel: SDPBackend, policy: str, dropout: float) -> None:
     expected = train(same_graph, kernel, dropout)
-    roomy = Backend(budget="4GiB")
+    roomy = Backend(budget=ROOMY_BYTES)
     train(roomy, kernel, dropout)
-    peak = roomy.report().in_core_peak_bytes
-    assert peak is not None
-    backend = Backend(budget=int((peak - (4 << 30) // 200) * 0.8), policy=policy)
+    backend = Backend(budget=part(roomy, 0.8), policy=policy)
     seen = train(backend, kernel, dropout)
     report = backend.report()
     assert report.state == "planned"

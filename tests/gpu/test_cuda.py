@@ -25,7 +25,9 @@ from tests.gpu.training import (
     PLAIN,
     POLICIES,
     PROFILED_STEPS,
+    ROOMY_BYTES,
     images,
+    part,
     planned,
     reference,
     small,
@@ -192,11 +194,9 @@ def test_mixed_precision_with_a_scaler() -> None:
         return [p.detach().clone() for p in module.parameters()]
 
     expected = run(same_graph)
-    roomy = Backend(budget="4GiB")
+    roomy = Backend(budget=ROOMY_BYTES)
     run(roomy)
-    peak = roomy.report().in_core_peak_bytes
-    assert peak is not None
-    backend = Backend(budget=int((peak - (4 << 30) // 200) * 0.8), policy="swap-all")
+    backend = Backend(budget=part(roomy, 0.8), policy="swap-all")
     assert same([run(backend)], [expected])
     assert backend.report().offloaded_bytes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -107,6 +108,19 @@ def planned(steps: int, **options: Any) -> tuple[list[list[Tensor]], Backend, nn
     backend = Backend(**options)
     seen, module, call = PLAIN.train(backend, steps)
     return seen, backend, module, call
+
+
+def part(roomy: Backend, share: float) -> int:
+    """A budget with a share of what the step of `roomy` took, beside what libraries hold now.
+
+    They hold 70 MB on an H100, as much as what the tests take. `roomy` has `ROOMY_BYTES`.
+    """
+    peak = roomy.report().in_core_peak_bytes
+    assert peak is not None
+    torch._dynamo.reset()
+    gc.collect()
+    held = torch.cuda.memory_allocated()
+    return held + int((peak - ROOMY_BYTES // MARGIN_DIVISOR - held) * share)
 
 
 def peak_bytes(call: Callable[[], Tensor]) -> tuple[Tensor, int]:
