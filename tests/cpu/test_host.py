@@ -6,16 +6,18 @@ import shutil
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from outcore.allocators import Card
+from outcore.allocators import Card, Held
 from outcore.allocators.best_fit import BestFit
 from outcore.allocators.expandable import ExpandableSegments
 from outcore.errors import BudgetError, OptionValueError
 from outcore.measure import resident_bytes
 from outcore.runtime import host
+from outcore.runtime.card import held
 from outcore.runtime.options import Keywords, Options, make_options, settle
 from tests.cpu.training import PROFILED_STEPS, small_planned
 
@@ -115,6 +117,8 @@ def test_auto_on_a_gpu_is_the_default_there(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (3 * GIB, 8 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: GIB)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", list)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
     for given, fraction, spare in (("auto", 1.0, 4), (None, 1.0, 4), (None, 0.25, 2)):
         monkeypatch.setattr(
             torch.cuda, "get_per_process_memory_fraction", lambda _, part=fraction: part
@@ -122,7 +126,8 @@ def test_auto_on_a_gpu_is_the_default_there(monkeypatch: pytest.MonkeyPatch) -> 
         settings = settle(make_options({"budget": given}), torch.device("cuda"))
         assert settings.budget_bytes == spare * GIB - spare * GIB // 32
         assert settings.rooms[0] == GIB // 4 - spare * GIB // 32, "a sixteenth, or 256 MiB"
-        assert settings.card == Card(spare * GIB, ExpandableSegments(fraction=fraction < 1))
+        expected = Card(spare * GIB, ExpandableSegments(fraction=fraction < 1), Held())
+        assert settings.read_card() == expected
     properties = SimpleNamespace(total_memory=8 * GIB)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     for named in ("2GiB", "3GiB"):  # of 8 GiB, a quarter of which is this process's: too much
@@ -131,7 +136,26 @@ def test_auto_on_a_gpu_is_the_default_there(monkeypatch: pytest.MonkeyPatch) -> 
     assert settle(make_options({"budget": "1GiB"}), torch.device("cuda")).rooms == (0,)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
     settings = settle(make_options({"budget": "1GiB"}), torch.device("cuda"))
-    assert settings.card == Card(2 * GIB, BestFit())
+    assert settings.read_card() == Card(2 * GIB, BestFit())
+
+
+def test_what_torchs_allocator_holds() -> None:
+    def segment(kind: str, address: int, *blocks: tuple[int, int, str], **said: Any) -> Any:
+        listed = [{"address": a, "size": n, "state": state} for a, n, state in blocks]
+        usual = {"stream": 7, "segment_pool_id": (0, 0), "is_expandable": True, "total_size": 100}
+        return usual | {"segment_type": kind, "address": address, "blocks": listed} | said
+
+    used, free, leaving = "active_allocated", "inactive", "active_pending_free"
+    segments = [
+        segment("large", 5000, (5000, 30, free), (5030, 70, leaving)),
+        segment("large", 1000, (1000, 100, used)),
+        segment("small", 300, (300, 50, free), (350, 10, used)),
+        segment("large", 90, (90, 100, used), stream=8),
+        segment("large", 91, (91, 100, free), stream=8),
+        segment("small", 92, (92, 1, used), segment_pool_id=(0, 3)),
+        segment("small", 93, (93, 1, used), is_expandable=False, total_size=9),
+    ]
+    assert held(segments, 7) == Held(((50, 10),), ((0, 100), (4030, 70)), 209)
 
 
 def test_a_backend_takes_auto(monkeypatch: pytest.MonkeyPatch) -> None:

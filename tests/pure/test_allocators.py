@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outcore.allocators import ALLOCATORS, Allocator, Heap, Reservation, reserve, resolve
+from outcore.allocators import ALLOCATORS, Allocator, Heap, Held, Reservation, reserve, resolve
 from outcore.allocators.best_fit import NNABLA, PYTORCH, BestFit, BestFitHeap
 from outcore.allocators.blocks import Pool
-from outcore.allocators.expandable import ExpandableHeap
+from outcore.allocators.expandable import _ADDRESSES, ExpandableHeap, ExpandableSegments
 from outcore.allocators.first_fit import FirstFit
 from outcore.allocators.ideal import Ideal
 from outcore.allocators.virtual_chunks import VirtualChunks
@@ -269,6 +269,67 @@ def test_under_a_fraction_a_request_counts_whole() -> None:
         heap.free(heap.malloc(10 * MIB))
         heap.malloc(25 * MIB)  # the same again, beside 40 MiB
         assert heap.retries == fraction
+
+
+def test_what_a_process_holds_lies_where_it_does() -> None:
+    heap = ExpandableHeap(200 * MIB)
+    held = Held(
+        small=((KIB, KIB),),
+        large=((0, 5 * MIB), (8 * MIB, 20 * MIB), (70 * MIB, 10 * MIB)),
+        besides_bytes=7 * MIB,
+    )
+    heap.hold(held)
+    assert held.nbytes == 35 * MIB + KIB
+    assert heap.reserved_bytes == 2 * MIB + 40 * MIB + 20 * MIB + 7 * MIB
+    free = [(nbytes, start - _ADDRESSES) for nbytes, start in heap.large.pool.free]
+    assert free == [(3 * MIB, 5 * MIB), (10 * MIB, 60 * MIB), (12 * MIB, 28 * MIB)]
+    assert heap.large.unmapped == [_ADDRESSES + 40 * MIB, _ADDRESSES + 80 * MIB]
+    assert heap.small.pool.free == [(KIB, 0), (2 * MIB - 2 * KIB, 2 * KIB)]
+    assert relative(heap, heap.malloc(3 * MIB)) == 5 * MIB
+    assert relative(heap, heap.malloc(30 * MIB)) == 28 * MIB, "with the page after it"
+    assert heap.reserved_bytes == 2 * MIB + 60 * MIB + 20 * MIB + 7 * MIB
+    heap.free(_ADDRESSES + 8 * MIB)
+    assert relative(heap, heap.malloc(20 * MIB)) == 8 * MIB
+    assert heap.malloc(KIB) == 0
+
+
+@given(
+    laid=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 50)), max_size=8),
+    asked=st.lists(st.integers(2, 60), min_size=1, max_size=30),
+    data=st.data(),
+)
+def test_nothing_is_given_out_that_a_process_holds(laid, asked, data):
+    blocks, end = [], 0
+    for gap, nbytes in laid:
+        blocks.append(((end + gap) * MIB, nbytes * MIB))
+        end += gap + nbytes
+    heap = ExpandableHeap(400 * MIB)
+    heap.hold(Held(large=tuple(blocks)))
+    pages = {
+        page for at, n in blocks for page in range(at // (20 * MIB), -(-(at + n) // (20 * MIB)))
+    }
+    assert heap.reserved_bytes == 20 * MIB * len(pages)
+    taken = [(_ADDRESSES + start, nbytes) for start, nbytes in blocks]
+    for size in asked:
+        address = heap.malloc(size * MIB)
+        assert all(address + size * MIB <= a or a + n <= address for a, n in taken)
+        taken.append((address, size * MIB))
+        if data.draw(st.booleans()):
+            heap.free(taken.pop(data.draw(st.integers(0, len(taken) - 1)))[0])
+
+
+def test_a_program_runs_in_what_is_held() -> None:
+    problem, program = donating()
+    given = sum(
+        slot.nbytes for slot in map(program.slots.__getitem__, program.arguments) if slot.nbytes
+    )
+    everything = Held(large=((0, given + problem.outside_bytes),))
+    for held, more in ((everything, 0), (Held(), given + problem.outside_bytes)):
+        found = reserve(problem, program, ExpandableSegments(), held=held, capacity_bytes=ENDLESS)
+        alone = reserve(problem, program, ExpandableSegments(), capacity_bytes=ENDLESS)
+        assert found.live.nbytes == alone.live.nbytes - given - problem.outside_bytes + more
+    with pytest.raises(ValueError, match="where segments expand"):
+        reserve(problem, program, BestFit(), held=Held())
 
 
 # ---- first fit, chunks ---------------------------------------------------------------------------

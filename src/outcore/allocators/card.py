@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outcore.allocators.allocator import Allocator
+from outcore.allocators.expandable import Held
 from outcore.allocators.reserve import reserve
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
@@ -39,6 +40,8 @@ class Card:
 
     limit_bytes: int
     allocator: Allocator
+    held: Held | None = None
+    """What the process holds of it as steps begin; None: not known."""
 
     @property
     def spare_bytes(self) -> int:
@@ -61,6 +64,11 @@ class Card:
         Serves the program some times: n log n for n instructions.
         """
         served = reserve(
-            problem, program, self.allocator, capacity_bytes=self.limit_bytes, steps=SERVED_STEPS
+            problem,
+            program,
+            self.allocator,
+            capacity_bytes=self.limit_bytes,
+            steps=SERVED_STEPS,
+            held=self.held,
         )
         return served.given_back_bytes / GIVEN_BACK_BYTES_PER_SECOND

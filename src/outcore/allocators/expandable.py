@@ -9,7 +9,7 @@ are unmapped, and mapped again where they are needed.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -24,6 +24,23 @@ LEAST_REST = 512
 
 _ADDRESSES = LARGE_PAGE << 36
 """Bytes of each stretch; that of the large requests begins where that of the small ones ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a process holds: blocks of either pool, as (offset, bytes), ascending.
+
+    Offsets are from where the pool's pages begin. `besides_bytes` of the device it has otherwise.
+    """
+
+    small: tuple[tuple[int, int], ...] = ()
+    large: tuple[tuple[int, int], ...] = ()
+    besides_bytes: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Of all blocks."""
+        return sum(nbytes for _, nbytes in (*self.small, *self.large))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +128,48 @@ class Stretch:
             insort(self.unmapped, self.pool.cut(gap, nbytes).start)
         gap.mapped = True
 
+    def lay(self, blocks: Sequence[tuple[int, int]]) -> int:
+        """Put blocks, as (start, bytes), in use where nothing is mapped yet; returns mapped bytes.
+
+        Their pages are mapped, and what is between them there is free.
+        """
+        mapped = 0
+        for low, high, inside in self._pages(blocks):
+            gap = self.pool.blocks[self.unmapped[-1]]
+            if low > gap.start:
+                gap = self.pool.cut(gap, low - gap.start)
+                self.unmapped.append(gap.start)
+            self._map(gap, high - low)
+            mapped += high - low
+            self._use(gap, inside)
+        return mapped
+
+    def _use(self, block: Block, inside: Iterable[tuple[int, int]]) -> None:
+        """Leave what is `inside` a block in use, and free the rest."""
+        for start, nbytes in inside:
+            if start > block.start:
+                used = self.pool.cut(block, start - block.start)
+                self.pool.put(block)
+                block = used
+            if nbytes == block.nbytes:
+                return
+            block = self.pool.cut(block, nbytes)
+        self.pool.put(block)
+
+    def _pages(
+        self, blocks: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int, list[tuple[int, int]]]]:
+        """Pages beside each other that blocks lie in: where they begin and end, and the blocks."""
+        found: list[tuple[int, int, list[tuple[int, int]]]] = []
+        for start, nbytes in blocks:
+            low, high = start // self.page * self.page, round_up(start + nbytes, self.page)
+            if found and low <= found[-1][1]:
+                before, end, inside = found.pop()
+                found.append((before, max(end, high), [*inside, (start, nbytes)]))
+            else:
+                found.append((low, high, [(start, nbytes)]))
+        return found
+
     def unmap(self) -> int:
         """Take the pages that lie in free blocks away; returns their bytes."""
         taken = 0
@@ -151,6 +210,12 @@ class ExpandableHeap:
         for start, stretch in ((0, self.small), (_ADDRESSES, self.large)):
             stretch.pool.add(start, _ADDRESSES, mapped=False)
             stretch.unmapped.append(start)
+
+    def hold(self, held: Held) -> None:
+        """Begin with what a process holds, before any request."""
+        large = [(_ADDRESSES + offset, nbytes) for offset, nbytes in held.large]
+        mapped = self.small.lay(held.small) + self.large.lay(large)
+        self.reserved_bytes += mapped + held.besides_bytes
 
     def malloc(self, nbytes: int) -> int:
         """Serve `nbytes` from a free block that fits, or from one that grows."""

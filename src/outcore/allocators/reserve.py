@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outcore.allocators.allocator import Allocator, Heap
+from outcore.allocators.expandable import ExpandableHeap, Held
 from outcore.allocators.spec import resolve
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import Peak
@@ -59,21 +60,24 @@ def reserve(
     *,
     capacity_bytes: int | None = None,
     steps: int = STEPS,
+    held: Held | None = None,
 ) -> Reservation:
     """What `allocator` (a spec such as `"best-fit"`, or an instance) takes for `program`.
 
     The program is served `steps` times, one step after another; between two, its results are freed,
     but what the caller holds. `capacity_bytes`: where the allocator begins to give back what it
-    caches; the device's, unless given. `outside_bytes` count as one block. About n log n for n
-    instructions.
+    caches; the device's, unless given. `outside_bytes` count as one block. `held`: the blocks of a
+    process in which the program runs, its arguments among them, where segments expand; of what is
+    outside and of arguments, a block then counts what they lack. About n log n for n instructions.
 
-    Raises OptionValueError for a spec that is wrong.
+    Raises OptionValueError for a spec that is wrong, ValueError for `held` where segments do not
+    expand.
     """
     chosen = resolve(allocator)
     if capacity_bytes is None:
         capacity_bytes = problem.hardware.capacity(Tier.DEVICE)
     process = _Process(problem, program, chosen.heap(capacity_bytes))
-    process.take(problem.outside_bytes)
+    process.begin(held)
     before = given_back = 0
     for step in range(steps):
         if step == steps // 2:
@@ -101,12 +105,27 @@ class _Process:
         """Address -> bytes that were asked for."""
         self.live = self.position = 0
         self.live_peak = self.reserved_peak = Peak(0, 0)
+        self.holds_arguments = False
+        """Whether they lie where a process holds them."""
+
+    def begin(self, held: Held | None) -> None:
+        """Take what is there before the first step."""
+        outside = self.problem.outside_bytes
+        if held is not None:
+            if not isinstance(self.heap, ExpandableHeap):
+                raise ValueError("held: what a process holds is known where segments expand")
+            self.heap.hold(held)
+            self.holds_arguments = True
+            slots = (self.program.slots[index] for index in self.program.arguments)
+            given = sum(slot.nbytes for slot in slots if slot.tier is Tier.DEVICE)
+            outside = max(0, outside + given - held.nbytes)
+        self.take(outside)
 
     def step(self) -> None:
         """The forward and the backward call, and what follows until the next step."""
         program = self.program
         self.position = 0
-        for slot in program.arguments:
+        for slot in () if self.holds_arguments else program.arguments:
             self._take_slot(slot)
         for self.position, instruction in enumerate(program.body):
             if self.position == program.boundary:

@@ -1,15 +1,20 @@
-"""card: what this process may take of a GPU."""
+"""card: what this process may take of a GPU, and holds of it."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
-from outcore.allocators import Card
+from outcore.allocators import Card, Held
 from outcore.allocators.best_fit import BestFit
 from outcore.allocators.expandable import ExpandableSegments
 from outcore.execute.segments import asked, expands
+
+DEFAULT_POOL = (0, 0)
+"""The number of the pool that graphs of CUDA and `torch.cuda.MemPool` do not use."""
 
 
 def card(device: torch.device) -> Card:
@@ -22,4 +27,36 @@ def card(device: torch.device) -> Card:
     limit = int(min(free + torch.cuda.memory_reserved(device), int(fraction * total)))
     if expands(asked(os.environ)[1]) is False:
         return Card(limit, BestFit())
-    return Card(limit, ExpandableSegments(fraction=fraction < 1))
+    stream = torch.cuda.current_stream(device).cuda_stream
+    segments = (s for s in _snapshot() if s["device"] == device.index)
+    return Card(limit, ExpandableSegments(fraction=fraction < 1), held(segments, stream))
+
+
+def _snapshot() -> list[dict[str, Any]]:
+    snapshot: Callable[[], list[dict[str, Any]]] = torch.cuda.memory_snapshot
+    return snapshot()
+
+
+def held(segments: Iterable[dict[str, Any]], stream: int) -> Held:
+    """What blocks of torch's allocator (`torch.cuda.memory_snapshot`) are in use, and where.
+
+    Of the segments that grow, those of the stream that steps run on. Of all others those count
+    whole that have a block in use: the rest goes back to the device where that is full.
+    """
+    found: dict[str, list[tuple[int, int]]] = {"small": [], "large": []}
+    starts: dict[str, int] = {}
+    besides = 0
+    for segment in segments:
+        used = [(b["address"], b["size"]) for b in segment["blocks"] if b["state"] != "inactive"]
+        kind, start = segment["segment_type"], segment["address"]
+        own = segment["stream"] == stream and tuple(segment["segment_pool_id"]) == DEFAULT_POOL
+        if not (own and segment["is_expandable"]):
+            besides += segment["total_size"] if used else 0
+            continue
+        found[kind] += used
+        starts[kind] = min(start, starts.get(kind, start))
+    small, large = (
+        tuple((address - starts[kind], nbytes) for address, nbytes in sorted(found[kind]))
+        for kind in ("small", "large")
+    )
+    return Held(small, large, besides)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -177,8 +178,8 @@ class Settings:
     given: Given
     rooms: tuple[int, ...] = (0,)
     """What plans leave free of the budget in bytes, where there is one that does; least first."""
-    card: Card | None = None
-    """The device, where it is a GPU."""
+    read_card: Callable[[], Card | None] = lambda: None
+    """Tells of the device, where it is a GPU."""
 
 
 def settle(options: Options, device: torch.device) -> Settings:
@@ -201,7 +202,7 @@ def settle(options: Options, device: torch.device) -> Settings:
         options.strict,
         read_given(options.plan, options.overrides, device),
         (0,) if found is None else found.rooms(budget_bytes),
-        found,
+        partial(_card, device),
     )
 
 

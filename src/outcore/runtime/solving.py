@@ -183,8 +183,9 @@ class Solver:
         asked: Policy = self.settings.policy
         policy = asked.in_haste if in_haste and isinstance(asked, Hasty) else asked
         around = Overridden(policy, self.settings.given.rules) if fixed else policy
-        make, card = partial(plan_apart, around), self.settings.card
-        if card is not None and any(self.settings.rooms):
+        make = partial(plan_apart, around)
+        card = self.settings.read_card() if any(self.settings.rooms) else None
+        if card is not None:
             improve = None
             if isinstance(policy, Search) and not policy.seconds and not in_haste:
                 improve = partial(Defragment, card=card, fixed=frozenset(fixed))
@@ -227,8 +228,9 @@ class Solver:
 
     def _with_best_room(self, problem: Problem, plan: Plan) -> Problem:
         """`problem` with less of a budget by that of the rooms with which `plan` takes least."""
-        card, rooms = self.settings.card, self.settings.rooms
-        if card is None or not any(rooms):
+        rooms = self.settings.rooms
+        card = self.settings.read_card() if any(rooms) else None
+        if card is None:
             return problem
         roomy = (_less(problem, room) for room in rooms)
         fitting = [each for each in roomy if fits(each, lower(each, plan, fast=True))]
