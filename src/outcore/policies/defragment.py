@@ -29,6 +29,19 @@ OTHERWISE = 0.3
 
 
 @dataclass(frozen=True, slots=True)
+class _Served:
+    """A plan, the seconds of its step, and those that the step loses to the allocator."""
+
+    plan: Plan
+    seconds: float
+    lost: float
+
+    @property
+    def total(self) -> float:
+        return self.seconds + self.lost
+
+
+@dataclass(frozen=True, slots=True)
 class Defragment:
     """Hill climbing from `known`, by the seconds of its step and what it loses to the allocator.
 
@@ -46,24 +59,30 @@ class Defragment:
     def plan(self, problem: Problem) -> Plan:
         """The best that was found: `known` itself where nothing is gained.
 
-        Lowers and serves at most `MOST_TRIES` plans. Raises InfeasibleError where `known` does
-        not fit.
+        Lowers and serves at most `MOST_TRIES` plans more. Where nothing is lost any more but the
+        step takes longer, it climbs once more. Raises InfeasibleError where `known` does not fit.
         """
         evaluator, draws = Evaluator(problem), random.Random(self.seed)
-        best, program = self.known, lower(problem, self.known, fast=True)
-        seconds, lost = simulate(problem, program).seconds, self.card.lost_seconds(problem, program)
+        start = best = now = self._served(
+            problem, self.known, simulate(problem, lower(problem, self.known, fast=True)).seconds
+        )
         for _ in range(MOST_TRIES * SHORT // max(SHORT, len(problem.trace.ops))):
-            if not lost:
-                break
-            found = self._changed(best, draws)
+            if not now.lost:
+                if now.seconds <= start.seconds:
+                    break
+                now = start
+            found = self._changed(now.plan, draws)
             with suppress(InfeasibleError):
                 judged = judge(evaluator, found)
-                if judged.fits and judged.seconds < seconds + lost:
-                    program = lower(problem, found, fast=True)
-                    loses = self.card.lost_seconds(problem, program)
-                    if judged.seconds + loses <= seconds + lost:
-                        best, seconds, lost = found, judged.seconds, loses
-        return best
+                if judged.fits and judged.seconds < min(now.total, best.total):
+                    served = self._served(problem, found, judged.seconds)
+                    now = now if served.total > now.total else served
+                    best = best if now.total > best.total else now
+        return best.plan
+
+    def _served(self, problem: Problem, plan: Plan, seconds: float) -> _Served:
+        lost = self.card.lost_seconds(problem, lower(problem, plan, fast=True))
+        return _Served(plan, seconds, lost)
 
     def _changed(self, plan: Plan, draws: random.Random) -> Plan:
         """`plan` with one move at another time, or none of it."""
