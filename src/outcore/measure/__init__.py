@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outcore.measure.clock import Stopwatch
-from outcore.measure.counters import allocated_bytes
+from outcore.measure.counters import allocated_bytes, retries
 from outcore.measure.exhausted import ran_out, says_memory
 from outcore.measure.meter import Meter, open_meter
 from outcore.measure.metered import metered
@@ -20,5 +20,6 @@ __all__ = [
     "open_meter",
     "ran_out",
     "resident_bytes",
+    "retries",
     "says_memory",
 ]

@@ -52,6 +52,11 @@ def allocated_bytes(device: torch.device) -> int:
     return _in_use(device).get("current", 0)
 
 
+def retries(device: torch.device) -> int:
+    """How often the allocator of a GPU had to give memory back to serve a request."""
+    return int(torch.cuda.memory_stats_as_nested_dict(device).get("num_alloc_retries", 0))
+
+
 def _in_use(device: torch.device) -> dict[str, int]:
     """Nothing before torch has begun with GPUs."""
     stats = torch.cuda.memory_stats_as_nested_dict(device)

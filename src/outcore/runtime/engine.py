@@ -9,6 +9,7 @@ import torch
 from outcore.execute import Driver, open_driver
 from outcore.runtime.crowding import Crowding
 from outcore.runtime.drift import WATCHED_STEPS
+from outcore.runtime.fragments import Fragments
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.growth import Growth
 from outcore.runtime.held import Held
@@ -45,6 +46,7 @@ class Engine:
         self.plans = Plans(settings, device, self.driver, self.roll, self.held, self.metering)
         self.crowding = Crowding(self.roll, self.metering, self.plans)
         self.growth = Growth(settings, self.steps, self.held, self.metering, self.plans)
+        self.fragments = Fragments(settings, device, self.steps, self.plans)
         self.recorder, self.trials = Recorder(self.driver), Trials(self.driver)
 
     @property
@@ -87,6 +89,7 @@ class Engine:
         self.held.tidy()
         self.roll.called(caller)
         self.trials.check(self.steps.number)
+        self.fragments.called()
         self.begun(caller)
 
     def begun(self, caller: PlannedGraph) -> None:

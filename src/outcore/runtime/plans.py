@@ -247,8 +247,6 @@ class Plans:
         except OutcoreError:
             self.bound_memory()  # the plans before stay
             raise
-        if planned.room_bytes and self._device.type == "cuda":
-            torch.cuda.empty_cache()  # what profiled steps left free lies in pieces
         self._remember((graph.digest, graph.standing.place), planned)
         return planned
 
