@@ -25,13 +25,14 @@ class Machine:
         settings = cast("Settings", SimpleNamespace(rooms=(0, room)))
         plans: Any = SimpleNamespace(bound_memory=lambda: self.emptied.append(self.steps.number))
         monkeypatch.setattr(fragments, "retries", lambda _: self.retries)
+        self.caller: Any = SimpleNamespace(planned=SimpleNamespace(everything_kept=False))
         self.fragments = Fragments(settings, torch.device(kind), self.steps, cast("Plans", plans))
 
     def train(self, steps: int, retries: int) -> None:
         for _ in range(steps):
             for begins in (True, False):
                 self.steps.call(begins=begins)
-                self.fragments.called()
+                self.fragments.called(self.caller)
                 self.retries += retries * begins
 
 
@@ -47,9 +48,24 @@ def test_it_lets_what_gives_nothing_back_be(monkeypatch: pytest.MonkeyPatch) -> 
     machine = Machine(monkeypatch)
     machine.train(SETTLING_STEPS, 2)
     machine.train(1, 0)
-    assert machine.emptied == [SETTLING_STEPS + 1], "for the step before"
-    machine.train(100, 0)
-    assert machine.emptied == [SETTLING_STEPS + 1]
+    assert machine.emptied == [SETTLING_STEPS + 1], "for the steps before"
+    for _ in range(50):
+        machine.train(1, 2)
+        machine.train(1, 0)
+    assert machine.emptied == [SETTLING_STEPS + 1], "one now and then may be another's"
+
+
+def test_it_waits_for_a_plan_that_moves_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
+    for planned in (None, SimpleNamespace(everything_kept=True)):
+        machine.caller.planned = planned
+        machine.train(2 * SETTLING_STEPS, 3)
+    assert not machine.emptied
+    machine.caller.planned = SimpleNamespace(everything_kept=False)
+    machine.train(SETTLING_STEPS, 3)
+    assert not machine.emptied
+    machine.train(1, 3)
+    assert machine.emptied == [5 * SETTLING_STEPS + 1]
 
 
 @pytest.mark.parametrize(("kind", "room"), [("cpu", 1), ("cuda", 0)])

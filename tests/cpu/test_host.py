@@ -17,7 +17,7 @@ from outcore.allocators.expandable import ExpandableSegments
 from outcore.errors import BudgetError, OptionValueError
 from outcore.measure import resident_bytes
 from outcore.runtime import host
-from outcore.runtime.card import held
+from outcore.runtime.card import laid
 from outcore.runtime.options import Keywords, Options, make_options, settle
 from tests.cpu.training import PROFILED_STEPS, small_planned
 
@@ -113,12 +113,23 @@ def test_a_home_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         settle(make_options({"budget": 1, "spill_dir": "~nobody-at-all/x"}), CPU)
 
 
+def segment(kind: str, address: int, *blocks: tuple[int, int, str], **said: Any) -> Any:
+    """One of torch's allocator, of 100 bytes, on stream 7."""
+    listed = [{"address": a, "size": n, "state": state} for a, n, state in blocks]
+    usual = {"stream": 7, "segment_pool_id": (0, 0), "is_expandable": True, "total_size": 100}
+    return usual | {"segment_type": kind, "address": address, "blocks": listed} | said
+
+
 def test_auto_on_a_gpu_is_the_default_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (3 * GIB, 8 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: GIB)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", list)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+    segments = [
+        segment("small", 1 << 20, (1 << 20, 5, "active_allocated"), device=n) for n in (0, 1)
+    ]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: SimpleNamespace(idx=1))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=7))
     for given, fraction, spare in (("auto", 1.0, 4), (None, 1.0, 4), (None, 0.25, 2)):
         monkeypatch.setattr(
             torch.cuda, "get_per_process_memory_fraction", lambda _, part=fraction: part
@@ -126,8 +137,8 @@ def test_auto_on_a_gpu_is_the_default_there(monkeypatch: pytest.MonkeyPatch) -> 
         settings = settle(make_options({"budget": given}), torch.device("cuda"))
         assert settings.budget_bytes == spare * GIB - spare * GIB // 32
         assert settings.rooms[0] == GIB // 4 - spare * GIB // 32, "a sixteenth, or 256 MiB"
-        expected = Card(spare * GIB, ExpandableSegments(fraction=fraction < 1), Held())
-        assert settings.read_card() == expected
+        assert settings.card == Card(spare * GIB, ExpandableSegments(fraction=fraction < 1))
+        assert settings.read_held() == Held(((0, 5),))
     properties = SimpleNamespace(total_memory=8 * GIB)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     for named in ("2GiB", "3GiB"):  # of 8 GiB, a quarter of which is this process's: too much
@@ -136,15 +147,11 @@ def test_auto_on_a_gpu_is_the_default_there(monkeypatch: pytest.MonkeyPatch) -> 
     assert settle(make_options({"budget": "1GiB"}), torch.device("cuda")).rooms == (0,)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
     settings = settle(make_options({"budget": "1GiB"}), torch.device("cuda"))
-    assert settings.read_card() == Card(2 * GIB, BestFit())
+    assert settings.card == Card(2 * GIB, BestFit())
+    assert settings.read_held() is None
 
 
 def test_what_torchs_allocator_holds() -> None:
-    def segment(kind: str, address: int, *blocks: tuple[int, int, str], **said: Any) -> Any:
-        listed = [{"address": a, "size": n, "state": state} for a, n, state in blocks]
-        usual = {"stream": 7, "segment_pool_id": (0, 0), "is_expandable": True, "total_size": 100}
-        return usual | {"segment_type": kind, "address": address, "blocks": listed} | said
-
     used, free, leaving = "active_allocated", "inactive", "active_pending_free"
     segments = [
         segment("large", 5000, (5000, 30, free), (5030, 70, leaving)),
@@ -155,7 +162,7 @@ def test_what_torchs_allocator_holds() -> None:
         segment("small", 92, (92, 1, used), segment_pool_id=(0, 3)),
         segment("small", 93, (93, 1, used), is_expandable=False, total_size=9),
     ]
-    assert held(segments, 7) == Held(((50, 10),), ((0, 100), (4030, 70)), 209)
+    assert laid(segments, 7) == Held(((50, 10),), ((0, 100), (4030, 70)), 209, 102)
 
 
 def test_a_backend_takes_auto(monkeypatch: pytest.MonkeyPatch) -> None:

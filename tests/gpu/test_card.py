@@ -8,7 +8,7 @@ import random
 import torch
 
 from outcore.allocators.expandable import ExpandableHeap, ExpandableSegments
-from outcore.runtime.card import card
+from outcore.runtime.card import card, held
 from tests.gpu.test_cuda import gpu_driver
 
 MIB = 1 << 20
@@ -27,14 +27,14 @@ def test_torchs_allocator_serves_requests_as_its_model_does() -> None:
     limit = torch.cuda.memory_reserved(device) + 1024 * MIB
     torch.cuda.set_per_process_memory_fraction(limit / total, device)
     try:
-        found = card(device)
+        found, used = card(device), held(device)
         assert isinstance(found.allocator, ExpandableSegments)
         assert found.allocator.fraction
         assert abs(found.limit_bytes - limit) < MIB
-        assert found.held is not None
+        assert used is not None
         heap = found.allocator.heap(found.limit_bytes)
         assert isinstance(heap, ExpandableHeap)
-        heap.hold(found.held)
+        heap.hold(used)
         _compare(heap, device)
     finally:
         torch.cuda.set_per_process_memory_fraction(fraction, device)

@@ -323,8 +323,9 @@ def test_a_program_runs_in_what_is_held() -> None:
     given = sum(
         slot.nbytes for slot in map(program.slots.__getitem__, program.arguments) if slot.nbytes
     )
-    everything = Held(large=((0, given + problem.outside_bytes),))
-    for held, more in ((everything, 0), (Held(), given + problem.outside_bytes)):
+    total = given + problem.outside_bytes
+    everything, elsewhere = Held(large=((0, total),)), Held((), (), 2 * MIB, total)
+    for held, more in ((everything, 0), (elsewhere, 0), (Held(), total)):
         found = reserve(problem, program, ExpandableSegments(), held=held, capacity_bytes=ENDLESS)
         alone = reserve(problem, program, ExpandableSegments(), capacity_bytes=ENDLESS)
         assert found.live.nbytes == alone.live.nbytes - given - problem.outside_bytes + more

@@ -30,17 +30,19 @@ _ADDRESSES = LARGE_PAGE << 36
 class Held:
     """What a process holds: blocks of either pool, as (offset, bytes), ascending.
 
-    Offsets are from where the pool's pages begin. `besides_bytes` of the device it has otherwise.
+    Offsets are from the lowest page of the pool that has memory. `besides_bytes` of the device the
+    process has otherwise, `elsewhere_bytes` of them in use.
     """
 
     small: tuple[tuple[int, int], ...] = ()
     large: tuple[tuple[int, int], ...] = ()
     besides_bytes: int = 0
+    elsewhere_bytes: int = 0
 
     @property
     def nbytes(self) -> int:
-        """Of all blocks."""
-        return sum(nbytes for _, nbytes in (*self.small, *self.large))
+        """All that is in use."""
+        return self.elsewhere_bytes + sum(nbytes for _, nbytes in (*self.small, *self.large))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ workspace is requested before its run and freed after it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outcore.allocators.allocator import Allocator, Heap
@@ -61,6 +62,7 @@ def reserve(
     capacity_bytes: int | None = None,
     steps: int = STEPS,
     held: Held | None = None,
+    others: Sequence[tuple[int, int]] = (),
 ) -> Reservation:
     """What `allocator` (a spec such as `"best-fit"`, or an instance) takes for `program`.
 
@@ -68,7 +70,9 @@ def reserve(
     but what the caller holds. `capacity_bytes`: where the allocator begins to give back what it
     caches; the device's, unless given. `outside_bytes` count as one block. `held`: the blocks of a
     process in which the program runs, its arguments among them, where segments expand; of what is
-    outside and of arguments, a block then counts what they lack. About n log n for n instructions.
+    outside and of arguments, a block then counts what they lack. `others`: blocks that somebody
+    else asks for in each step, as (body position, bytes), and frees when it is over. About n log n
+    for n instructions.
 
     Raises OptionValueError for a spec that is wrong, ValueError for `held` where segments do not
     expand.
@@ -76,7 +80,7 @@ def reserve(
     chosen = resolve(allocator)
     if capacity_bytes is None:
         capacity_bytes = problem.hardware.capacity(Tier.DEVICE)
-    process = _Process(problem, program, chosen.heap(capacity_bytes))
+    process = _Process(problem, program, chosen.heap(capacity_bytes), dict(others))
     process.begin(held)
     before = given_back = 0
     for step in range(steps):
@@ -97,8 +101,12 @@ def reserve(
 class _Process:
     """A heap, the blocks of the slots that live, and the peaks so far."""
 
-    def __init__(self, problem: Problem, program: Program, heap: Heap) -> None:
+    def __init__(
+        self, problem: Problem, program: Program, heap: Heap, others: Mapping[int, int]
+    ) -> None:
         self.problem, self.program, self.heap = problem, program, heap
+        self.others = others
+        """Body position -> bytes of a block that is another's."""
         self.slots: dict[int, int] = {}
         """Slot -> address of its block. A slot without bytes has none."""
         self.nbytes: dict[int, int] = {}
@@ -124,6 +132,7 @@ class _Process:
     def step(self) -> None:
         """The forward and the backward call, and what follows until the next step."""
         program = self.program
+        passing: list[int | None] = []
         self.position = 0
         for slot in () if self.holds_arguments else program.arguments:
             self._take_slot(slot)
@@ -132,7 +141,11 @@ class _Process:
                 for slot in program.tangents:
                     self._take_slot(slot)
                 self._pass(self.problem.between_bytes)
+            if self.position in self.others:
+                passing.append(self.take(self.others[self.position]))
             self._serve(instruction.action)
+        for address in passing:
+            self.give(address)
         for slot in set(program.results) - set(program.arguments):
             self._free_slot(slot)
 

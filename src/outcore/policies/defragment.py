@@ -10,10 +10,11 @@ from __future__ import annotations
 import random
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from typing import ClassVar
 
 from outcore.allocators import Card
-from outcore.errors import InfeasibleError
+from outcore.errors import InfeasibleError, VerifyError
 from outcore.evaluate import Evaluator
 from outcore.ir.plan import Choice, Gap, Offload, Plan, default_choice, make_plan
 from outcore.ir.problem import Problem
@@ -23,6 +24,9 @@ from outcore.simulate import simulate
 
 MOST_TRIES, SHORT = 64, 500
 """Changes that are tried, in a step of so many ops or fewer; in longer ones, fewer."""
+
+IDLE = 32
+"""After so many in a row that gain nothing no more are tried."""
 
 OTHERWISE = 0.3
 """The part of the changes that have a gap be as by default."""
@@ -60,28 +64,36 @@ class Defragment:
         """The best that was found: `known` itself where nothing is gained.
 
         Lowers and serves at most `MOST_TRIES` plans more. Where nothing is lost any more but the
-        step takes longer, it climbs once more. Raises InfeasibleError where `known` does not fit.
+        step takes longer, it climbs anew.
         """
         evaluator, draws = Evaluator(problem), random.Random(self.seed)
         start = best = now = self._served(
             problem, self.known, simulate(problem, lower(problem, self.known, fast=True)).seconds
         )
-        for _ in range(MOST_TRIES * SHORT // max(SHORT, len(problem.trace.ops))):
+        gained = 0
+        for number in range(MOST_TRIES * SHORT // max(SHORT, len(problem.trace.ops))):
+            if number - gained >= IDLE:
+                break
             if not now.lost:
                 if now.seconds <= start.seconds:
                     break
                 now = start
+            if all(gap in self.fixed for gap, _ in now.plan.moves):
+                break
             found = self._changed(now.plan, draws)
-            with suppress(InfeasibleError):
+            with suppress(InfeasibleError, VerifyError):
                 judged = judge(evaluator, found)
-                if judged.fits and judged.seconds < min(now.total, best.total):
-                    served = self._served(problem, found, judged.seconds)
+                most = min(now.total, best.total) - judged.seconds
+                if judged.fits and most > 0:
+                    served = self._served(problem, found, judged.seconds, most)
                     now = now if served.total > now.total else served
+                    if now.total < best.total:
+                        gained = number
                     best = best if now.total > best.total else now
         return best.plan
 
-    def _served(self, problem: Problem, plan: Plan, seconds: float) -> _Served:
-        lost = self.card.lost_seconds(problem, lower(problem, plan, fast=True))
+    def _served(self, problem: Problem, plan: Plan, seconds: float, most: float = inf) -> _Served:
+        lost = self.card.lost_seconds(problem, lower(problem, plan, fast=True), most)
         return _Served(plan, seconds, lost)
 
     def _changed(self, plan: Plan, draws: random.Random) -> Plan:
@@ -91,17 +103,15 @@ class Defragment:
         if offloads and draws.random() >= OTHERWISE:
             gap, offload = draws.choice(offloads)
             change: Choice = _at_another_time(gap, offload, draws)
-        elif moves:
+        else:
             gap = draws.choice([*moves])
             change = default_choice(gap)
-        else:
-            return plan
         return replace(plan, choices=make_plan(plan.by_gap | {gap: change}).choices)
 
 
 def _at_another_time(gap: Gap, offload: Offload, draws: random.Random) -> Offload:
     """`offload` with its memory free, or taken again, before another op of the gap."""
-    first = gap.after + 1 if offload.depart is None else offload.depart
+    first = gap.after + 1 if offload.depart is None else max(gap.after + 1, offload.depart)
     last = gap.before if offload.arrive is None else offload.arrive
     if draws.getrandbits(1):
         latest = last if offload.prefetch is None else offload.prefetch

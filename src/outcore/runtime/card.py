@@ -25,19 +25,24 @@ def card(device: torch.device) -> Card:
     free, total = torch.cuda.mem_get_info(device)
     fraction = torch.cuda.get_per_process_memory_fraction(device)
     limit = int(min(free + torch.cuda.memory_reserved(device), int(fraction * total)))
+    expanding = expands(asked(os.environ)[1]) is not False
+    return Card(limit, ExpandableSegments(fraction=fraction < 1) if expanding else BestFit())
+
+
+def held(device: torch.device) -> Held | None:
+    """What this process holds of a GPU; None where its segments do not expand.
+
+    Reads all of torch's blocks: milliseconds for thousands of tensors.
+    """
     if expands(asked(os.environ)[1]) is False:
-        return Card(limit, BestFit())
-    stream = torch.cuda.current_stream(device).cuda_stream
-    segments = (s for s in _snapshot() if s["device"] == device.index)
-    return Card(limit, ExpandableSegments(fraction=fraction < 1), held(segments, stream))
-
-
-def _snapshot() -> list[dict[str, Any]]:
+        return None
+    number = torch.cuda.device(device).idx
     snapshot: Callable[[], list[dict[str, Any]]] = torch.cuda.memory_snapshot
-    return snapshot()
+    segments = (segment for segment in snapshot() if segment["device"] == number)
+    return laid(segments, torch.cuda.current_stream(device).cuda_stream)
 
 
-def held(segments: Iterable[dict[str, Any]], stream: int) -> Held:
+def laid(segments: Iterable[dict[str, Any]], stream: int) -> Held:
     """What blocks of torch's allocator (`torch.cuda.memory_snapshot`) are in use, and where.
 
     Of the segments that grow, those of the stream that steps run on. Of all others those count
@@ -45,13 +50,14 @@ def held(segments: Iterable[dict[str, Any]], stream: int) -> Held:
     """
     found: dict[str, list[tuple[int, int]]] = {"small": [], "large": []}
     starts: dict[str, int] = {}
-    besides = 0
+    elsewhere = besides = 0
     for segment in segments:
         used = [(b["address"], b["size"]) for b in segment["blocks"] if b["state"] != "inactive"]
         kind, start = segment["segment_type"], segment["address"]
         own = segment["stream"] == stream and tuple(segment["segment_pool_id"]) == DEFAULT_POOL
         if not (own and segment["is_expandable"]):
             besides += segment["total_size"] if used else 0
+            elsewhere += sum(nbytes for _, nbytes in used)
             continue
         found[kind] += used
         starts[kind] = min(start, starts.get(kind, start))
@@ -59,4 +65,4 @@ def held(segments: Iterable[dict[str, Any]], stream: int) -> Held:
         tuple((address - starts[kind], nbytes) for address, nbytes in sorted(found[kind]))
         for kind in ("small", "large")
     )
-    return Held(small, large, besides)
+    return Held(small, large, besides, elsewhere)

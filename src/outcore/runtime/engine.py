@@ -89,7 +89,7 @@ class Engine:
         self.held.tidy()
         self.roll.called(caller)
         self.trials.check(self.steps.number)
-        self.fragments.called()
+        self.fragments.called(caller)
         self.begun(caller)
 
     def begun(self, caller: PlannedGraph) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import torch
 
 from outcore.measure import retries
+from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.options import Settings
 from outcore.runtime.plans import Plans
 from outcore.runtime.steps import Steps
 
 SETTLING_STEPS = 4
-"""Steps that the allocator has to find where things lie well; twice as many after each new
+"""Planned steps that the allocator has to find where things lie well; twice as many after each new
 beginning."""
+
+IN_A_ROW = 2
+"""So many steps in a row have to give memory back: one may be another's."""
 
 
 class Fragments:
@@ -26,16 +30,18 @@ class Fragments:
     ) -> None:
         self._device, self._steps, self._plans = device, steps, plans
         self._watches = device.type == "cuda" and any(settings.rooms)
-        self._step = self._began = self._retries = 0
+        self._step = self._began = self._retries = self._in_a_row = 0
         self._patience = SETTLING_STEPS
 
-    def called(self) -> None:
+    def called(self, caller: PlannedGraph) -> None:
         """Take that a forward call begins; where it is a step's first, see what that before did."""
         if not self._watches or self._steps.number == self._step:
             return
         self._step = self._steps.number
         before, self._retries = self._retries, retries(self._device)
-        if self._retries == before or self._step - self._began <= self._patience:
-            return
-        self._began, self._patience = self._step, 2 * self._patience
-        self._plans.bound_memory()  # which empties the cache, where something is moved
+        self._in_a_row = self._in_a_row + 1 if self._retries > before else 0
+        if caller.planned is None or caller.planned.everything_kept:
+            self._began = self._step
+        elif self._in_a_row >= IN_A_ROW and self._step - self._began > self._patience:
+            self._began, self._patience = self._step, 2 * self._patience
+            self._plans.bound_memory()  # which empties the cache, as something is moved

@@ -14,13 +14,13 @@ from typing import Any, Literal, TypedDict
 
 import torch
 
-from outcore.allocators import Card
+from outcore.allocators import Card, Held
 from outcore.errors import BudgetError, OptionError, OptionValueError, SpillError
 from outcore.execute.arena import VARIABLE as ARENA
 from outcore.execute.folders import spill_folder
 from outcore.measure import resident_bytes
 from outcore.policies import Policy, resolve
-from outcore.runtime.card import card
+from outcore.runtime.card import card, held
 from outcore.runtime.drift import DRIFT
 from outcore.runtime.host import available_bytes, local_processes, memory_limit_bytes
 from outcore.runtime.reuse import Given, read_given
@@ -176,10 +176,15 @@ class Settings:
     """None: whatever the steps take, nothing is planned again."""
     strict: bool
     given: Given
-    rooms: tuple[int, ...] = (0,)
-    """What plans leave free of the budget in bytes, where there is one that does; least first."""
-    read_card: Callable[[], Card | None] = lambda: None
-    """Tells of the device, where it is a GPU."""
+    card: Card | None = None
+    """The device, where it is a GPU."""
+    read_held: Callable[[], Held | None] = lambda: None
+    """Tells what is held of that."""
+
+    @property
+    def rooms(self) -> tuple[int, ...]:
+        """Bytes of the budget that plans leave free, where there is one that does; least first."""
+        return (0,) if self.card is None else self.card.rooms(self.budget_bytes)
 
 
 def settle(options: Options, device: torch.device) -> Settings:
@@ -201,8 +206,8 @@ def settle(options: Options, device: torch.device) -> Settings:
         _drift(options.drift),
         options.strict,
         read_given(options.plan, options.overrides, device),
-        (0,) if found is None else found.rooms(budget_bytes),
-        partial(_card, device),
+        found,
+        partial(_held, device),
     )
 
 
@@ -246,7 +251,11 @@ def _card(device: torch.device) -> Card | None:
     return card(device) if device.type == "cuda" else None
 
 
-def _budget(given: str | float | None, device: torch.device, card: Card | None) -> int:
+def _held(device: torch.device) -> Held | None:
+    return held(device) if device.type == "cuda" else None
+
+
+def _budget(given: str | float | None, device: torch.device, gpu: Card | None) -> int:
     if given is None and device.type == "cpu":
         reason = (
             "on a CPU the budget must be given; write for example budget='8GiB', or budget='auto' "
@@ -254,8 +263,8 @@ def _budget(given: str | float | None, device: torch.device, card: Card | None) 
         )
         raise BudgetError(option="budget", value=given, reason=reason)
     if given is None or given == AUTO:
-        if card is not None:
-            return card.spare_bytes
+        if gpu is not None:
+            return gpu.spare_bytes
         return _spare_host_bytes() + resident_bytes(device)
     return _size("budget", given, _device_bytes(device))
 

@@ -6,8 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import itemgetter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
 from outcore.allocators import Card
@@ -30,6 +29,7 @@ from outcore.runtime.margin import for_any_budget
 from outcore.runtime.options import NO_DISK_BYTES, Settings
 from outcore.runtime.planned import FORCED, Planned
 from outcore.runtime.reuse import reused
+from outcore.runtime.roomy import Make, best_room_for, with_best_room, with_least_room
 from outcore.runtime.shares import Shares
 from outcore.simulate import simulate
 from outcore.spec import spec_text
@@ -41,9 +41,6 @@ if TYPE_CHECKING:  # graphs are planned through here
 NO_HELP = "outcore: the disk cannot help"
 
 WITHOUT_DISK = "outcore: without strict, or with disk_budget=0, training goes on without a disk"
-
-Make: TypeAlias = Callable[[Problem], Plan]
-"""What makes a plan; raises InfeasibleError where it has none that fits."""
 
 
 class Solver:
@@ -125,8 +122,9 @@ class Solver:
         if saved is not None:
             problem = self._with_tiers(shares, problem, saved.plan())
             plan = reused(problem, saved, fixed, given.path)
-            if plan.moves:
-                problem = self._with_best_room(problem, plan)
+            card = self._card() if plan.moves else None
+            if card is not None:
+                problem = best_room_for(plan, problem, self.settings.rooms, card)
         else:
             problem, plan = self._made(shares, problem, in_core, fixed, in_haste=in_haste)
         if plan.choices or plan.variants:
@@ -183,15 +181,16 @@ class Solver:
         asked: Policy = self.settings.policy
         policy = asked.in_haste if in_haste and isinstance(asked, Hasty) else asked
         around = Overridden(policy, self.settings.given.rules) if fixed else policy
-        make = partial(plan_apart, around)
-        card = self.settings.read_card() if any(self.settings.rooms) else None
+        make, rooms = partial(plan_apart, around), self.settings.rooms
+        thorough = isinstance(policy, Search) and not policy.seconds and not in_haste
+        card, found = self._card() if thorough else None, None
         if card is not None:
-            improve = None
-            if isinstance(policy, Search) and not policy.seconds and not in_haste:
-                improve = partial(Defragment, card=card, fixed=frozenset(fixed))
-            found = self._with_room(problem, make, card, improve)
-            if found is not None:
-                return found
+            improve = partial(_defragmented, card=card, fixed=frozenset(fixed))
+            found = with_best_room(problem, rooms, make, improve, card)
+        elif any(rooms):
+            found = with_least_room(problem, rooms[0], make)
+        if found is not None:
+            return found
         try:
             return self.solve(shares, problem, make)
         except InfeasibleError as error:
@@ -199,42 +198,12 @@ class Solver:
                 error.policy = spec_text(asked)
             raise
 
-    def _with_room(
-        self, problem: Problem, make: Make, card: Card, improve: Callable[[Plan], Policy] | None
-    ) -> tuple[Problem, Plan] | None:
-        """The plan with which a step takes least, with what a GPU's allocator then has to do.
-
-        It leaves one of the rooms free, and is for so much less of a budget: lowered there, too, as
-        fetches fill budgets. None where there is none that leaves the least. The first that loses
-        nothing to the allocator will do; without `improve`, the first.
-        """
-        found: list[tuple[float, Problem, Plan]] = []
-        for room in self.settings.rooms if improve else self.settings.rooms[:1]:
-            roomy = _less(problem, room)
-            try:
-                plan = make(roomy)
-            except InfeasibleError:
-                break
-            if improve is not None:
-                plan = plan_apart(improve(plan), roomy)
-            seconds, lost = _times(roomy, plan, card)
-            found.append((seconds + lost, roomy, plan))
-            if not lost or seconds >= min(total for total, *_ in found):
-                break
-        if not found:
+    def _card(self) -> Card | None:
+        """The GPU, with what is held of it now; None where plans leave no room."""
+        card = self.settings.card
+        if card is None or not any(self.settings.rooms):
             return None
-        _, roomy, plan = min(found, key=itemgetter(0))
-        return roomy, plan
-
-    def _with_best_room(self, problem: Problem, plan: Plan) -> Problem:
-        """`problem` with less of a budget by that of the rooms with which `plan` takes least."""
-        rooms = self.settings.rooms
-        card = self.settings.read_card() if any(rooms) else None
-        if card is None:
-            return problem
-        roomy = (_less(problem, room) for room in rooms)
-        fitting = [each for each in roomy if fits(each, lower(each, plan, fast=True))]
-        return min(fitting, key=lambda each: sum(_times(each, plan, card)), default=problem)
+        return replace(card, held=self.settings.read_held())
 
     def _with_tiers(self, shares: Shares, problem: Problem, plan: Plan) -> Problem:
         """The problem with a disk beyond the host, where `plan` uses one and there is one."""
@@ -297,12 +266,5 @@ class Solver:
         return replace(known, links=tuple((a, b, link) for (a, b), link in links.items()))
 
 
-def _times(problem: Problem, plan: Plan, card: Card) -> tuple[float, float]:
-    """Seconds of a step, and what it loses besides to the allocator of `card`."""
-    program = lower(problem, plan, fast=True)
-    return simulate(problem, program).seconds, card.lost_seconds(problem, program)
-
-
-def _less(problem: Problem, room: int) -> Problem:
-    """`problem` with so much less of a budget; itself for nothing."""
-    return replace(problem, budget_bytes=problem.budget_bytes - room) if room else problem
+def _defragmented(problem: Problem, plan: Plan, card: Card, fixed: frozenset[Gap]) -> Plan:
+    return plan_apart(Defragment(plan, card, fixed), problem)

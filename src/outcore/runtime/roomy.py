@@ -1,0 +1,73 @@
+"""roomy: plans that leave room to the allocator of a GPU that they nearly fill (decision 0036)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import itemgetter
+from typing import TypeAlias
+
+from outcore.allocators import Card
+from outcore.errors import InfeasibleError
+from outcore.ir.memory import fits
+from outcore.ir.plan import Plan
+from outcore.ir.problem import Problem
+from outcore.lower import lower
+from outcore.simulate import simulate
+
+Make: TypeAlias = Callable[[Problem], Plan]
+"""What makes a plan; raises InfeasibleError where it has none that fits."""
+
+Improve: TypeAlias = Callable[[Problem, Plan], Plan]
+"""What changes one so that its tensors find their place."""
+
+
+def with_least_room(problem: Problem, room: int, make: Make) -> tuple[Problem, Plan] | None:
+    """The plan of `make` that leaves `room` bytes free; None where there is none.
+
+    It is one for so much less of a budget: lowered there, too, as fetches fill budgets.
+    """
+    roomy = less(problem, room)
+    try:
+        return roomy, make(roomy)
+    except InfeasibleError:
+        return None
+
+
+def with_best_room(
+    problem: Problem, rooms: Sequence[int], make: Make, improve: Improve, card: Card
+) -> tuple[Problem, Plan] | None:
+    """The plan with which a step takes least, with what the allocator of `card` then has to do.
+
+    As above, with one of `rooms`: the first with which nothing is lost will do. None where no plan
+    leaves the first.
+    """
+    found: list[tuple[float, Problem, Plan]] = []
+    for room in rooms:
+        made = with_least_room(problem, room, make)
+        if made is None:
+            break
+        roomy, plan = made[0], improve(*made)
+        seconds, lost = _times(roomy, plan, card)
+        found.append((seconds + lost, roomy, plan))
+        if not lost or seconds >= min(total for total, *_ in found):
+            break
+    return min(found, key=itemgetter(0))[1:] if found else None
+
+
+def best_room_for(plan: Plan, problem: Problem, rooms: Sequence[int], card: Card) -> Problem:
+    """`problem` with less of a budget by that of `rooms` with which `plan` takes least."""
+    roomy = (less(problem, room) for room in rooms)
+    fitting = [each for each in roomy if fits(each, lower(each, plan, fast=True))]
+    return min(fitting, key=lambda each: sum(_times(each, plan, card)), default=problem)
+
+
+def less(problem: Problem, room: int) -> Problem:
+    """`problem` with so much less of a budget; itself for nothing."""
+    return replace(problem, budget_bytes=problem.budget_bytes - room) if room else problem
+
+
+def _times(problem: Problem, plan: Plan, card: Card) -> tuple[float, float]:
+    """Seconds of a step, and what it loses besides to the allocator of `card`."""
+    program = lower(problem, plan, fast=True)
+    return simulate(problem, program).seconds, card.lost_seconds(problem, program)
