@@ -19,9 +19,9 @@ from outcore import Backend
 from outcore.measure import metered, resident_bytes
 
 FEWEST_WARM_UPS, MOST_WARM_UPS = 3, 14
-LAST_WARM_UPS = 3
+LAST_WARM_UPS = 6
 """Steps after those: metering ends with the allocator's memory given back, which takes time to have
-again."""
+again; where it then gives memory back in each step, its cache is emptied once more."""
 MOMENTUM = 0.9
 PROBE_SEED = 1
 

@@ -10,7 +10,7 @@ from outcore.runtime.options import Settings
 from outcore.runtime.plans import Plans
 from outcore.runtime.steps import Steps
 
-SETTLING_STEPS = 4
+SETTLING_STEPS = 2
 """Planned steps that the allocator has to find where things lie well; twice as many after each new
 beginning."""
 
