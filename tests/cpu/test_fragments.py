@@ -38,8 +38,9 @@ class Machine:
 
 def test_it_begins_anew_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch)
-    machine.train(40, 3)
+    machine.train(10 * SETTLING_STEPS, 3)
     first = SETTLING_STEPS + 1
+    assert machine.fragments.note.startswith(f"in each of the last {10 * SETTLING_STEPS - 1} steps")
     second = first + 2 * SETTLING_STEPS + 1
     assert machine.emptied == [first, second, second + 4 * SETTLING_STEPS + 1]
 
@@ -53,6 +54,7 @@ def test_it_lets_what_gives_nothing_back_be(monkeypatch: pytest.MonkeyPatch) -> 
         machine.train(1, 2)
         machine.train(1, 0)
     assert machine.emptied == [SETTLING_STEPS + 1], "one now and then may be another's"
+    assert not machine.fragments.note
 
 
 def test_it_waits_for_a_plan_that_moves_something(monkeypatch: pytest.MonkeyPatch) -> None:

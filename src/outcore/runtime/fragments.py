@@ -17,6 +17,14 @@ beginning."""
 IN_A_ROW = 2
 """So many steps in a row have to give memory back: one may be another's."""
 
+TOLD = 16
+"""After so many in a row reports tell of it."""
+
+NOTE = (
+    "in each of the last {steps} steps torch's allocator gave memory back to the GPU and took "
+    "other, and the device waited: free memory lies in pieces; with a smaller budget there is more"
+)
+
 
 class Fragments:
     """Has torch's allocator begin anew where it gives memory back within steps.
@@ -32,6 +40,11 @@ class Fragments:
         self._watches = device.type == "cuda" and any(settings.rooms)
         self._step = self._began = self._retries = self._in_a_row = 0
         self._patience = SETTLING_STEPS
+
+    @property
+    def note(self) -> str:
+        """For reports; empty where it does not go on."""
+        return NOTE.format(steps=self._in_a_row) if self._in_a_row >= TOLD else ""
 
     def called(self, caller: PlannedGraph) -> None:
         """Take that a forward call begins; where it is a step's first, see what that before did."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import itemgetter
@@ -14,6 +15,9 @@ from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.lower import lower
 from outcore.simulate import simulate
+from outcore.units import format_bytes, format_seconds
+
+log = logging.getLogger("outcore")
 
 Make: TypeAlias = Callable[[Problem], Plan]
 """What makes a plan; raises InfeasibleError where it has none that fits."""
@@ -49,6 +53,10 @@ def with_best_room(
             break
         roomy, plan = made[0], improve(*made)
         seconds, lost = _times(roomy, plan, card)
+        log.debug(
+            "outcore: with %s left free a step takes %s, and %s for the allocator (predicted)",
+            *(format_bytes(room), format_seconds(seconds), format_seconds(lost)),
+        )
         found.append((seconds + lost, roomy, plan))
         if not lost or seconds >= min(total for total, *_ in found):
             break
