@@ -1017,4 +1017,5 @@ def test_the_room_is_that_with_which_the_allocator_loses_least(
         assert planned is not None
         assert planned.room_bytes == room
         assert planned.predicted.peak(Tier.DEVICE) <= budget - room
+        assert ("longer than predicted" in " ".join(backend.report().notes)) == (room == least)
         backend.save_plans(path)

@@ -40,6 +40,14 @@ if TYPE_CHECKING:  # graphs are planned through here
 
 NO_HELP = "outcore: the disk cannot help"
 
+PIECES = (
+    "a step may take {part:.0%} longer than predicted: free memory lies in pieces, so that torch's "
+    "allocator gives some back and takes other; with a smaller budget there is more of it"
+)
+
+LITTLE = 0.01
+"""What a step loses to an allocator without a word, as a part of it."""
+
 WITHOUT_DISK = "outcore: without strict, or with disk_budget=0, training goes on without a disk"
 
 
@@ -131,15 +139,19 @@ class Solver:
             program = lower(problem, plan, fast=True)
         else:
             program = replace(in_core, plan_digest=digest(plan))
+        predicted = simulate(problem, program)
+        notes = [*self._notes(shares, saved)]
+        if plan.moves and not in_haste:
+            notes.append(self._loss(problem, program, predicted.seconds))
         return Planned(
             problem,
             plan,
             program,
-            simulate(problem, program),
+            predicted,
             in_core_timeline,
             room_bytes=budget_bytes - problem.budget_bytes,
             from_file="" if saved is None else given.path,
-            note="; ".join(filter(None, self._notes(shares, saved))),
+            note="; ".join(filter(None, notes)),
         )
 
     def under(self, problem: Problem, plan: Plan) -> Planned:
@@ -151,6 +163,12 @@ class Solver:
         yield self.settings.given.note(saved)
         yield self._idle_rules(shares.active)
         yield f"nothing is offloaded: {self._unusable}" * bool(self._unusable)
+
+    def _loss(self, problem: Problem, program: Program, seconds: float) -> str:
+        """How much longer than that a step may take for a GPU's allocator; empty where little."""
+        card = self._card()
+        lost = 0.0 if card is None else card.lost_seconds(problem, program)
+        return PIECES.format(part=lost / seconds) if lost > LITTLE * seconds else ""
 
     def _idle_rules(self, active: Sequence[PlannedGraph]) -> str:
         """Which overrides are for none of the graphs that run now; empty where all are."""
