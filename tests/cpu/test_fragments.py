@@ -11,8 +11,9 @@ import torch
 from outcore.runtime import fragments
 from outcore.runtime.fragments import SETTLING_STEPS, Fragments
 from outcore.runtime.options import Settings
-from outcore.runtime.plans import Plans
 from outcore.runtime.steps import Steps
+
+KEPT, MOVED = (SimpleNamespace(everything_kept=kept) for kept in (True, False))
 
 
 class Machine:
@@ -25,14 +26,18 @@ class Machine:
         settings = cast("Settings", SimpleNamespace(rooms=(0, room)))
         plans: Any = SimpleNamespace(bound_memory=lambda: self.emptied.append(self.steps.number))
         monkeypatch.setattr(fragments, "retries", lambda _: self.retries)
-        self.caller: Any = SimpleNamespace(planned=SimpleNamespace(everything_kept=False))
-        self.fragments = Fragments(settings, torch.device(kind), self.steps, cast("Plans", plans))
+        self.planned: list[Any] = [KEPT, MOVED]
+        roll: Any = SimpleNamespace(steps=self.steps, active=self.graphs)
+        self.fragments = Fragments(settings, torch.device(kind), roll, plans)
+
+    def graphs(self) -> list[Any]:
+        return [SimpleNamespace(planned=each) for each in self.planned]
 
     def train(self, steps: int, retries: int) -> None:
         for _ in range(steps):
             for begins in (True, False):
                 self.steps.call(begins=begins)
-                self.fragments.called(self.caller)
+                self.fragments.called()
                 self.retries += retries * begins
 
 
@@ -59,11 +64,11 @@ def test_it_lets_what_gives_nothing_back_be(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_it_waits_for_a_plan_that_moves_something(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch)
-    for planned in (None, SimpleNamespace(everything_kept=True)):
-        machine.caller.planned = planned
+    for planned in ([None, MOVED], [KEPT, KEPT]):
+        machine.planned = planned
         machine.train(2 * SETTLING_STEPS, 3)
     assert not machine.emptied
-    machine.caller.planned = SimpleNamespace(everything_kept=False)
+    machine.planned = [KEPT, MOVED]
     machine.train(SETTLING_STEPS, 3)
     assert not machine.emptied
     machine.train(1, 3)

@@ -46,7 +46,7 @@ class Engine:
         self.plans = Plans(settings, device, self.driver, self.roll, self.held, self.metering)
         self.crowding = Crowding(self.roll, self.metering, self.plans)
         self.growth = Growth(settings, self.steps, self.held, self.metering, self.plans)
-        self.fragments = Fragments(settings, device, self.steps, self.plans)
+        self.fragments = Fragments(settings, device, self.roll, self.plans)
         self.recorder, self.trials = Recorder(self.driver), Trials(self.driver)
 
     @property
@@ -89,7 +89,7 @@ class Engine:
         self.held.tidy()
         self.roll.called(caller)
         self.trials.check(self.steps.number)
-        self.fragments.called(caller)
+        self.fragments.called()
         self.begun(caller)
 
     def begun(self, caller: PlannedGraph) -> None:

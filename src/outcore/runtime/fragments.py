@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from outcore.measure import retries
-from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.options import Settings
 from outcore.runtime.plans import Plans
-from outcore.runtime.steps import Steps
+from outcore.runtime.roll import Roll
 
 SETTLING_STEPS = 2
 """Planned steps that the allocator has to find where things lie well; twice as many after each new
@@ -33,10 +32,8 @@ class Fragments:
     steps left things it may go on as it does for ever.
     """
 
-    def __init__(
-        self, settings: Settings, device: torch.device, steps: Steps, plans: Plans
-    ) -> None:
-        self._device, self._steps, self._plans = device, steps, plans
+    def __init__(self, settings: Settings, device: torch.device, roll: Roll, plans: Plans) -> None:
+        self._device, self._roll, self._plans = device, roll, plans
         self._watches = device.type == "cuda" and any(settings.rooms)
         self._step = self._began = self._retries = self._in_a_row = 0
         self._patience = SETTLING_STEPS
@@ -46,14 +43,15 @@ class Fragments:
         """For reports; empty where it does not go on."""
         return NOTE.format(steps=self._in_a_row) if self._in_a_row >= TOLD else ""
 
-    def called(self, caller: PlannedGraph) -> None:
+    def called(self) -> None:
         """Take that a forward call begins; where it is a step's first, see what that before did."""
-        if not self._watches or self._steps.number == self._step:
+        if not self._watches or self._roll.steps.number == self._step:
             return
-        self._step = self._steps.number
+        self._step = self._roll.steps.number
         before, self._retries = self._retries, retries(self._device)
         self._in_a_row = self._in_a_row + 1 if self._retries > before else 0
-        if caller.planned is None or caller.planned.everything_kept:
+        planned = [graph.planned for graph in self._roll.active()]
+        if all(each is None or each.everything_kept for each in planned) or None in planned:
             self._began = self._step
         elif self._in_a_row >= IN_A_ROW and self._step - self._began > self._patience:
             self._began, self._patience = self._step, 2 * self._patience
