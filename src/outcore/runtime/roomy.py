@@ -31,7 +31,7 @@ def with_least_room(problem: Problem, room: int, make: Make) -> tuple[Problem, P
 
     It is one for so much less of a budget: lowered there, too, as fetches fill budgets.
     """
-    roomy = less(problem, room)
+    roomy = _less(problem, room)
     try:
         return roomy, make(roomy)
     except InfeasibleError:
@@ -65,12 +65,12 @@ def with_best_room(
 
 def best_room_for(plan: Plan, problem: Problem, rooms: Sequence[int], card: Card) -> Problem:
     """`problem` with less of a budget by that of `rooms` with which `plan` takes least."""
-    roomy = (less(problem, room) for room in rooms)
+    roomy = (_less(problem, room) for room in rooms)
     fitting = [each for each in roomy if fits(each, lower(each, plan, fast=True))]
     return min(fitting, key=lambda each: sum(_times(each, plan, card)), default=problem)
 
 
-def less(problem: Problem, room: int) -> Problem:
+def _less(problem: Problem, room: int) -> Problem:
     """`problem` with so much less of a budget; itself for nothing."""
     return replace(problem, budget_bytes=problem.budget_bytes - room) if room else problem
 
