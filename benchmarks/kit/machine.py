@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from outcore import __version__
-from outcore.evaluate.compiled import COMPILED
+from outcore.compiled import COMPILED
 from outcore.runtime.host import memory_limit_bytes
 
 PACKAGES = ("torch", "numpy", "scipy", "numba", "transformers", "monai")

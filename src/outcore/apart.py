@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import logging
 import subprocess
+from dataclasses import dataclass
 
 from outcore import assistant
+from outcore.allocators import lay_out
 from outcore.errors import OutcoreError
+from outcore.ir.layout import Layout
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
+from outcore.ir.program import Program
 from outcore.planfile import Overridden
 from outcore.policies import Policy, ask
 from outcore.policies.defragment import Defragment
@@ -50,6 +54,30 @@ def plan_apart(policy: Policy, problem: Problem) -> Plan:
     return answer
 
 
+def lay_out_apart(problem: Problem, program: Program, budget_bytes: int) -> Layout | None:
+    """`lay_out` in another process, where one can be had."""
+    question = Places(problem, program, budget_bytes)
+    try:
+        found: Layout | None = assistant.ask(_SERVE, question, _tell)
+    except Exception as error:  # noqa: BLE001 - as above
+        log.info("outcore: planning in this process: could not start another (%s)", error)
+        return question.found()
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The question where the tensors of a program are to lie."""
+
+    problem: Problem
+    program: Program
+    budget_bytes: int
+
+    def found(self) -> Layout | None:
+        """The answer."""
+        return lay_out(self.problem, self.program, self.budget_bytes)
+
+
 def _ask(policy: Policy, problem: Problem) -> Plan | OutcoreError:
     """What another process answers: for a policy of another package a new one each time.
 
@@ -74,10 +102,12 @@ def serve() -> None:
     assistant.serve(_answer, search_log)
 
 
-def _answer(question: tuple[Policy, Problem]) -> Plan | OutcoreError:
-    policy, problem = question
+def _answer(question: tuple[Policy, Problem] | Places) -> Plan | Layout | OutcoreError | None:
     try:
         with uncollected():
+            if isinstance(question, Places):
+                return question.found()
+            policy, problem = question
             return ask(policy, problem)
     except OutcoreError as error:
         return error

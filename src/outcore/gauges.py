@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import Any, NamedTuple, Protocol, TypeAlias
+from weakref import WeakSet
 
 Moment: TypeAlias = Any
 """What a clock gives, to be handed back to the same clock; opaque to others."""
@@ -48,6 +49,19 @@ class WallClock:
     def wall_ns(self, moment: int) -> int:
         """The moment itself."""
         return moment
+
+
+class Holder(Protocol):
+    """Somebody who holds free memory of a GPU, so that others find it where it should be."""
+
+    @property
+    def held_bytes(self) -> int:
+        """How much, now."""
+        ...
+
+
+HOLDERS: WeakSet[Holder] = WeakSet()
+"""All there are: what they hold is in use to the allocator alone."""
 
 
 class Ledger(NamedTuple):

@@ -15,6 +15,7 @@ import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import NamedTuple, ParamSpec, TypeVar
@@ -120,6 +121,17 @@ class LateDevice:
         self.waits = 0
         self.trims = 0
         self.scalars_on_host = False
+
+    @property
+    def stage(self) -> str:
+        return self.compute
+
+    def on(self, queue: str) -> AbstractContextManager[object]:
+        assert queue == self.compute
+        return nullcontext()
+
+    def share(self, tensor: torch.Tensor, queue: str) -> None:
+        """Its memory is the host's, which no queue is late with."""
 
     def current(self) -> str:
         return self.compute

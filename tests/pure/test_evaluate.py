@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from outcore import compiled
 from outcore.errors import VerifyError
 from outcore.evaluate import (
     KEEP,
@@ -23,7 +24,6 @@ from outcore.evaluate import (
     RECOMPUTE_STAY,
     Evaluation,
     Evaluator,
-    compiled,
 )
 from outcore.ir.hardware import Hardware, Link, Tier
 from outcore.ir.liveness import liveness
@@ -342,7 +342,8 @@ def test_plan_says_what_the_kinds_say() -> None:
 WITHOUT_NUMBA = """
 import random, sys
 sys.modules["numba"] = None
-from outcore.evaluate import KEEP, Evaluator, compiled
+from outcore import compiled
+from outcore.evaluate import KEEP, Evaluator
 from outcore.policies.search_space import make_space
 from tests.pure.building import small_problem
 from tests.pure.test_evaluate import deep_problem, reference, some_kinds, some_hints

@@ -3,8 +3,19 @@
 from outcore.allocators.allocator import Allocator, Heap
 from outcore.allocators.card import Card
 from outcore.allocators.expandable import Held
+from outcore.allocators.layout import lay_out
 from outcore.allocators.reserve import Reservation, reserve
 from outcore.allocators.spec import resolve
 from outcore.allocators.table import ALLOCATORS
 
-__all__ = ["ALLOCATORS", "Allocator", "Card", "Heap", "Held", "Reservation", "reserve", "resolve"]
+__all__ = [
+    "ALLOCATORS",
+    "Allocator",
+    "Card",
+    "Heap",
+    "Held",
+    "Reservation",
+    "lay_out",
+    "reserve",
+    "resolve",
+]

@@ -44,6 +44,13 @@ class Held:
         """All that is in use."""
         return self.elsewhere_bytes + sum(nbytes for _, nbytes in (*self.small, *self.large))
 
+    @property
+    def wasted_bytes(self) -> int:
+        """What is free in pages that are in use in part."""
+        heap = ExpandableHeap(0)
+        heap.hold(self)
+        return heap.reserved_bytes - self.nbytes
+
 
 @dataclass(frozen=True, slots=True)
 class ExpandableSegments:

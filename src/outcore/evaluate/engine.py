@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outcore.evaluate.compiled import COMPILED, Ints, native
+from outcore.compiled import COMPILED, Ints, native
 from outcore.evaluate.kernel import COUNTED, DONE, FULL, STEP, run, walk
 from outcore.evaluate.tables import tables
 from outcore.ir.liveness import Liveness

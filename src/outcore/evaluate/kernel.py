@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import MutableSequence, Sequence
 from math import inf, log
 
-from outcore.evaluate.compiled import Floats, Ints, compiled, entry
+from outcore.compiled import Floats, Ints, compiled, entry
 from outcore.evaluate.kinds import KEEP, NO_HINT, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY
 
 NONE = -1

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outcore.compiled import native
 from outcore.evaluate import kernel as k
-from outcore.evaluate.compiled import native
 from outcore.evaluate.evaluator import Evaluator
 
 CHUNK = 1024

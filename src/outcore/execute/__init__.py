@@ -8,6 +8,8 @@ from outcore.execute.driver import Driver, Lane, Region
 from outcore.execute.executable import Executable, build, drawing
 from outcore.execute.in_core import in_core
 from outcore.execute.opening import open_driver
+from outcore.execute.placed import PlacedLane
+from outcore.execute.queued import QueuedDriver
 
 __all__ = [
     "Driver",
@@ -15,6 +17,8 @@ __all__ = [
     "Instruments",
     "Lane",
     "MismatchError",
+    "PlacedLane",
+    "QueuedDriver",
     "Region",
     "build",
     "checker",

@@ -5,6 +5,9 @@
 `backward(C, T, L)` takes those and the list of tangents (both emptied), and returns the gradients.
 All decisions were made before: what is left is calls, copies, waits and `del`.
 
+Where a Layout says where slots lie, `place` comes before what asks for memory, `placed` after it,
+and results are `moved`.
+
 Names: `s3` slot 3, `k17` the copy at body position 17, `r5` the generator's states before and after
 op 5's first run, `o2` the third distinct op.
 """
@@ -19,6 +22,7 @@ import torch
 
 from outcore import aten
 from outcore.ir.hardware import Tier
+from outcore.ir.layout import Layout
 from outcore.ir.program import Copy, Free, Instruction, Program, Run, Stream
 from outcore.ir.trace import Arg, Effect, Op, Ref, Symbol, Trace, Value, refs
 from outcore.ir.verify import ITEM_BYTES
@@ -49,14 +53,22 @@ class Source:
     names: dict[str, object] = field(default_factory=dict)
 
 
-def generate(trace: Trace, program: Program, instruments: Instruments = NONE) -> Source:
+def generate(
+    trace: Trace,
+    program: Program,
+    instruments: Instruments = NONE,
+    layout: Layout | None = None,
+) -> Source:
     """The source of `program`. Linear in instructions."""
-    return _Writer(trace, program, instruments).write()
+    return _Writer(trace, program, instruments, layout).write()
 
 
 class _Writer:
-    def __init__(self, trace: Trace, program: Program, instruments: Instruments) -> None:
+    def __init__(
+        self, trace: Trace, program: Program, instruments: Instruments, layout: Layout | None
+    ) -> None:
         self.trace, self.program, self.instruments = trace, program, instruments
+        self.layout = layout
         self.slots = program.slots
         self.names: dict[str, object] = {}
         self.ops: dict[str, str] = {}
@@ -92,7 +104,7 @@ class _Writer:
 
     def _verbs(self, lines: Iterable[str]) -> Iterator[str]:
         text = "\n".join(lines)
-        for verb in ("copy_out", "copy_in", "wait", "discard"):
+        for verb in ("copy_out", "copy_in", "wait", "discard", "place", "placed", "moved"):
             if f"{verb}(" in text:
                 yield f"{verb} = L.{verb}"
 
@@ -131,13 +143,28 @@ class _Writer:
             for copy in self.waits.get(position, ()):
                 yield f"wait(k{copy})"
         if isinstance(action, Run):
-            yield from self._run(position, action)
+            yield from self._placing(position, self._run(position, action), action.writes)
         elif isinstance(action, Copy):
-            yield self._copy(position, action)
+            yield from self._placing(position, [self._copy(position, action)], [action.target])
         elif isinstance(action, Free) and self.slots[action.slot].tier is Tier.DEVICE:
             if self.instruments.poisoned:
                 yield f"discard(s{action.slot})"
             yield f"del s{action.slot}"
+
+    def _placing(self, position: int, lines: Iterable[str], slots: Iterable[int]) -> Iterator[str]:
+        """`lines`, which ask for the memory of `slots`, where that lies as the layout says."""
+        layout = self.layout
+        if layout is None or position not in layout.moves:
+            yield from lines
+            return
+        if layout.moves[position]:
+            yield f"place({position})"
+        yield from lines
+        asked = [slot for slot in dict.fromkeys(slots) if layout.positions.get(slot) == position]
+        for slot in asked:
+            yield f"placed({slot}, s{slot})"
+        for slot in layout.guests.intersection(asked):
+            yield f"s{slot} = moved(s{slot})"
 
     def _copy_waits(self) -> dict[int, tuple[int, ...]]:
         """Body position -> the copies that it must wait for, on other streams than its own.

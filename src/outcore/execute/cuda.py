@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import AbstractContextManager
 
 import torch
 from torch._C import _accelerator_setAllocatorSettings as set_allocator
@@ -40,12 +41,17 @@ class CudaDevice:
         # Copies are what the compute queue waits for: they go first where engines are shared.
         self.out = _stream(self.device)
         self.into = _stream(self.device)
+        self.stage = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # as above
         self.generator = torch.cuda.default_generators[index]
         self.notes: tuple[str, ...] = ()
 
     def current(self) -> torch.cuda.Stream:
         """This thread's current stream."""
         return torch.cuda.current_stream(self.device)
+
+    def on(self, queue: torch.cuda.Stream) -> AbstractContextManager[object]:
+        """The stream as this thread's current one."""
+        return torch.cuda.stream(queue)
 
     def event(self, *, timed: bool = False) -> torch.cuda.Event:
         """A CUDA event; a host that waits for it sleeps, unless it is timed."""
@@ -72,6 +78,10 @@ class CudaDevice:
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether it is on a GPU: attention in float32 gives its seeds on the host."""
         return tensor.is_cuda
+
+    def share(self, tensor: torch.Tensor, queue: torch.cuda.Stream) -> None:
+        """Record a stream that uses it; nothing where it was made on that."""
+        tensor.record_stream(queue)
 
     def trim(self) -> None:
         """Empty the allocator's cache."""

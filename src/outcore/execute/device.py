@@ -8,6 +8,7 @@ check that nothing is left out (`tests/cpu/queues.py`).
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -56,6 +57,15 @@ class Device(Protocol):
         """The queue that this thread computes on, and takes memory on."""
         ...
 
+    @property
+    def stage(self) -> Queue:
+        """A queue to compute on whose memory is kept apart from that of others."""
+        ...
+
+    def on(self, queue: Queue) -> AbstractContextManager[object]:
+        """Within it, this thread computes on `queue`, and takes memory on it."""
+        ...
+
     def event(self, *, timed: bool = False) -> Event:
         """An event, not recorded yet; `timed`: for `seconds`."""
         ...
@@ -78,6 +88,10 @@ class Device(Protocol):
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` is in device memory; ops give a few scalars on the host instead."""
+        ...
+
+    def share(self, tensor: torch.Tensor, queue: Queue) -> None:
+        """Once `tensor` is gone, let its memory wait for what was put into `queue` by then."""
         ...
 
     def trim(self) -> None:

@@ -19,6 +19,7 @@ from outcore.execute.codegen import NONE, Instruments, generate, root_values
 from outcore.execute.driver import Generator, Region
 from outcore.gauges import Moment
 from outcore.ir.hardware import Tier
+from outcore.ir.layout import Layout
 from outcore.ir.memory import private_bytes
 from outcore.ir.program import Program, Run, Slot
 from outcore.ir.trace import Effect, Trace, Value
@@ -45,6 +46,8 @@ class Executable:
     backward: Callable[[list[Any], list[Any], Any], tuple[Any, ...]]
     regions: dict[int, Region]
     text: str
+    layout: Layout | None = None
+    """Where tensors lie; None: where the allocator finds room."""
     private_bytes: int = 0
     """Device bytes that a call alone holds between the two, by its program (`ir.memory`)."""
 
@@ -57,8 +60,9 @@ def build(
     note: Callable[[int, Moment, Moment], None] | None = None,
     check: Callable[[int, tuple[Any, ...], tuple[Any, ...]], None] | None = None,
     clock: Callable[[], Moment] = time.time_ns,
+    layout: Layout | None = None,
 ) -> Executable:
-    """Generate and compile `program`.
+    """Generate and compile `program`; its tensors lie as `layout` says, if it is given.
 
     `note(position, start, stop)` gets what `clock()` said around each run, where the instruments
     ask for it; `check(op, results, arguments)` gets what each run returned and read.
@@ -67,7 +71,7 @@ def build(
     """
     _refuse_variants(trace, program)
     with uncollected():
-        source = generate(trace, program, instruments)
+        source = generate(trace, program, instruments, layout)
     names: dict[str, Any] = {
         **source.names,
         "clock": clock,
@@ -95,6 +99,7 @@ def build(
         names["backward"],
         _regions(trace, program),
         text,
+        layout,
         private_bytes(trace, program),
     )
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Final
 
@@ -34,11 +35,13 @@ from outcore.execute.driver import (
 )
 from outcore.execute.folders import spill_folder
 from outcore.execute.lane import QueuedLane
+from outcore.execute.placed import PlacedLane
 from outcore.execute.probe import QueueLinks, measure_queues
 from outcore.execute.slabs import Slabs
 from outcore.execute.staged import StagedDisk, StagedLane
 from outcore.gauges import Ledger
 from outcore.ir.hardware import Hardware, Link, Tier
+from outcore.ir.layout import Layout
 
 DISK_TRIAL_BYTES: Final = 64 << 20
 """The largest copy with which a disk is tried."""
@@ -173,6 +176,19 @@ class QueuedDriver:
                 disk.close()
             raise
         return QueuedLane(self, self.device, regions, slab, disk)
+
+    def open_placed_lane(
+        self,
+        regions: Mapping[int, Region],
+        layout: Layout,
+        lost: Callable[[str], None],
+        *,
+        holds: bool,
+    ) -> PlacedLane:
+        """The same for tensors that lie as `layout` says, if it `holds` what is free for them."""
+        with self.device.on(self.device.stage) if holds else nullcontext():
+            lane = self.open_lane(regions)
+        return PlacedLane(lane, self.device, layout, lost, holds=holds)
 
     def _staged(self) -> StagedDisk:
         folder = self.spill_dir or spill_folder()

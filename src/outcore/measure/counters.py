@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from outcore.gauges import HOLDERS
 from outcore.measure.reading import Reading
 
 
@@ -45,11 +46,11 @@ class CudaCounters:
 
 
 def allocated_bytes(device: torch.device) -> int:
-    """What the allocator of a GPU has given out.
+    """What the allocator of a GPU has given out, but for what is held for tensors to come.
 
     That of `torch.cuda.memory_allocated`, which sorts all that there is to know by name first.
     """
-    return _in_use(device).get("current", 0)
+    return _in_use(device).get("current", 0) - sum(h.held_bytes for h in list(HOLDERS))
 
 
 def retries(device: torch.device) -> int:

@@ -16,6 +16,7 @@ from outcore.runtime.held import Held
 from outcore.runtime.metering import Metering
 from outcore.runtime.observer import Observer
 from outcore.runtime.options import Settings
+from outcore.runtime.placing import Placing
 from outcore.runtime.planned import Planned
 from outcore.runtime.plans import Plans
 from outcore.runtime.recording import Recorder, Recording
@@ -47,6 +48,7 @@ class Engine:
         self.crowding = Crowding(self.roll, self.metering, self.plans)
         self.growth = Growth(settings, self.steps, self.held, self.metering, self.plans)
         self.fragments = Fragments(settings, device, self.roll, self.plans)
+        self.placing = Placing(self.stores, self.metering)
         self.recorder, self.trials = Recorder(self.driver), Trials(self.driver)
 
     @property

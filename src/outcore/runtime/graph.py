@@ -170,6 +170,8 @@ class PlannedGraph:
         if self.following is not None and self.following.adopted:
             self._hold_against(self.following, inputs)
         own = self.engine.roll.waiting(self)
+        if not own and self.following is not None:
+            self._leave_layout(self.following)
         self.engine.observer.called(self, own, inputs)
         waiting = 1 + own
         self.standing.most_outstanding = max(self.standing.most_outstanding, waiting)
@@ -275,6 +277,13 @@ class PlannedGraph:
             self.standing.unsettle()
             self.following = None
 
+    def _leave_layout(self, following: Following) -> None:
+        """Begin to profile again where tensors cannot lie as the plan has them, for one without."""
+        if self.engine.placing.is_in_vain(following.planned.layout):
+            self.engine.plans.planner.solver.places = False
+            self.standing.unsettle()
+            self._unfollow()
+
     def _followed(self, following: Following, waiting: int, inputs: list[Any]) -> Executable:
         """The plan's executable, or its trial's; that of a new plan where there is reason for one.
 
@@ -308,7 +317,8 @@ class PlannedGraph:
     def settle(self, planned: Planned) -> Following:
         """Follow a plan from the next step on, as what is returned does."""
         generator = self.engine.driver.generator
-        executable = build(self.captured.trace, planned.program, generator)
+        trace, layout = self.captured.trace, planned.layout
+        executable = build(trace, planned.program, generator, layout=layout)
         self.standing.settle(planned)
         self.seen.unchecked = True
         self.engine.crowding.tell(self)

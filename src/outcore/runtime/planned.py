@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from outcore.ir.hardware import Tier
+from outcore.ir.layout import Layout
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
@@ -36,6 +37,8 @@ class Planned:
     """What a call took while it was profiled."""
     room_bytes: int = 0
     """What the program leaves free of the budget, for a GPU's allocator."""
+    layout: Layout | None = None
+    """Where its tensors lie on a GPU that they nearly fill; None: where the allocator puts them."""
     replanned: Replanned | None = None
     """Why the graph was planned again with other times, if it was."""
     from_file: str = ""
@@ -60,6 +63,12 @@ class Planned:
     def lowered_for(self) -> Problem:
         """The problem with no more of a budget than the program was made for."""
         return replace(self.problem, budget_bytes=self.problem.budget_bytes - self.room_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most of the device that is in use, what a layout holds free of it included."""
+        laid = 0 if self.layout is None else self.layout.peak_bytes
+        return max(laid, self.predicted.peak(Tier.DEVICE))
 
     @property
     def everything_kept(self) -> bool:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from operator import itemgetter
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from outcore.allocators import Card
+from outcore.apart import lay_out_apart
 from outcore.errors import InfeasibleError
+from outcore.ir.layout import Layout
 from outcore.ir.memory import fits
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
@@ -24,6 +27,14 @@ Make: TypeAlias = Callable[[Problem], Plan]
 
 Improve: TypeAlias = Callable[[Problem, Plan], Plan]
 """What changes one so that its tensors find their place."""
+
+
+class Placed(NamedTuple):
+    """A plan, the problem that it is one for, and where its tensors lie if somebody says so."""
+
+    problem: Problem
+    plan: Plan
+    layout: Layout | None = None
 
 
 def with_least_room(problem: Problem, room: int, make: Make) -> tuple[Problem, Plan] | None:
@@ -61,6 +72,26 @@ def with_best_room(
         if not lost or seconds >= min(total for total, *_ in found):
             break
     return min(found, key=itemgetter(0))[1:] if found else None
+
+
+def with_places(
+    problem: Problem, rooms: Sequence[int], make: Make, most_bytes: int
+) -> Placed | None:
+    """The plan of `make` that leaves least room free, of those whose tensors all have a place.
+
+    As above, with one of `rooms`, or halfway between two, and with `most_bytes` in use in all. None
+    where there is none.
+    """
+    between = ((less + more) // 2 for less, more in pairwise(rooms))
+    for room in sorted({*rooms, *between}):
+        made = with_least_room(problem, room, make)
+        if made is None:
+            break
+        roomy, plan = made
+        layout = lay_out_apart(roomy, lower(roomy, plan, fast=True), most_bytes)
+        if layout is not None:
+            return Placed(roomy, plan, layout)
+    return None
 
 
 def best_room_for(plan: Plan, problem: Problem, rooms: Sequence[int], card: Card) -> Problem:

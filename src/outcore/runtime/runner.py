@@ -12,6 +12,7 @@ from outcore.execute import Executable, Lane, drawing
 from outcore.ir.trace import Trace
 from outcore.measure import says_memory
 from outcore.runtime.graph import PlannedGraph
+from outcore.runtime.placing import call, give
 from outcore.runtime.replay import Replay, replay_of
 from outcore.runtime.session import Visit
 from outcore.runtime.store import Store
@@ -89,7 +90,9 @@ class Runner:
         inputs: list[Any] | None = None
         try:
             crossing = list(store.crossing) if again else store.crossing
-            gradients = self._gradients(store.executable, crossing, tangents, store.lane)
+            with call(store.lane, tangents, again=again):
+                gradients = self._gradients(store.executable, crossing, tangents, store.lane)
+            give(store.lane, gradients)
         except CaptureError as error:
             state = driver.generator.get_state()
             inputs = self._learn_late(error, visit, store.executable)
@@ -123,9 +126,11 @@ class Runner:
         inputs.clear()
         if executable.program is not None:  # what runs as captured reads them as they are
             _let_lie(arguments, trace, trace.inputs, captured.turned)
-        lane = self.engine.driver.open_lane(executable.regions)
+        lane = self.engine.placing.open_lane(self.engine.driver, executable)
         try:
-            results, crossing = executable.forward(arguments, lane)
+            with call(lane, arguments):
+                results, crossing = executable.forward(arguments, lane)
+            give(lane, results)
         except BaseException:
             lane.close()
             raise
@@ -176,7 +181,10 @@ class Runner:
                     store = self._run_forward(executable, inputs, visit)[1]
                     try:
                         given, lane = list(tangents), store.lane
-                        return self._gradients(executable, store.crossing, given, lane)
+                        with call(lane, given):
+                            found = self._gradients(executable, store.crossing, given, lane)
+                        give(lane, found)
+                        return found
                     finally:
                         store.release()
             except CaptureError as error:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
 from outcore.allocators import Card
-from outcore.apart import plan_apart
+from outcore.allocators.expandable import ExpandableSegments
+from outcore.apart import lay_out_apart, plan_apart
 from outcore.errors import InfeasibleError, SpillError
 from outcore.execute import Driver
 from outcore.ir.hardware import Hardware, Tier
@@ -29,7 +30,14 @@ from outcore.runtime.margin import for_any_budget
 from outcore.runtime.options import NO_DISK_BYTES, Settings
 from outcore.runtime.planned import FORCED, Planned
 from outcore.runtime.reuse import reused
-from outcore.runtime.roomy import Make, best_room_for, with_best_room, with_least_room
+from outcore.runtime.roomy import (
+    Make,
+    Placed,
+    best_room_for,
+    with_best_room,
+    with_least_room,
+    with_places,
+)
 from outcore.runtime.shares import Shares
 from outcore.simulate import simulate
 from outcore.spec import spec_text
@@ -56,6 +64,8 @@ class Solver:
 
     def __init__(self, settings: Settings, driver: Driver) -> None:
         self.settings, self.driver = settings, driver
+        self.places = True
+        """Whether to say where tensors lie, on a GPU; until that turns out to be in vain."""
         self._hardware: Hardware | None = None
         self._unusable = ""
         """What is wrong with the disk, where that is known."""
@@ -133,15 +143,19 @@ class Solver:
             card = self._card() if plan.moves else None
             if card is not None:
                 problem = best_room_for(plan, problem, self.settings.rooms, card)
+            made = Placed(problem, plan)
         else:
-            problem, plan = self._made(shares, problem, in_core, fixed, in_haste=in_haste)
+            made = self._made(shares, problem, in_core, fixed, in_haste=in_haste)
+        problem, plan, layout = made
         if plan.choices or plan.variants:
             program = lower(problem, plan, fast=True)
         else:
             program = replace(in_core, plan_digest=digest(plan))
         predicted = simulate(problem, program)
+        if layout is None and self._may_place(shares, plan) and not in_haste:
+            layout = lay_out_apart(problem, program, self._most_bytes(budget_bytes))
         notes = [*self._notes(shares, saved)]
-        if plan.moves and not in_haste:
+        if plan.moves and layout is None and not in_haste:
             notes.append(self._loss(problem, program, predicted.seconds))
         return Planned(
             problem,
@@ -150,6 +164,7 @@ class Solver:
             predicted,
             in_core_timeline,
             room_bytes=budget_bytes - problem.budget_bytes,
+            layout=layout,
             from_file="" if saved is None else given.path,
             note="; ".join(filter(None, notes)),
         )
@@ -185,7 +200,7 @@ class Solver:
         fixed: Mapping[Gap, Choice],
         *,
         in_haste: bool,
-    ) -> tuple[Problem, Plan]:
+    ) -> Placed:
         """The policy's plan, but for what is `fixed`; everything else is kept where that fits.
 
         It leaves room on the device where there is one that does, with no disk for that: it is one
@@ -195,12 +210,16 @@ class Solver:
             kept = make_plan(dict(fixed), FORCED)
             kept = kept if kept.moves else replace(kept, policy="keep-all")
             if not fixed or fits(problem, lower(problem, kept, fast=True)):
-                return problem, kept
+                return Placed(problem, kept)
         asked: Policy = self.settings.policy
         policy = asked.in_haste if in_haste and isinstance(asked, Hasty) else asked
         around = Overridden(policy, self.settings.given.rules) if fixed else policy
         make, rooms = partial(plan_apart, around), self.settings.rooms
         thorough = isinstance(policy, Search) and not policy.seconds and not in_haste
+        if thorough and self._may_place(shares):
+            placed = with_places(problem, rooms, make, self._most_bytes(problem.budget_bytes))
+            if placed is not None:
+                return placed
         card, found = self._card() if thorough else None, None
         if card is not None:
             improve = partial(_defragmented, card=card, fixed=frozenset(fixed))
@@ -208,13 +227,27 @@ class Solver:
         elif any(rooms):
             found = with_least_room(problem, rooms[0], make)
         if found is not None:
-            return found
+            return Placed(*found)
         try:
-            return self.solve(shares, problem, make)
+            return Placed(*self.solve(shares, problem, make))
         except InfeasibleError as error:
             if policy is not asked and error.policy == spec_text(policy):
                 error.policy = spec_text(asked)
             raise
+
+    def _may_place(self, shares: Shares, plan: Plan | None = None) -> bool:
+        """Whether to say where tensors lie: on a GPU that one call of one graph nearly fills."""
+        card = self.settings.card
+        grows = card is not None and isinstance(card.allocator, ExpandableSegments) and self.places
+        alone = len(shares.active) == 1 and shares.graph.standing.most_outstanding <= 1
+        return grows and alone and any(self.settings.rooms) and (plan is None or bool(plan.moves))
+
+    def _most_bytes(self, budget_bytes: int) -> int:
+        """A budget, or less where what is held now lies in many pages, each in use in part."""
+        card = self._card()
+        if card is None or card.held is None:
+            return budget_bytes
+        return min(budget_bytes, card.limit_bytes - card.held.wasted_bytes)
 
     def _card(self) -> Card | None:
         """The GPU, with what is held of it now; None where plans leave no room."""

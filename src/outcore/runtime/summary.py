@@ -188,7 +188,7 @@ def _with_plans(
     return replace(
         with_steps(common, steps),
         in_core_peak_bytes=max(p.in_core.peak(Tier.DEVICE) + came for p, came in planned),
-        predicted_peak_bytes=max(p.predicted.peak(Tier.DEVICE) + came for p, came in planned),
+        predicted_peak_bytes=max(p.peak_bytes + came for p, came in planned),
         measured_peak_bytes=engine.metering.peak_bytes,
         measured_seconds=_measured_seconds(clock, parts),
         replans=sum(part.planned.replanned is not None for part in parts),
@@ -199,7 +199,7 @@ def _with_plans(
             *_plan_notes(named),
             *_peak_notes(engine, [p for p, _ in planned]),
             *_after_notes(engine),
-            *filter(None, [engine.fragments.note]),
+            *filter(None, [engine.fragments.note, engine.placing.note]),
             *_drift_notes(named, clock, engine.settings.drift),
         ),
     )
@@ -302,7 +302,7 @@ def _plan_notes(graphs: list[tuple[str, Standing]]) -> Iterator[str]:
 def _peak_notes(engine: Engine, planned: list[Planned]) -> Iterator[str]:
     """Whether a step held more than was promised: not by its graphs, then."""
     measured, budget = engine.metering.peak_bytes, engine.settings.budget_bytes
-    promised = max((p.predicted.peak(Tier.DEVICE) for p in planned), default=budget)
+    promised = max((p.peak_bytes for p in planned), default=budget)
     if measured is not None and measured > max(budget, promised):
         yield (
             f"a metered step held {format_bytes(measured)}, more than the budget of "

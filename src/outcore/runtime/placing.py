@@ -1,0 +1,78 @@
+"""placing: whether a step's tensors lie where its layout has them, or where the allocator likes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from outcore.execute import Driver, Executable, Lane, PlacedLane, QueuedDriver
+from outcore.ir.layout import Layout
+from outcore.runtime.metering import Metering
+from outcore.runtime.store import Stores
+
+log = logging.getLogger("outcore")
+
+MOST_LOST = 4
+"""Steps in a row in which a tensor lay elsewhere. What libraries keep for good may be in the way in
+the first ones; after so many it is an op that asks for its memory in another order."""
+
+NOTE = (
+    "tensors did not lie where they were to (an op asks for memory otherwise than as it was "
+    "profiled, or there is no room in one piece): torch's allocator finds their places, and may "
+    "have to give memory back to the GPU within steps"
+)
+
+
+class Placing:
+    """Opens the lanes of steps."""
+
+    def __init__(self, stores: Stores, metering: Metering) -> None:
+        self._stores, self._metering = stores, metering
+        self._layout: Layout | None = None
+        """That of the latest step that had one."""
+        self._lost = 0
+        """In so many steps in a row a tensor of it lay elsewhere."""
+        self.note = ""
+        """For reports; empty where all is well."""
+        self.steps = 0
+        """In so many all lay where they were to."""
+
+    def is_in_vain(self, layout: Layout | None) -> bool:
+        """Whether tensors do not lie as `layout` has them, step after step."""
+        return layout is not None and layout is self._layout and self._lost >= MOST_LOST
+
+    def open_lane(self, driver: Driver, executable: Executable) -> Lane:
+        """The lane of a step that `executable` is to run.
+
+        Free memory is held for it unless other calls wait for their backward, which may need it,
+        and unless the step is metered: what is held would count. Raises as `Driver.open_lane`.
+        """
+        layout = executable.layout
+        if layout is None or not isinstance(driver, QueuedDriver):
+            return driver.open_lane(executable.regions)
+        if layout is not self._layout:
+            self._layout, self._lost = layout, 0
+        holds = self._metering.session is None and not len(self._stores)
+        holds = holds and not self.is_in_vain(layout)
+        return driver.open_placed_lane(executable.regions, layout, self._told, holds=holds)
+
+    def _told(self, what: str) -> None:
+        self._lost = self._lost + 1 if what else 0
+        self.steps += not what
+        if what:
+            log.debug("outcore: a tensor does not lie where it should: %s", what)
+        if self._lost >= MOST_LOST:
+            self.note = NOTE
+
+
+def call(lane: Lane, given: Sequence[Any], *, again: bool = False) -> AbstractContextManager[None]:
+    """Around a call with `lane` that is `given` so much; `again`: another backward may follow."""
+    return lane.call(given, again=again) if isinstance(lane, PlacedLane) else nullcontext()
+
+
+def give(lane: Lane, results: Sequence[Any]) -> None:
+    """Take what the caller gets from a call with `lane`."""
+    if isinstance(lane, PlacedLane):
+        lane.give(results)

@@ -1,0 +1,230 @@
+"""A lane that holds free memory, on a device of tests with an allocator of best fit."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from outcore.allocators.best_fit import MIB
+from outcore.allocators.blocks import Pool, round_up
+from outcore.execute.driver import EmptyLane
+from outcore.execute.placed import EDGE_BYTES, MOST_PLUGS, PlacedLane
+from outcore.gauges import HOLDERS
+from outcore.ir.layout import Hold, Layout, Release
+
+START = 1 << 30
+SIZES = {5: 20 * MIB, 6: 30 * MIB}
+LAYOUT = Layout(
+    nbytes=60 * MIB,
+    moves={
+        3: (Release(0), Hold(1, 0, 20 * MIB), Hold(2, 20 * MIB, 40 * MIB), Release(1)),
+        7: (Release(2), Hold(3, 20 * MIB, 30 * MIB), Hold(4, 50 * MIB, 10 * MIB), Release(3)),
+    },
+    positions={5: 3, 6: 7},
+    offsets={5: 0, 6: 20 * MIB},
+    guests=frozenset(),
+    peak_bytes=0,
+)
+
+
+class Block:
+    """Memory of the device, which is free again once nobody holds this."""
+
+    def __init__(self, address, nbytes):
+        self.address, self.nbytes = address, nbytes
+
+    def data_ptr(self):
+        return self.address
+
+    def untyped_storage(self):
+        return self
+
+
+class Stage:
+    """A device whose stage has so many bytes; `log` has what orders its queues."""
+
+    stage = "stage"
+
+    def __init__(self, nbytes=200 * MIB):
+        self.log, self.queue = [], "caller"
+        self.pool = Pool()
+        self.pool.put(self.pool.add(START, nbytes))
+
+    def current(self):
+        return self.queue
+
+    @contextmanager
+    def on(self, queue):
+        before, self.queue = self.queue, queue
+        try:
+            yield
+        finally:
+            self.queue = before
+
+    def event(self):
+        return object()
+
+    def record(self, _, queue):
+        self.log.append(f"{queue} is at")
+
+    def wait(self, queue, _):
+        self.log.append(f"{queue} waits")
+
+    def holds(self, _):
+        return True
+
+    def share(self, tensor, queue):
+        self.log.append(f"shared with {queue}")
+
+    def empty(self, nbytes):
+        assert self.queue == "stage"
+        size = round_up(nbytes, 512)
+        index = self.pool.fitting(size)
+        if index == len(self.pool.free):
+            raise torch.OutOfMemoryError
+        block = self.pool.take(index)
+        if block.nbytes > size:
+            self.pool.put(self.pool.cut(block, size))
+        made = Block(block.start, nbytes)
+        weakref.finalize(made, self.pool.put, block)
+        return made
+
+
+def placed(device, *, holds=True):
+    said: list[str] = []
+    return PlacedLane(EmptyLane(), device, LAYOUT, said.append, holds=holds), said
+
+
+def test_tensors_get_their_places():
+    device = Stage()
+    lane, said = placed(device)
+    with lane.call([]):
+        assert lane.held_bytes == LAYOUT.nbytes + 2 * EDGE_BYTES
+        lane.place(3)
+        first = device.empty(SIZES[5])
+        lane.placed(5, first)
+        lane.place(7)
+        second = device.empty(SIZES[6])
+        lane.placed(6, second)
+        assert second.address - first.address == 20 * MIB
+        assert lane in HOLDERS
+        assert lane.held_bytes == 10 * MIB + 2 * EDGE_BYTES
+    assert not said
+    lane.close()
+    assert said == [""]
+    assert lane.held_bytes == 0
+
+
+def test_a_tensor_elsewhere_ends_it():
+    device = Stage()
+    lane, said = placed(device)
+    with lane.call([]):
+        lane.place(3)
+        lane.placed(5, Block(START, 1))
+        assert lane.held_bytes == 0
+        lane.place(7)
+    lane.close()
+    assert len(said) == 1
+    assert "slot 5" in said[0]
+
+
+def test_free_memory_elsewhere_is_held_too():
+    """It is smaller than what is cut, and would be taken for a piece."""
+    device = Stage(300 * MIB)
+    with device.on("stage"):
+        before = [device.empty(15 * MIB), device.empty(2 * MIB)]
+    del before[0]
+    lane, said = placed(device)
+    with lane.call([]):
+        lane.place(3)
+        first = device.empty(SIZES[5])
+        lane.placed(5, first)
+        lane.place(7)
+        lane.placed(6, device.empty(SIZES[6]))
+    assert not said
+
+
+@pytest.mark.parametrize("nbytes", [50 * MIB, LAYOUT.nbytes + 2 * EDGE_BYTES - 512])
+def test_no_room_for_it(nbytes):
+    lane, said = placed(Stage(nbytes))
+    with lane.call([]):
+        assert said == ["a stretch of its size"]
+        lane.place(3)
+
+
+def test_much_in_the_way():
+    device = Stage((MOST_PLUGS + 2) * 40 * MIB + 500 * MIB)
+    with device.on("stage"):
+        blocks = [device.empty((30 if i % 2 else 2) * MIB) for i in range(2 * MOST_PLUGS + 4)]
+    del blocks[1::2]
+    lane, said = placed(device)
+    with lane.call([]):
+        assert len(said) == 1
+        assert lane.held_bytes == 0
+
+
+def test_the_queues_wait_for_each_other():
+    device = Stage()
+    lane, _ = placed(device)
+    given = [torch.zeros(1)]
+    kept = weakref.ref(given[0])
+    with lane.call(given):
+        given.clear()
+        assert device.current() == "stage"
+        before = ["caller is at", "stage waits"]
+        assert device.log == before
+    assert kept() is not None
+    assert device.log == [*before, "stage is at", "caller waits"]
+    lane.give([torch.zeros(1), None])
+    assert device.log[4:] == ["shared with caller"]
+    lane.close()
+    assert kept() is None
+
+
+def test_a_step_that_raises_is_waited_for():
+    device = Stage()
+    lane, _ = placed(device)
+    with pytest.raises(KeyError), lane.call([]):
+        raise KeyError
+    assert device.log[2:] == ["stage is at", "caller waits"]
+    assert device.current() == "caller"
+
+
+def test_a_metered_step_runs_as_ever():
+    device = Stage()
+    lane, said = placed(device, holds=False)
+    with lane.call([torch.zeros(1)]):
+        assert device.current() == "caller"
+        lane.place(3)
+        lane.placed(5, Block(START, 1))
+    lane.give([torch.zeros(1)])
+    lane.close()
+    assert not said
+    assert not device.log
+
+
+def test_backward_calls_that_free_little_hold_nothing():
+    device = Stage()
+    lane, said = placed(device)
+    with lane.call([]):
+        pass
+    with lane.call([], again=True):
+        assert device.current() == "stage"
+        assert lane.held_bytes == 0
+    assert not said
+
+
+def test_results_move_to_the_caller():
+    device = Stage()
+    lane, _ = placed(device)
+    with lane.call([]):
+        transposed = torch.arange(6.0).reshape(2, 3).t()
+        copy = lane.moved(transposed)
+        assert copy is not transposed
+        assert torch.equal(copy, transposed)
+        assert copy.stride() == transposed.stride()
+        part = torch.arange(6.0)[1:]
+        assert lane.moved(part) is part

@@ -1,0 +1,75 @@
+"""On a GPU that is nearly full, large tensors lie where the layout has them."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.kit.modes import same_graph
+from outcore import Backend
+from tests.cpu.training import mean_square, train
+from tests.gpu.training import PROFILED_STEPS
+
+MIB = 1 << 20
+LIMIT_BYTES = 1280 * MIB
+LAYERS = 20
+STEPS = PROFILED_STEPS + 6
+
+
+class Deep(nn.Module):
+    """Layers with maps of 64 MiB each, of which backward needs one and runs on the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList(torch.rand(16, 1) for _ in range(LAYERS))
+
+    def forward(self, maps: torch.Tensor) -> torch.Tensor:
+        for scale in self.scales:
+            maps = torch.sigmoid(maps * scale)
+        return maps.sum(-1)
+
+
+@contextmanager
+def nearly_full():
+    """A process that may take little of the GPU."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.get_per_process_memory_fraction(device)
+    total = torch.cuda.get_device_properties(device).total_memory
+    limit = LIMIT_BYTES + torch.cuda.memory_reserved(device)
+    torch.cuda.set_per_process_memory_fraction(limit / total, device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before, device)
+
+
+def trained(backend, steps=STEPS):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = Deep().cuda()
+    compiled = torch.compile(module, backend=backend)
+    seeded = torch.Generator().manual_seed(0)
+    maps = torch.randn(16, MIB, generator=seeded).cuda()
+    return train(module, compiled, [maps], mean_square, steps)
+
+
+@pytest.mark.parametrize("policy", ["search", "swap-all"])
+def test_tensors_lie_where_they_should(policy):
+    expected = trained(same_graph)
+    with nearly_full():
+        backend = Backend(policy=policy)
+        found = trained(backend)
+    planned = backend.engine.graphs[0].planned
+    assert planned.plan.moves
+    assert planned.layout is not None
+    assert backend.engine.placing.note == ""
+    assert backend.engine.placing.steps > 2
+    assert planned.peak_bytes <= backend.engine.settings.budget_bytes
+    for step, (one, other) in enumerate(zip(expected, found, strict=True)):
+        assert all(map(torch.equal, one, other)), f"step {step}"
