@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any, NamedTuple, Protocol, TypeAlias
 from weakref import WeakSet
@@ -54,14 +55,26 @@ class WallClock:
 class Holder(Protocol):
     """Somebody who holds free memory of a GPU, so that others find it where it should be."""
 
-    @property
-    def held_bytes(self) -> int:
-        """How much, now."""
+    def held_bytes(self, device: Any) -> int:
+        """How much of a GPU, now."""
         ...
 
 
-HOLDERS: WeakSet[Holder] = WeakSet()
-"""All there are: what they hold is in use to the allocator alone."""
+_holders: WeakSet[Holder] = WeakSet()
+_lock = threading.Lock()
+
+
+def add_holder(holder: Holder) -> None:
+    """Have what `holder` holds count as free: it is in use to an allocator alone."""
+    with _lock:
+        _holders.add(holder)
+
+
+def held_bytes(device: Any) -> int:
+    """What all holders hold of a GPU."""
+    with _lock:
+        holders = list(_holders)
+    return sum(holder.held_bytes(device) for holder in holders)
 
 
 class Ledger(NamedTuple):

@@ -10,12 +10,14 @@ import torch
 
 from outcore.allocators.best_fit import MIB
 from outcore.allocators.blocks import Pool, round_up
+from outcore.errors import StepError
 from outcore.execute.driver import EmptyLane
 from outcore.execute.placed import EDGE_BYTES, MOST_PLUGS, PlacedLane
-from outcore.gauges import HOLDERS
+from outcore.gauges import held_bytes
 from outcore.ir.layout import Hold, Layout, Release
 
 START = 1 << 30
+CPU = torch.device("cpu")
 SIZES = {5: 20 * MIB, 6: 30 * MIB}
 LAYOUT = Layout(
     nbytes=60 * MIB,
@@ -32,6 +34,8 @@ LAYOUT = Layout(
 
 class Block:
     """Memory of the device, which is free again once nobody holds this."""
+
+    device = CPU
 
     def __init__(self, address, nbytes):
         self.address, self.nbytes = address, nbytes
@@ -93,6 +97,10 @@ class Stage:
         return made
 
 
+def held(lane):
+    return lane.held_bytes(CPU)
+
+
 def placed(device, *, holds=True):
     said: list[str] = []
     return PlacedLane(EmptyLane(), device, LAYOUT, said.append, holds=holds), said
@@ -102,7 +110,7 @@ def test_tensors_get_their_places():
     device = Stage()
     lane, said = placed(device)
     with lane.call([]):
-        assert lane.held_bytes == LAYOUT.nbytes + 2 * EDGE_BYTES
+        assert held(lane) == LAYOUT.nbytes + 2 * EDGE_BYTES
         lane.place(3)
         first = device.empty(SIZES[5])
         lane.placed(5, first)
@@ -110,12 +118,29 @@ def test_tensors_get_their_places():
         second = device.empty(SIZES[6])
         lane.placed(6, second)
         assert second.address - first.address == 20 * MIB
-        assert lane in HOLDERS
-        assert lane.held_bytes == 10 * MIB + 2 * EDGE_BYTES
+        assert held(lane) == held_bytes(CPU) == 10 * MIB + 2 * EDGE_BYTES
     assert not said
+    lane.give([], last=True)
     lane.close()
     assert said == [""]
-    assert lane.held_bytes == 0
+    assert held(lane) == 0
+
+
+def test_a_stretch_that_is_full_between_the_calls():
+    """Nothing is left to hold, and it is not taken twice."""
+    device = Stage()
+    lane, said = placed(device)
+    with lane.call([]):
+        lane.place(3)
+        lane.placed(5, first := device.empty(SIZES[5]))
+        lane.place(7)
+        lane.placed(6, second := device.empty(SIZES[6]))
+        lane._pieces.clear()
+        third = device.empty(10 * MIB)
+    with lane.call([]):
+        assert held(lane) == 2 * EDGE_BYTES
+    assert third.address > second.address > first.address
+    assert not said
 
 
 def test_a_tensor_elsewhere_ends_it():
@@ -124,7 +149,7 @@ def test_a_tensor_elsewhere_ends_it():
     with lane.call([]):
         lane.place(3)
         lane.placed(5, Block(START, 1))
-        assert lane.held_bytes == 0
+        assert held(lane) == 0
         lane.place(7)
     lane.close()
     assert len(said) == 1
@@ -163,7 +188,7 @@ def test_much_in_the_way():
     lane, said = placed(device)
     with lane.call([]):
         assert len(said) == 1
-        assert lane.held_bytes == 0
+        assert held(lane) == 0
 
 
 def test_the_queues_wait_for_each_other():
@@ -176,12 +201,38 @@ def test_the_queues_wait_for_each_other():
         assert device.current() == "stage"
         before = ["caller is at", "stage waits"]
         assert device.log == before
-    assert kept() is not None
+        assert kept() is not None
+    assert kept() is None
     assert device.log == [*before, "stage is at", "caller waits"]
     lane.give([torch.zeros(1), None])
     assert device.log[4:] == ["shared with caller"]
     lane.close()
-    assert kept() is None
+
+
+def test_what_lies_in_memory_of_the_caller_lives_until_a_backward_call_is_over():
+    """Others may get it; what was made here may go."""
+    device = Stage()
+    lane, _ = placed(device)
+    argument, made = torch.zeros(1), torch.zeros(1)
+    with lane.call([argument]):
+        result = lane.moved(torch.zeros(1))
+    crossing = [argument.detach(), result.detach(), made.detach(), None]
+    weak = [weakref.ref(each) for each in crossing[:3]]
+    del argument, result, made
+    with lane.call([], crossing):
+        crossing.clear()
+        assert [each() is not None for each in weak] == [True, True, False]
+    assert not any(each() is not None for each in weak)
+
+
+def test_both_calls_are_made_on_one_stream():
+    device = Stage()
+    lane, _ = placed(device)
+    with lane.call([]):
+        pass
+    device.queue = "another"
+    with pytest.raises(StepError, match="two streams"), lane.call([]):
+        pass
 
 
 def test_a_step_that_raises_is_waited_for():
@@ -213,7 +264,7 @@ def test_backward_calls_that_free_little_hold_nothing():
         pass
     with lane.call([], again=True):
         assert device.current() == "stage"
-        assert lane.held_bytes == 0
+        assert held(lane) == 0
     assert not said
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from outcore.allocators.best_fit import MIB, PYTORCH
 from outcore.allocators.blocks import round_up
@@ -17,6 +18,7 @@ from outcore.ir.layout import Hold, Layout, Move, Release
 from outcore.ir.memory import peak
 from outcore.ir.problem import Problem
 from outcore.ir.program import Alloc, Copy, Free, Program, Run
+from outcore.ir.verify import ITEM_BYTES
 
 MOST_GUEST_BYTES = 256 * MIB
 """A result is there twice until it is copied elsewhere: larger ones take too much."""
@@ -26,8 +28,9 @@ UNIT = 2 * MIB
 large (more than 1 MiB) that torch has it lie where large blocks do. Where one op asks for several
 blocks, each place has such a rest: beside each other, two would be one free block."""
 
-BESIDE_BYTES = 96 * MIB
-"""Room for small blocks, for pages in use in part, and for what holds the ends of the stretch."""
+BESIDE_BYTES = 128 * MIB
+"""Room for small blocks, for pages in use in part, for what libraries keep for a stream of its own,
+and for what holds the ends of the stretch."""
 
 ATTEMPTS = 4
 """Packings that are tried: in some, of two blocks that are as large, and that one op asks for, one
@@ -42,6 +45,8 @@ def lay_out(problem: Problem, program: Program, budget_bytes: int) -> Layout | N
     """
     wanted = _Wanted(problem, program)
     if any(block.nbytes > MOST_GUEST_BYTES for block in wanted.guests.values()):
+        return None
+    if not wanted.guests.keys() <= wanted.whole():
         return None
     outside = wanted.outside_bytes() + BESIDE_BYTES
     stays = [block.stay for block in wanted.blocks]
@@ -113,6 +118,16 @@ class _Wanted:
                 stays += slots[action.slot].nbytes
         program = replace(self.program, slots=tuple(slots))
         return peak(problem, program, Tier.DEVICE).nbytes + stays
+
+    def whole(self) -> set[int]:
+        """The slots that are all of one tensor: such can be copied."""
+        trace = self.problem.trace
+        whole = {
+            value.buffer
+            for value in trace.values
+            if prod(value.shape) * ITEM_BYTES[value.dtype] == trace.buffers[value.buffer].nbytes
+        }
+        return {slot.id for slot in self.program.slots if slot.buffer in whole}
 
     def _op(self, position: int) -> int | None:
         action = self.program.body[position].action

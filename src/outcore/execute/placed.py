@@ -3,8 +3,8 @@
 Torch's allocator keeps the free memory of each stream apart. So the step computes on a stream of
 its own, and all that is free there is the stretch of the layout: what of that an op is not about to
 ask for is held. The stream waits for that of the caller as a call begins, and is waited for when it
-ends. What the caller gives is kept until then: were it freed in between, another thread might be
-given its memory, and write there at once. What it gets may be freed while its own stream reads it.
+ends. Whatever lies in memory of the caller's is kept until then: were it freed in between, another
+thread might be given its memory, and write there at once.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
+from outcore.errors import StepError
 from outcore.execute.device import Device, Queue
 from outcore.execute.driver import Handle, Lane
-from outcore.gauges import HOLDERS
+from outcore.gauges import add_holder
 from outcore.ir.layout import Hold, Layout
 
 EDGE_BYTES = 22 << 20
@@ -32,7 +33,8 @@ class PlacedLane:
 
     `lost` is told where a tensor does not lie where it should: others have memory in between. From
     there on nothing is held, and the allocator finds the places. It is told the empty text where a
-    step went through. Where not `holds`, the stream is the caller's, and nothing is held at all.
+    backward call went through with all in its place. Where not `holds`, the stream is the caller's,
+    and nothing is held at all.
     """
 
     def __init__(
@@ -48,14 +50,15 @@ class PlacedLane:
         self._home: Queue = device.current()
         """The queue of the caller."""
         self._holds, self._on_stage = holds, holds
+        self._begun = False
         self._start = 0
         """The address of the stretch."""
         self._pieces: dict[int, torch.Tensor] = {}
         self._plugs: list[torch.Tensor] = []
-        self._kept: list[Any] = []
-        """What the caller gave."""
+        self._homely: set[int] = set()
+        """Addresses of what lies in memory of the caller's."""
         if holds:
-            HOLDERS.add(self)
+            add_holder(self)
 
     # ---- as any lane ----------------------------------------------------------------------------
 
@@ -77,47 +80,65 @@ class PlacedLane:
 
     def close(self) -> None:
         """Let all that is held go, and close the lane."""
-        if self._holds and self._pieces:
-            self._lost("")
-        self._let_go()
-        self._kept.clear()
+        self.let_go()
         self._lane.close()
 
     # ---- the stretch ----------------------------------------------------------------------------
 
-    @property
-    def held_bytes(self) -> int:
-        """What of the device is held for tensors to come, and is in use by nobody."""
-        return sum(piece.nbytes for piece in (*self._pieces.values(), *self._plugs))
+    def held_bytes(self, device: torch.device) -> int:
+        """What of a device is held for tensors to come, and is in use by nobody."""
+        held = list(self._pieces.values()) + self._plugs
+        return sum(piece.nbytes for piece in held if piece.device == device)
 
     @contextmanager
-    def call(self, given: Iterable[Any], *, again: bool = False) -> Iterator[None]:
+    def call(
+        self, given: Iterable[Any], crossing: Iterable[Any] = (), *, again: bool = False
+    ) -> Iterator[None]:
         """Around a forward or a backward call: it computes on the stream of the stretch.
 
-        `given`: what the caller gives it. `again`: this backward call is not the last one, and
-        frees little.
+        `given`: what the caller gives it; `crossing`: what the forward call left. `again`: this
+        backward call is not the last one, and frees little.
+
+        Raises StepError where the two calls are made on two streams.
         """
         if not self._on_stage:
             yield
             return
-        self._home, stage = self._device.current(), self._device.stage
+        if self._device.current() != self._home:
+            reason = "one step computes on two streams; call forward and backward on the same"
+            raise StepError(reason=reason)
+        stage = self._device.stage
         self._follow(stage, self._home)
-        self._kept += given
-        if again and self._holds:
-            self._let_go()
+        kept = [t for t in given if isinstance(t, torch.Tensor)]
+        self._homely.update(t.untyped_storage().data_ptr() for t in kept)
+        kept += (t for t in crossing if self._is_homely(t))
+        if again:
+            self.let_go()
         try:
             with self._device.on(stage):
-                if self._holds and not self._pieces:
+                if self._holds and not self._begun:
                     self._begin()
                 yield
         finally:
             self._follow(self._home, stage)
+            del kept
 
-    def give(self, results: Iterable[Any]) -> None:
-        """Take what the caller gets: its memory serves others once the caller's queue is done."""
+    def give(self, results: Iterable[Any], *, last: bool = False) -> None:
+        """Take what the caller gets: its memory serves others once the caller's queue is done.
+
+        `last`: of a backward call that is the last one.
+        """
+        if last and self._holds:
+            self._lost("")
         for tensor in results if self._on_stage else ():
             if isinstance(tensor, torch.Tensor) and self._device.holds(tensor):
                 self._device.share(tensor, self._home)
+
+    def let_go(self) -> None:
+        """Hold nothing any more: others may need it. Tensors lie where the allocator likes."""
+        self._holds = False
+        self._pieces.clear()
+        self._plugs.clear()
 
     def place(self, position: int, /) -> None:
         """Have free what the instruction at `position` is to be served from, and nothing else."""
@@ -148,12 +169,15 @@ class PlacedLane:
             copy = torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
             )
+        self._homely.add(copy.untyped_storage().data_ptr())
+        self._follow(self._device.stage, self._home)  # which may have used that memory until now
         return copy.copy_(tensor)
 
     # ---- within ---------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         """Take the stretch, and hold it."""
+        self._begun = True
         nbytes = self._layout.nbytes
         try:
             self._device.empty(nbytes + 2 * EDGE_BYTES)  # which is free again at once, in one piece
@@ -182,14 +206,13 @@ class PlacedLane:
             self._plugs.append(block)
         return None
 
-    def _lose(self, what: str) -> None:
-        self._let_go()
-        self._lost(what)
+    def _is_homely(self, tensor: Any) -> bool:
+        there = isinstance(tensor, torch.Tensor)
+        return there and tensor.untyped_storage().data_ptr() in self._homely
 
-    def _let_go(self) -> None:
-        self._holds = False
-        self._pieces.clear()
-        self._plugs.clear()
+    def _lose(self, what: str) -> None:
+        self.let_go()
+        self._lost(what)
 
     def _follow(self, queue: Queue, earlier: Queue) -> None:
         """Let `queue` wait for what was put into `earlier` so far."""

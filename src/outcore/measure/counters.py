@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from outcore.gauges import HOLDERS
+from outcore.gauges import held_bytes
 from outcore.measure.reading import Reading
 
 
@@ -50,7 +50,7 @@ def allocated_bytes(device: torch.device) -> int:
 
     That of `torch.cuda.memory_allocated`, which sorts all that there is to know by name first.
     """
-    return _in_use(device).get("current", 0) - sum(h.held_bytes for h in list(HOLDERS))
+    return _in_use(device).get("current", 0) - held_bytes(device)
 
 
 def retries(device: torch.device) -> int:

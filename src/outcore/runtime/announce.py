@@ -52,7 +52,7 @@ def _planned(planned: Planned) -> str:
     predicted, slowdown = planned.predicted, 1.0
     if planned.in_core.seconds:
         slowdown = predicted.seconds / planned.in_core.seconds
-    peak = format_bytes(predicted.peak(Tier.DEVICE))
+    peak = format_bytes(planned.peak_bytes)
     return (
         f"peak {peak}, {format_seconds(predicted.seconds)} a step, {slowdown:.3f} times in-core "
         "(all predicted)"

@@ -88,6 +88,7 @@ class Engine:
 
         And the trial of a graph that is gone.
         """
+        self.placing.called()
         self.held.tidy()
         self.roll.called(caller)
         self.trials.check(self.steps.number)

@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary, ref
 from outcore.capture import Captured, capture_again
 from outcore.errors import CaptureError, InfeasibleError, OutcoreError
 from outcore.execute import Executable, MismatchError, build
-from outcore.ir.hardware import Tier
 from outcore.ir.store import digest
 from outcore.ir.verify import verify_trace
 from outcore.measure import Reading, says_memory
@@ -443,7 +442,7 @@ class PlannedGraph:
             self.lean, self.profiling = True, None
             return
         numbers = (
-            f"outcore's plan takes {format_bytes(planned.predicted.peak(Tier.DEVICE))} at most, of "
+            f"outcore's plan takes {format_bytes(planned.peak_bytes)} at most, of "
             f"a budget of {format_bytes(planned.problem.budget_bytes)}, all that was held besides "
             "it when it was made included"
         )

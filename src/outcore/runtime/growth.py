@@ -12,7 +12,6 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from outcore.errors import OutcoreError
-from outcore.ir.hardware import Tier
 from outcore.runtime.held import Held
 from outcore.runtime.margin import margin_bytes, slack_bytes
 from outcore.runtime.metering import Metering
@@ -147,5 +146,5 @@ class Growth:
     def _left_bytes(self, following: Following) -> int:
         """What the plan leaves of the budget for what comes, its margin among it."""
         budget = self._settings.budget_bytes
-        peak = following.planned.predicted.peak(Tier.DEVICE) - margin_bytes(budget)
+        peak = following.planned.peak_bytes - margin_bytes(budget)
         return max(0, budget - peak)

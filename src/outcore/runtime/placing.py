@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import ref
 
 from outcore.execute import Driver, Executable, Lane, PlacedLane, QueuedDriver
 from outcore.ir.layout import Layout
@@ -30,6 +31,8 @@ class Placing:
 
     def __init__(self, stores: Stores, metering: Metering) -> None:
         self._stores, self._metering = stores, metering
+        self._lane: Callable[[], PlacedLane | None] = lambda: None
+        """The one that was opened last."""
         self._layout: Layout | None = None
         """That of the latest step that had one."""
         self._lost = 0
@@ -42,6 +45,12 @@ class Placing:
     def is_in_vain(self, layout: Layout | None) -> bool:
         """Whether tensors do not lie as `layout` has them, step after step."""
         return layout is not None and layout is self._layout and self._lost >= MOST_LOST
+
+    def called(self) -> None:
+        """Take that a forward call begins: if another waits, it needs what is held for that."""
+        lane = self._lane()
+        if lane is not None and len(self._stores):
+            lane.let_go()
 
     def open_lane(self, driver: Driver, executable: Executable) -> Lane:
         """The lane of a step that `executable` is to run.
@@ -56,7 +65,9 @@ class Placing:
             self._layout, self._lost = layout, 0
         holds = self._metering.session is None and not len(self._stores)
         holds = holds and not self.is_in_vain(layout)
-        return driver.open_placed_lane(executable.regions, layout, self._told, holds=holds)
+        lane = driver.open_placed_lane(executable.regions, layout, self._told, holds=holds)
+        self._lane = ref(lane)
+        return lane
 
     def _told(self, what: str) -> None:
         self._lost = self._lost + 1 if what else 0
@@ -67,12 +78,16 @@ class Placing:
             self.note = NOTE
 
 
-def call(lane: Lane, given: Sequence[Any], *, again: bool = False) -> AbstractContextManager[None]:
-    """Around a call with `lane` that is `given` so much; `again`: another backward may follow."""
-    return lane.call(given, again=again) if isinstance(lane, PlacedLane) else nullcontext()
-
-
-def give(lane: Lane, results: Sequence[Any]) -> None:
-    """Take what the caller gets from a call with `lane`."""
+def call(
+    lane: Lane, given: Sequence[Any], crossing: Sequence[Any] = (), *, again: bool = False
+) -> AbstractContextManager[None]:
+    """Around a call with `lane`, as `PlacedLane.call`."""
     if isinstance(lane, PlacedLane):
-        lane.give(results)
+        return lane.call(given, crossing, again=again)
+    return nullcontext()
+
+
+def give(lane: Lane, results: Sequence[Any], *, last: bool = False) -> None:
+    """Take what the caller gets from a call with `lane`, as `PlacedLane.give`."""
+    if isinstance(lane, PlacedLane):
+        lane.give(results, last=last)

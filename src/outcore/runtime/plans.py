@@ -267,7 +267,7 @@ class Plans:
         bound: int | None = None
         if not all(p is None or p.everything_kept for p in active.values()):
             came = {g: g.standing.came_bytes for g in active if g not in latest}
-            known = [p.predicted.peak(Tier.DEVICE) + came.get(g, 0) for g, p in active.items() if p]
+            known = [p.peak_bytes + came.get(g, 0) for g, p in active.items() if p]
             bound = max(known) if len(known) == len(active) else self._settings.budget_bytes
         self._driver.bound_memory(self._held.resident_bytes(), bound)
 

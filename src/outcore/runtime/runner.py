@@ -90,9 +90,9 @@ class Runner:
         inputs: list[Any] | None = None
         try:
             crossing = list(store.crossing) if again else store.crossing
-            with call(store.lane, tangents, again=again):
+            with call(store.lane, tangents, store.crossing, again=again):
                 gradients = self._gradients(store.executable, crossing, tangents, store.lane)
-            give(store.lane, gradients)
+            give(store.lane, gradients, last=not again)
         except CaptureError as error:
             state = driver.generator.get_state()
             inputs = self._learn_late(error, visit, store.executable)
@@ -181,7 +181,7 @@ class Runner:
                     store = self._run_forward(executable, inputs, visit)[1]
                     try:
                         given, lane = list(tangents), store.lane
-                        with call(lane, given):
+                        with call(lane, given, store.crossing):
                             found = self._gradients(executable, store.crossing, given, lane)
                         give(lane, found)
                         return found
