@@ -327,7 +327,7 @@ def test_calls_that_may_come_yet_leave_no_room_for_what_came(
     )
     plans: Any = SimpleNamespace(lacking_bytes=lambda *_: lacking, bound_memory=lambda: None)
     besides = Besides(base_bytes=40)
-    planned = SimpleNamespace(besides=besides, predicted=SimpleNamespace(peak=lambda _: 1000))
+    planned = SimpleNamespace(besides=besides, peak_bytes=1000)
     following: Any = SimpleNamespace(planned=planned, foreseen_bytes=None)
     graph: Any = SimpleNamespace(standing=Standing(refused_bytes=0))
     nothing: Any = None
