@@ -127,6 +127,8 @@ def test_every_request_gets_its_place(problem, policy, scale):
     layout = lay_out(problem, program, 1 << 60)
     if layout is not None:
         Served(problem, program, layout).serve()
+        for slot in layout.guests:
+            assert isinstance(program.body[layout.positions[slot]].action, Run)
         assert layout.peak_bytes >= peak(problem, program, Tier.DEVICE).nbytes
 
 

@@ -41,10 +41,11 @@ def lay_out(problem: Problem, program: Program, budget_bytes: int) -> Layout | N
     """Places for all that the ops of `program` ask for, but for small blocks.
 
     With what is in use besides they stay within `budget_bytes`. None where no places are found, and
-    where a result is too large.
+    where a result is too large, or is copied back: it would be moved before it has come.
     """
     wanted = _Wanted(problem, program)
-    if any(block.nbytes > MOST_GUEST_BYTES for block in wanted.guests.values()):
+    guests = wanted.guests.values()
+    if any(block.nbytes > MOST_GUEST_BYTES or wanted.fetches(block) for block in guests):
         return None
     if not wanted.guests.keys() <= wanted.whole():
         return None
@@ -128,6 +129,10 @@ class _Wanted:
             if prod(value.shape) * ITEM_BYTES[value.dtype] == trace.buffers[value.buffer].nbytes
         }
         return {slot.id for slot in self.program.slots if slot.buffer in whole}
+
+    def fetches(self, block: _Block) -> bool:
+        """Whether a block is asked for by a copy back."""
+        return isinstance(self.program.body[block.first].action, Copy)
 
     def _op(self, position: int) -> int | None:
         action = self.program.body[position].action
