@@ -1,12 +1,14 @@
 """A device of queues for tests: as late as the events allow, and watched by vector clocks.
 
-Ops compute on the CPU, so the compute queue has always run all that was put into it. Copies run
-only once something waits for them, and in an order that no real device has. What is at either end
-of a copy is known by its address, and not kept alive: a program that gives memory back, or writes
-to it, before a copy is ordered before that, is told so.
+Ops compute on the CPU, so queues that compute have always run all that was put into them. Copies
+run only once something waits for them, and in an order that no real device has. What is at either
+end of a copy is known by its address, and not kept alive: a program that gives memory back, or
+writes to it, before a copy is ordered before that, is told so.
 
 A queue's clock says how far into each queue it is known to have come. Two accesses of one piece of
-memory, one of them a write, race unless the later one's queue knows of the earlier one.
+memory, one of them a write, race unless the later one's queue knows of the earlier one. Memory
+serves the queue that it was taken on as soon as nobody holds it: that one must know of all accesses
+by then. What ops access is told by `Watched`; without it, that of copies alone is checked.
 """
 
 from __future__ import annotations
@@ -14,14 +16,16 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -86,64 +90,79 @@ class LateWait(NamedTuple):
     until: int
 
 
+@dataclass(slots=True)
+class Used:
+    """A storage that ops touched: by each queue, up to which of its commands."""
+
+    storage: StorageWeakRef
+    owner: str
+    """The queue that it was taken on."""
+    read: dict[str, int] = field(default_factory=dict)
+    written: dict[str, int] = field(default_factory=dict)
+    shared: set[str] = field(default_factory=set)
+    """Queues that it waits for before it serves another."""
+
+
 class LateDevice:
     """A `device.Device` in RAM."""
 
-    compute, out, into = "compute", "out", "into"
+    out, into, stage = "out", "into", "stage"
     rounding_bytes = 64
     shares_memory = False
     notes: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self.generator = torch.default_generator
+        self.compute = "compute"
+        """The queue that computes now."""
         self.commands: dict[str, deque[LateCopy | LateWait]] = {
             self.out: deque(),
             self.into: deque(),
         }
-        self.clocks: dict[str, dict[str, int]] = {
-            q: dict.fromkeys((self.compute, self.out, self.into), 0)
-            for q in (self.compute, self.out, self.into)
-        }
-        self.earlier: list[str] = []
-        """Queues that computed before."""
-        self.done = {self.out: 0, self.into: 0}
+        queues = (self.compute, self.stage, self.out, self.into)
+        self.clocks = {queue: dict.fromkeys(queues, 0) for queue in queues}
         self.accesses: list[Access] = []
         """Of copies that some queue does not know of yet."""
         self.copies = 0
-        self.clocks[self.compute][self.compute] = self.computed = 1
-        """Stands for what is computed from the latest copy on, which nobody tells us of."""
+        self.computed: dict[str, int] = {}
+        """Stands for what each queue computed from the latest copy on."""
+        for queue in (self.compute, self.stage):
+            self.clocks[queue][queue] = self.computed[queue] = 1
         self.hosts: list[StorageWeakRef] = []
         """What `host` gave."""
-        self.taken: dict[int, int] = {}
-        """Address of device memory -> how far the compute queue was when it was taken."""
+        self.taken: dict[int, tuple[str, int]] = {}
+        """Address of device memory -> the queue that it was taken on, and how far that was."""
+        self.used: dict[int, Used] = {}
+        """What ops touched, by what torch calls it."""
         self.deaf = 0
         """A wait not to hear, counted from 1; for tests that want it missed."""
         self.waits = 0
         self.trims = 0
         self.scalars_on_host = False
 
-    @property
-    def stage(self) -> str:
-        return self.compute
+    @contextmanager
+    def on(self, queue: str) -> Iterator[None]:
+        before, self.compute = self.compute, queue
+        try:
+            yield
+        finally:
+            self.compute = before
 
-    def on(self, queue: str) -> AbstractContextManager[object]:
-        assert queue == self.compute
-        return nullcontext()
-
+    @one_at_a_time
     def share(self, tensor: torch.Tensor, queue: str) -> None:
-        """Its memory is the host's, which no queue is late with."""
+        used = self._use(tensor)
+        used.shared.add(queue)
 
     def current(self) -> str:
         return self.compute
 
     def switch(self, name: str) -> None:
         """Compute on a new queue, which knows of nothing, from now on."""
-        self.earlier.append(self.compute)
         self.compute = name
         for clock in self.clocks.values():
             clock[name] = 0
         self.clocks[name] = dict.fromkeys(self.clocks[self.out], 0)
-        self.clocks[name][name] = self.computed = 1
+        self.clocks[name][name] = self.computed[name] = 1
 
     def event(self, *, timed: bool = False) -> LateEvent:
         return LateEvent(timed)
@@ -163,9 +182,9 @@ class LateDevice:
         self._tick(queue)
         mine = self.clocks[queue]
         _learn(mine, event.clock)
-        if event.queue in (self.compute, *self.earlier):
+        if event.queue in self.computed:
             return
-        if queue in (self.compute, *self.earlier):
+        if queue in self.computed:
             self._run(event.queue, event.number)
             self._forget()
         else:
@@ -178,24 +197,41 @@ class LateDevice:
         self._tick(queue)
         number = self.clocks[queue][queue]
         ends = [self._access(queue, number, t, writes=t is target) for t in (target, source)]
-        known = self.clocks[queue][self.compute]
-        if known < (self.computed if queue == self.out else self.taken[target.data_ptr()]):
+        computing, position = self.compute, self.computed[self.compute]
+        if queue == self.into:
+            computing, position = self.taken[target.data_ptr()]
+        if self.clocks[queue][computing] < position:
             raise RaceError(f"{ends} is not ordered after what was computed before it")
-        for end in ends:
+        for end, memory in zip(ends, (target, source), strict=True):
             self._check(end)
+            self._check_computed(queue, self._use(memory), writes=end.writes)
         self.accesses += ends
         tensors = zip((target, source), ends, strict=True)
         kept = tuple(memory for memory, end in tensors if end.host)
         self.commands[queue].append(LateCopy(number, ends[0], ends[1], kept))
         self.copies += 1
         self._tick(self.compute)
-        self.computed = self.clocks[self.compute][self.compute]
+        self.computed[self.compute] = self.clocks[self.compute][self.compute]
+
+    @one_at_a_time
+    def computes(self, read: Iterable[torch.Tensor], written: Iterable[torch.Tensor]) -> None:
+        """An op of the current queue."""
+        queue = self.compute
+        self._tick(queue)
+        number = self.clocks[queue][queue]
+        for writes, memories in ((False, read), (True, written)):
+            for memory in memories:
+                used = self._use(memory, queue if writes else "compute")
+                self._check_computed(queue, used, writes=writes)
+                self._check(self._access(queue, number, memory, writes=writes))
+                (used.written if writes else used.read)[queue] = number
 
     @one_at_a_time
     def empty(self, nbytes: int) -> torch.Tensor:
         self._tick(self.compute)
         memory = torch.full((nbytes,), POISON, dtype=torch.uint8)
-        self.taken[memory.data_ptr()] = self.clocks[self.compute][self.compute]
+        self.taken[memory.data_ptr()] = self.compute, self.clocks[self.compute][self.compute]
+        self._use(memory, self.compute)
         return memory
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -216,14 +252,14 @@ class LateDevice:
 
     @one_at_a_time
     def finish(self, queue: str) -> None:
-        if queue != self.compute:
+        if queue not in self.computed:
             self._run(queue, self.clocks[queue][queue])
         for clock in self.clocks.values():  # the host waited, and gives all commands to come
             _learn(clock, self.clocks[queue])
         self._forget()
 
     def come(self, event: LateEvent) -> bool:
-        return event.queue == self.compute
+        return event.queue in self.computed
 
     @one_at_a_time
     def attend(self, event: LateEvent) -> None:
@@ -243,10 +279,12 @@ class LateDevice:
     def check_given_back(self) -> None:
         """Raise RaceError where memory is gone that a copy may still touch."""
         for access in self.accesses:
-            computing = (self.clocks[q] for q in (self.compute, *self.earlier))
-            known = any(clock[access.queue] >= access.number for clock in computing)
+            known = any(self.clocks[q][access.queue] >= access.number for q in self.computed)
             if access.storage.expired() and not (known or access.host):
                 raise RaceError(f"memory given back before {access}")
+        gone = [key for key, used in self.used.items() if used.storage.expired()]
+        for used in map(self.used.pop, gone):
+            self._check_computed(used.owner, used, writes=True, apart=used.shared)
 
     def _forget(self) -> None:
         """Drop the accesses that every queue knows of, and those whose memory is gone."""
@@ -267,6 +305,21 @@ class LateDevice:
             if apart or not (mine.writes or other.writes) or known[other.queue] >= other.number:
                 continue
             raise RaceError(f"nothing orders {other} and {mine}")
+
+    def _check_computed(
+        self, queue: str, used: Used, *, writes: bool, apart: Iterable[str] = ()
+    ) -> None:
+        """Raise RaceError where `queue` does not know what ops did with what it accesses now."""
+        known = self.clocks[queue]
+        for touched in (used.written, used.read) if writes else (used.written,):
+            for other, number in touched.items():
+                if known[other] < number and other not in apart:
+                    raise RaceError(f"{queue} does not know of op {number} of {other}: {used}")
+
+    def _use(self, memory: torch.Tensor, owner: str = "compute") -> Used:
+        """What is known of the storage of `memory`; `owner`: whose it is, if it is new."""
+        weak = StorageWeakRef(memory.untyped_storage())
+        return self.used.setdefault(weak.cdata, Used(weak, owner))
 
     def _access(self, queue: str, number: int, memory: torch.Tensor, *, writes: bool) -> Access:
         start, weak = memory.data_ptr(), StorageWeakRef(memory.untyped_storage())
@@ -292,3 +345,41 @@ def _learn(clock: dict[str, int], other: dict[str, int]) -> None:
     """Let `clock` know what `other` knows."""
     for queue, number in other.items():
         clock[queue] = max(clock[queue], number)
+
+
+class Watched(TorchDispatchMode):
+    """Tells a device what ops access. What it has not heard of yet was the caller's."""
+
+    def __init__(self, device: LateDevice) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func.is_view:
+            return result
+        schema = func._schema.arguments
+        given = {**dict(zip((a.name for a in schema), args, strict=False)), **kwargs}
+        writing = [a.name for a in schema if a.alias_info is not None and a.alias_info.is_write]
+        read, written = _tensors(given), _tensors([given.get(name) for name in writing])
+        known = {_place(tensor) for tensor in read}
+        made = [tensor for tensor in _tensors(result) if _place(tensor) not in known]
+        self.device.computes(read, [*written, *made])
+        return result
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    """Those of the device: bytes are states of its generator, and lie on the host."""
+    found = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+    return [tensor for tensor in found if tensor.dtype != torch.uint8]
+
+
+def _place(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,201 @@
+"""Whole steps that compute on a queue of their own, with all that ops access watched."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import wraps
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from outcore import Backend
+from outcore.allocators import Card, layout
+from outcore.allocators.expandable import ExpandableSegments
+from outcore.execute.placed import PlacedLane
+from outcore.execute.queued import QueuedDriver
+from outcore.runtime import engine, options, placing, roomy, runner
+from outcore.runtime.runner import Runner
+from outcore.runtime.solving import Solver
+from tests.cpu.queues import LateDevice, RaceError, Watched
+from tests.cpu.training import (
+    PROFILED_STEPS,
+    Away,
+    Normed,
+    Small,
+    away,
+    back,
+    batch,
+    mean_square,
+    same,
+    snapshot,
+)
+
+MIB = 1 << 20
+STEPS = PROFILED_STEPS + 4
+
+
+class Deep(nn.Module):
+    """Layers with maps of 2 MiB each; the last one is a result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList(torch.rand(16, 1) for _ in range(16))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        for scale in self.scales:
+            maps = torch.sigmoid(maps * scale)
+        return maps
+
+
+class Wide(nn.Module):
+    """Weights of 2 MiB, and so gradients of as much; the input has one, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(768, 768) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 2
+        for layer in self.layers:
+            x = torch.relu_(layer(x))
+        made: Tensor = x
+        return made
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
+    "deep": (Deep, lambda: torch.randn(16, 2 * MIB // 64), 60),
+    "small": (Small, lambda: batch(0, 16, 64), 54),
+    "normed": (Normed, lambda: batch(0, 8, 64), 34),
+    "wide": (Wide, lambda: torch.randn(2048, 768).requires_grad_(), 100),
+}
+
+
+class Watch:
+    """Enters the mode where it is not entered yet, and where nothing is measured or compiled."""
+
+    def __init__(self, device: LateDevice) -> None:
+        self.device, self.within = device, False
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        if self.within:
+            yield
+            return
+        self.within = True
+        try:
+            with Watched(self.device):
+                yield
+        finally:
+            self.within = False
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """A device all but full, on which every step keeps to its layout's queue."""
+    device = LateDevice()
+    watch = Watch(device)
+    monkeypatch.setattr(engine, "open_driver", lambda _, folder, __: QueuedDriver(device, folder))
+    monkeypatch.setattr(Solver, "_most_bytes", lambda *_: 1 << 40)
+    monkeypatch.setattr(placing, "MOST_LOST", 1 + STEPS)
+    monkeypatch.setattr(roomy, "lay_out_apart", layout.lay_out)
+    for name in ("forward", "backward"):
+        method = getattr(Runner, name)
+
+        @wraps(method)
+        def watched(self: Runner, args: list[Any], method: Any = method) -> Any:
+            if self.graph.planned is None:
+                return method(self, args)
+            with watch.watching():
+                return method(self, args)
+
+        monkeypatch.setattr(Runner, name, watched)
+    return watch
+
+
+def trained(
+    case: str, backend: Any, watch: Watch | None = None, *, again: bool = False
+) -> list[Away]:
+    gc.collect()  # what is held counts
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    make, data, _ = CASES[case]
+    module, args = make(), data()
+    compiled = torch.compile(module, backend=backend)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    seen = []
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        result = compiled(args)
+        with watch.watching() if watch and step > PROFILED_STEPS else nullcontext():
+            loss = mean_square(result)
+            del result
+            loss.backward(retain_graph=again)
+            if again:
+                loss.backward()
+            seen.append(away(snapshot(module, loss)))
+            optimizer.step()
+            optimizer.zero_grad()
+            args.grad = None
+    return seen
+
+
+def run(
+    case: str, watch: Watch, monkeypatch: pytest.MonkeyPatch, *, again: bool = False
+) -> list[Away]:
+    budget = CASES[case][2] * MIB
+    card = Card(budget, ExpandableSegments())
+    monkeypatch.setattr(options, "_card", lambda _: card)
+    backend = Backend(budget=budget)
+    found = trained(case, backend, watch, again=again)
+    planned = backend.engine.graphs[0].planned
+    assert planned is not None
+    assert planned.plan.moves
+    assert planned.layout is not None
+    return found
+
+
+@pytest.mark.parametrize(("case", "again"), [*((case, False) for case in CASES), ("deep", True)])
+def test_all_is_ordered(
+    case: str, again: bool, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = trained(case, "aot_eager", again=again)
+    found = run(case, watch, monkeypatch, again=again)
+    assert same(list(map(back, found)), list(map(back, expected)))
+    assert watch.device.computed["stage"] > 1
+    watch.device.check_given_back()
+
+
+@pytest.mark.parametrize("queue", ["stage", "compute"])
+def test_a_queue_that_does_not_wait(
+    queue: str, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follow = PlacedLane._follow
+
+    def mutant(self: PlacedLane, later: str, earlier: str) -> None:
+        if later != queue:
+            follow(self, later, earlier)
+
+    monkeypatch.setattr(PlacedLane, "_follow", mutant)
+    with pytest.raises(RaceError):
+        run("wide", watch, monkeypatch)
+
+
+def test_what_is_given_that_dies_within_a_call(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = placing.call
+    monkeypatch.setattr(runner, "call", lambda lane, *_, again=False: call(lane, [], again=again))
+    with pytest.raises(RaceError):
+        run("wide", watch, monkeypatch)
+
+
+def test_what_the_caller_gets_that_dies_at_once(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "give", lambda *_, **__: None)
+    with pytest.raises(RaceError):
+        run("wide", watch, monkeypatch)
