@@ -54,9 +54,11 @@ def plan_apart(policy: Policy, problem: Problem) -> Plan:
     return answer
 
 
-def lay_out_apart(problem: Problem, program: Program, budget_bytes: int) -> Layout | None:
+def lay_out_apart(
+    problem: Problem, program: Program, budget_bytes: int, after_bytes: int
+) -> Layout | None:
     """`lay_out` in another process, where one can be had."""
-    question = Places(problem, program, budget_bytes)
+    question = Places(problem, program, budget_bytes, after_bytes)
     try:
         found: Layout | None = assistant.ask(_SERVE, question, _tell)
     except Exception as error:  # noqa: BLE001 - as above
@@ -72,10 +74,11 @@ class Places:
     problem: Problem
     program: Program
     budget_bytes: int
+    after_bytes: int
 
     def found(self) -> Layout | None:
         """The answer."""
-        return lay_out(self.problem, self.program, self.budget_bytes)
+        return lay_out(self.problem, self.program, self.budget_bytes, self.after_bytes)
 
 
 def _ask(policy: Policy, problem: Problem) -> Plan | OutcoreError:

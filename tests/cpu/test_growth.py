@@ -105,6 +105,20 @@ def test_the_state_of_an_optimizer_that_comes_late() -> None:
     assert all(map(torch.equal, seen[1].parameters(), expected[1].parameters()))
 
 
+def test_what_an_optimizer_takes_after_a_step_is_known() -> None:
+    """What Adam computes with, of all parameters at once, and the gradients."""
+    backend = Backend(budget="40MiB")
+    training = Training(backend)
+    adam = torch.optim.Adam(training.module.parameters(), lr=1e-3, foreach=True)
+    for _ in range(PROFILED_STEPS):
+        training.step()
+        adam.step()
+    nbytes = sum(parameter.nbytes for parameter in training.module.parameters())
+    assert backend.engine is not None
+    (graph,) = backend.engine.graphs
+    assert nbytes <= graph.standing.after_step_bytes <= 3 * nbytes
+
+
 def test_where_such_a_state_has_no_room_it_is_said_once() -> None:
     """What is held goes up and down with the gradients; that is no growth."""
     backend = Backend(budget="20MiB", policy="pooch")

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from outcore import Backend
-from outcore.allocators import Card, layout
+from outcore.allocators import Card, lay_out
 from outcore.allocators.expandable import ExpandableSegments
 from outcore.execute.placed import PlacedLane
 from outcore.execute.queued import QueuedDriver
-from outcore.runtime import engine, options, placing, roomy, runner
+from outcore.ir.layout import Layout
+from outcore.ir.problem import Problem
+from outcore.ir.program import Program
+from outcore.runtime import engine, options, placing, runner, solving
 from outcore.runtime.runner import Runner
-from outcore.runtime.solving import Solver
 from tests.cpu.queues import LateDevice, RaceError, Watched
 from tests.cpu.training import (
     PROFILED_STEPS,
@@ -74,6 +76,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
 }
 
 
+def anywhere(problem: Problem, program: Program, **_: int) -> Layout | None:
+    """Places, however much they take."""
+    return lay_out(problem, program, 1 << 40)
+
+
 class Watch:
     """Enters the mode where it is not entered yet, and where nothing is measured or compiled."""
 
@@ -99,9 +106,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     device = LateDevice()
     watch = Watch(device)
     monkeypatch.setattr(engine, "open_driver", lambda _, folder, __: QueuedDriver(device, folder))
-    monkeypatch.setattr(Solver, "_most_bytes", lambda *_: 1 << 40)
     monkeypatch.setattr(placing, "MOST_LOST", 1 + STEPS)
-    monkeypatch.setattr(roomy, "lay_out_apart", layout.lay_out)
+    monkeypatch.setattr(solving, "lay_out_apart", anywhere)
     for name in ("forward", "backward"):
         method = getattr(Runner, name)
 

@@ -18,6 +18,7 @@ from outcore.ir.hardware import Tier
 from outcore.ir.layout import Hold
 from outcore.ir.memory import peak
 from outcore.ir.program import Alloc, Copy, Free, Run
+from outcore.ir.totals import resident_bytes
 from outcore.lower import lower
 from outcore.policies import resolve
 from tests.pure.strategies import problems
@@ -130,6 +131,17 @@ def test_every_request_gets_its_place(problem, policy, scale):
         for slot in layout.guests:
             assert isinstance(program.body[layout.positions[slot]].action, Run)
         assert layout.peak_bytes >= peak(problem, program, Tier.DEVICE).nbytes
+
+
+@settings(deadline=None, max_examples=20)
+@given(problems(), st.integers(0, 1 << 30))
+def test_the_stretch_stays_beside_what_comes_after_the_step(problem, after):
+    problem = large(replace(problem, budget_bytes=1 << 30), 5 << 20)
+    program = lower(problem, resolve("keep-all").plan(problem))
+    layout = lay_out(problem, program, 1 << 60, after)
+    if layout is not None and layout.nbytes:
+        both = resident_bytes(problem) + after + layout.nbytes
+        assert lay_out(problem, program, both - 1, after) is None
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -18,6 +18,7 @@ from outcore.ir.layout import Hold, Layout, Move, Release
 from outcore.ir.memory import peak
 from outcore.ir.problem import Problem
 from outcore.ir.program import Alloc, Copy, Free, Program, Run
+from outcore.ir.totals import resident_bytes
 from outcore.ir.verify import ITEM_BYTES
 
 MOST_GUEST_BYTES = 256 * MIB
@@ -37,10 +38,13 @@ ATTEMPTS = 4
 gets the place of the other, and stays there for longer."""
 
 
-def lay_out(problem: Problem, program: Program, budget_bytes: int) -> Layout | None:
+def lay_out(
+    problem: Problem, program: Program, budget_bytes: int, after_bytes: int = 0
+) -> Layout | None:
     """Places for all that the ops of `program` ask for, but for small blocks.
 
-    With what is in use besides they stay within `budget_bytes`. None where no places are found, and
+    With what is in use besides they stay within `budget_bytes`, and so does the stretch, which is
+    kept, with `after_bytes` that come once a step is over. None where no places are found, and
     where a result is too large, or is copied back: it would be moved before it has come.
     """
     wanted = _Wanted(problem, program)
@@ -49,7 +53,7 @@ def lay_out(problem: Problem, program: Program, budget_bytes: int) -> Layout | N
         return None
     if not wanted.guests.keys() <= wanted.whole():
         return None
-    outside = wanted.outside_bytes() + BESIDE_BYTES
+    outside = max(wanted.outside_bytes(), resident_bytes(problem) + after_bytes) + BESIDE_BYTES
     stays = [block.stay for block in wanted.blocks]
     for seed in range(ATTEMPTS if stays else 0):
         offsets = pack(stays, budget_bytes - outside, seed)

@@ -415,6 +415,7 @@ class PlannedGraph:
         if self.profiling is not None:
             self.standing.reason = ""
             self.profiling.metered(reading, visit)
+            self.standing.after_step_bytes = max(0, reading.peak_bytes(visit.backward_stop))
 
     @contextlib.contextmanager
     def telling_of_memory(self) -> Iterator[None]:

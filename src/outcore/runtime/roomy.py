@@ -10,12 +10,12 @@ from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 from outcore.allocators import Card
-from outcore.apart import lay_out_apart
 from outcore.errors import InfeasibleError
 from outcore.ir.layout import Layout
 from outcore.ir.memory import fits
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
+from outcore.ir.program import Program
 from outcore.lower import lower
 from outcore.simulate import simulate
 from outcore.units import format_bytes, format_seconds
@@ -27,6 +27,10 @@ Make: TypeAlias = Callable[[Problem], Plan]
 
 Improve: TypeAlias = Callable[[Problem, Plan], Plan]
 """What changes one so that its tensors find their place."""
+
+
+Lay: TypeAlias = Callable[[Problem, Program], Layout | None]
+"""What finds a place for each tensor of a program."""
 
 
 class Placed(NamedTuple):
@@ -74,13 +78,10 @@ def with_best_room(
     return min(found, key=itemgetter(0))[1:] if found else None
 
 
-def with_places(
-    problem: Problem, rooms: Sequence[int], make: Make, most_bytes: int
-) -> Placed | None:
+def with_places(problem: Problem, rooms: Sequence[int], make: Make, lay: Lay) -> Placed | None:
     """The plan of `make` that leaves least room free, of those whose tensors all have a place.
 
-    As above, with one of `rooms`, or halfway between two, and with `most_bytes` in use in all. None
-    where there is none.
+    As above, with one of `rooms`, or halfway between two. None where there is none.
     """
     between = ((less + more) // 2 for less, more in pairwise(rooms))
     for room in sorted({*rooms, *between}):
@@ -88,7 +89,7 @@ def with_places(
         if made is None:
             break
         roomy, plan = made
-        layout = lay_out_apart(roomy, lower(roomy, plan, fast=True), most_bytes)
+        layout = lay(roomy, lower(roomy, plan, fast=True))
         if layout is not None:
             return Placed(roomy, plan, layout)
     return None

@@ -31,6 +31,7 @@ from outcore.runtime.options import NO_DISK_BYTES, Settings
 from outcore.runtime.planned import FORCED, Planned
 from outcore.runtime.reuse import reused
 from outcore.runtime.roomy import (
+    Lay,
     Make,
     Placed,
     best_room_for,
@@ -153,7 +154,7 @@ class Solver:
             program = replace(in_core, plan_digest=digest(plan))
         predicted = simulate(problem, program)
         if layout is None and self._may_place(shares, plan) and not in_haste:
-            layout = lay_out_apart(problem, program, self._most_bytes(budget_bytes))
+            layout = self._lay(shares, budget_bytes)(problem, program)
         notes = [*self._notes(shares, saved)]
         if plan.moves and layout is None and not in_haste:
             notes.append(self._loss(problem, program, predicted.seconds))
@@ -217,7 +218,7 @@ class Solver:
         make, rooms = partial(plan_apart, around), self.settings.rooms
         thorough = isinstance(policy, Search) and not policy.seconds and not in_haste
         if thorough and self._may_place(shares):
-            placed = with_places(problem, rooms, make, self._most_bytes(problem.budget_bytes))
+            placed = with_places(problem, rooms, make, self._lay(shares, problem.budget_bytes))
             if placed is not None:
                 return placed
         card, found = self._card() if thorough else None, None
@@ -242,12 +243,13 @@ class Solver:
         alone = len(shares.active) == 1 and shares.graph.standing.most_outstanding <= 1
         return grows and alone and any(self.settings.rooms) and (plan is None or bool(plan.moves))
 
-    def _most_bytes(self, budget_bytes: int) -> int:
-        """A budget, or less where what is held now lies in many pages, each in use in part."""
-        card = self._card()
-        if card is None or card.held is None:
-            return budget_bytes
-        return min(budget_bytes, card.limit_bytes - card.held.wasted_bytes)
+    def _lay(self, shares: Shares, budget_bytes: int) -> Lay:
+        """What finds places, in a budget, or in less: what is held may lie in pages, in part."""
+        card, most = self._card(), budget_bytes
+        if card is not None and card.held is not None:
+            most = min(most, card.limit_bytes - card.held.wasted_bytes)
+        after = shares.graph.standing.after_step_bytes
+        return partial(lay_out_apart, budget_bytes=most, after_bytes=after)
 
     def _card(self) -> Card | None:
         """The GPU, with what is held of it now; None where plans leave no room."""
