@@ -28,6 +28,7 @@ LAYOUT = Layout(
     positions={5: 3, 6: 7},
     offsets={5: 0, 6: 20 * MIB},
     guests=frozenset(),
+    at_home=frozenset(),
     peak_bytes=0,
 )
 
@@ -266,6 +267,36 @@ def test_backward_calls_that_free_little_hold_nothing():
         assert device.current() == "stage"
         assert held(lane) == 0
     assert not said
+
+
+def test_large_results_are_made_at_home():
+    """And kept there until a backward call that reads them is over."""
+    device = Stage()
+    lane, _ = placed(device)
+    with lane.call([]):
+        begun = len(device.log)
+        with lane.at_home() as made:
+            assert device.current() == "caller"
+            assert device.log[begun:] == ["stage is at", "caller waits"]
+            result = torch.zeros(1)
+            made.append(result)
+        assert device.current() == "stage"
+        assert device.log[begun + 2 :] == ["caller is at", "stage waits"]
+    crossing = [result.detach()]
+    kept = weakref.ref(crossing[0])
+    del made, result
+    with lane.call([], crossing):
+        crossing.clear()
+        assert kept() is not None
+    assert kept() is None
+
+
+def test_a_metered_step_makes_them_where_it_is():
+    device = Stage()
+    lane, _ = placed(device, holds=False)
+    with lane.call([]), lane.at_home() as made:
+        made.append(torch.zeros(1))
+    assert not device.log
 
 
 def test_results_move_to_the_caller():

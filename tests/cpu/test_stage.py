@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from outcore import Backend
-from outcore.allocators import Card, lay_out
+from outcore.allocators import Card, lay_out, layout
 from outcore.allocators.expandable import ExpandableSegments
 from outcore.execute.placed import PlacedLane
 from outcore.execute.queued import QueuedDriver
@@ -172,6 +172,31 @@ def test_all_is_ordered(
     found = run(case, watch, monkeypatch, again=again)
     assert same(list(map(back, found)), list(map(back, expected)))
     assert watch.device.computed["stage"] > 1
+    watch.device.check_given_back()
+
+
+@pytest.mark.parametrize("case", ["deep", "wide"])
+def test_large_results_are_made_at_home(
+    case: str, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result of the one, weights' gradients of the other."""
+    monkeypatch.setattr(layout, "MOST_GUEST_BYTES", MIB)
+    expected = trained(case, "aot_eager")
+    made: list[Tensor] = []
+    at_home = PlacedLane.at_home
+
+    @contextmanager
+    def noted(self: PlacedLane) -> Iterator[list[Tensor]]:
+        on_stage = watch.device.current() == "stage"
+        with at_home(self) as results:
+            assert watch.device.current() == "compute"
+            yield results
+        made.extend(results * on_stage)
+
+    monkeypatch.setattr(PlacedLane, "at_home", noted)
+    found = run(case, watch, monkeypatch)
+    assert same(list(map(back, found)), list(map(back, expected)))
+    assert made
     watch.device.check_given_back()
 
 

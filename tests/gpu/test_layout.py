@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 from contextlib import contextmanager
 
+import pytest
 import torch
 from torch import nn
 
 from benchmarks.kit.modes import same_graph
 from outcore import Backend
+from outcore.allocators import lay_out, layout
+from outcore.runtime import solving
 from tests.cpu.training import mean_square, train
 from tests.gpu.training import PROFILED_STEPS
 
@@ -58,7 +61,12 @@ def trained(backend, steps=STEPS):
     return train(module, compiled, [maps], mean_square, steps)
 
 
-def test_tensors_lie_where_they_should():
+@pytest.mark.parametrize("large", [False, True])
+def test_tensors_lie_where_they_should(large, monkeypatch):
+    """`large`: the result is to be made elsewhere, not copied there."""
+    if large:
+        monkeypatch.setattr(layout, "MOST_GUEST_BYTES", 32 * MIB)
+        monkeypatch.setattr(solving, "lay_out_apart", lay_out)
     expected = trained(same_graph)
     with nearly_full():
         backend = Backend()
@@ -66,6 +74,8 @@ def test_tensors_lie_where_they_should():
     planned = backend.engine.graphs[0].planned
     assert planned.plan.moves
     assert planned.layout is not None
+    assert bool(planned.layout.at_home) == large
+    assert bool(planned.layout.guests) != large
     assert backend.engine.placing.note == ""
     assert backend.engine.placing.steps > 2
     assert planned.peak_bytes <= backend.engine.settings.budget_bytes

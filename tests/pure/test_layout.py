@@ -58,7 +58,11 @@ class Served:
         for position, instruction in enumerate(self.program.body):
             self.move(position)
             action = instruction.action
-            if isinstance(action, Alloc):
+            if position in self.layout.at_home:
+                assert isinstance(action, Run)
+                assert self.waiting.issuperset(action.writes)
+                self.waiting.difference_update(action.writes)
+            elif isinstance(action, Alloc):
                 self.waiting.add(action.slot)
             elif isinstance(action, Copy):
                 self.ask([action.target])
@@ -116,7 +120,7 @@ def large(problem, scale):
 @given(
     problems(),
     st.sampled_from(["keep-all", "recompute-all", "swap-all", "lms", "chen-sqrt"]),
-    st.sampled_from([17 << 10, 300 << 10, 5 << 20]),
+    st.sampled_from([17 << 10, 300 << 10, 5 << 20, 200 << 20]),
 )
 def test_every_request_gets_its_place(problem, policy, scale):
     problem = large(replace(problem, budget_bytes=1 << 30), scale)

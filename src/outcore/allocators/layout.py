@@ -22,7 +22,8 @@ from outcore.ir.totals import resident_bytes
 from outcore.ir.verify import ITEM_BYTES
 
 MOST_GUEST_BYTES = 256 * MIB
-"""A result is there twice until it is copied elsewhere: larger ones take too much."""
+"""A result is there twice until it is copied elsewhere: larger ones take too much. An op that makes
+nothing else can make them there."""
 
 UNIT = 2 * MIB
 """Places begin and end at multiples of this. What an odd size leaves of one is held too, and so
@@ -45,7 +46,8 @@ def lay_out(
 
     With what is in use besides they stay within `budget_bytes`, and so does the stretch, which is
     kept, with `after_bytes` that come once a step is over. None where no places are found, and
-    where a result is too large, or is copied back: it would be moved before it has come.
+    where a result is copied back (it would be moved before it has come), or is too large and made
+    beside what is not one.
     """
     wanted = _Wanted(problem, program)
     guests = wanted.guests.values()
@@ -100,6 +102,8 @@ class _Wanted:
         """Body position -> what is free from there on."""
         self.guests: dict[int, _Block] = {}
         """Slot that outlives the program -> the block that it lies in at first."""
+        self.at_home: set[int] = set()
+        """Body positions whose op asks for nothing here."""
         self._inside: dict[int, int] = {}
         """Slot -> its first one: those that lie here."""
         self._find()
@@ -142,6 +146,10 @@ class _Wanted:
         action = self.program.body[position].action
         return action.op if isinstance(action, Run) else None
 
+    def _writes(self, position: int) -> set[int]:
+        action = self.program.body[position].action
+        return {*action.writes} if isinstance(action, Run) else set()
+
     def _find(self) -> None:
         """Go through the program twice: what outlives it is known in the end."""
         lasts = self._lasts()
@@ -179,7 +187,12 @@ class _Wanted:
 
     def _ask(self, position: int, asked: Sequence[int], lasts: dict[int, int]) -> None:
         blocks: list[_Block] = []
-        for slot in (self.program.slots[index] for index in asked):
+        slots = [self.program.slots[index] for index in asked]
+        large = any(slot.nbytes > MOST_GUEST_BYTES for slot in slots)
+        if large and lasts.keys().isdisjoint(asked) and self._writes(position) == {*asked}:
+            self.at_home.add(position)
+            return
+        for slot in slots:
             if slot.tier is not Tier.DEVICE or slot.nbytes <= PYTORCH.small_most:
                 continue
             size = round_up(slot.nbytes, PYTORCH.round_small)
@@ -241,6 +254,7 @@ def _laid(wanted: _Wanted, offsets: Sequence[int], outside_bytes: int) -> Layout
         positions={b.slot: b.first for b in wanted.blocks if b.slot is not None},
         offsets=places,
         guests=frozenset(wanted.guests),
+        at_home=frozenset(wanted.at_home),
         peak_bytes=outside_bytes + nbytes,
     )
 

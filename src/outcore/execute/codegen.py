@@ -6,7 +6,7 @@
 All decisions were made before: what is left is calls, copies, waits and `del`.
 
 Where a Layout says where slots lie, `place` comes before what asks for memory, `placed` after it,
-and results are `moved`.
+and results are `moved`, or made `at_home`.
 
 Names: `s3` slot 3, `k17` the copy at body position 17, `r5` the generator's states before and after
 op 5's first run, `o2` the third distinct op.
@@ -104,7 +104,7 @@ class _Writer:
 
     def _verbs(self, lines: Iterable[str]) -> Iterator[str]:
         text = "\n".join(lines)
-        for verb in ("copy_out", "copy_in", "wait", "discard", "place", "placed", "moved"):
+        for verb in _VERBS:
             if f"{verb}(" in text:
                 yield f"{verb} = L.{verb}"
 
@@ -154,6 +154,10 @@ class _Writer:
     def _placing(self, position: int, lines: Iterable[str], slots: Iterable[int]) -> Iterator[str]:
         """`lines`, which ask for the memory of `slots`, where that lies as the layout says."""
         layout = self.layout
+        if layout is not None and position in layout.at_home:
+            yield "with at_home() as made:"
+            yield from _indent([*lines, f"made += {', '.join(f's{slot}' for slot in slots)},"])
+            return
         if layout is None or position not in layout.moves:
             yield from lines
             return
@@ -390,6 +394,9 @@ def _unpack(names: Iterable[str], source: str) -> list[str]:
 def _indent(lines: Iterable[str]) -> Iterator[str]:
     return (f"    {line}" for line in lines)
 
+
+_VERBS = ("copy_out", "copy_in", "wait", "discard", "place", "placed", "moved", "at_home")
+"""Methods of lanes."""
 
 _NAME = re.compile(r"\b[skr][0-9]+\b")
 

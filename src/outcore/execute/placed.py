@@ -173,6 +173,19 @@ class PlacedLane:
         self._follow(self._device.stage, self._home)  # which may have used that memory until now
         return copy.copy_(tensor)
 
+    @contextmanager
+    def at_home(self) -> Iterator[list[torch.Tensor]]:
+        """Around an op that computes on the caller's queue; to the list comes what it makes."""
+        made: list[torch.Tensor] = []
+        if not self._on_stage:
+            yield made
+            return
+        self._follow(self._home, self._device.stage)
+        with self._device.on(self._home):
+            yield made
+        self._follow(self._device.stage, self._home)
+        self._homely.update(each.untyped_storage().data_ptr() for each in made)
+
     # ---- within ---------------------------------------------------------------------------------
 
     def _begin(self) -> None:

@@ -38,7 +38,8 @@ class Layout:
     `moves`: body position -> what comes just before its requests, which all are for the stretch;
     others are not. `positions`: slot -> the one at which it is asked for; `offsets`: slot -> where
     it lies then, in bytes from the start. `guests`: slots that outlive the program, and are copied
-    elsewhere at once. `peak_bytes`: the most of the device that is in use, what is held here
+    elsewhere at once; `at_home`: positions whose op makes nothing but what outlives the program,
+    and makes it elsewhere. `peak_bytes`: the most of the device that is in use, what is held here
     included.
     """
 
@@ -47,4 +48,5 @@ class Layout:
     positions: Mapping[int, int]
     offsets: Mapping[int, int]
     guests: frozenset[int]
+    at_home: frozenset[int]
     peak_bytes: int
