@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from outcore.allocators.best_fit import MIB
 from outcore.allocators.blocks import Pool, round_up
-from outcore.allocators.layout import lay_out
+from outcore.allocators.layout import _Stretch, lay_out
 from outcore.allocators.packing import Stay, lowest_bytes, pack
 from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Tier
@@ -135,6 +135,33 @@ def test_every_request_gets_its_place(problem, policy, scale):
         for slot in layout.guests:
             assert isinstance(program.body[layout.positions[slot]].action, Run)
         assert layout.peak_bytes >= peak(problem, program, Tier.DEVICE).nbytes
+
+
+def test_a_little_that_is_free_before_a_place_is_held_with_what_lies_before_that():
+    """Torch leaves 1 MiB and less with the block: no piece can be as small."""
+    quarter = MIB // 4
+    planned, heap, pieces = _Stretch(80 * quarter), Stretch(80 * quarter), {0: 0}
+
+    def ask(offset, nbytes):
+        for move in planned.open([(offset * quarter, nbytes * quarter)]):
+            if isinstance(move, Hold):
+                pieces[move.piece] = heap.malloc(move.nbytes)
+                assert pieces[move.piece] == move.offset
+            else:
+                heap.free(pieces.pop(move.piece))
+        assert heap.malloc(nbytes * quarter) == offset * quarter
+        planned.use(offset * quarter, nbytes * quarter)
+
+    def free(offset):
+        heap.free(offset * quarter)
+        planned.free(offset * quarter)
+
+    ask(0, 13)
+    ask(40, 8)
+    free(0)
+    ask(48, 16)
+    assert 0 in pieces.values()
+    ask(14, 16)
 
 
 @settings(deadline=None, max_examples=20)

@@ -350,15 +350,16 @@ class _Stretch:
         Raises _MisfitError where there is none.
         """
         for run, parts in cuts:
-            last, hole = parts[-1]
-            if not hole and last.nbytes <= PYTORCH.small_most:
-                place = self.parts.index(run)
-                after = self.parts[place + 1] if place + 1 < len(self.parts) else None
-                if after is None or after.piece is None:
+            place = self.parts.index(run)
+            for number, (part, hole) in enumerate(parts):
+                if hole or part.nbytes > PYTORCH.small_most:
+                    continue
+                before, after = self.parts[:place][-1:], self.parts[place + 1 :][:1]
+                beside = before * (number == 0) + after * (number == len(parts) - 1)
+                held = [each for each in beside if each.piece is not None]
+                if not held:
                     raise _MisfitError
-                return after
-            if any(not hole and part.nbytes <= PYTORCH.small_most for part, hole in parts):
-                raise _MisfitError
+                return held[0]
         return None
 
     def use(self, offset: int, nbytes: int) -> None:
