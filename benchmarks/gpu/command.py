@@ -13,7 +13,9 @@ from benchmarks.gpu.machine import machine
 from benchmarks.gpu.plots import plot
 from benchmarks.gpu.scale import FULL, SMALL, Scale
 from benchmarks.gpu.table import BENCHMARKS
+from benchmarks.gpu.training import key
 from benchmarks.kit.command import Kit, run_kit
+from benchmarks.kit.earlier import Resuming, Saved
 from outcore.errors import OptionValueError
 from outcore.execute.segments import asked, expanding, expands
 from outcore.runtime.host import memory_limit_bytes
@@ -52,6 +54,12 @@ def _host_bytes(given: str) -> int:
         raise OptionValueError(option="--host-budget", value=given, reason=str(error)) from error
 
 
+def _machine(machine: Saved) -> tuple[str, ...]:
+    """GPUs, drivers and libraries that are the same give figures that can stand side by side."""
+    names = ("device", "driver", "cuda", "cudnn")
+    return str(machine["versions"]["torch"]), *(str(machine.get(name)) for name in names)
+
+
 KIT = Kit(
     name="gpu",
     description="Measure outcore on one GPU; it should have nothing else to do.",
@@ -62,6 +70,7 @@ KIT = Kit(
     finish=plot,
     minutes=7.0,
     grace_seconds=45.0,
+    resuming=Resuming(key=key, machine=_machine),
 )
 
 

@@ -16,11 +16,21 @@ from typing import TypeAlias
 
 from benchmarks.gpu.scale import Scale
 from benchmarks.gpu.trainer import Results, Trainer, Turn
-from benchmarks.gpu.training import Training, compared, judged, reported, timed
+from benchmarks.gpu.training import (
+    FAILED,
+    TOO_LONG,
+    Training,
+    compared,
+    judged,
+    key,
+    reported,
+    timed,
+)
 from benchmarks.gpu.workloads import Workload
 from benchmarks.kit import worker
 from benchmarks.kit.benchmark import Patience
 from benchmarks.kit.modes import Mode, Outcore
+from benchmarks.kit.results import saved
 from benchmarks.kit.rounds import FEWEST_ROUNDS, Turns, take_turns
 from benchmarks.kit.rows import Check
 from benchmarks.kit.worker import Worker, WorkerError
@@ -37,7 +47,7 @@ LONGEST_ANSWER = 120.0
 _KINDS = {
     worker.OUT_OF_MEMORY: OUT_OF_MEMORY,
     "ImportError": "not installed",
-    "Timeout": "it took too long",
+    "Timeout": TOO_LONG,
 }
 
 Goals: TypeAlias = Callable[[Training], tuple[Check, ...]]
@@ -80,16 +90,20 @@ def compare(
 ) -> Iterator[Training]:
     """The row of the reference, then one for each of `contenders`, given the bytes that it takes.
 
-    Rows that have not begun when `patience` is over are left out. What fails becomes a note.
+    Those of an earlier run are left out, and the reference, too, where all of them are there. Rows
+    that have not begun when `patience` is over are left out. What fails becomes a note.
     """
     if patience.over():
         return
     comparison = Comparison(workload, in_core, scale, patience)
+    if comparison.is_known(contenders):
+        return
     try:
         reference = comparison.begin()
         yield reference
         if reference.note in {"", OUT_OF_MEMORY}:
-            yield from comparison.rows(contenders(reference.allocated_bytes or 0))
+            found = contenders(reference.allocated_bytes or 0)
+            yield from comparison.rows([c for c in found if not comparison.knows(c)])
     finally:
         comparison.end()
 
@@ -121,6 +135,17 @@ class Comparison:
         except WorkerError as error:
             self.end()
             return replace(row, note=reason(error))
+
+    def knows(self, contender: Contender) -> bool:
+        """Whether its row is there from an earlier run."""
+        return key(saved(self._blank(contender))) in self.patience.known
+
+    def is_known(self, contenders: Callable[[int], Sequence[Contender]]) -> bool:
+        """Whether all rows are."""
+        reference = self.patience.known.get(key(saved(self._blank(Contender(self.in_core)))))
+        if reference is None:
+            return False
+        return all(map(self.knows, contenders(reference.get("allocated_bytes", 0))))
 
     def rows(self, contenders: Sequence[Contender]) -> Iterator[Training]:
         """One row each. The process of the next one loads its libraries while one is measured."""
@@ -266,7 +291,7 @@ def reason(error: WorkerError | OutcoreError) -> str:
     if isinstance(error, WorkerError) and error.kind in _KINDS:
         return _KINDS[error.kind]
     print(error, file=sys.stderr)
-    return f"failed: {error.kind if isinstance(error, WorkerError) else type(error).__name__}"
+    return f"{FAILED}: {error.kind if isinstance(error, WorkerError) else type(error).__name__}"
 
 
 def _repeatable(process: Process, results: Callable[[Trainer], Results]) -> dict[int, str]:

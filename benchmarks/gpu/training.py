@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,9 @@ from benchmarks.kit.rows import Check, Row, ratio
 
 TIME_LIMIT = 0.10
 """How far the predicted time may be off the measured one."""
+SAME_CAP_BYTES = 64 << 20
+FAILED, TOO_LONG = "failed", "it took too long"
+"""Why there are no figures, but might be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,20 @@ class Training(Row):
     recompute_seconds: float | None = None
     unlike: int | None = None
     compared: int | None = None
+
+
+def key(row: Mapping[str, Any]) -> Hashable:
+    """What tells a row, as saved, from others; None where it failed, as it need not again.
+
+    Caps that are shares of a measured peak differ by some bytes from run to run.
+    """
+    note = row.get("note", "")
+    if "workload" not in row:  # of `links`, which is quick
+        return None
+    if note.startswith(FAILED) or note == TOO_LONG:
+        return None
+    cap = row.get("cap_bytes")
+    return row["workload"], row["mode"], cap and round(cap / SAME_CAP_BYTES)
 
 
 def timed(row: Training, samples: int, turns: Turns[Turn], reference: Turns[Turn]) -> Training:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from benchmarks.kit.rows import Row
 
@@ -18,10 +18,17 @@ class Patience:
     """Time that a benchmark may take: what has not begun when it is over is left out.
 
     `last_seconds` is when even what has begun must have ended; as a rule, that is for all of them.
+    `known`: rows that are there already, by their keys, and can be left out, too.
     """
 
-    def __init__(self, seconds: float | None = None, last_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        seconds: float | None = None,
+        last_seconds: float | None = None,
+        known: Mapping[Hashable, Mapping[str, Any]] | None = None,
+    ) -> None:
         now = time.monotonic()
+        self.known = known or {}
         self._end = None if seconds is None else now + seconds
         self._last = None if last_seconds is None else now + last_seconds
         self.cut = False

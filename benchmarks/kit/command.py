@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from benchmarks.kit import results, show
 from benchmarks.kit.benchmark import Benchmark, Patience
+from benchmarks.kit.earlier import Earlier, Resuming, earlier
 from benchmarks.kit.rows import Row
 from outcore.errors import OutcoreError, did_you_mean
 
@@ -42,11 +43,13 @@ class Kit(Generic[S]):
     """The time it takes where nobody says; None: as long as it wants."""
     grace_seconds: float = 0.0
     """After that time, how long what has begun may go on."""
+    resuming: Resuming | None = None
+    """How a run goes on that was cut short; None: it does not."""
 
 
 def run_kit(kit: Kit[S], arguments: Sequence[str] | None = None) -> None:
     """Run what the command line names. Exits with 1 where a benchmark could not be run."""
-    parser = _parser(kit)
+    parser, resuming = _parser(kit), kit.resuming
     given = parser.parse_args(arguments)
     for name in given.only:
         if name not in kit.benchmarks:
@@ -61,13 +64,22 @@ def run_kit(kit: Kit[S], arguments: Sequence[str] | None = None) -> None:
     print(*(f"{name}: {value}" for name, value in where.items()), sep="\n")
     fine = True
     names = list(dict.fromkeys(given.only)) or list(kit.benchmarks)
+    known: dict[str, Earlier] = {}
+    if resuming is not None and given.go_on:
+        found = ((name, earlier(file, name, where, resuming)) for name in names)
+        known = {name: each for name, each in found if each is not None}
+        for name in [name for name in known if known[name].complete]:
+            print(f"\n{name}: complete, of {known[name].date}")
+            names.remove(name)
     for number, name in enumerate(names):
         # What one benchmark leaves of its part goes to those after it.
         weights = [kit.benchmarks[each].weight for each in names[number:]]
         left = None if end is None else end - time.monotonic()
         share = None if left is None else left * weights[0] / sum(weights)
         last = None if left is None else left + kit.grace_seconds
-        fine &= _run(kit.benchmarks[name], scale, Patience(share, last), file, where)
+        running = _Running(kit, kit.benchmarks[name], scale, where, known.get(name))
+        rows = known[name].rows if name in known else {}
+        fine &= _run(running, Patience(share, last, rows), file)
     if file.exists():
         kit.finish(file)
     print(f"\nsaved in {file}")
@@ -75,21 +87,36 @@ def run_kit(kit: Kit[S], arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(1)
 
 
-def _run(
-    benchmark: Benchmark[S], scale: S, patience: Patience, file: Path, where: dict[str, Any]
-) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Running(Generic[S]):
+    """A benchmark that is run, at what scale and where, and what an earlier run has of it."""
+
+    kit: Kit[S]
+    benchmark: Benchmark[S]
+    scale: S
+    where: dict[str, Any]
+    earlier: Earlier | None
+
+    def part(self, rows: Sequence[Row], *, complete: bool) -> dict[str, Any]:
+        found, resuming = [*map(results.saved, rows)], self.kit.resuming
+        if resuming is not None and self.earlier is not None:
+            found = self.earlier.with_later(found, resuming.key)
+        return results.part(self.benchmark, self.scale, self.where, found, complete=complete)
+
+
+def _run(running: _Running[Any], patience: Patience, file: Path) -> bool:
     """Run one benchmark, save after each row, print the table; whether it went through."""
+    benchmark = running.benchmark
     print(f"\n{benchmark.name}: {benchmark.summary}", flush=True)
     start = time.monotonic()
     rows: list[Row] = []
     fine = True
 
     def save(*, complete: bool) -> None:
-        part = results.part(benchmark, scale, where, rows, complete=complete)
-        results.save(file, benchmark.name, part)
+        results.save(file, benchmark.name, running.part(rows, complete=complete))
 
     try:
-        for row in benchmark.run(scale, patience):
+        for row in benchmark.run(running.scale, patience):
             rows.append(row)
             print(".", end="", file=sys.stderr, flush=True)
             save(complete=False)
@@ -128,5 +155,11 @@ def _parser(kit: Kit[S]) -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", type=Path, help=f"the file; else benchmarks/results/{kit.name}-DATE.json"
     )
+    if kit.resuming is not None:
+        parser.add_argument(
+            "--go-on",
+            action="store_true",
+            help="keep what the file has of such a machine, and measure the rows that it lacks",
+        )
     kit.add_arguments(parser)
     return parser

@@ -37,21 +37,22 @@ def part(
     benchmark: Benchmark[Any],
     scale: Any,
     machine: dict[str, Any],
-    rows: Sequence[Row],
+    rows: Sequence[dict[str, Any]],
     *,
     complete: bool,
 ) -> dict[str, Any]:
-    """What is saved of one benchmark. `complete`: no row was left out for want of time."""
+    """What is saved of one benchmark, with `rows` as saved. `complete`: no time was wanting."""
     return {
         "summary": benchmark.summary,
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "machine": machine,
         "scale": asdict(scale),
         "complete": complete,
-        "rows": [_row(row) for row in rows],
+        "rows": rows,
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def saved(row: Row) -> dict[str, Any]:
+    """A row as it is saved: what is None is left out."""
     found = {name: value for name, value in values(row).items() if value is not None}
     return found | {"checks": [asdict(check) for check in row.checks]}

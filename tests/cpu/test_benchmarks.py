@@ -22,7 +22,9 @@ from benchmarks.cpu.trainer import Trainer, Turn
 from benchmarks.cpu.workloads import make_step
 from benchmarks.kit import results, show
 from benchmarks.kit.benchmark import Benchmark, Patience
+from benchmarks.kit.command import Kit, run_kit
 from benchmarks.kit.digests import differing
+from benchmarks.kit.earlier import Resuming
 from benchmarks.kit.modes import Checkpoint, Eager
 from benchmarks.kit.rounds import median_of_ratios, ratio_of_medians, steps_per_turn, take_turns
 from benchmarks.kit.rows import Check, Row, at_most
@@ -93,7 +95,8 @@ class TestTable:
         file = tmp_path / "some.json"
         benchmark: Benchmark = Benchmark("x", "an example", lambda scale, patience: iter(EXAMPLES))
         for name in ("x", "y", "x"):
-            part = results.part(benchmark, SMALL, {}, EXAMPLES, complete=True)
+            rows = [*map(results.saved, EXAMPLES)]
+            part = results.part(benchmark, SMALL, {}, rows, complete=True)
             results.save(file, name, part)
         found = json.loads(file.read_text())
         assert set(found["benchmarks"]) == {"x", "y"}
@@ -104,6 +107,68 @@ class TestTable:
             "checks": [{"goal": "equal", "met": True}],
         }
         assert [path.name for path in tmp_path.iterdir()] == ["some.json"]
+
+
+class TestGoingOn:
+    """A benchmark of three rows, with time for two at first, one of which fails."""
+
+    @pytest.fixture
+    def kit(self):
+        def run(_, patience):
+            for name in (name for name in "abc" if name not in patience.known):
+                self.ran.append(name)
+                if len(self.ran) == 3 and name == "c":
+                    patience.cut = True
+                    return
+                yield Example(what=name, note="failed" if len(self.ran) == 2 else "")
+
+        self.ran: list[str] = []
+        return Kit(
+            name="some",
+            description="",
+            benchmarks={"x": Benchmark("x", "an example", run)},
+            scale=lambda _: SMALL,
+            machine=lambda _: {"gpu": self.gpu, "load": len(self.ran)},
+            resuming=Resuming(
+                key=lambda row: None if row["note"] else row["what"],
+                machine=lambda machine: machine["gpu"],
+            ),
+        )
+
+    gpu = "one"
+
+    def go(self, kit, file, *more):
+        run_kit(kit, ["--out", str(file), *more])
+        part = json.loads(file.read_text())["benchmarks"]["x"]
+        return part, [(row["what"], row["note"], "date" in row) for row in part["rows"]]
+
+    def test_what_is_there_stays_with_its_date_and_what_failed_is_run_again(self, kit, tmp_path):
+        part, rows = self.go(kit, tmp_path / "some.json")
+        assert rows == [("a", "", False), ("b", "failed", False)]
+        assert not part["complete"]
+        part, rows = self.go(kit, tmp_path / "some.json", "--go-on")
+        assert self.ran == [*"abcbc"]
+        assert rows == [("a", "", True), ("b", "", False), ("c", "", False)]
+        assert part["complete"]
+
+    def test_what_is_complete_is_not_run_again(self, kit, tmp_path, capsys):
+        for _ in range(3):
+            self.go(kit, tmp_path / "some.json", "--go-on")
+        assert self.ran == [*"abcbc"]
+        assert "x: complete, of 20" in capsys.readouterr().out
+
+    def test_figures_of_another_machine_do_not_stand_beside(self, kit, tmp_path):
+        self.go(kit, tmp_path / "some.json")
+        self.gpu = "another"
+        _, rows = self.go(kit, tmp_path / "some.json", "--go-on")
+        assert self.ran == [*"abcabc"]
+        assert rows == [("a", "", False), ("b", "", False), ("c", "", False)]
+
+    def test_without_the_option_all_of_it_is_run_anew(self, kit, tmp_path):
+        for _ in range(2):
+            _, rows = self.go(kit, tmp_path / "some.json")
+        assert self.ran == [*"abcabc"]
+        assert rows == [("a", "", False), ("b", "", False), ("c", "", False)]
 
 
 class Fake:

@@ -19,11 +19,12 @@ from benchmarks.gpu.plots import plot
 from benchmarks.gpu.scale import SMALL
 from benchmarks.gpu.table import BENCHMARKS
 from benchmarks.gpu.trainer import Turn
-from benchmarks.gpu.training import Training, at_least, compared, judged, reported, timed
+from benchmarks.gpu.training import Training, at_least, compared, judged, key, reported, timed
 from benchmarks.gpu.workloads import Workload
 from benchmarks.kit.benchmark import Patience
 from benchmarks.kit.markdown import markdown
 from benchmarks.kit.modes import Eager
+from benchmarks.kit.results import saved
 from benchmarks.kit.rounds import FEWEST_ROUNDS
 from benchmarks.kit.worker import WorkerError
 from outcore.errors import InfeasibleError
@@ -84,6 +85,26 @@ class TestComparison:
         assert (there.unlike, there.compared, there.note) == (0, 15, "")
         assert there.of_in_core_ratio is not None
         assert (missing.step_seconds, missing.note) == (None, "not installed")
+
+    def test_rows_of_an_earlier_run_are_left_out(self):
+        def contenders(in_core_bytes):
+            return [Contender(SaveOnCpu(), in_core_bytes), Contender(Eager("eager, capped"))]
+
+        reference = row(workload=TINY.name, mode="eager", allocated_bytes=1 << 30)
+        there = row(workload=TINY.name, mode="save_on_cpu", cap_bytes=(1 << 30) + 9)
+        other = row(workload=TINY.name, mode="eager, capped")
+        known = {key(each): each for each in map(saved, (reference, there, other))}
+        assert not list(compare(TINY, Eager(), contenders, ON_CPU, Patience(known=known)))
+        del known[key(saved(other))]
+        first, found = compare(
+            TINY, Eager(), lambda _: contenders(1 << 30), ON_CPU, Patience(known=known)
+        )
+        assert (first.mode, found.mode) == ("eager", "eager, capped")
+
+    def test_rows_that_failed_have_no_key(self):
+        assert key(saved(row(note="infeasible: needs more"))) is not None
+        assert key(saved(row(note=reason(WorkerError("Timeout", ""))))) is None
+        assert key(saved(row(note="failed: KeyError"))) is None
 
     def test_one_whose_reference_is_gone_is_held_against_its_turns_from_before(self):
         comparison = Comparison(TINY, Eager(), replace(ON_CPU, rounds=5), Patience())
