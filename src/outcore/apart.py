@@ -11,7 +11,7 @@ import subprocess
 from dataclasses import dataclass
 
 from outcore import assistant
-from outcore.allocators import lay_out
+from outcore.allocators import Space, lay_out
 from outcore.errors import OutcoreError
 from outcore.ir.layout import Layout
 from outcore.ir.plan import Plan
@@ -54,11 +54,9 @@ def plan_apart(policy: Policy, problem: Problem) -> Plan:
     return answer
 
 
-def lay_out_apart(
-    problem: Problem, program: Program, budget_bytes: int, after_bytes: int
-) -> Layout | None:
+def lay_out_apart(problem: Problem, program: Program, space: Space) -> Layout | None:
     """`lay_out` in another process, where one can be had."""
-    question = Places(problem, program, budget_bytes, after_bytes)
+    question = Places(problem, program, space)
     try:
         found: Layout | None = assistant.ask(_SERVE, question, _tell)
     except Exception as error:  # noqa: BLE001 - as above
@@ -73,12 +71,11 @@ class Places:
 
     problem: Problem
     program: Program
-    budget_bytes: int
-    after_bytes: int
+    space: Space
 
     def found(self) -> Layout | None:
         """The answer."""
-        return lay_out(self.problem, self.program, self.budget_bytes, self.after_bytes)
+        return lay_out(self.problem, self.program, self.space)
 
 
 def _ask(policy: Policy, problem: Problem) -> Plan | OutcoreError:

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from outcore import Backend
-from outcore.allocators import Card, lay_out, layout
+from outcore.allocators import Card, Space, lay_out, requests
 from outcore.allocators.expandable import ExpandableSegments
 from outcore.execute.placed import PlacedLane
 from outcore.execute.queued import QueuedDriver
 from outcore.ir.layout import Layout
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
-from outcore.runtime import engine, options, placing, runner, solving
+from outcore.runtime import engine, options, placing, roomy, runner, solving
 from outcore.runtime.runner import Runner
 from tests.cpu.queues import LateDevice, RaceError, Watched
 from tests.cpu.training import (
@@ -76,9 +76,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
 }
 
 
-def anywhere(problem: Problem, program: Program, **_: int) -> Layout | None:
+def anywhere(problem: Problem, program: Program, _: Space) -> Layout | None:
     """Places, however much they take."""
-    return lay_out(problem, program, 1 << 40)
+    return lay_out(problem, program, Space(1 << 40))
 
 
 class Watch:
@@ -107,7 +107,9 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     watch = Watch(device)
     monkeypatch.setattr(engine, "open_driver", lambda _, folder, __: QueuedDriver(device, folder))
     monkeypatch.setattr(placing, "MOST_LOST", 1 + STEPS)
-    monkeypatch.setattr(solving, "lay_out_apart", anywhere)
+    for module in (solving, roomy):
+        monkeypatch.setattr(module, "lay_out_apart", anywhere)
+    monkeypatch.setattr(roomy, "lacking_bytes", lambda *_: 0)
     for name in ("forward", "backward"):
         method = getattr(Runner, name)
 
@@ -180,7 +182,7 @@ def test_large_results_are_made_at_home(
     case: str, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A result of the one, weights' gradients of the other."""
-    monkeypatch.setattr(layout, "MOST_GUEST_BYTES", MIB)
+    monkeypatch.setattr(requests, "MOST_GUEST_BYTES", MIB)
     expected = trained(case, "aot_eager")
     made: list[Tensor] = []
     at_home = PlacedLane.at_home

@@ -11,8 +11,8 @@ from torch import nn
 
 from benchmarks.kit.modes import same_graph
 from outcore import Backend
-from outcore.allocators import lay_out, layout
-from outcore.runtime import solving
+from outcore.allocators import lay_out, layout, requests
+from outcore.runtime import roomy, solving
 from tests.cpu.training import mean_square, train
 from tests.gpu.training import PROFILED_STEPS
 
@@ -65,8 +65,10 @@ def trained(backend, steps=STEPS):
 def test_tensors_lie_where_they_should(large, monkeypatch):
     """`large`: the result is to be made elsewhere, not copied there."""
     if large:
-        monkeypatch.setattr(layout, "MOST_GUEST_BYTES", 32 * MIB)
-        monkeypatch.setattr(solving, "lay_out_apart", lay_out)
+        for module in (layout, requests):
+            monkeypatch.setattr(module, "MOST_GUEST_BYTES", 32 * MIB)
+        for module in (roomy, solving):
+            monkeypatch.setattr(module, "lay_out_apart", lay_out)
     expected = trained(same_graph)
     with nearly_full():
         backend = Backend()

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outcore.allocators import stretch
 from outcore.allocators.best_fit import MIB
 from outcore.allocators.blocks import Pool, round_up
-from outcore.allocators.layout import _Stretch, lay_out
+from outcore.allocators.layout import BESIDE_BYTES, Space, lacking_bytes, lay_out
 from outcore.allocators.packing import Stay, lowest_bytes, pack
 from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Tier
@@ -129,7 +130,7 @@ def test_every_request_gets_its_place(problem, policy, scale):
     except InfeasibleError:
         return
     program = lower(problem, plan)
-    layout = lay_out(problem, program, 1 << 60)
+    layout = lay_out(problem, program, Space(1 << 60))
     if layout is not None:
         Served(problem, program, layout).serve()
         for slot in layout.guests:
@@ -140,7 +141,7 @@ def test_every_request_gets_its_place(problem, policy, scale):
 def test_a_little_that_is_free_before_a_place_is_held_with_what_lies_before_that():
     """Torch leaves 1 MiB and less with the block: no piece can be as small."""
     quarter = MIB // 4
-    planned, heap, pieces = _Stretch(80 * quarter), Stretch(80 * quarter), {0: 0}
+    planned, heap, pieces = stretch.Stretch(80 * quarter), Stretch(80 * quarter), {0: 0}
 
     def ask(offset, nbytes):
         for move in planned.open([(offset * quarter, nbytes * quarter)]):
@@ -169,10 +170,12 @@ def test_a_little_that_is_free_before_a_place_is_held_with_what_lies_before_that
 def test_the_stretch_stays_beside_what_comes_after_the_step(problem, after):
     problem = large(replace(problem, budget_bytes=1 << 30), 5 << 20)
     program = lower(problem, resolve("keep-all").plan(problem))
-    layout = lay_out(problem, program, 1 << 60, after)
+    layout = lay_out(problem, program, Space(1 << 60, after))
     if layout is not None and layout.nbytes:
-        both = resident_bytes(problem) + after + layout.nbytes
-        assert lay_out(problem, program, both - 1, after) is None
+        least = (1 << 60) + lacking_bytes(problem, program, Space(1 << 60, after))
+        assert resident_bytes(problem) + after + BESIDE_BYTES < least <= layout.peak_bytes
+        assert lay_out(problem, program, Space(least - 1, after)) is None
+        assert lay_out(problem, program, Space(layout.peak_bytes, after)) is not None
 
 
 @pytest.mark.parametrize("seed", range(5))

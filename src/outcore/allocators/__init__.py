@@ -3,7 +3,7 @@
 from outcore.allocators.allocator import Allocator, Heap
 from outcore.allocators.card import Card
 from outcore.allocators.expandable import Held
-from outcore.allocators.layout import lay_out
+from outcore.allocators.layout import Space, lacking_bytes, lay_out
 from outcore.allocators.reserve import Reservation, reserve
 from outcore.allocators.spec import resolve
 from outcore.allocators.table import ALLOCATORS
@@ -15,6 +15,8 @@ __all__ = [
     "Heap",
     "Held",
     "Reservation",
+    "Space",
+    "lacking_bytes",
     "lay_out",
     "reserve",
     "resolve",

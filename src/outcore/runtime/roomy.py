@@ -9,13 +9,13 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
-from outcore.allocators import Card
+from outcore.allocators import Card, Space, lacking_bytes
+from outcore.apart import lay_out_apart
 from outcore.errors import InfeasibleError
 from outcore.ir.layout import Layout
 from outcore.ir.memory import fits
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
-from outcore.ir.program import Program
 from outcore.lower import lower
 from outcore.simulate import simulate
 from outcore.units import format_bytes, format_seconds
@@ -29,16 +29,26 @@ Improve: TypeAlias = Callable[[Problem, Plan], Plan]
 """What changes one so that its tensors find their place."""
 
 
-Lay: TypeAlias = Callable[[Problem, Program], Layout | None]
-"""What finds a place for each tensor of a program."""
-
-
 class Placed(NamedTuple):
     """A plan, the problem that it is one for, and where its tensors lie if somebody says so."""
 
     problem: Problem
     plan: Plan
     layout: Layout | None = None
+
+
+def once(make: Make) -> Make:
+    """`make`, which is not asked again for a problem that it had a plan for."""
+    known: list[tuple[Problem, Plan]] = []
+
+    def made(problem: Problem) -> Plan:
+        plan = next((plan for other, plan in known if other == problem), None)
+        if plan is None:
+            plan = make(problem)
+            known.append((problem, plan))
+        return plan
+
+    return made
 
 
 def with_least_room(problem: Problem, room: int, make: Make) -> tuple[Problem, Plan] | None:
@@ -78,10 +88,11 @@ def with_best_room(
     return min(found, key=itemgetter(0))[1:] if found else None
 
 
-def with_places(problem: Problem, rooms: Sequence[int], make: Make, lay: Lay) -> Placed | None:
+def with_places(problem: Problem, rooms: Sequence[int], make: Make, space: Space) -> Placed | None:
     """The plan of `make` that leaves least room free, of those whose tensors all have a place.
 
-    As above, with one of `rooms`, or halfway between two. None where there is none.
+    As above, with one of `rooms`, or halfway between two, and places within `space`. None where
+    there is none, or more is lacking than the largest room would give.
     """
     between = ((less + more) // 2 for less, more in pairwise(rooms))
     for room in sorted({*rooms, *between}):
@@ -89,7 +100,11 @@ def with_places(problem: Problem, rooms: Sequence[int], make: Make, lay: Lay) ->
         if made is None:
             break
         roomy, plan = made
-        layout = lay(roomy, lower(roomy, plan, fast=True))
+        program = lower(roomy, plan, fast=True)
+        lacking = lacking_bytes(roomy, program, space)
+        if lacking > rooms[-1] - room:
+            break
+        layout = lay_out_apart(roomy, program, space) if lacking <= 0 else None
         if layout is not None:
             return Placed(roomy, plan, layout)
     return None

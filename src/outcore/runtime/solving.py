@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
-from outcore.allocators import Card
+from outcore.allocators import Card, Space
 from outcore.allocators.expandable import ExpandableSegments
 from outcore.apart import lay_out_apart, plan_apart
 from outcore.errors import InfeasibleError, SpillError
@@ -31,10 +31,10 @@ from outcore.runtime.options import NO_DISK_BYTES, Settings
 from outcore.runtime.planned import FORCED, Planned
 from outcore.runtime.reuse import reused
 from outcore.runtime.roomy import (
-    Lay,
     Make,
     Placed,
     best_room_for,
+    once,
     with_best_room,
     with_least_room,
     with_places,
@@ -154,7 +154,7 @@ class Solver:
             program = replace(in_core, plan_digest=digest(plan))
         predicted = simulate(problem, program)
         if layout is None and self._may_place(shares, plan) and not in_haste:
-            layout = self._lay(shares, budget_bytes)(problem, program)
+            layout = lay_out_apart(problem, program, self._space(shares, budget_bytes))
         notes = [*self._notes(shares, saved)]
         if plan.moves and layout is None and not in_haste:
             notes.append(self._loss(problem, program, predicted.seconds))
@@ -215,10 +215,11 @@ class Solver:
         asked: Policy = self.settings.policy
         policy = asked.in_haste if in_haste and isinstance(asked, Hasty) else asked
         around = Overridden(policy, self.settings.given.rules) if fixed else policy
-        make, rooms = partial(plan_apart, around), self.settings.rooms
+        make, rooms = once(partial(plan_apart, around)), self.settings.rooms
         thorough = isinstance(policy, Search) and not policy.seconds and not in_haste
         if thorough and self._may_place(shares):
-            placed = with_places(problem, rooms, make, self._lay(shares, problem.budget_bytes))
+            space = self._space(shares, problem.budget_bytes)
+            placed = with_places(problem, rooms, make, space)
             if placed is not None:
                 return placed
         card, found = self._card() if thorough else None, None
@@ -243,13 +244,12 @@ class Solver:
         alone = len(shares.active) == 1 and shares.graph.standing.most_outstanding <= 1
         return grows and alone and any(self.settings.rooms) and (plan is None or bool(plan.moves))
 
-    def _lay(self, shares: Shares, budget_bytes: int) -> Lay:
-        """What finds places, in a budget, or in less: what is held may lie in pages, in part."""
+    def _space(self, shares: Shares, budget_bytes: int) -> Space:
+        """That of a budget, or less: what is held may lie in pages, in part."""
         card, most = self._card(), budget_bytes
         if card is not None and card.held is not None:
             most = min(most, card.limit_bytes - card.held.wasted_bytes)
-        after = shares.graph.standing.after_step_bytes
-        return partial(lay_out_apart, budget_bytes=most, after_bytes=after)
+        return Space(most, shares.graph.standing.after_step_bytes)
 
     def _card(self) -> Card | None:
         """The GPU, with what is held of it now; None where plans leave no room."""
