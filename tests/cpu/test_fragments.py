@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from outcore.runtime import fragments
-from outcore.runtime.fragments import SETTLING_STEPS, Fragments
+from outcore.runtime.fragments import LATEST, OFTEN, SETTLING_STEPS, Fragments
 from outcore.runtime.options import Settings
 from outcore.runtime.steps import Steps
 
-KEPT, MOVED = (SimpleNamespace(everything_kept=kept) for kept in (True, False))
+KEPT, MOVED = (SimpleNamespace(everything_kept=kept, layout=None) for kept in (True, False))
+PLACED = SimpleNamespace(everything_kept=False, layout=object())
 
 
 class Machine:
@@ -28,7 +29,13 @@ class Machine:
         monkeypatch.setattr(fragments, "retries", lambda _: self.retries)
         self.planned: list[Any] = [KEPT, MOVED]
         roll: Any = SimpleNamespace(steps=self.steps, active=self.graphs)
-        self.fragments = Fragments(settings, torch.device(kind), roll, plans)
+        self.left = list[int]()
+
+        def leave() -> None:
+            self.left.append(self.steps.number)
+            self.planned = [KEPT, MOVED]
+
+        self.fragments = Fragments(settings, torch.device(kind), roll, plans, leave)
 
     def graphs(self) -> list[Any]:
         return [SimpleNamespace(planned=each) for each in self.planned]
@@ -73,6 +80,33 @@ def test_it_waits_for_a_plan_that_moves_something(monkeypatch: pytest.MonkeyPatc
     assert not machine.emptied
     machine.train(1, 3)
     assert machine.emptied == [5 * SETTLING_STEPS + 1]
+
+
+@pytest.mark.parametrize("every", [1, 4, 8])
+def test_places_that_do_not_help_are_left(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory may be given back by an optimizer, once for several calls."""
+    machine = Machine(monkeypatch)
+    machine.planned = [None, MOVED]
+    machine.train(3, 1)
+    machine.planned = [PLACED]
+    for step in range(OFTEN * every):
+        machine.train(1, int(step % every == every - 1))
+        assert not machine.left
+        assert not machine.emptied
+    machine.train(SETTLING_STEPS + every, 1)
+    assert len(machine.left) == 1
+
+
+def test_places_are_kept_where_memory_is_given_back_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(monkeypatch)
+    machine.planned = [PLACED]
+    for _ in range(20):
+        machine.train(LATEST // (OFTEN - 1), 0)
+        machine.train(1, 2)
+    assert not machine.left
+    assert not machine.emptied
 
 
 @pytest.mark.parametrize(("kind", "room"), [("cpu", 1), ("cuda", 0)])

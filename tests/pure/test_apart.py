@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from outcore import apart
-from outcore.apart import plan_apart
+from outcore.allocators import Space, lay_out
+from outcore.apart import lay_out_apart, plan_apart
 from outcore.errors import InfeasibleError
+from outcore.lower import lower
 from outcore.policies import floor, resolve
 from outcore.policies.search import Search
 from tests.pure.test_policies import chain
@@ -28,6 +30,14 @@ pytestmark = pytest.mark.xdist_group("compiled")
 def test_it_gives_the_same_plan():
     problem = chain((64,) * 6)
     assert plan_apart(QUICK, problem) == QUICK.plan(problem)
+
+
+def test_it_gives_the_same_places():
+    problem = chain((4 << 10,) * 6)
+    program = lower(problem, resolve("keep-all").plan(problem))
+    for space in (Space(1 << 40), Space(1 << 40, 1 << 40), Space(1 << 20)):
+        assert lay_out_apart(problem, program, space) == lay_out(problem, program, space)
+    assert lay_out_apart(problem, program, Space(1 << 40)) is not None
 
 
 def test_the_numbers_of_a_refusal_come_back():
@@ -95,7 +105,8 @@ def test_without_another_process_it_is_done_here(monkeypatch, executable):
 def test_this_process_loads_no_compiler():
     code = """
 import sys
-from outcore.apart import plan_apart
+from outcore.allocators import Space, lay_out
+from outcore.apart import lay_out_apart, plan_apart
 from outcore.policies.search import Search
 from dataclasses import replace
 from tests.pure.building import small_problem

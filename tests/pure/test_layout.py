@@ -14,6 +14,7 @@ from outcore.allocators.best_fit import MIB
 from outcore.allocators.blocks import Pool, round_up
 from outcore.allocators.layout import BESIDE_BYTES, Space, lacking_bytes, lay_out
 from outcore.allocators.packing import Stay, lowest_bytes, pack
+from outcore.allocators.requests import MOST_GUEST_BYTES
 from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Tier
 from outcore.ir.layout import Hold
@@ -25,6 +26,8 @@ from outcore.policies import resolve
 from tests.pure.strategies import problems
 
 pytestmark = pytest.mark.xdist_group("compiled")
+
+HUGE = 1 << 60
 
 
 class Stretch:
@@ -60,9 +63,7 @@ class Served:
             self.move(position)
             action = instruction.action
             if position in self.layout.at_home:
-                assert isinstance(action, Run)
-                assert self.waiting.issuperset(action.writes)
-                self.waiting.difference_update(action.writes)
+                self.leave(action)
             elif isinstance(action, Alloc):
                 self.waiting.add(action.slot)
             elif isinstance(action, Copy):
@@ -72,6 +73,18 @@ class Served:
             elif isinstance(action, Free) and action.slot in self.at:
                 self.heap.free(self.at.pop(action.slot))
         assert not self.at
+
+    def leave(self, action):
+        """Serve an op elsewhere: what it makes is made anew, and outlives the program."""
+        assert isinstance(action, Run)
+        assert not action.donate
+        assert self.waiting.issuperset(action.writes)
+        made = [self.program.slots[slot].nbytes for slot in action.writes]
+        assert max(made) > MOST_GUEST_BYTES
+        freed = {x.action.slot for x in self.program.body if isinstance(x.action, Free)}
+        donated = {s for x in self.program.body for s, _ in getattr(x.action, "donate", ())}
+        assert freed.union(donated).isdisjoint(action.writes)
+        self.waiting.difference_update(action.writes)
 
     def move(self, position):
         for move in self.layout.moves.get(position, ()):
@@ -130,7 +143,7 @@ def test_every_request_gets_its_place(problem, policy, scale):
     except InfeasibleError:
         return
     program = lower(problem, plan)
-    layout = lay_out(problem, program, Space(1 << 60))
+    layout = lay_out(problem, program, Space(HUGE))
     if layout is not None:
         Served(problem, program, layout).serve()
         for slot in layout.guests:
@@ -138,44 +151,89 @@ def test_every_request_gets_its_place(problem, policy, scale):
         assert layout.peak_bytes >= peak(problem, program, Tier.DEVICE).nbytes
 
 
+QUARTER = MIB // 4
+
+
+class Quarters:
+    """A stretch of 20 MiB, and an allocator that is moved as it says; all in quarters of a MiB."""
+
+    def __init__(self):
+        self.planned, self.heap = stretch.Stretch(80 * QUARTER), Stretch(80 * QUARTER)
+        self.pieces = {0: 0}
+
+    def ask(self, offset, nbytes):
+        for move in self.planned.open([(offset * QUARTER, nbytes * QUARTER)]):
+            if isinstance(move, Hold):
+                assert move.nbytes > MIB
+                self.pieces[move.piece] = self.heap.malloc(move.nbytes)
+                assert self.pieces[move.piece] == move.offset
+            else:
+                self.heap.free(self.pieces.pop(move.piece))
+        assert self.heap.malloc(nbytes * QUARTER) == offset * QUARTER
+        self.planned.use(offset * QUARTER, nbytes * QUARTER)
+
+    def free(self, offset):
+        self.heap.free(offset * QUARTER)
+        self.planned.free(offset * QUARTER)
+
+    def holds(self, offset):
+        return offset * QUARTER in self.pieces.values()
+
+
 def test_a_little_that_is_free_before_a_place_is_held_with_what_lies_before_that():
     """Torch leaves 1 MiB and less with the block: no piece can be as small."""
-    quarter = MIB // 4
-    planned, heap, pieces = stretch.Stretch(80 * quarter), Stretch(80 * quarter), {0: 0}
+    quarters = Quarters()
+    quarters.ask(0, 13)
+    quarters.ask(40, 8)
+    quarters.free(0)
+    quarters.ask(48, 16)
+    assert quarters.holds(0)
+    assert quarters.holds(13)
+    quarters.ask(14, 16)
 
-    def ask(offset, nbytes):
-        for move in planned.open([(offset * quarter, nbytes * quarter)]):
-            if isinstance(move, Hold):
-                pieces[move.piece] = heap.malloc(move.nbytes)
-                assert pieces[move.piece] == move.offset
-            else:
-                heap.free(pieces.pop(move.piece))
-        assert heap.malloc(nbytes * quarter) == offset * quarter
-        planned.use(offset * quarter, nbytes * quarter)
 
-    def free(offset):
-        heap.free(offset * quarter)
-        planned.free(offset * quarter)
+def test_a_little_that_is_free_after_a_place_is_held_with_what_lies_after_that():
+    quarters = Quarters()
+    quarters.ask(0, 40)
+    quarters.ask(40, 16)
+    quarters.ask(56, 16)
+    quarters.free(40)
+    quarters.ask(72, 8)
+    quarters.free(72)
+    quarters.free(0)
+    quarters.free(56)
+    quarters.ask(20, 19)
 
-    ask(0, 13)
-    ask(40, 8)
-    free(0)
-    ask(48, 16)
-    assert 0 in pieces.values()
-    ask(14, 16)
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(3, 16), (24, 14)])
+def test_a_little_beside_what_is_in_use_is_a_misfit(offset, nbytes):
+    """At the start of the stretch, and at the end of what is free: no piece is beside it."""
+    quarters = Quarters()
+    quarters.ask(40, 8)
+    with pytest.raises(stretch.MisfitError):
+        quarters.ask(offset, nbytes)
+
+
+def test_a_little_between_two_places_is_a_misfit():
+    with pytest.raises(stretch.MisfitError):
+        list(stretch.Stretch(80 * QUARTER).open([(0, 16 * QUARTER), (18 * QUARTER, 16 * QUARTER)]))
 
 
 @settings(deadline=None, max_examples=20)
-@given(problems(), st.integers(0, 1 << 30))
+@given(problems(), st.integers(0, 1 << 50))
 def test_the_stretch_stays_beside_what_comes_after_the_step(problem, after):
     problem = large(replace(problem, budget_bytes=1 << 30), 5 << 20)
     program = lower(problem, resolve("keep-all").plan(problem))
-    layout = lay_out(problem, program, Space(1 << 60, after))
-    if layout is not None and layout.nbytes:
-        least = (1 << 60) + lacking_bytes(problem, program, Space(1 << 60, after))
-        assert resident_bytes(problem) + after + BESIDE_BYTES < least <= layout.peak_bytes
-        assert lay_out(problem, program, Space(least - 1, after)) is None
-        assert lay_out(problem, program, Space(layout.peak_bytes, after)) is not None
+    layout = lay_out(problem, program, Space(HUGE))
+    if layout is None:
+        return
+    within = layout.peak_bytes - layout.nbytes
+    beside = max(within, resident_bytes(problem) + after + BESIDE_BYTES)
+    lowest = HUGE - within + lacking_bytes(problem, program, Space(HUGE))
+    assert lowest <= layout.nbytes
+    assert lacking_bytes(problem, program, Space(beside + lowest, after)) == 0
+    assert lay_out(problem, program, Space(beside + lowest - 1, after)) is None
+    assert lay_out(problem, program, Space(beside + layout.nbytes, after)) is not None
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -30,17 +30,17 @@ class Space:
     budget_bytes: int
     after_bytes: int = 0
 
-    def left_bytes(self, requests: Requests) -> int:
-        """What is left to a stretch: it is kept, with the most that is in use besides."""
-        after = resident_bytes(requests.problem) + self.after_bytes
-        return self.budget_bytes - max(requests.outside_bytes(), after) - BESIDE_BYTES
+    def left_bytes(self, requests: Requests, outside_bytes: int) -> int:
+        """What is left to a stretch, which is kept, with `outside_bytes` in use within the step."""
+        after = resident_bytes(requests.problem) + self.after_bytes + BESIDE_BYTES
+        return self.budget_bytes - max(outside_bytes, after)
 
 
 def lay_out(problem: Problem, program: Program, space: Space) -> Layout | None:
     """Places within `space` for all that the ops of `program` ask for, but for small blocks.
 
     None where no places are found, and where a result is copied back (it would be moved before it
-    has come), or is too large and made beside what is not one.
+    has come), is not all of its memory, or is too large and made beside what is no result.
     """
     requests = Requests(problem, program)
     guests = requests.guests.values()
@@ -48,13 +48,14 @@ def lay_out(problem: Problem, program: Program, space: Space) -> Layout | None:
         return None
     if not requests.guests.keys() <= requests.whole():
         return None
-    stays, left = [block.stay for block in requests.blocks], space.left_bytes(requests)
+    outside = _outside_bytes(requests)
+    stays, left = [block.stay for block in requests.blocks], space.left_bytes(requests, outside)
     for seed in range(ATTEMPTS if stays else 0):
         offsets = pack(stays, left, seed)
         if offsets is None:
             return None
         try:
-            return _laid(requests, offsets, space.budget_bytes - left)
+            return _laid(requests, offsets, outside)
         except MisfitError:
             continue
     return None
@@ -63,7 +64,19 @@ def lay_out(problem: Problem, program: Program, space: Space) -> Layout | None:
 def lacking_bytes(problem: Problem, program: Program, space: Space) -> int:
     """What no places can do without beyond `space`; nothing, or less, where there may be some."""
     requests = Requests(problem, program)
-    return lowest_bytes([block.stay for block in requests.blocks]) - space.left_bytes(requests)
+    lowest = lowest_bytes([block.stay for block in requests.blocks])
+    return lowest - space.left_bytes(requests, _outside_bytes(requests))
+
+
+def _outside_bytes(requests: Requests) -> int:
+    """The most that is in use besides a stretch, with room for what is free in pieces.
+
+    That may be as much as the largest result that is made among what others take and give back.
+    """
+    slots = requests.program.slots
+    at_home = (slot for position in requests.at_home for slot in requests.writes(position))
+    largest = max((slots[slot].nbytes for slot in at_home), default=0)
+    return requests.outside_bytes() + largest + BESIDE_BYTES
 
 
 def _laid(requests: Requests, offsets: Sequence[int], outside_bytes: int) -> Layout:

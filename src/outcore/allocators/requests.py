@@ -99,7 +99,8 @@ class Requests:
         action = self.program.body[position].action
         return action.op if isinstance(action, Run) else None
 
-    def _writes(self, position: int) -> set[int]:
+    def writes(self, position: int) -> set[int]:
+        """The slots that an op writes."""
         action = self.program.body[position].action
         return {*action.writes} if isinstance(action, Run) else set()
 
@@ -142,7 +143,9 @@ class Requests:
         blocks: list[Block] = []
         slots = [self.program.slots[index] for index in asked]
         large = any(slot.nbytes > MOST_GUEST_BYTES for slot in slots)
-        if large and lasts.keys().isdisjoint(asked) and self._writes(position) == {*asked}:
+        # Nothing that dies within the program, whose memory would be the caller's at once; nor what
+        # lies here already, donated or written over: the caller's is kept until a call is over.
+        if large and lasts.keys().isdisjoint(asked) and self.writes(position) == {*asked}:
             self.at_home.add(position)
             return
         for slot in slots:

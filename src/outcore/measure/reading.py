@@ -19,6 +19,11 @@ class Reading:
         """Bytes held at time `at` above those held when the meter started."""
         return self._levels[bisect_right(self.times, at)]
 
+    @property
+    def last_bytes(self) -> int:
+        """Bytes held in the end above those held when the meter started."""
+        return self._levels[-1]
+
     def peak_bytes(self, start: int = 0, stop: int | None = None) -> int:
         """The most bytes held between two times, above those held when the meter started."""
         low, high = self._range(start, stop)

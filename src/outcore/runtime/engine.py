@@ -47,8 +47,9 @@ class Engine:
         self.plans = Plans(settings, device, self.driver, self.roll, self.held, self.metering)
         self.crowding = Crowding(self.roll, self.metering, self.plans)
         self.growth = Growth(settings, self.steps, self.held, self.metering, self.plans)
-        self.fragments = Fragments(settings, device, self.roll, self.plans)
         self.placing = Placing(self.stores, self.metering)
+        leave = self.placing.give_up
+        self.fragments = Fragments(settings, device, self.roll, self.plans, leave)
         self.recorder, self.trials = Recorder(self.driver), Trials(self.driver)
 
     @property

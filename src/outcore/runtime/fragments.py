@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+
 import torch
 
 from outcore.measure import retries
@@ -16,6 +19,10 @@ beginning."""
 IN_A_ROW = 2
 """So many steps in a row have to give memory back: one may be another's."""
 
+OFTEN, LATEST = 4, 32
+"""A layout is left where memory is given back in so many of the latest steps under it. That costs
+some steps; where it is an optimizer, it may be once for several calls."""
+
 TOLD = 16
 """After so many in a row reports tell of it."""
 
@@ -29,11 +36,21 @@ class Fragments:
     """Has torch's allocator begin anew where it gives memory back within steps.
 
     By its model a plan loses nothing from an empty device on (decision 0036). From where other
-    steps left things it may go on as it does for ever.
+    steps left things it may go on as it does for ever. Where tensors have places (decision 0037)
+    nothing should be lost at all; else these are left.
     """
 
-    def __init__(self, settings: Settings, device: torch.device, roll: Roll, plans: Plans) -> None:
-        self._device, self._roll, self._plans = device, roll, plans
+    def __init__(
+        self,
+        settings: Settings,
+        device: torch.device,
+        roll: Roll,
+        plans: Plans,
+        leave_places: Callable[[], None],
+    ) -> None:
+        self._device, self._roll, self._plans, self._leave = device, roll, plans, leave_places
+        self._placed: deque[bool] = deque(maxlen=LATEST)
+        """Of steps with places: whether memory was given back."""
         self._watches = device.type == "cuda" and any(settings.rooms)
         self._step = self._began = self._retries = self._in_a_row = 0
         self._patience = SETTLING_STEPS
@@ -53,6 +70,13 @@ class Fragments:
         planned = [graph.planned for graph in self._roll.active()]
         if all(each is None or each.everything_kept for each in planned) or None in planned:
             self._began = self._step
+            self._placed.clear()
+        elif any(each is not None and each.layout is not None for each in planned):
+            if self._step - self._began > SETTLING_STEPS:
+                self._placed.append(self._in_a_row > 0)
+            if sum(self._placed) >= OFTEN:
+                self._leave()
+                self._placed.clear()
         elif self._in_a_row >= IN_A_ROW and self._step - self._began > self._patience:
             self._began, self._patience = self._step, 2 * self._patience
             self._plans.bound_memory()  # which empties the cache, as something is moved

@@ -115,6 +115,7 @@ class PlannedGraph:
         self.standing.most_outstanding = planned.calls
         self.standing.retained = planned.retaining_bytes is not None
         self.standing.planning_seconds = planned.planning_seconds
+        self.standing.after_beyond_bytes = planned.after_beyond_bytes
 
     # ---- around the two calls -------------------------------------------------------------------
 
@@ -415,7 +416,9 @@ class PlannedGraph:
         if self.profiling is not None:
             self.standing.reason = ""
             self.profiling.metered(reading, visit)
-            self.standing.after_step_bytes = max(0, reading.peak_bytes(visit.backward_stop))
+            beyond = reading.peak_bytes(visit.backward_stop) - max(0, reading.last_bytes)
+            standing = self.standing
+            standing.after_beyond_bytes = max(standing.after_beyond_bytes, beyond)
 
     @contextlib.contextmanager
     def telling_of_memory(self) -> Iterator[None]:

@@ -19,6 +19,11 @@ MOST_LOST = 4
 """Steps in a row in which a tensor lay elsewhere. What libraries keep for good may be in the way in
 the first ones; after so many it is an op that asks for its memory in another order."""
 
+IN_PIECES = (
+    "in many steps torch's allocator gave memory back to the GPU, though tensors lay where they "
+    "were to: what others hold or make between steps takes more than was left to them"
+)
+
 NOTE = (
     "tensors did not lie where they were to (an op asks for memory otherwise than as it was "
     "profiled, or there is no room in one piece): torch's allocator finds their places, and may "
@@ -37,14 +42,21 @@ class Placing:
         """That of the latest step that had one."""
         self._lost = 0
         """In so many steps in a row a tensor of it lay elsewhere."""
+        self._left: Layout | None = None
+        """One that did not help."""
         self.note = ""
         """For reports; empty where all is well."""
         self.steps = 0
         """In so many all lay where they were to."""
 
     def is_in_vain(self, layout: Layout | None) -> bool:
-        """Whether tensors do not lie as `layout` has them, step after step."""
-        return layout is not None and layout is self._layout and self._lost >= MOST_LOST
+        """Whether tensors do not lie as `layout` has them, step after step, or it does not help."""
+        lost = layout is self._layout and self._lost >= MOST_LOST
+        return layout is not None and (lost or layout is self._left)
+
+    def give_up(self) -> None:
+        """Take that the latest layout does not help."""
+        self._left, self.note = self._layout, IN_PIECES
 
     def called(self) -> None:
         """Take that a forward call begins: if another waits, it needs what is held for that."""

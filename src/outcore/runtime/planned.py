@@ -39,6 +39,8 @@ class Planned:
     """What the program leaves free of the budget, for a GPU's allocator."""
     layout: Layout | None = None
     """Where its tensors lie on a GPU that they nearly fill; None: where the allocator puts them."""
+    after_beyond_bytes: int = 0
+    """What came once steps were over, beyond what is held as one begins: layouts leave it room."""
     replanned: Replanned | None = None
     """Why the graph was planned again with other times, if it was."""
     from_file: str = ""

@@ -166,6 +166,7 @@ class Solver:
             in_core_timeline,
             room_bytes=budget_bytes - problem.budget_bytes,
             layout=layout,
+            after_beyond_bytes=shares.graph.standing.after_beyond_bytes,
             from_file="" if saved is None else given.path,
             note="; ".join(filter(None, notes)),
         )
@@ -249,7 +250,7 @@ class Solver:
         card, most = self._card(), budget_bytes
         if card is not None and card.held is not None:
             most = min(most, card.limit_bytes - card.held.wasted_bytes)
-        return Space(most, shares.graph.standing.after_step_bytes)
+        return Space(most, shares.graph.standing.after_beyond_bytes)
 
     def _card(self) -> Card | None:
         """The GPU, with what is held of it now; None where plans leave no room."""

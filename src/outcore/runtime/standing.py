@@ -83,9 +83,8 @@ class Standing:
     """The peak of the latest metered step in which it ran, all of which was planned."""
     after_bytes: int | None = None
     """That of what came between the step's last backward call and the next step."""
-    after_step_bytes: int = 0
-    """The most of that, beyond what was held as the step began, in the latest metered step in which
-    it was profiled."""
+    after_beyond_bytes: int = 0
+    """The most of that in profiled steps, beyond what was held as the next one began."""
     peak_tries: int = 0
     """Steps that began with it and were metered for their peak, since that was forgotten."""
     reason: str = ""

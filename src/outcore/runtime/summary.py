@@ -317,7 +317,7 @@ def _after_notes(engine: Engine) -> Iterator[str]:
     if after is not None and after > max(budget, engine.metering.peak_bytes or 0):
         yield (
             f"after the backward of all graphs, {format_bytes(after)} were held in a metered "
-            f"step, more than the budget of {format_bytes(budget)}: no plan covers what is made "
+            f"step, more than the budget of {format_bytes(budget)}: no plan bounds what is made "
             "there, as by an optimizer's step, which makes least with fused=True, or by the "
             "backward of what runs before the first graph"
         )
