@@ -82,8 +82,12 @@ class Served:
         made = [self.program.slots[slot].nbytes for slot in action.writes]
         assert max(made) > MOST_GUEST_BYTES
         freed = {x.action.slot for x in self.program.body if isinstance(x.action, Free)}
-        donated = {s for x in self.program.body for s, _ in getattr(x.action, "donate", ())}
-        assert freed.union(donated).isdisjoint(action.writes)
+        heirs = dict(d for x in self.program.body for d in getattr(x.action, "donate", ()))
+        for slot in action.writes:
+            last = slot
+            while last in heirs:
+                last = heirs[last]
+            assert last not in freed
         self.waiting.difference_update(action.writes)
 
     def move(self, position):
