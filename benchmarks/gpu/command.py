@@ -13,7 +13,7 @@ from benchmarks.gpu.machine import machine
 from benchmarks.gpu.plots import plot
 from benchmarks.gpu.scale import FULL, SMALL, Scale
 from benchmarks.gpu.table import BENCHMARKS
-from benchmarks.gpu.training import key
+from benchmarks.gpu.training import failed, key
 from benchmarks.kit.command import Kit, run_kit
 from benchmarks.kit.earlier import Resuming, Saved
 from outcore.errors import OptionValueError
@@ -70,7 +70,7 @@ KIT = Kit(
     finish=plot,
     minutes=7.0,
     grace_seconds=45.0,
-    resuming=Resuming(key=key, machine=_machine),
+    resuming=Resuming(key=key, failed=failed, machine=_machine),
 )
 
 

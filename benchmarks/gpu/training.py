@@ -13,6 +13,7 @@ from benchmarks.kit.rows import Check, Row, ratio
 TIME_LIMIT = 0.10
 """How far the predicted time may be off the measured one."""
 SAME_CAP_BYTES = 64 << 20
+"""Caps that are shares of a measured peak differ by less, from run to run."""
 FAILED, TOO_LONG = "failed", "it took too long"
 """Why there are no figures, but might be."""
 
@@ -59,17 +60,17 @@ class Training(Row):
 
 
 def key(row: Mapping[str, Any]) -> Hashable:
-    """What tells a row, as saved, from others; None where it failed, as it need not again.
-
-    Caps that are shares of a measured peak differ by some bytes from run to run.
-    """
-    note = row.get("note", "")
-    if "workload" not in row:  # of `links`, which is quick
-        return None
-    if note.startswith(FAILED) or note == TOO_LONG:
-        return None
+    """What tells a row, as saved, from others of its benchmark."""
+    if "workload" not in row:
+        return row["what"], row["beside"]
     cap = row.get("cap_bytes")
     return row["workload"], row["mode"], cap and round(cap / SAME_CAP_BYTES)
+
+
+def failed(row: Mapping[str, Any]) -> bool:
+    """Whether a row, as saved, has no figures, but might."""
+    note = row.get("note", "")
+    return bool(note.startswith(FAILED) or note == TOO_LONG)
 
 
 def timed(row: Training, samples: int, turns: Turns[Turn], reference: Turns[Turn]) -> Training:

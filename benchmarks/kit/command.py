@@ -66,10 +66,10 @@ def run_kit(kit: Kit[S], arguments: Sequence[str] | None = None) -> None:
     names = list(dict.fromkeys(given.only)) or list(kit.benchmarks)
     known: dict[str, Earlier] = {}
     if resuming is not None and given.go_on:
-        found = ((name, earlier(file, name, where, resuming)) for name in names)
+        found = ((name, earlier(file, name, where, scale, resuming)) for name in names)
         known = {name: each for name, each in found if each is not None}
-        for name in [name for name in known if known[name].complete]:
-            print(f"\n{name}: complete, of {known[name].date}")
+        for name in [name for name in known if known[name].done]:
+            print(f"\n{name}: complete, of {known[name].part['date']}")
             names.remove(name)
     for number, name in enumerate(names):
         # What one benchmark leaves of its part goes to those after it.
@@ -77,8 +77,8 @@ def run_kit(kit: Kit[S], arguments: Sequence[str] | None = None) -> None:
         left = None if end is None else end - time.monotonic()
         share = None if left is None else left * weights[0] / sum(weights)
         last = None if left is None else left + kit.grace_seconds
-        running = _Running(kit, kit.benchmarks[name], scale, where, known.get(name))
-        rows = known[name].rows if name in known else {}
+        running = _Running(kit.benchmarks[name], scale, where, known.get(name))
+        rows = known[name].known if name in known else {}
         fine &= _run(running, Patience(share, last, rows), file)
     if file.exists():
         kit.finish(file)
@@ -91,16 +91,15 @@ def run_kit(kit: Kit[S], arguments: Sequence[str] | None = None) -> None:
 class _Running(Generic[S]):
     """A benchmark that is run, at what scale and where, and what an earlier run has of it."""
 
-    kit: Kit[S]
     benchmark: Benchmark[S]
     scale: S
     where: dict[str, Any]
     earlier: Earlier | None
 
     def part(self, rows: Sequence[Row], *, complete: bool) -> dict[str, Any]:
-        found, resuming = [*map(results.saved, rows)], self.kit.resuming
-        if resuming is not None and self.earlier is not None:
-            found = self.earlier.with_later(found, resuming.key)
+        found = [*map(results.saved, rows)]
+        if self.earlier is not None:
+            found = self.earlier.with_later(found)
         return results.part(self.benchmark, self.scale, self.where, found, complete=complete)
 
 
@@ -120,7 +119,7 @@ def _run(running: _Running[Any], patience: Patience, file: Path) -> bool:
             rows.append(row)
             print(".", end="", file=sys.stderr, flush=True)
             save(complete=False)
-        if rows:  # what an earlier run left is better than nothing
+        if rows or running.earlier is not None:  # what an earlier run left is better than nothing
             save(complete=not patience.cut)
     except Exception:  # noqa: BLE001 - the other benchmarks are still to come
         print(f"\n{traceback.format_exc()}", file=sys.stderr)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,36 +17,50 @@ class Resuming:
     """How the benchmarks of a kit go on."""
 
     key: Callable[[Saved], Hashable]
-    """What tells a row from the others of its benchmark; None: it is to be measured again."""
+    """What tells a row from the others of its benchmark."""
+    failed: Callable[[Saved], bool]
+    """Whether it is to be measured again."""
     machine: Callable[[Saved], Hashable]
     """What of a machine must be the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """Rows as they were saved, by their keys, with the dates of their own."""
+    """What a file has of a benchmark: rows as they were saved."""
 
-    rows: Mapping[Hashable, Saved]
-    complete: bool
-    date: str
+    part: Saved
+    resuming: Resuming
 
-    def with_later(
-        self, rows: Sequence[Saved], key: Callable[[Saved], Hashable]
-    ) -> list[dict[str, Any]]:
-        """These rows and later ones, which take the place of those of the same key."""
-        later = {key(row): dict(row) for row in rows if key(row) is not None}
-        failed = [dict(row) for row in rows if key(row) is None]
-        kept = {k: {"date": self.date, **row} for k, row in self.rows.items()}
-        return [*(kept | later).values(), *failed]
+    @property
+    def known(self) -> dict[Hashable, Saved]:
+        """The rows that need not be measured, by their keys."""
+        rows = (row for row in self.part["rows"] if not self.resuming.failed(row))
+        return {self.resuming.key(row): row for row in rows}
+
+    @property
+    def done(self) -> bool:
+        """Whether no row is missing."""
+        return self.part["complete"] and len(self.known) == len(self.part["rows"])
+
+    def with_later(self, rows: Iterable[Saved]) -> list[dict[str, Any]]:
+        """These rows and later ones, which take the place of those of the same key.
+
+        Those that stay get the date and the source that they were taken with.
+        """
+        source = self.part["machine"].get("source")
+        own = {"date": self.part["date"]} | ({"source": source} if source else {})
+        found = {self.resuming.key(row): own | dict(row) for row in self.part["rows"]}
+        return list((found | {self.resuming.key(row): dict(row) for row in rows}).values())
 
 
-def earlier(file: Path, name: str, machine: Saved, resuming: Resuming) -> Earlier | None:
-    """What `file` has of benchmark `name`, taken on such a machine; None where that is nothing."""
+def earlier(
+    file: Path, name: str, machine: Saved, scale: Any, resuming: Resuming
+) -> Earlier | None:
+    """What `file` has of benchmark `name`, by such a machine and as much; None: nothing."""
     if not file.exists():
         return None
     part = json.loads(file.read_text(encoding="utf-8"))["benchmarks"].get(name)
     if part is None or resuming.machine(part["machine"]) != resuming.machine(machine):
         return None
-    rows = {resuming.key(row): row for row in part["rows"]}
-    rows.pop(None, None)
-    return Earlier(rows, part["complete"], part["date"])
+    as_saved = json.loads(json.dumps(asdict(scale)))
+    return Earlier(part, resuming) if part["scale"] == as_saved else None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
 
+import outcore
 from outcore import __version__
 from outcore.compiled import COMPILED
 from outcore.runtime.host import memory_limit_bytes
@@ -20,6 +23,7 @@ def host() -> dict[str, Any]:
     """No names of hosts, no paths."""
     return {
         "versions": _versions(),
+        "source": _source(),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -38,6 +42,15 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def _source() -> str:
+    """A digest of the sources of outcore and of the benchmarks."""
+    found = hashlib.sha256()
+    for folder in (Path(outcore.__file__).parent, Path(__file__).parents[1]):
+        for file in sorted(folder.rglob("*.py")):
+            found.update(file.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def _processor() -> str:

@@ -6,8 +6,10 @@ import json
 import mmap
 import operator
 import os
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from math import inf
+from operator import itemgetter
 
 import pytest
 import torch
@@ -32,6 +34,7 @@ from benchmarks.kit.worker import Worker, WorkerError
 from outcore.errors import OptionValueError, SpillError
 
 SMALLEST = "small-resnet-b16-64"
+LARGER = replace(SMALL, rounds=SMALL.rounds + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,29 +119,33 @@ class TestGoingOn:
     def kit(self):
         def run(_, patience):
             for name in (name for name in "abc" if name not in patience.known):
-                self.ran.append(name)
-                if len(self.ran) == 3 and name == "c":
+                if len(self.ran) == self.time:
                     patience.cut = True
                     return
-                yield Example(what=name, note="failed" if len(self.ran) == 2 else "")
+                self.ran.append(name)
+                yield Example(what=name, note="failed" * (len(self.ran) == 2 and not self.dies))
+            if self.dies:
+                raise KeyError
 
         self.ran: list[str] = []
         return Kit(
             name="some",
             description="",
             benchmarks={"x": Benchmark("x", "an example", run)},
-            scale=lambda _: SMALL,
-            machine=lambda _: {"gpu": self.gpu, "load": len(self.ran)},
+            scale=lambda _: self.scale,
+            machine=lambda _: {"gpu": self.gpu, "source": str(len(self.ran))},
             resuming=Resuming(
-                key=lambda row: None if row["note"] else row["what"],
+                key=itemgetter("what"),
+                failed=lambda row: bool(row["note"]),
                 machine=lambda machine: machine["gpu"],
             ),
         )
 
-    gpu = "one"
+    gpu, scale, time, dies = "one", SMALL, 2, False
 
     def go(self, kit, file, *more):
-        run_kit(kit, ["--out", str(file), *more])
+        with suppress(SystemExit):
+            run_kit(kit, ["--out", str(file), *more])
         part = json.loads(file.read_text())["benchmarks"]["x"]
         return part, [(row["what"], row["note"], "date" in row) for row in part["rows"]]
 
@@ -146,28 +153,48 @@ class TestGoingOn:
         part, rows = self.go(kit, tmp_path / "some.json")
         assert rows == [("a", "", False), ("b", "failed", False)]
         assert not part["complete"]
+        self.time = 9
         part, rows = self.go(kit, tmp_path / "some.json", "--go-on")
-        assert self.ran == [*"abcbc"]
+        assert self.ran == [*"abbc"]
         assert rows == [("a", "", True), ("b", "", False), ("c", "", False)]
+        assert [row.get("source") for row in part["rows"]] == ["0", None, None]
         assert part["complete"]
 
-    def test_what_is_complete_is_not_run_again(self, kit, tmp_path, capsys):
+    def test_what_failed_stays_where_there_is_no_time_for_it(self, kit, tmp_path):
+        self.go(kit, tmp_path / "some.json")
+        part, rows = self.go(kit, tmp_path / "some.json", "--go-on")
+        assert rows == [("a", "", True), ("b", "failed", True)]
+        assert not part["complete"]
+
+    def test_what_is_complete_is_not_run_again_but_for_what_failed(self, kit, tmp_path, capsys):
+        self.time = 9
         for _ in range(3):
             self.go(kit, tmp_path / "some.json", "--go-on")
-        assert self.ran == [*"abcbc"]
+        assert self.ran == [*"abcb"]
         assert "x: complete, of 20" in capsys.readouterr().out
 
-    def test_figures_of_another_machine_do_not_stand_beside(self, kit, tmp_path):
+    def test_a_run_that_ended_after_the_last_row_is_completed(self, kit, tmp_path):
+        self.time, self.dies = 9, True
+        assert not self.go(kit, tmp_path / "some.json")[0]["complete"]
+        self.dies = False
+        assert self.go(kit, tmp_path / "some.json", "--go-on")[0]["complete"]
+        assert self.ran == [*"abc"]
+
+    @pytest.mark.parametrize("change", [{"gpu": "another"}, {"scale": LARGER}])
+    def test_figures_of_another_machine_or_scale_do_not_stand_beside(self, change, kit, tmp_path):
         self.go(kit, tmp_path / "some.json")
-        self.gpu = "another"
+        self.time = 9
+        for name, value in change.items():
+            setattr(self, name, value)
         _, rows = self.go(kit, tmp_path / "some.json", "--go-on")
-        assert self.ran == [*"abcabc"]
+        assert self.ran == [*"ababc"]
         assert rows == [("a", "", False), ("b", "", False), ("c", "", False)]
 
     def test_without_the_option_all_of_it_is_run_anew(self, kit, tmp_path):
-        for _ in range(2):
-            _, rows = self.go(kit, tmp_path / "some.json")
-        assert self.ran == [*"abcabc"]
+        self.go(kit, tmp_path / "some.json")
+        self.time = 9
+        _, rows = self.go(kit, tmp_path / "some.json")
+        assert self.ran == [*"ababc"]
         assert rows == [("a", "", False), ("b", "", False), ("c", "", False)]
 
 

@@ -19,7 +19,16 @@ from benchmarks.gpu.plots import plot
 from benchmarks.gpu.scale import SMALL
 from benchmarks.gpu.table import BENCHMARKS
 from benchmarks.gpu.trainer import Turn
-from benchmarks.gpu.training import Training, at_least, compared, judged, key, reported, timed
+from benchmarks.gpu.training import (
+    Training,
+    at_least,
+    compared,
+    failed,
+    judged,
+    key,
+    reported,
+    timed,
+)
 from benchmarks.gpu.workloads import Workload
 from benchmarks.kit.benchmark import Patience
 from benchmarks.kit.markdown import markdown
@@ -101,10 +110,11 @@ class TestComparison:
         )
         assert (first.mode, found.mode) == ("eager", "eager, capped")
 
-    def test_rows_that_failed_have_no_key(self):
-        assert key(saved(row(note="infeasible: needs more"))) is not None
-        assert key(saved(row(note=reason(WorkerError("Timeout", ""))))) is None
-        assert key(saved(row(note="failed: KeyError"))) is None
+    def test_rows_that_failed_are_measured_again(self):
+        assert not failed(saved(row(note="infeasible: needs more")))
+        assert not failed(saved(row(note=OUT_OF_MEMORY)))
+        assert failed(saved(row(note=reason(WorkerError("Timeout", "")))))
+        assert failed(saved(row(note="failed: KeyError")))
 
     def test_one_whose_reference_is_gone_is_held_against_its_turns_from_before(self):
         comparison = Comparison(TINY, Eager(), replace(ON_CPU, rounds=5), Patience())
