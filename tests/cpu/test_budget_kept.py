@@ -27,7 +27,9 @@ from outcore.ir.problem import Problem
 from outcore.ir.program import Program
 from outcore.runtime import options
 from outcore.runtime.calls import gradient_bytes
+from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.held import Held
+from outcore.runtime.planned import Planned
 from outcore.runtime.roll import IDLE_STEPS
 from outcore.runtime.shares import Shares
 from tests.cpu.training import PROFILED_STEPS, away, back, mean_square, same, snapshot
@@ -607,6 +609,41 @@ def test_a_mix_without_a_plan_does_not_stand_in_the_way_of_others() -> None:
     assert first.seen.unchecked
     assert engine.crowding.beside_calls(first, following) is following
     assert first.standing.crowded_bytes == inf
+
+
+def test_a_plan_that_lacks_as_much_as_the_one_before_is_not_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was made in the hope that others would hold less, and wakes them."""
+    backend = Backend(budget=int(peak_in_call_order() * 0.9), policy="pooch")
+    in_call_order(backend)
+    engine = backend.engine
+    assert engine is not None
+    first, second = engine.roll.active()
+    plans, lacking, made = engine.plans, 1 << 20, []
+
+    def again(_: PlannedGraph, planned: Planned) -> Planned:
+        made.append(lacking)
+        return planned
+
+    monkeypatch.setattr(plans, "beside_calls", again)
+    monkeypatch.setattr(plans, "lacking_bytes", lambda *_: lacking)
+
+    def steps(number: int) -> None:
+        for _ in range(number):
+            for graph, other in ((first, second), (second, first)):
+                other.seen.unchecked = graph.seen.unchecked = True  # as if each saw the other wait
+                assert graph.following is not None
+                engine.crowding.beside_calls(graph, graph.following)
+
+    steps(3)
+    assert made == [1 << 20] * 2
+    lacking = 1 << 19
+    steps(3)
+    assert made[2:] == [1 << 19] * 2
+    lacking = 0
+    steps(1)
+    assert first.standing.crowded_bytes == second.standing.crowded_bytes == inf
 
 
 def test_those_that_saw_it_wait_hear_of_a_graph_that_comes_back_or_runs_in_core() -> None:

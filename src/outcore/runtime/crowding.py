@@ -46,7 +46,10 @@ class Crowding:
         elif planned.besides_bytes + lacking < standing.crowded_bytes:
             try:
                 following = graph.settle(self._plans.beside_calls(graph, planned))
-                standing.crowded_bytes = inf
+                # Others may be hoped to hold less, and not come to: two would wake each other.
+                still = self._plans.lacking_bytes(graph, following.planned)
+                more = following.planned.besides_bytes + still
+                standing.crowded_bytes = inf if still < lacking else more
             except OutcoreError as error:  # the report tells, unless there is more room soon
                 if self.keep_less():
                     return following
