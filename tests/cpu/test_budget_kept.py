@@ -25,7 +25,7 @@ from outcore.ir.hardware import Tier
 from outcore.ir.memory import crossing_bytes, private_bytes
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
-from outcore.runtime import options
+from outcore.runtime import crowding, options
 from outcore.runtime.calls import gradient_bytes
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.held import Held
@@ -644,6 +644,42 @@ def test_a_plan_that_lacks_as_much_as_the_one_before_is_not_made_again(
     lacking = 0
     steps(1)
     assert first.standing.crowded_bytes == second.standing.crowded_bytes == inf
+
+
+@pytest.mark.parametrize(
+    ("most", "tried", "refused"),
+    [(1 << 30, [5, 10, 20, 40], inf), (20, [5, 10, 20, 40], 140), (4, [5, 3, 6], 105)],
+)
+def test_a_graph_that_is_asked_leaves_more_until_it_holds_less(
+    most: int, tried: list[int], refused: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has 30 bytes to spare, or no plan that leaves more than `most`."""
+    backend = Backend(budget=int(peak_in_call_order() * 0.9), policy="pooch")
+    in_call_order(backend)
+    engine = backend.engine
+    assert engine is not None
+    first, _ = engine.roll.active()
+    following, left, made = first.following, [100], list[int]()
+    assert following is not None
+
+    def leaving(_: PlannedGraph, planned: Planned, more: int) -> Planned:
+        made.append(more)
+        if more > most:
+            raise InfeasibleError(budget_bytes=1, floor_bytes=2, op="", policy="", needed_bytes=2)
+        left.append(100 + more)
+        return replace(planned)
+
+    def left_bytes(planned: Planned) -> int:
+        return 100 if planned is following.planned else left[-1]
+
+    monkeypatch.setattr(engine.plans, "leaving_more", leaving)
+    monkeypatch.setattr(crowding, "left_bytes", left_bytes)
+    monkeypatch.setattr(crowding, "kept_bytes", lambda _: 1000 - max(0, left[-1] - 130))
+    first.standing.asked_bytes = {5, 3}
+    found = engine.crowding.leaving_more(first, following)
+    assert made == tried
+    assert first.standing.refused_left_bytes == refused
+    assert (found is following) == (left == [100])
 
 
 def test_those_that_saw_it_wait_hear_of_a_graph_that_comes_back_or_runs_in_core() -> None:

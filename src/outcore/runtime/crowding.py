@@ -16,6 +16,7 @@ from outcore.runtime.shares import kept_bytes
 
 if TYPE_CHECKING:  # a graph asks it
     from outcore.runtime.following import Following
+    from outcore.runtime.planned import Planned
 
 MOST_ASKED = 4
 """How often a graph asks another for room that does not hear of it: it may never be called again.
@@ -64,21 +65,37 @@ class Crowding:
         asked, standing.asked_bytes = standing.asked_bytes, set()
         if not asked:
             return following
-        kept = kept_bytes(graph)
         for each in self._roll.graphs:
             each.asked.pop(graph, None)
         for more in sorted(asked, reverse=True):
-            left = left_bytes(planned) + more
+            found = self._holding_less(graph, planned, more)
+            if found is not None:
+                return found
+        return following
+
+    def _holding_less(
+        self, graph: PlannedGraph, planned: Planned, more_bytes: int
+    ) -> Following | None:
+        """A plan that leaves so much more, and twice that while it holds as much as before.
+
+        What it had to spare is no help to others. The last for which there is one; None: none is.
+        """
+        standing, kept = graph.standing, kept_bytes(graph)
+        found: Following | None = None
+        while True:
+            left = left_bytes(planned) + more_bytes
             try:
-                following = graph.settle(self._plans.leaving_more(graph, planned, more))
+                found = graph.settle(self._plans.leaving_more(graph, planned, more_bytes))
                 standing.left_at_least = max(left, standing.left_at_least)
             except OutcoreError:  # the graph that asked will tell
                 standing.refused_left_bytes = min(left, standing.refused_left_bytes)
-                continue
-            if kept_bytes(graph) >= kept and left_bytes(following.planned) < left:  # no more
+                return found
+            if kept_bytes(graph) < kept:
+                return found
+            if left_bytes(found.planned) < left:  # no more
                 standing.refused_left_bytes = -inf
-            return following
-        return following
+                return found
+            more_bytes *= 2
 
     def for_calls(self, graph: PlannedGraph, following: Following) -> Following:
         """A plan for more calls, if more waited at once than was known, and one fits."""
