@@ -96,7 +96,7 @@ def test_a_layout_beside_what_comes_between_steps_is_left():
     """No profiled step had that: the stretch has to go for it, and to come back."""
     steps = 2 * PROFILED_STEPS + OFTEN + SETTLING_STEPS + 3
     expected = trained(same_graph, steps)
-    left = []
+    left = list[bool]()
 
     def between():
         graphs = [] if backend.engine is None else backend.engine.graphs
