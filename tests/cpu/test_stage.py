@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -28,6 +28,7 @@ from tests.cpu.queues import LateDevice, RaceError, Watched
 from tests.cpu.training import (
     PROFILED_STEPS,
     Away,
+    Deep,
     Normed,
     Small,
     away,
@@ -40,19 +41,6 @@ from tests.cpu.training import (
 
 MIB = 1 << 20
 STEPS = PROFILED_STEPS + 4
-
-
-class Deep(nn.Module):
-    """Layers with maps of 2 MiB each; the last one is a result."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scales = nn.ParameterList(torch.rand(16, 1) for _ in range(16))
-
-    def forward(self, maps: Tensor) -> Tensor:
-        for scale in self.scales:
-            maps = torch.sigmoid(maps * scale)
-        return maps
 
 
 class Wide(nn.Module):
@@ -71,7 +59,7 @@ class Wide(nn.Module):
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
-    "deep": (Deep, lambda: torch.randn(16, 2 * MIB // 64), 60),
+    "deep": (partial(Deep, 16), lambda: torch.randn(16, 2 * MIB // 64), 60),
     "small": (Small, lambda: batch(0, 16, 64), 54),
     "normed": (Normed, lambda: batch(0, 8, 64), 34),
     "wide": (Wide, lambda: torch.randn(2048, 768).requires_grad_(), 100),

@@ -72,6 +72,19 @@ class Normed(nn.Module):
         return made
 
 
+class Deep(nn.Module):
+    """Layers that save a map each, as large as the input; the last one is a result."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList(torch.rand(16, 1) for _ in range(layers))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        for scale in self.scales:
+            maps = torch.sigmoid(maps * scale)
+        return maps
+
+
 def batch(seed: int, n: int = 4, size: int = 32) -> Tensor:
     """Images from a seed."""
     return torch.randn(n, 3, size, size, generator=torch.Generator().manual_seed(seed))

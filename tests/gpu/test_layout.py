@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from torch import nn
 
 from benchmarks.kit.modes import same_graph
 from outcore import Backend
@@ -15,26 +14,14 @@ from outcore.allocators import lay_out, layout, requests
 from outcore.runtime import roomy, solving
 from outcore.runtime.fragments import OFTEN, SETTLING_STEPS
 from outcore.runtime.placing import IN_PIECES
-from tests.cpu.training import mean_square, train
+from tests.cpu.training import Deep, mean_square, train
 from tests.gpu.training import PROFILED_STEPS
 
 MIB = 1 << 20
 LIMIT_BYTES = 1280 * MIB
 LAYERS = 20
+"""With maps of 64 MiB."""
 STEPS = PROFILED_STEPS + 6
-
-
-class Deep(nn.Module):
-    """Layers with maps of 64 MiB each, that of the last one a result."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scales = nn.ParameterList(torch.rand(16, 1) for _ in range(LAYERS))
-
-    def forward(self, maps: torch.Tensor) -> torch.Tensor:
-        for scale in self.scales:
-            maps = torch.sigmoid(maps * scale)
-        return maps
 
 
 @contextmanager
@@ -56,7 +43,7 @@ def nearly_full():
 def trained(backend, steps=STEPS, before=lambda: None):
     torch._dynamo.reset()
     torch.manual_seed(0)
-    module = Deep().cuda()
+    module = Deep(LAYERS).cuda()
     compiled = torch.compile(module, backend=backend)
     seeded = torch.Generator().manual_seed(0)
     maps = torch.randn(16, MIB, generator=seeded).cuda()
