@@ -155,7 +155,7 @@ class Comparison:
         assert backend is not None and backend.engine is not None  # noqa: PT018 - one fact
         engine = backend.engine
         margin = engine.settings.budget_bytes // MARGIN_DIVISOR
-        planned = [g.planned for g in engine.roll.active() if g.planned is not None]
+        planned = [g.planned for g in engine.registry.active() if g.planned is not None]
         peak = (backend.report().in_core_peak_bytes or 0) - margin
         problem = planned[-1].problem
         lowest = floor(replace(problem, outside_bytes=problem.outside_bytes - margin)).nbytes

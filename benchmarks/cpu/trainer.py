@@ -109,7 +109,7 @@ class Trainer:
         """What outcore's plan was made for: the one graph, as it was profiled here."""
         assert self.backend is not None
         assert self.backend.engine is not None
-        (graph,) = self.backend.engine.roll.standings()
+        (graph,) = self.backend.engine.registry.statuses()
         assert graph.planned is not None
         return graph.planned.problem
 

@@ -132,7 +132,7 @@ def _with_room(contender: Contender) -> Contender:
     """The same budget with room around it: what the allocator takes to stay under the cap."""
     mode = contender.mode
     assert isinstance(mode, Outcore)
-    return Contender(replace(mode, besides="no cap"))
+    return Contender(replace(mode, external="no cap"))
 
 
 def _fused(contender: Contender) -> Sequence[Contender]:

@@ -145,7 +145,7 @@ class Outcore:
     host_budget: int | None = None
     plan: str | None = None
     """A file of plans that the policy made before."""
-    besides: str = ""
+    external: str = ""
     """What tells it from others of its policy."""
     fuse: bool = False
 
@@ -153,7 +153,7 @@ class Outcore:
     def name(self) -> str:
         """The policy's."""
         fused = ", fused" * self.fuse
-        return f"outcore {self.policy}{fused}" + f", {self.besides}" * bool(self.besides)
+        return f"outcore {self.policy}{fused}" + f", {self.external}" * bool(self.external)
 
     def apply(self, module: nn.Module) -> tuple[Call, Backend]:
         """The module, compiled by a Backend."""

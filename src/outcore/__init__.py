@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from outcore.allocators import Reservation, reserve
     from outcore.api import Backend, trace
     from outcore.bound import lower_bound
-    from outcore.doors import Session, handle, session, unwrap, wrap
     from outcore.errors import (
         BudgetError,
         CaptureError,
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from outcore.presets import Preset, preset
     from outcore.report import Report, report
     from outcore.simulate import simulate
+    from outcore.wrapping import Session, handle, session, unwrap, wrap
 
 __version__ = "0.1.0"
 
@@ -138,7 +138,7 @@ _HOMES = {
     "Recompute": "outcore.ir.plan",
     "Report": "outcore.report",
     "Reservation": "outcore.allocators",
-    "Session": "outcore.doors",
+    "Session": "outcore.wrapping",
     "SpillError": "outcore.errors",
     "StepError": "outcore.errors",
     "TargetError": "outcore.errors",
@@ -149,17 +149,17 @@ _HOMES = {
     "WrapError": "outcore.errors",
     "estimate": "outcore.estimate",
     "explain": "outcore.explain",
-    "handle": "outcore.doors",
+    "handle": "outcore.wrapping",
     "lower": "outcore.lower",
     "lower_bound": "outcore.bound",
     "preset": "outcore.presets",
     "report": "outcore.report",
     "reserve": "outcore.allocators",
-    "session": "outcore.doors",
+    "session": "outcore.wrapping",
     "simulate": "outcore.simulate",
     "trace": "outcore.api",
-    "unwrap": "outcore.doors",
-    "wrap": "outcore.doors",
+    "unwrap": "outcore.wrapping",
+    "wrap": "outcore.wrapping",
 }
 """Where each public name lives that is not defined here."""
 

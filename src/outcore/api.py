@@ -1,4 +1,4 @@
-"""The public names that capture and train, and so load torch. `doors` has the rest of these."""
+"""The public names that capture and train, and so load torch. `wrapping` has the others."""
 
 from __future__ import annotations
 

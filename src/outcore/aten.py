@@ -135,7 +135,7 @@ BY_PLACE = {
         "replication_pad3d",
     )
 }
-"""Gradients that are made without the input -> those of torch that they run (`capture.places`)."""
+"""Gradients that are made without the input -> those of torch that they run (`capture.pooling`)."""
 
 CROSS_ENTROPY = "outcore.cross_entropy_backward.default"
 """The gradient of cross-entropy, made some rows at a time (`capture.cross_entropy`)."""

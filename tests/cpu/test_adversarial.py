@@ -12,7 +12,7 @@ from outcore import Backend
 from outcore.execute import Executable, Instruments, build
 from outcore.execute.adversarial import AdversarialDriver
 from outcore.ir.program import Copy, Program, Stream
-from outcore.runtime.following import Following
+from outcore.runtime.execution import PlannedExecution
 from outcore.runtime.graph import PlannedGraph
 from tests.cpu.training import PROFILED_STEPS, Small, batch, mean_square, same, snapshot
 
@@ -46,8 +46,8 @@ class Trained:
         planned = self.graph.planned
         assert planned is not None
         everything = 1 << 60
-        self.graph.following = Following(planned, executable, foreseen_bytes=everything)
-        self.graph.standing.steps = 0
+        self.graph.execution = PlannedExecution(planned, executable, foreseen_bytes=everything)
+        self.graph.status.steps = 0
 
     @property
     def program(self) -> Program:

@@ -20,10 +20,10 @@ from outcore import Backend
 from outcore.errors import InfeasibleError
 from outcore.execute.arena import Arena, own_arena
 from outcore.measure.events import EventMeter
-from outcore.runtime.crowding import Crowding
+from outcore.runtime.contention import Contention
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.shares import Shares
-from outcore.runtime.standing import Standing
+from outcore.runtime.status import GraphStatus
 from tests.cpu.test_budget_kept import Tower
 from tests.cpu.training import mean_square
 
@@ -112,7 +112,7 @@ def test_one_that_asks_a_graph_that_is_called_no_more_is_not_profiled_for_ever(
         step(tower(x))
     kept = tower(x)
     scores(kept, y)  # nor does this go back
-    while not any(graph.standing.asked_bytes for graph in graphs(backend)):
+    while not any(graph.status.asked_bytes for graph in graphs(backend)):
         step(tower(x))
     try:
         for _ in range(PATIENCE):
@@ -198,17 +198,19 @@ class Asked:
     """A planned graph that can leave so much more to others, and those that ask it."""
 
     def __init__(self, can_leave_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("outcore.runtime.crowding.kept_bytes", lambda _: 1000 - self.left_bytes)
-        monkeypatch.setattr("outcore.runtime.crowding.left_bytes", lambda _: self.left_bytes)
+        monkeypatch.setattr(
+            "outcore.runtime.contention.kept_bytes", lambda _: 1000 - self.left_bytes
+        )
+        monkeypatch.setattr("outcore.runtime.contention.left_bytes", lambda _: self.left_bytes)
         self.can_leave_bytes = can_leave_bytes
         self.left_bytes: int = 0
-        self.standing: Any = Standing()
-        self.following: Any = SimpleNamespace(planned=self, trial=None)
+        self.status: Any = GraphStatus()
+        self.execution: Any = SimpleNamespace(planned=self, trial=None)
         self.planned = self
         graph: Any = self
-        roll: Any = SimpleNamespace(graphs=[], active=lambda: [graph])
+        registry: Any = SimpleNamespace(graphs=[], active=lambda: [graph])
         plans: Any = SimpleNamespace(leaving_more=self.leaving_more)
-        self.crowding = Crowding(roll, roll, plans)
+        self.contention = Contention(registry, registry, plans)
 
     def leaving_more(self, _: Any, __: Any, more_bytes: int) -> int:
         if more_bytes > self.can_leave_bytes:
@@ -217,17 +219,17 @@ class Asked:
 
     def settle(self, left_bytes: int) -> Any:
         self.left_bytes = left_bytes
-        return self.following
+        return self.execution
 
     def ask(self, lacking_bytes: int) -> bool:
         """Have one that lacks so much ask it."""
-        graph: Any = SimpleNamespace(seen={self}, standing=Standing(), asked={})
-        return self.crowding.make_room(graph, refusal(lacking_bytes))
+        graph: Any = SimpleNamespace(seen={self}, status=GraphStatus(), asked={})
+        return self.contention.make_room(graph, refusal(lacking_bytes))
 
     def call(self) -> None:
         """Have its next call begin."""
         graph: Any = self
-        self.crowding.leaving_more(graph, self.following)
+        self.contention.leaving_more(graph, self.execution)
 
 
 def test_a_smaller_request_is_met_where_a_larger_one_was_not(
@@ -316,7 +318,7 @@ def test_a_plan_that_is_not_found_keeps_nothing_of_its_step() -> None:
         for _ in range(PATIENCE):
             step()
             left += [given[-1]() is not None]
-        assert any(graph.standing.crowded_bytes < inf for graph in graphs(towers.backend))
+        assert any(graph.status.refused_external_bytes < inf for graph in graphs(towers.backend))
         assert not any(left)
     finally:
         gc.enable()
@@ -326,7 +328,7 @@ def test_what_grows_is_noticed_past_the_mixes_that_are_told_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What was found beside several calls is not there as the first of a step begins."""
-    monkeypatch.setattr("outcore.runtime.seen.MOST_MIXES", 1)
+    monkeypatch.setattr("outcore.runtime.observations.MOST_MIXES", 1)
     torch._dynamo.reset()
     torch.manual_seed(0)
     module = nn.ModuleList([Tower(layers=6)])

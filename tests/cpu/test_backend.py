@@ -29,9 +29,9 @@ from outcore.runtime import steps
 from outcore.runtime.calls import states_bytes
 from outcore.runtime.margin import MARGIN_DIVISOR
 from outcore.runtime.metering import MOST_PEAK_TRIES
-from outcore.runtime.roll import IDLE_STEPS
+from outcore.runtime.registry import IDLE_STEPS
 from outcore.runtime.session import Session
-from outcore.runtime.standing import MOST_FRUITLESS
+from outcore.runtime.status import MOST_FRUITLESS
 from outcore.torch_backend import backend_for
 from tests.cpu.training import (
     PROFILED_STEPS,
@@ -270,14 +270,14 @@ class TestRetained:
     def test_what_stays_is_inside_the_promise(self, policy: str) -> None:
         roomy = Backend(budget="1GiB", policy="pooch")
         self.trained(roomy, [True] * STEPS)
-        standings = roomy.engine.roll.standings() if roomy.engine else []
-        (planned,) = (each.planned for each in standings)
+        statuses = roomy.engine.registry.statuses() if roomy.engine else []
+        (planned,) = (each.planned for each in statuses)
         assert planned is not None
         assert planned.retaining_bytes is not None
         least, most = floor(planned.problem).nbytes, planned.in_core.peak(Tier.DEVICE)
         budget = (least + most) // 2 - (1 << 30) // MARGIN_DIVISOR
         backend = Backend(budget=budget, policy=policy)
-        del roomy, planned, standings
+        del roomy, planned, statuses
         self.trained(backend, [True] * (STEPS + 2))
         report = backend.report()
         assert (report.state, report.notes) == ("planned", ())
@@ -782,7 +782,7 @@ class TestSeveralGraphs:
             for _ in range(3 * IDLE_STEPS):
                 other(torch.ones(2, 64)).sum().backward()
             assert backend.engine is not None
-            seen.append(len(backend.engine.roll.active()))
+            seen.append(len(backend.engine.registry.active()))
             loss.backward()
         assert seen == [2] * STEPS
 
@@ -807,7 +807,7 @@ class TestSeveralGraphs:
         assert backend.engine is not None
         rooms = [
             s.planned.problem.disk_budget_bytes
-            for s in backend.engine.roll.standings()
+            for s in backend.engine.registry.statuses()
             if s.planned
         ]
         assert rooms == [5 * 2**20] * 3
@@ -825,14 +825,14 @@ class TestSeveralGraphs:
         for rows in [wide, narrow, wide] * 30:
             call(rows).sum().backward()
         assert backend.engine is not None
-        standings = backend.engine.roll.standings()
+        statuses = backend.engine.registry.statuses()
         report, clock = backend.report(), backend.engine.driver.clock
         shares = [step.share for step in report.steps]
         assert shares == pytest.approx([2 / 3, 1 / 3], abs=0.02)
-        planned = [s.planned for s in standings if s.planned]
+        planned = [s.planned for s in statuses if s.planned]
         mean = sum(s * p.predicted.seconds for s, p in zip(shares, planned, strict=True))
         assert report.predicted_seconds == pytest.approx(mean)
-        took = [s.measured_seconds(clock) or 0.0 for s in standings]
+        took = [s.measured_seconds(clock) or 0.0 for s in statuses]
         assert report.measured_seconds == pytest.approx(
             sum(s * t for s, t in zip(shares, took, strict=True))
         )
@@ -850,7 +850,7 @@ class TestSeveralGraphs:
                 call(torch.ones(rows, 64)).sum().backward()
         assert backend.report().measured_seconds is not None
         assert backend.engine is not None
-        *_, last = backend.engine.roll.standings()
+        *_, last = backend.engine.registry.statuses()
         last.recent_work.clear()
         assert backend.report().measured_seconds is None
 
@@ -863,7 +863,7 @@ class TestSeveralGraphs:
             for rows in (*[full] * 31, last):
                 call(rows).sum().backward()
         assert backend.engine is not None
-        usual, other = (s.planned for s in backend.engine.roll.standings())
+        usual, other = (s.planned for s in backend.engine.registry.statuses())
         assert usual is not None
         assert other is not None
         report = backend.report()
@@ -885,8 +885,8 @@ class TestSeveralGraphs:
         for _ in range(9):
             call(torch.ones(256, 64)).sum().backward()
         assert backend.engine.steps.number - before == 3
-        (standing,) = backend.engine.roll.standings()
-        assert standing.calls(backend.engine.steps.number) == 1, "none of these was one"
+        (status,) = backend.engine.registry.statuses()
+        assert status.calls(backend.engine.steps.number) == 1, "none of these was one"
         assert kept.requires_grad
 
     def test_backward_that_always_retains_is_counted(self) -> None:
@@ -897,8 +897,8 @@ class TestSeveralGraphs:
             loss.backward(retain_graph=True)
             del loss
         assert backend.engine is not None
-        (standing,) = backend.engine.roll.standings()
-        assert [calls for _, calls in standing.latest_steps] == [1] * (PROFILED_STEPS + 2)
+        (status,) = backend.engine.registry.statuses()
+        assert [calls for _, calls in status.latest_steps] == [1] * (PROFILED_STEPS + 2)
 
 
 class TestMeter:
@@ -961,7 +961,7 @@ class TestMeter:
         for rows in (256, 128) * (PROFILED_STEPS + 2):
             call(torch.ones(rows, 64)).sum().backward()
         assert backend.engine is not None
-        large, small = (s.peak_bytes or 0 for s in backend.engine.roll.standings())
+        large, small = (s.peak_bytes or 0 for s in backend.engine.registry.statuses())
         assert large > small > 0
         backend.engine.metering.forget_peak()
         call(torch.ones(256, 64)).sum().backward()
@@ -977,7 +977,7 @@ class TestMeter:
         for rows in (256, 128) * (PROFILED_STEPS + 1):
             call(torch.ones(rows, 64)).sum().backward()
         assert backend.engine is not None
-        first, second = backend.engine.roll.standings()
+        first, second = backend.engine.registry.statuses()
         second.latest_steps.clear()
         assert first.planned is not None
         report = backend.report()
@@ -1072,7 +1072,7 @@ class TestMeter:
         for size in sizes:
             mean_square(call(batch(0, size))).backward()
         assert backend.engine is not None
-        assert [g.standing.state.value for g in backend.engine.graphs] == ["in-core", "profiling"]
+        assert [g.status.state.value for g in backend.engine.graphs] == ["in-core", "profiling"]
 
     def test_several_graphs_that_nobody_differentiates_are_found_out_together(self) -> None:
         """As an encoder before a quantizer, whose layers are graphs of their own."""

@@ -25,12 +25,12 @@ from outcore.ir.hardware import Tier
 from outcore.ir.memory import crossing_bytes, private_bytes
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
-from outcore.runtime import crowding, options
+from outcore.runtime import contention, options
 from outcore.runtime.calls import gradient_bytes
 from outcore.runtime.graph import PlannedGraph
-from outcore.runtime.held import Held
 from outcore.runtime.planned import Planned
-from outcore.runtime.roll import IDLE_STEPS
+from outcore.runtime.registry import IDLE_STEPS
+from outcore.runtime.residency import Residency
 from outcore.runtime.shares import Shares
 from tests.cpu.training import PROFILED_STEPS, away, back, mean_square, same, snapshot
 
@@ -359,16 +359,16 @@ def test_a_graph_without_a_plan_is_left_more(monkeypatch: pytest.MonkeyPatch) ->
     backend = Backend(budget="20MiB", policy="pooch", strict=True)
     scored(backend, steps=PROFILED_STEPS)
     assert backend.engine is not None
-    first, second = backend.engine.roll.active()
+    first, second = backend.engine.registry.active()
     assert first.planned is not None
     assert second.planned is None
-    assert first.standing.asked_bytes
+    assert first.status.asked_bytes
     backend = Backend(budget="20MiB", policy="pooch", strict=True)
     found = scored(backend, steps=14)
     assert backend.engine is not None
-    first, second = backend.engine.roll.active()
-    assert not first.standing.asked_bytes
-    assert first.standing.left_at_least > 0
+    first, second = backend.engine.registry.active()
+    assert not first.status.asked_bytes
+    assert first.status.left_at_least > 0
     assert backend.report().state == "planned"
     inside(backend)
     assert same(found, scored("aot_eager", steps=14))
@@ -439,7 +439,7 @@ def test_gradients_of_sizes_that_take_turns_are_not_added_up() -> None:
     trunk, *heads = engine.graphs
     assert len(heads) > 8
     assert trunk.planned is not None
-    shares = engine.plans.planner.shares(trunk, engine.roll.active())
+    shares = engine.plans.planner.shares(trunk, engine.registry.active())
     assert 0 < shares.late_bytes() <= gradient_bytes(heads[-1].captured.trace)
 
 
@@ -450,17 +450,17 @@ def test_a_plan_for_which_the_disk_has_no_room_leaves_no_trace(
     backend = Backend(budget="20MiB", policy="pooch", strict=True)
     scored(backend, steps=PROFILED_STEPS)
     assert backend.engine is not None
-    first, _ = backend.engine.roll.active()
-    following = first.following
-    assert following is not None
-    assert first.standing.asked_bytes
+    first, _ = backend.engine.registry.active()
+    execution = first.execution
+    assert execution is not None
+    assert first.status.asked_bytes
 
     def refuse(nbytes: object) -> None:
         raise SpillError(directory="/", reason=f"no room for {nbytes}")
 
     monkeypatch.setattr(backend.engine.driver, "reserve", refuse)
-    assert backend.engine.crowding.leaving_more(first, following) is following
-    assert first.standing.left_at_least == 0
+    assert backend.engine.contention.leaving_more(first, execution) is execution
+    assert first.status.left_at_least == 0
 
 
 def test_others_are_counted_by_the_trace_that_they_have_now() -> None:
@@ -468,7 +468,7 @@ def test_others_are_counted_by_the_trace_that_they_have_now() -> None:
     backend = Backend(budget="1GiB")
     in_call_order(backend)
     assert backend.engine is not None
-    first, second = backend.engine.roll.active()
+    first, second = backend.engine.registry.active()
     planner = backend.engine.plans.planner
     shares, hardware = planner.shares(first, [first, second]), planner.solver.hardware()
     known = shares._calls(second, hardware)
@@ -501,7 +501,7 @@ def test_what_captures_leave_is_no_part_of_a_plan(monkeypatch: pytest.MonkeyPatc
         gc.enable()
     engine = backend.engine
     assert engine is not None
-    held = [graph.planned.besides_bytes for graph in engine.graphs if graph.planned]
+    held = [graph.planned.external_bytes for graph in engine.graphs if graph.planned]
     assert len(held) == 2
     assert max(held) < 16 << 20
 
@@ -571,13 +571,13 @@ def test_those_in_turn_have_room_for_what_the_others_took_since() -> None:
         in_call_order(backend, steps)
         engine = backend.engine
         assert engine is not None
-        first, second = engine.roll.active()
+        first, second = engine.registry.active()
         assert first.planned is not None
         assert second.planned is not None
         takes = private_bytes(second.planned.problem.trace, second.planned.program)
-        besides = first.planned.besides
-        assert (first.planned.besides_bytes >= besides.base_bytes + takes) == again
-        assert first.planned.problem.outside_bytes >= first.planned.besides_bytes
+        external = first.planned.external
+        assert (first.planned.external_bytes >= external.base_bytes + takes) == again
+        assert first.planned.problem.outside_bytes >= first.planned.external_bytes
 
 
 def test_a_mix_without_a_plan_does_not_stand_in_the_way_of_others() -> None:
@@ -585,30 +585,30 @@ def test_a_mix_without_a_plan_does_not_stand_in_the_way_of_others() -> None:
     in_call_order(backend)
     engine = backend.engine
     assert engine is not None
-    first, second = engine.roll.active()
-    following = first.following
-    assert following is not None
-    planned, plans = following.planned, engine.plans
-    second.standing.most_outstanding = 50
-    first.seen.unchecked = first.seen.returned.note(0, {second: 50})
+    first, second = engine.registry.active()
+    execution = first.execution
+    assert execution is not None
+    planned, plans = execution.planned, engine.plans
+    second.status.most_outstanding = 50
+    first.observed.unchecked = first.observed.returned.note(0, {second: 50})
     with pytest.raises(InfeasibleError):
         plans.beside_calls(first, planned)
-    assert engine.crowding.beside_calls(first, following) is following
-    assert not first.seen.unchecked
-    assert planned.besides_bytes < first.standing.crowded_bytes < inf
+    assert engine.contention.beside_calls(first, execution) is execution
+    assert not first.observed.unchecked
+    assert planned.external_bytes < first.status.refused_external_bytes < inf
     assert [note for note in backend.report().notes if "that wait beside it" in note]
-    more = planned.besides.base_bytes + 5_000
+    more = planned.external.base_bytes + 5_000
     again = plans.for_calls(first, planned)
-    assert again.besides_bytes == planned.besides_bytes
+    assert again.external_bytes == planned.external_bytes
     again = plans.beside_more(first, planned, more, 0)
-    assert 0 <= again.besides_bytes - planned.besides_bytes <= 5_000
-    assert again.besides.base_bytes == more
-    second.standing.most_outstanding = 1
+    assert 0 <= again.external_bytes - planned.external_bytes <= 5_000
+    assert again.external.base_bytes == more
+    second.status.most_outstanding = 1
     assert second.planned is not None
     second.settle(second.planned)
-    assert first.seen.unchecked
-    assert engine.crowding.beside_calls(first, following) is following
-    assert first.standing.crowded_bytes == inf
+    assert first.observed.unchecked
+    assert engine.contention.beside_calls(first, execution) is execution
+    assert first.status.refused_external_bytes == inf
 
 
 def test_a_plan_that_lacks_as_much_as_the_one_before_is_not_made_again(
@@ -619,7 +619,7 @@ def test_a_plan_that_lacks_as_much_as_the_one_before_is_not_made_again(
     in_call_order(backend)
     engine = backend.engine
     assert engine is not None
-    first, second = engine.roll.active()
+    first, second = engine.registry.active()
     plans, lacking, made = engine.plans, 1 << 20, []
 
     def again(_: PlannedGraph, planned: Planned) -> Planned:
@@ -632,9 +632,11 @@ def test_a_plan_that_lacks_as_much_as_the_one_before_is_not_made_again(
     def steps(number: int) -> None:
         for _ in range(number):
             for graph, other in ((first, second), (second, first)):
-                other.seen.unchecked = graph.seen.unchecked = True  # as if each saw the other wait
-                assert graph.following is not None
-                engine.crowding.beside_calls(graph, graph.following)
+                other.observed.unchecked = graph.observed.unchecked = (
+                    True  # as if each saw the other wait
+                )
+                assert graph.execution is not None
+                engine.contention.beside_calls(graph, graph.execution)
 
     steps(3)
     assert made == [1 << 20] * 2
@@ -643,7 +645,7 @@ def test_a_plan_that_lacks_as_much_as_the_one_before_is_not_made_again(
     assert made[2:] == [1 << 19] * 2
     lacking = 0
     steps(1)
-    assert first.standing.crowded_bytes == second.standing.crowded_bytes == inf
+    assert first.status.refused_external_bytes == second.status.refused_external_bytes == inf
 
 
 @pytest.mark.parametrize(
@@ -658,9 +660,9 @@ def test_a_graph_that_is_asked_leaves_more_until_it_holds_less(
     in_call_order(backend)
     engine = backend.engine
     assert engine is not None
-    first, _ = engine.roll.active()
-    following, left, made = first.following, [100], list[int]()
-    assert following is not None
+    first, _ = engine.registry.active()
+    execution, left, made = first.execution, [100], list[int]()
+    assert execution is not None
 
     def leaving(_: PlannedGraph, planned: Planned, more: int) -> Planned:
         made.append(more)
@@ -670,36 +672,36 @@ def test_a_graph_that_is_asked_leaves_more_until_it_holds_less(
         return replace(planned)
 
     def left_bytes(planned: Planned) -> int:
-        return 100 if planned is following.planned else left[-1]
+        return 100 if planned is execution.planned else left[-1]
 
     monkeypatch.setattr(engine.plans, "leaving_more", leaving)
-    monkeypatch.setattr(crowding, "left_bytes", left_bytes)
-    monkeypatch.setattr(crowding, "kept_bytes", lambda _: 1000 - max(0, left[-1] - 130))
-    first.standing.asked_bytes = {5, 3}
-    found = engine.crowding.leaving_more(first, following)
+    monkeypatch.setattr(contention, "left_bytes", left_bytes)
+    monkeypatch.setattr(contention, "kept_bytes", lambda _: 1000 - max(0, left[-1] - 130))
+    first.status.asked_bytes = {5, 3}
+    found = engine.contention.leaving_more(first, execution)
     assert made == tried
-    assert first.standing.refused_left_bytes == refused
-    assert (found is following) == (left == [100])
+    assert first.status.refused_left_bytes == refused
+    assert (found is execution) == (left == [100])
 
 
 def test_those_that_saw_it_wait_hear_of_a_graph_that_comes_back_or_runs_in_core() -> None:
     backend = Backend(budget="1GiB")
     in_call_order(backend)
     assert backend.engine is not None
-    first, second = backend.engine.roll.active()
+    first, second = backend.engine.registry.active()
     for _ in range(2):  # the first of which clears what the last step told
-        assert first.following is not None
-        backend.engine.crowding.beside_calls(first, first.following)
-    assert not first.seen.unchecked
+        assert first.execution is not None
+        backend.engine.contention.beside_calls(first, first.execution)
+    assert not first.observed.unchecked
     for _ in range(2 * IDLE_STEPS):
         backend.engine.steps.call(begins=True)
-    assert backend.engine.roll.active() == []
+    assert backend.engine.registry.active() == []
     second.begin_call()
-    assert first.seen.unchecked
-    assert not second.seen.unchecked
-    first.seen.unchecked = False
+    assert first.observed.unchecked
+    assert not second.observed.unchecked
+    first.observed.unchecked = False
     second.retire("")
-    assert first.seen.unchecked
+    assert first.observed.unchecked
 
 
 def test_what_a_graph_is_given_by_one_that_waits_is_counted_once() -> None:
@@ -713,13 +715,13 @@ def test_what_a_graph_is_given_by_one_that_waits_is_counted_once() -> None:
         modules.zero_grad()
         mean_square(second(first(x))).backward()
     assert backend.engine is not None
-    one, two = backend.engine.roll.active()
+    one, two = backend.engine.registry.active()
     assert two.planned is not None
     assert one.planned is not None
     given = 8192 * 64 * x.itemsize
     assert crossing_bytes(one.planned.program) >= given
     assert private_bytes(one.planned.problem.trace, one.planned.program) == 0
-    assert 0 <= two.planned.besides_bytes < given
+    assert 0 <= two.planned.external_bytes < given
 
 
 class Wide(nn.Module):
@@ -784,13 +786,13 @@ def test_nothing_is_counted_where_nobody_differentiates_and_nothing_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module, _ = in_pieces("1GiB", 30)
-    counted, count = [], Held.besides_bytes
+    counted, count = [], Residency.external_bytes
 
-    def counting(held: Held, graph: Any, inputs: Any) -> int:
+    def counting(held: Residency, graph: Any, inputs: Any) -> int:
         counted.append(graph)
         return count(held, graph, inputs)
 
-    monkeypatch.setattr(Held, "besides_bytes", counting)
+    monkeypatch.setattr(Residency, "external_bytes", counting)
     x = torch.randn(2048, 64)
     for _ in range(4):
         module.zero_grad()
@@ -803,13 +805,13 @@ def test_nothing_is_counted_where_nobody_differentiates_and_nothing_comes(
 
 def test_captures_do_not_go_through_all_objects_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which takes longer than the rest of most of them."""
-    collected, collect = [], Held.collect
+    collected, collect = [], Residency.collect
 
-    def counting(held: Held, *, again: bool = False) -> bool:
+    def counting(held: Residency, *, again: bool = False) -> bool:
         collected.append(collect(held, again=again))
         return collected[-1]
 
-    monkeypatch.setattr(Held, "collect", counting)
+    monkeypatch.setattr(Residency, "collect", counting)
     torch._dynamo.reset()
     towers, x = nn.ModuleList(Tower(layers=n) for n in range(1, 7)), torch.ones(64, 64)
     backend = Backend(budget="1GiB")
@@ -954,7 +956,7 @@ def test_a_graph_that_keeps_nothing_is_left_what_it_needs() -> None:
         (late(result) if step > 1 else result).sum().backward()
         del result
     assert backend.engine is not None
-    assert sum(s.planned is not None for s in backend.engine.roll.standings()) >= 2
+    assert sum(s.planned is not None for s in backend.engine.registry.statuses()) >= 2
 
 
 @pytest.mark.parametrize("fused", [False, True])

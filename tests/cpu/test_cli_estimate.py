@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from outcore.before.advice import ON_CPU, advice_for
-from outcore.before.forecast import Forecast, Planned
-from outcore.before.words import one_line, rows
+from outcore.preflight.advice import ON_CPU, advice_for
+from outcore.preflight.forecast import Forecast, Planned
+from outcore.preflight.words import one_line, rows
 from outcore.report import Counts
 from outcore.units import parse_size
 

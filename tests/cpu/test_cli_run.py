@@ -15,13 +15,13 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from outcore.before import out_of_memory
-from outcore.before.optimizers import Held, held_for
-from outcore.before.script import Looking
-from outcore.before.step import Step, _note, no_memory, traced
-from outcore.before.watch import Watch, again
 from outcore.errors import CaptureError
 from outcore.measure import ran_out
+from outcore.preflight import out_of_memory
+from outcore.preflight.optimizers import Held, held_for
+from outcore.preflight.script import Looking
+from outcore.preflight.step import Step, _note, no_memory, traced
+from outcore.preflight.watch import Watch, again
 
 OUTCORE = [sys.executable, "-c", "from outcore.cli import main; main()"]
 SCRIPTS = {

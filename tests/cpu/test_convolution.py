@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from outcore import Backend
-from outcore.capture import convolution, unread
+from outcore.capture import convolution, metadata_only
 from outcore.capture.compat import looked_at_alone
 from outcore.errors import InfeasibleError
 from outcore.measure import metered
@@ -174,7 +174,7 @@ def test_a_budget_is_enough_that_has_no_room_for_both_gradients_at_once(
     found = trained(backend, net(), *given)
     inside(backend.report())
     assert same([found], [trained("aot_eager", net(), *given, steps=1)])
-    monkeypatch.setattr(unread, "LEAST_BYTES", 1 << 60)
+    monkeypatch.setattr(metadata_only, "LEAST_BYTES", 1 << 60)
     with pytest.raises(InfeasibleError, match="convolution_backward"):
         trained(Backend(budget="28MiB"), net(), *given)
 
@@ -195,7 +195,7 @@ def test_what_stays_one_op(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if request.node.callspec.id != "small":
-        monkeypatch.setattr(unread, "LEAST_BYTES", 0)
+        monkeypatch.setattr(metadata_only, "LEAST_BYTES", 0)
     backend = Backend(budget="1GiB")
     found = trained(backend, make(), *shape, steps=2)
     assert targets(backend) == [WHOLE, WHOLE]
@@ -209,7 +209,7 @@ def test_what_stays_one_op(
 def test_of_a_frozen_weight_nothing_is_kept_for_backward(
     frozen: tuple[str, ...], found: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unread, "LEAST_BYTES", 0)
+    monkeypatch.setattr(metadata_only, "LEAST_BYTES", 0)
 
     def net() -> nn.Module:
         module = nn.Sequential(nn.Conv2d(2, 8, 3), nn.Conv2d(8, 2, 3))
@@ -241,7 +241,7 @@ turned.register_autograd(lambda _, tangents: tangents.clone())
 
 
 def test_an_input_that_lies_otherwise_than_was_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unread, "LEAST_BYTES", 0)
+    monkeypatch.setattr(metadata_only, "LEAST_BYTES", 0)
 
     class Turning(Net):
         def forward(self, x: Tensor) -> Tensor:
@@ -262,7 +262,7 @@ def test_an_input_that_lies_otherwise_than_was_described(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("turn", ["mT", "cut", "wide"])
 def test_an_input_that_lies_otherwise(turn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch copies it for either kernel; the one that looks at no more has no copy here."""
-    monkeypatch.setattr(unread, "LEAST_BYTES", 0)
+    monkeypatch.setattr(metadata_only, "LEAST_BYTES", 0)
 
     class Turned(Net):
         def forward(self, x: Tensor) -> Tensor:

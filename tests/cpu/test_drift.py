@@ -225,7 +225,7 @@ def test_within_the_margin_nothing_happens() -> None:
     training = Training(nothing, drift=1e9)
     training.run()
     assert training.report().replans == 0
-    assert training.graph.following.trial is None
+    assert training.graph.execution.trial is None
 
 
 @pytest.mark.parametrize("given", ["a lot", 0, -1.0, True])
@@ -244,7 +244,7 @@ def test_no_plan_is_made_while_a_call_waits_for_its_backward() -> None:
 
     training.change = hold
     training.run()
-    assert training.graph.following.trial is None
+    assert training.graph.execution.trial is None
     assert training.report().replans == 0
     held.clear()
     gc.collect()
@@ -255,7 +255,7 @@ def test_no_plan_is_made_while_a_call_waits_for_its_backward() -> None:
 def test_a_call_that_waits_when_the_trial_is_done() -> None:
     training = Training(slow_clock)
     training.run(UNTIL_TRIAL + TRIAL_STEPS)
-    trial = training.graph.following.trial
+    trial = training.graph.execution.trial
     assert trial is not None
     assert trial.done
     planned, store = training.graph.planned, training.engine.stores
@@ -275,7 +275,7 @@ def left_by_a_forward_call(training: Training) -> Any:
 def test_a_trial_times_first_runs_and_reruns() -> None:
     training = Training(slow_clock, policy="recompute-all")
     training.run(UNTIL_TRIAL + TRIAL_STEPS)
-    trial = training.graph.following.trial
+    trial = training.graph.execution.trial
     assert trial is not None
     assert trial.done
     runs = [x.action for x in trial.planned.program.body if isinstance(x.action, Run)]
@@ -293,7 +293,7 @@ def test_copies_of_a_trial_are_recorded_and_no_others() -> None:
     assert training.engine.driver.recorder is None
     training.run(TRIAL_STEPS)
     training.engine.driver.drain()
-    copies = list(training.graph.following.trial.copies)
+    copies = list(training.graph.execution.trial.copies)
     assert {copy.direction for copy in copies} == {"out", "in"}
     assert all(isinstance(c, CopySpan) and c.stop_seconds > c.start_seconds for c in copies)
     training.run(1)
@@ -335,7 +335,7 @@ def test_a_trial_ends_with_its_graph() -> None:
     training = Training(slow_clock)
     training.run(UNTIL_TRIAL + 1)
     driver = training.engine.driver
-    assert training.graph.following.trial is not None
+    assert training.graph.execution.trial is not None
     assert driver.recorder is not None
     torch._dynamo.reset()
     gc.collect()
@@ -346,11 +346,11 @@ def test_a_trial_ends_with_its_graph() -> None:
 def test_a_trial_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     training = Training(slow_clock)
     training.run(UNTIL_TRIAL + 1)
-    assert training.graph.following.trial is not None
+    assert training.graph.execution.trial is not None
     monkeypatch.setattr(trials, "LONGEST_TRIAL", 4)
     for _ in range(6):
         training.call(batch(0))  # never goes back
-    assert training.graph.following.trial is None
+    assert training.graph.execution.trial is None
     assert training.engine.driver.recorder is None
     monkeypatch.undo()
     training.run(2 * WATCHED_STEPS + TRIAL_STEPS)
@@ -364,7 +364,7 @@ def test_the_plan_stays_where_no_other_is_faster() -> None:
     drift = Drift(1.0, 2.0, WATCHED_STEPS)
     problem = graph.planned.problem
     plans = engine.plans.planner.plan_again(
-        engine.plans.planner.shares(graph, engine.roll.active()), graph.planned, problem, drift
+        engine.plans.planner.shares(graph, engine.registry.active()), graph.planned, problem, drift
     )
     (stays,) = plans
     assert stays.program is graph.planned.program
@@ -402,13 +402,13 @@ def test_the_plan_stays_where_the_better_one_finds_no_room(monkeypatch: pytest.M
 def test_a_step_that_goes_back_twice_counts_once(retain: bool) -> None:
     training = Training(nothing)
     training.run(PLANNED)
-    before = training.graph.standing.steps
+    before = training.graph.status.steps
     loss = mean_square(training.call(batch(0)))
     if retain:
         loss.backward(retain_graph=True)
     loss.backward()
-    assert training.graph.standing.steps == before + 1
-    assert all(len(work) == 2 for work in training.graph.standing.recent_work)
+    assert training.graph.status.steps == before + 1
+    assert all(len(work) == 2 for work in training.graph.status.recent_work)
 
 
 class TickingDevice(LateDevice):

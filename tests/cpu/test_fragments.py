@@ -28,14 +28,14 @@ class Machine:
         plans: Any = SimpleNamespace(bound_memory=lambda: self.emptied.append(self.steps.number))
         monkeypatch.setattr(fragments, "retries", lambda _: self.retries)
         self.planned: list[Any] = [KEPT, MOVED]
-        roll: Any = SimpleNamespace(steps=self.steps, active=self.graphs)
+        registry: Any = SimpleNamespace(steps=self.steps, active=self.graphs)
         self.left = list[int]()
 
         def leave() -> None:
             self.left.append(self.steps.number)
             self.planned = [KEPT, MOVED]
 
-        self.fragments = Fragments(settings, torch.device(kind), roll, plans, leave)
+        self.fragments = Fragments(settings, torch.device(kind), registry, plans, leave)
 
     def graphs(self) -> list[Any]:
         return [SimpleNamespace(planned=each) for each in self.planned]

@@ -289,7 +289,7 @@ def in_core() -> list[bytes]:
 
 def fused_ops(backend: Backend) -> list[str]:
     assert backend.engine is not None
-    (graph,) = backend.engine.roll.standings()
+    (graph,) = backend.engine.registry.statuses()
     assert graph.planned is not None
     ops = graph.planned.problem.trace.ops
     return [op.target for op in ops if op.target.startswith(aten.FUSED)]
@@ -355,7 +355,7 @@ def test_statistics_do_not_keep_a_group_from_running_again() -> None:
     backend = Backend(budget="1GiB", fuse=True)
     trained(backend)
     assert backend.engine is not None
-    (graph,) = backend.engine.roll.standings()
+    (graph,) = backend.engine.registry.statuses()
     assert graph.planned is not None
     ops = graph.planned.problem.trace.ops
     found = [op for op in ops if "batch_norm_add_relu" in op.target]
@@ -393,7 +393,7 @@ def test_a_group_that_reads_new_statistics_runs_once() -> None:
     for _ in range(STEPS):
         mean_square(call(x)).backward()
     assert backend.engine is not None
-    (graph,) = backend.engine.roll.standings()
+    (graph,) = backend.engine.registry.statuses()
     assert graph.planned is not None
     ops = graph.planned.problem.trace.ops
     norms = [op for op in ops if op.target.startswith(f"{aten.FUSED}.batch_norm")]

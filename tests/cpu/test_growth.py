@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from outcore import Backend
 from outcore.errors import InfeasibleError
 from outcore.execute.arena import Arena, own_arena
-from outcore.runtime.besides import Besides
+from outcore.runtime.external import ExternalMemory
 from outcore.runtime.growth import MOST_COLLECTIONS, Growth
-from outcore.runtime.held import Held
 from outcore.runtime.margin import slack_bytes
-from outcore.runtime.standing import Standing
+from outcore.runtime.residency import Residency
+from outcore.runtime.status import GraphStatus
 from tests.cpu.training import PROFILED_STEPS, mean_square
 
 pytestmark = pytest.mark.skipif(
@@ -116,7 +116,7 @@ def test_what_an_optimizer_takes_after_a_step_is_known() -> None:
     nbytes = sum(parameter.nbytes for parameter in training.module.parameters())
     assert backend.engine is not None
     (graph,) = backend.engine.graphs
-    assert 2 * nbytes <= graph.standing.after_beyond_bytes <= 2.1 * nbytes
+    assert 2 * nbytes <= graph.status.after_beyond_bytes <= 2.1 * nbytes
 
 
 def test_where_such_a_state_has_no_room_it_is_said_once() -> None:
@@ -216,7 +216,7 @@ def test_graphs_of_other_sizes_notice_it_when_their_turn_comes(*, broken: bool) 
     training.steps(rows=ROWS - 64)
     training.steps(3)
     assert backend.engine is not None
-    growths = [graph.standing.growths for graph in backend.engine.graphs]
+    growths = [graph.status.growths for graph in backend.engine.graphs]
     assert any(growths[: 1 + broken])
     assert not any(growths[1 + broken :])
     inside(backend)
@@ -240,17 +240,17 @@ def test_it_is_noticed_while_the_result_of_another_call_is_kept() -> None:
     training = Training(backend)
     training.steps()
     assert backend.engine is not None
-    (graph,) = backend.engine.roll.active()
+    (graph,) = backend.engine.registry.active()
     assert graph.planned is not None
-    before = graph.planned.besides_bytes
+    before = graph.planned.external_bytes
     result = mean_square(training.call(training.x[:64]))
     other = torch.empty(4 * MIB, dtype=torch.uint8)
     training.steps(3)
-    assert graph.planned.besides_bytes >= before + 4 * MIB
+    assert graph.planned.external_bytes >= before + 4 * MIB
     assert not grown(backend), "it came with the other call, for all that is known"
     del result
     training.steps(3)
-    assert graph.planned.besides_bytes >= before + 4 * MIB
+    assert graph.planned.external_bytes >= before + 4 * MIB
     del other
 
 
@@ -290,7 +290,7 @@ def test_what_grows_on_is_planned_for_ahead() -> None:
     assert len(grown(backend)) == 1
     assert backend.engine is not None
     (graph,) = backend.engine.graphs
-    assert graph.standing.growths == 3, "and not each time that 2 MiB have come"
+    assert graph.status.growths == 3, "and not each time that 2 MiB have come"
     training.steps(2)
     inside(backend)
     kept.clear()
@@ -307,9 +307,9 @@ def test_what_came_before_it_is_compiled_anew_is_counted_once() -> None:
     training.call = torch.compile(training.module, backend=backend, dynamic=False)
     training.steps()
     assert backend.engine is not None
-    (graph,) = backend.engine.roll.active()
+    (graph,) = backend.engine.registry.active()
     assert graph.planned is not None
-    assert 4 * MIB <= graph.planned.besides_bytes < 5 * MIB
+    assert 4 * MIB <= graph.planned.external_bytes < 5 * MIB
     inside(backend)
     del other
 
@@ -340,21 +340,21 @@ def test_calls_that_may_come_yet_leave_no_room_for_what_came(
         allocated_bytes=lambda: held,
     )
     plans: Any = SimpleNamespace(lacking_bytes=lambda *_: lacking, bound_memory=lambda: None)
-    besides = Besides(base_bytes=40)
-    planned = SimpleNamespace(besides=besides, peak_bytes=1000)
-    following: Any = SimpleNamespace(planned=planned, foreseen_bytes=None)
-    graph: Any = SimpleNamespace(standing=Standing(refused_bytes=0))
+    external = ExternalMemory(base_bytes=40)
+    planned = SimpleNamespace(external=external, peak_bytes=1000)
+    execution: Any = SimpleNamespace(planned=planned, foreseen_bytes=None)
+    graph: Any = SimpleNamespace(status=GraphStatus(refused_bytes=0))
     nothing: Any = None
     settings: Any = SimpleNamespace(budget_bytes=1000, strict=False)
     growth = Growth(settings, nothing, counted, nothing, plans)
-    assert growth._base_beyond(graph, following, ()) == (beyond and beyond - little)
-    assert graph.standing.came_bytes == (0 if beyond is None else beyond - 40)
+    assert growth._base_beyond(graph, execution, ()) == (beyond and beyond - little)
+    assert graph.status.came_bytes == (0 if beyond is None else beyond - 40)
     if beyond is None:
-        assert following.foreseen_bytes == 40 - little
-        following.foreseen_bytes = None
+        assert execution.foreseen_bytes == 40 - little
+        execution.foreseen_bytes = None
         plans.lacking_bytes = lambda *_: -20
-        assert growth._base_beyond(graph, following, ()) is None
-        assert following.foreseen_bytes == 60
+        assert growth._base_beyond(graph, execution, ()) is None
+        assert execution.foreseen_bytes == 60
 
 
 def test_what_is_no_ones_any_more_is_let_go_in_each_of_some_steps() -> None:
@@ -380,5 +380,5 @@ def test_nothing_is_counted_while_nothing_comes(monkeypatch: pytest.MonkeyPatch)
     def counted(*_: Any) -> int:
         raise AssertionError
 
-    monkeypatch.setattr(Held, "besides_bytes", counted)
+    monkeypatch.setattr(Residency, "external_bytes", counted)
     training.steps(3)

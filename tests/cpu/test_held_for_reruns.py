@@ -8,14 +8,14 @@ from typing import ClassVar
 
 import pytest
 
-from outcore.before.forecast import forecast
-from outcore.before.words import rows
 from outcore.cli.words import headline
 from outcore.ir.plan import Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.lower import lower
 from outcore.planfile import PlanFile, Versions, make_file, save_plans, saved_plan
 from outcore.policies import resolve
+from outcore.preflight.forecast import forecast
+from outcore.preflight.words import rows
 from outcore.presets import preset
 from outcore.runtime.announce import announcement
 from outcore.runtime.planned import Planned

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from outcore import Backend
-from outcore.apart import plan_apart
 from outcore.errors import InfeasibleError
+from outcore.out_of_process import plan_out_of_process
 from outcore.policies.search import Search
 from outcore.runtime import solving
 from outcore.runtime.planning import Planner
@@ -66,9 +66,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def ask(policy: Any, problem: Any) -> Any:
         found.append(policy)
-        return plan_apart(policy, problem)
+        return plan_out_of_process(policy, problem)
 
-    monkeypatch.setattr(solving, "plan_apart", ask)
+    monkeypatch.setattr(solving, "plan_out_of_process", ask)
     return found
 
 

@@ -38,8 +38,8 @@ def failing(executable: Executable, call: str, error: RuntimeError) -> Executabl
 
 def fail(trained: Trained, call: str, error: RuntimeError) -> None:
     """Let that call fail in the steps to come."""
-    assert trained.graph.following is not None
-    trained.follow(failing(trained.graph.following.executable, call, error))
+    assert trained.graph.execution is not None
+    trained.follow(failing(trained.graph.execution.executable, call, error))
 
 
 @pytest.mark.parametrize("call", ["forward", "backward"])

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from outcore import Backend
-from outcore.apart import plan_apart
 from outcore.errors import DigestError, FormatError, InfeasibleError, OptionValueError
 from outcore.execute.queued import QueuedDriver
 from outcore.ir.plan import Keep, Recompute
 from outcore.ir.store import digest
+from outcore.out_of_process import plan_out_of_process
 from outcore.planfile import load_plans, schema_text
 from outcore.runtime import engine
 from outcore.runtime.options import Keywords
@@ -45,7 +45,7 @@ MOVING: dict[str, Any] = {"budget": TIGHT, "policy": "swap-all"}
 
 def the_plan(backend: Backend) -> Planned:
     assert backend.engine is not None
-    (graph,) = backend.engine.roll.active()
+    (graph,) = backend.engine.registry.active()
     assert graph.planned is not None
     return graph.planned
 
@@ -117,7 +117,7 @@ class TestUsing:
     def test_a_plan_is_taken_from_the_file_and_nothing_is_planned(
         self, saved: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("outcore.runtime.solving.plan_apart", refuse)
+        monkeypatch.setattr("outcore.runtime.solving.plan_out_of_process", refuse)
         seen, backend = small_planned(STEPS, budget=TIGHT, plan=str(saved), strict=True)
         planned = the_plan(backend)
         assert planned.plan.choices == load_plans(saved).plans[0].plan().choices
@@ -277,9 +277,9 @@ class TestOverrides:
 
         def noted(policy: Any, problem: Any) -> Any:
             asked.append(policy)
-            return plan_apart(policy, problem)
+            return plan_out_of_process(policy, problem)
 
-        monkeypatch.setattr("outcore.runtime.solving.plan_apart", noted)
+        monkeypatch.setattr("outcore.runtime.solving.plan_out_of_process", noted)
         rules = self.rules(tmp_path, relu_3="recompute")
         policy = "search{effort=0.01,min_bytes=1KiB}"
         _, backend = small_planned(STEPS, budget=TIGHT, policy=policy, overrides=rules)

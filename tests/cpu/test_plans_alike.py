@@ -41,7 +41,7 @@ def planned(**options: Any) -> tuple[list[Planned], Backend]:
     for _ in range(PROFILED_STEPS + 3):
         torch.stack([call(torch.ones(512, 64)).sum() for call in calls]).sum().backward()
     assert backend.engine is not None
-    found = [graph.planned for graph in backend.engine.roll.active()]
+    found = [graph.planned for graph in backend.engine.registry.active()]
     return [each for each in found if each is not None], backend
 
 

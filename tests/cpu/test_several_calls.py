@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import outcore
-from outcore import Backend, assistant
+from outcore import Backend, worker
 from outcore.errors import InfeasibleError
 from outcore.runtime.calls import Taken, least_together, together
 from tests.cpu.test_asked_room import peak_bytes
@@ -123,7 +123,7 @@ def test_blocks_that_are_compiled_anew_take_the_plans_of_their_places() -> None:
 
     def plans() -> list[Any]:
         assert ooc.backend.engine is not None
-        return [graph.planned for graph in ooc.backend.engine.roll.active() if graph.following]
+        return [graph.planned for graph in ooc.backend.engine.registry.active() if graph.execution]
 
     with ooc:
         steps(STEPS)
@@ -165,7 +165,7 @@ def test_one_call_has_its_peak_and_the_others_what_crosses() -> None:
         assert same(train_blocks(backend), plain)
         assert backend.report().state == "planned"
         inside(backend)
-        assert not assistant._waiting, "its memory would be missing"
+        assert not worker._waiting, "its memory would be missing"
 
 
 def test_the_least_budget_of_several_calls_is_enough() -> None:
@@ -399,7 +399,7 @@ def test_calls_that_waited_in_a_checked_step_alone_are_counted_once_they_come_ba
     assert backend.engine is not None
     one, two = backend.engine.graphs
     assert two.planned is not None
-    mixes = [mix for mix in two.seen.called if ref(one) in mix.others]
+    mixes = [mix for mix in two.observed.called if ref(one) in mix.others]
     assert mixes
     assert all(mix.beyond_bytes is not None for mix in mixes)
     assert not [note for note in backend.report().notes if "planned again beside" in note]
@@ -507,11 +507,11 @@ def test_calls_that_have_no_plan_do_not_stand_in_the_way_of_others() -> None:
     backend = Backend(budget="6MiB", strict=True)
     judge(backend, [1] * 7 + [12] * 2 + [1] * 2)
     assert backend.engine is not None
-    (standing,) = backend.engine.roll.standings()
-    assert standing.planned is not None
-    assert (standing.most_outstanding, standing.planned_for) == (12, 1)
+    (status,) = backend.engine.registry.statuses()
+    assert status.planned is not None
+    assert (status.most_outstanding, status.planned_for) == (12, 1)
     (graph,) = backend.engine.graphs
     again = backend.engine.plans.beside_more(
-        graph, standing.planned, standing.planned.besides.base_bytes + (1 << 20), 0
+        graph, status.planned, status.planned.external.base_bytes + (1 << 20), 0
     )
     assert again.calls == 1

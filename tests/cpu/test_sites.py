@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 import outcore
-from outcore.before.step import Step, traced
 from outcore.capture import trace_network
 from outcore.capture.sites import module_path, source_line
 from outcore.ir.trace import Trace
 from outcore.networks import network
+from outcore.preflight.step import Step, traced
 
 
 class Block(nn.Module):

@@ -69,7 +69,7 @@ def test_a_smaller_last_batch_leaves_the_others_their_plan() -> None:
     epoch = [4] * (PROFILED_STEPS + 2)
     alike(Small(), backend, [*epoch, 1, *epoch, 1])
     assert backend.engine is not None
-    usual, last = backend.engine.roll.standings()
+    usual, last = backend.engine.registry.statuses()
     assert usual.planned is not None
     assert usual.planned.plan.policy == "swap-all"
     assert last.planned is None, "it came twice"

@@ -22,7 +22,7 @@ from outcore.ir.layout import Layout
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
 from outcore.ir.trace import Role
-from outcore.runtime import engine, options, placing, roomy, runner, solving
+from outcore.runtime import engine, headroom, options, placing, runner, solving
 from outcore.runtime.runner import Runner
 from tests.cpu.queues import LateDevice, RaceError, Watched
 from tests.cpu.training import (
@@ -100,9 +100,9 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     watch = Watch(device)
     monkeypatch.setattr(engine, "open_driver", lambda _, folder, __: QueuedDriver(device, folder))
     monkeypatch.setattr(placing, "MOST_LOST", 1 + STEPS)
-    for module in (solving, roomy):
-        monkeypatch.setattr(module, "lay_out_apart", anywhere)
-    monkeypatch.setattr(roomy, "lacking_bytes", lambda *_: 0)
+    for module in (solving, headroom):
+        monkeypatch.setattr(module, "place_out_of_process", anywhere)
+    monkeypatch.setattr(headroom, "lacking_bytes", lambda *_: 0)
     for name in ("forward", "backward"):
         method = getattr(Runner, name)
 

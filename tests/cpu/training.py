@@ -188,7 +188,7 @@ def tight_budget(
     module.zero_grad()
     engine = backend.engine
     assert engine is not None
-    planned = [g.planned for g in engine.roll.active() if g.planned is not None]
+    planned = [g.planned for g in engine.registry.active() if g.planned is not None]
     most = max(p.in_core.peak(Tier.DEVICE) for p in planned)
     least = max(floor(p.problem).nbytes for p in planned)
     torch._dynamo.reset()

@@ -11,7 +11,7 @@ import torch
 from benchmarks.kit.modes import same_graph
 from outcore import Backend
 from outcore.allocators import lay_out, layout, requests
-from outcore.runtime import roomy, solving
+from outcore.runtime import headroom, solving
 from outcore.runtime.fragments import OFTEN, SETTLING_STEPS
 from outcore.runtime.placing import IN_PIECES
 from tests.cpu.training import Deep, mean_square, train
@@ -61,8 +61,8 @@ def test_tensors_lie_where_they_should(large, monkeypatch):
     if large:
         for module in (layout, requests):
             monkeypatch.setattr(module, "MOST_GUEST_BYTES", 32 * MIB)
-        for module in (roomy, solving):
-            monkeypatch.setattr(module, "lay_out_apart", lay_out)
+        for module in (headroom, solving):
+            monkeypatch.setattr(module, "place_out_of_process", lay_out)
     expected = trained(same_graph)
     with nearly_full():
         backend = Backend()

@@ -276,7 +276,7 @@ def test_what_a_process_holds_lies_where_it_does() -> None:
     held = Held(
         small=((KIB, KIB),),
         large=((0, 5 * MIB), (8 * MIB, 20 * MIB), (70 * MIB, 10 * MIB)),
-        besides_bytes=7 * MIB,
+        external_bytes=7 * MIB,
     )
     heap.hold(held)
     assert held.nbytes == 35 * MIB + KIB

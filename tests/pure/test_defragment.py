@@ -136,5 +136,5 @@ def test_what_is_lost_is_what_later_steps_give_back():
     lost = card.lost_seconds(problem, program)
     assert 0.5 < lost / undisturbed < 2
     assert card.lost_seconds(problem, program, undisturbed / 8) == pytest.approx(undisturbed / 4)
-    held = replace(card, held=Held(besides_bytes=4 * GIB))
+    held = replace(card, held=Held(external_bytes=4 * GIB))
     assert held.lost_seconds(problem, program) > lost

@@ -18,7 +18,7 @@ from outcore.runtime.drift import (
     Watch,
     as_measured,
 )
-from outcore.runtime.standing import Standing
+from outcore.runtime.status import GraphStatus
 
 OUT, IN = (Tier.DEVICE, Tier.HOST), (Tier.HOST, Tier.DEVICE)
 seconds = st.floats(1e-6, 1e3)
@@ -119,12 +119,12 @@ def test_copies_without_times_change_nothing():
 class Interrupting:
     """A clock; whoever asks it is interrupted by the thread that trains."""
 
-    def __init__(self, standing):
-        self.standing = standing
+    def __init__(self, status):
+        self.status = status
 
     def seconds(self, start, stop):
-        self.standing.note(((0, 1), (2, 3)))
-        self.standing.came_back(self.standing.steps, 0)
+        self.status.note(((0, 1), (2, 3)))
+        self.status.came_back(self.status.steps, 0)
         return stop - start
 
     def come(self, _):
@@ -132,10 +132,10 @@ class Interrupting:
 
 
 def test_times_are_asked_while_steps_go_on():
-    standing = Standing()
+    status = GraphStatus()
     for step in range(WATCHED_STEPS):
-        standing.note(((0, 1), (2, 3)))
-        standing.came_back(step, 0)
-    clock: Any = Interrupting(standing)
-    assert standing.measured_seconds(clock) == 2
-    assert standing.drift(clock, WATCHED_STEPS) is None, "there is no plan"
+        status.note(((0, 1), (2, 3)))
+        status.came_back(step, 0)
+    clock: Any = Interrupting(status)
+    assert status.measured_seconds(clock) == 2
+    assert status.drift(clock, WATCHED_STEPS) is None, "there is no plan"

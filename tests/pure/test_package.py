@@ -10,14 +10,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "outcore"
 MAY_IMPORT_TORCH = {
-    "aside",
+    "uncompiled",
     "runtime",
     "api",
     "aten",
-    "before",
+    "preflight",
     "capture",
-    "door",
-    "doors",
+    "call_wrapper",
+    "wrapping",
     "execute",
     "integrations",
     "measure",

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from outcore.apart import plan_apart
 from outcore.errors import InfeasibleError, PolicyError
 from outcore.ir.memory import fits
 from outcore.lower import lower
+from outcore.out_of_process import plan_out_of_process
 from outcore.policies import POLICIES, KnownPolicies, plugins, resolve, spec_text
 from outcore.policies.keep_all import KeepAll
 from tests.pure.packages import on_path, write_package
@@ -129,7 +129,7 @@ def test_two_packages_with_one_name_are_both_named(install, mine):
         resolve("mine")
 
 
-APART = POLICY.replace("depth: int = 3", "apart: ClassVar[bool] = True").replace(
+APART = POLICY.replace("depth: int = 3", "out_of_process: ClassVar[bool] = True").replace(
     "return settle(problem, {}, self)",
     "print('planning'); Path(os.environ['TOLD']).write_text(str(os.getpid()))\n"
     "        return settle(problem, {}, self)",
@@ -141,7 +141,7 @@ def test_another_process_finds_it_too(install, tmp_path, monkeypatch):
     told = tmp_path / "told"
     monkeypatch.setenv("TOLD", str(told))
     policy, problem = resolve("mine"), chain()
-    plan = plan_apart(policy, problem)
+    plan = plan_out_of_process(policy, problem)
     there = told.read_text()
     assert plan == policy.plan(problem)
     assert there != told.read_text(), "that was this process"
@@ -155,7 +155,7 @@ def test_another_process_finds_it_in_the_working_directory(install, tmp_path, mo
     monkeypatch.setattr("sys.path", [p for p in sys.path if p != str(tmp_path)])
     monkeypatch.chdir(tmp_path)
     monkeypatch.delattr(type(policy), "plan")  # nobody here can
-    assert plan_apart(policy, chain()).policy == "mine"
+    assert plan_out_of_process(policy, chain()).policy == "mine"
 
 
 # ---- the page ------------------------------------------------------------------------------------

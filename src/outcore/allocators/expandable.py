@@ -30,13 +30,13 @@ _ADDRESSES = LARGE_PAGE << 36
 class Held:
     """What a process holds: blocks of either pool, as (offset, bytes), ascending.
 
-    Offsets are from the lowest page of the pool that has memory. `besides_bytes` of the device the
+    Offsets are from the lowest page of the pool that has memory. `external_bytes` of the device the
     process has otherwise, `elsewhere_bytes` of them in use.
     """
 
     small: tuple[tuple[int, int], ...] = ()
     large: tuple[tuple[int, int], ...] = ()
-    besides_bytes: int = 0
+    external_bytes: int = 0
     elsewhere_bytes: int = 0
 
     @property
@@ -224,7 +224,7 @@ class ExpandableHeap:
         """Begin with what a process holds, before any request."""
         large = [(_ADDRESSES + offset, nbytes) for offset, nbytes in held.large]
         mapped = self.small.lay(held.small) + self.large.lay(large)
-        self.reserved_bytes += mapped + held.besides_bytes
+        self.reserved_bytes += mapped + held.external_bytes
 
     def malloc(self, nbytes: int) -> int:
         """Serve `nbytes` from a free block that fits, or from one that grows."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from outcore.capture.again import capture_again
 from outcore.capture.batch_norm import by_cudnn
 from outcore.capture.compat import (
     aot_autograd,
@@ -19,16 +18,17 @@ from outcore.capture.compat import (
     under_checkpoint,
     without_function_modes,
 )
+from outcore.capture.effect_tokens import without_tokens
 from outcore.capture.fusion import fused
 from outcore.capture.graph import Captured, capture
 from outcore.capture.offline import trace, trace_as_run, trace_network
 from outcore.capture.opaque import as_ops
 from outcore.capture.passing import passing
 from outcore.capture.prepare import prepare
+from outcore.capture.recapture import capture_again
 from outcore.capture.recurrent import is_recurrent, recurrent_apart, recurrent_layers
 from outcore.capture.shells import Shells, shells
 from outcore.capture.sizes import BySizes, is_symbolic
-from outcore.capture.tokens import without_tokens
 from outcore.capture.tracing import as_kernels
 
 __all__ = [

@@ -16,9 +16,9 @@ from torch.fx.node import map_arg
 
 from outcore.capture.aliases import is_call_of_op, op_of, readers, tensor_of
 from outcore.capture.compat import marked_as_backward, mutated_inputs
+from outcore.capture.continuity import narrows, rough
 from outcore.capture.groups import LEAST_BYTES, fusible, is_elementwise
 from outcore.capture.phases import arguments, phases
-from outcore.capture.smooth import narrows, rough
 
 MOST_DEEP = 8
 """Elementwise ops in a row that a kernel may do for what it reads."""

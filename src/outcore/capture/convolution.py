@@ -15,7 +15,15 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from outcore.capture.compat import SIGNALS, looked_at_alone, suggest_memory_format
-from outcore.capture.unread import INPUT, args_of, define, lying, stand_in, with_memory, worth_it
+from outcore.capture.metadata_only import (
+    INPUT,
+    args_of,
+    define,
+    lying,
+    stand_in,
+    with_memory,
+    worth_it,
+)
 
 BACKWARD = torch.ops.aten.convolution_backward.default
 

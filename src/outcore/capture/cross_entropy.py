@@ -17,8 +17,8 @@ from torch.fx import GraphModule, Node
 
 from outcore import aten
 from outcore.capture.aliases import is_call_of_op, readers
-from outcore.capture.unread import args_of
-from outcore.capture.within import BYTES
+from outcore.capture.call_memory import BYTES
+from outcore.capture.metadata_only import args_of
 
 OF_LOSS = torch.ops.aten.nll_loss_backward.default
 OF_LOG_SOFTMAX = torch.ops.aten._log_softmax_backward_data.default

@@ -21,10 +21,10 @@ from outcore.capture.compat import (
     is_within,
     with_states,
 )
+from outcore.capture.effect_tokens import without_tokens
 from outcore.capture.graph import Captured, capture
 from outcore.capture.passing import passing
 from outcore.capture.prepare import prepare
-from outcore.capture.tokens import without_tokens
 from outcore.capture.tracing import as_kernels
 from outcore.errors import CaptureError
 from outcore.ir.trace import Trace

@@ -9,7 +9,7 @@ from outcore.capture.conjugates import as_tensors
 from outcore.capture.convolution import one_by_one
 from outcore.capture.cross_entropy import by_rows
 from outcore.capture.opaque import as_ops
-from outcore.capture.places import from_places
+from outcore.capture.pooling import from_places
 
 
 def prepare(joint: GraphModule, *, anywhere: bool = False) -> None:

@@ -12,10 +12,10 @@ from rich.status import Status
 from outcore.cli.predicted import machine_of
 
 if TYPE_CHECKING:
-    from outcore.before.step import Traced
     from outcore.compare import Comparison
     from outcore.errors import InfeasibleError
     from outcore.ir.problem import Problem
+    from outcore.preflight.step import Traced
     from outcore.presets import Preset
 
 
@@ -76,11 +76,11 @@ def targeted(target: str, hardware: str, budget: str, states: int, *, real: bool
 
 def traced_step(target: str, *, real: bool) -> Traced:
     """The step that the target's function makes, traced. Raises TargetError."""
-    from outcore.before.advice import ON_CPU, advice_for  # noqa: PLC0415 - loads torch
-    from outcore.before.lines import line_of  # noqa: PLC0415 - with the others
-    from outcore.before.step import FewNumbers, no_memory, traced, why  # noqa: PLC0415 - loads torch
-    from outcore.before.target import find, make_step, own_arguments  # noqa: PLC0415 - loads torch
     from outcore.errors import TargetError  # noqa: PLC0415 - with the others
+    from outcore.preflight.advice import ON_CPU, advice_for  # noqa: PLC0415 - loads torch
+    from outcore.preflight.lines import line_of  # noqa: PLC0415 - with the others
+    from outcore.preflight.step import FewNumbers, no_memory, traced, why  # noqa: PLC0415 - loads torch
+    from outcore.preflight.target import find, make_step, own_arguments  # noqa: PLC0415 - loads torch
 
     mode = no_memory()
     with own_arguments(target):

@@ -292,8 +292,8 @@ class CpuDriver:
             return
         trim()
         with contextlib.suppress(OSError):
-            besides = max(0, resident_bytes() - held_bytes)
-            self.limit_resident(besides + most_bytes)
+            external = max(0, resident_bytes() - held_bytes)
+            self.limit_resident(external + most_bytes)
 
     def _bound_arena(self, arena: Arena, nbytes: int | None) -> None:
         if self._unbound is not None:

@@ -18,12 +18,12 @@ from outcore.errors import StepError, VerifyError
 from outcore.execute.codegen import NONE, Instruments, generate, root_values
 from outcore.execute.driver import Generator, Region
 from outcore.gauges import Moment
+from outcore.gc_paused import gc_paused
 from outcore.ir.hardware import Tier
 from outcore.ir.layout import Layout
 from outcore.ir.memory import private_bytes
 from outcore.ir.program import Program, Run, Slot
 from outcore.ir.trace import Effect, Trace, Value
-from outcore.uncollected import uncollected
 
 _numbers = count()
 
@@ -70,7 +70,7 @@ def build(
     Raises VerifyError for a program with variants of ops: torch has none (docs/decisions/0010).
     """
     _refuse_variants(trace, program)
-    with uncollected():
+    with gc_paused():
         source = generate(trace, program, instruments, layout)
     names: dict[str, Any] = {
         **source.names,

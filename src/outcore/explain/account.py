@@ -8,16 +8,16 @@ from outcore.explain.explanation import Explanation, Rerun
 from outcore.explain.judge import overrun
 from outcore.explain.moves import moves_of
 from outcore.explain.waits import waits_of
+from outcore.gc_paused import gc_paused
 from outcore.ir.hardware import Tier
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program, Run
 from outcore.lower import lower
 from outcore.simulate import simulate
-from outcore.uncollected import uncollected
 
 
-@uncollected()
+@gc_paused()
 def explain(problem: Problem, plan: Plan, *, most: int | None = None) -> Explanation:
     """Why `plan` moves what it moves, and where its step waits.
 

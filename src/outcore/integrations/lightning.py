@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack
 
-from outcore.doors import Session
 from outcore.errors import MissingPackageError, NotEngagedError, WrapError
 from outcore.integrations.metrics import metrics
 from outcore.runtime.options import Keywords, checked_options
+from outcore.wrapping import Session
 
 try:
     # One library under two names, each with classes of its own.

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from outcore.doors import Session
 from outcore.errors import MissingPackageError, WrapError
 from outcore.integrations.metrics import metrics
 from outcore.runtime.options import Keywords, checked_options
+from outcore.wrapping import Session
 
 try:
     from transformers import TrainerCallback

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from outcore.gc_paused import gc_paused
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
@@ -17,12 +18,11 @@ from outcore.lower.expand import expand
 from outcore.lower.place import place
 from outcore.lower.prefetch import prefetch
 from outcore.lower.release import release
-from outcore.uncollected import uncollected
 
 __all__ = ["lower"]
 
 
-@uncollected()
+@gc_paused()
 def lower(problem: Problem, plan: Plan, *, fast: bool = False) -> Program:
     """The Program that carries out `plan`, named after the trace and the plan.
 

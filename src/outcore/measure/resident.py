@@ -15,8 +15,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from outcore.gauges import OWN_THREADS, Ledger
+from outcore.gc_paused import gc_paused
 from outcore.measure.counters import allocated_bytes
-from outcore.uncollected import uncollected
 
 _weakly: Any = StorageWeakRef  # torch gives it no types
 ALL, YOUNG = range(3), range(2)
@@ -28,7 +28,7 @@ TQDM_THREAD = "tqdm_monitor"
 
 def resident_bytes(
     device: torch.device,
-    besides: Iterable[torch.Tensor | torch.UntypedStorage] = (),
+    external: Iterable[torch.Tensor | torch.UntypedStorage] = (),
     ledger: Ledger | None = None,
     elsewhere: Elsewhere | None = None,
 ) -> int:
@@ -42,7 +42,7 @@ def resident_bytes(
     """
     # Subclasses of tensors may answer for themselves, and differently.
     with torch._C.DisableTorchFunctionSubclass():
-        near = [each for each in besides if each.device == device]
+        near = [each for each in external if each.device == device]
         left_out = dict(_extents(near))
         given = [each for each in near if isinstance(each, torch.Tensor)]
         if device.type == "cuda":
@@ -78,7 +78,7 @@ class Elsewhere:
         memory, as a ledger counts it. So is, until the collector has moved something, what an old
         tensor was given for its data.
         """
-        with uncollected():
+        with gc_paused():
             moves = _moves()
             generations = YOUNG if moves == self._moves else ALL
             for storage in _storages(_tensors(device, given, generations)):
@@ -157,7 +157,7 @@ def _known_tensors(generations: range) -> list[torch.Tensor]:
 
     By type(), not isinstance(): proxies run code when asked for their class.
     """
-    with uncollected():  # it would move objects between generations, and run finalizers
+    with gc_paused():  # it would move objects between generations, and run finalizers
         return [t for generation in generations for t in _of_generation(generation)]
 
 

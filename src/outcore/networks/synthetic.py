@@ -116,8 +116,8 @@ def classify_with_auxiliaries(
 ) -> Tensor:
     """Cross entropy of the main logits, plus 0.3 of that of each auxiliary output there is."""
     logits, *auxiliaries = (outputs,) if isinstance(outputs, Tensor) else outputs
-    aside = sum((classify(each, targets) for each in auxiliaries), start=logits.new_zeros(()))
-    return classify(logits, targets) + AUXILIARY_WEIGHT * aside
+    uncompiled = sum((classify(each, targets) for each in auxiliaries), start=logits.new_zeros(()))
+    return classify(logits, targets) + AUXILIARY_WEIGHT * uncompiled
 
 
 def classify_and_reconstruct(outputs: tuple[Tensor, Tensor], targets: tuple[Tensor, ...]) -> Tensor:

@@ -113,16 +113,16 @@ def delay(model: PoochModel, backward: Backward, slots: Sequence[int]) -> list[i
     early = play_backward(model.log, backward.seconds, fetches, slots, 0.0, max)
     end = early.end * (1 + ROUNDING)
     late = list(slots)
-    following, copies = len(late) - 1, 0.0  # slot of the next group; time from its start to the end
+    execution, copies = len(late) - 1, 0.0  # slot of the next group; time from its start to the end
     issued: dict[int, float] = {}  # the same for the first group at a slot
     rest = 0.0  # time from reaching the next break point to the end
     for segment in reversed(range(len(late))):
         rest += backward.seconds[segment]
         if segment in fetches:
             copies = fetches[segment] + max(rest, copies)
-            later = range(late[segment] + 1, min(segment, following) + 1)
+            later = range(late[segment] + 1, min(segment, execution) + 1)
             late[segment] += bisect_right(later, end - copies, key=early.reached.__getitem__)
-            following = late[segment]
-            issued[following] = copies
+            execution = late[segment]
+            issued[execution] = copies
         rest = max(rest, issued.get(segment, 0.0))
     return late

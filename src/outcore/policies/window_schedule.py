@@ -163,6 +163,6 @@ class _Walk:
             nbytes = sequence.nbytes[variable]
             self.window_bytes -= nbytes
             self.held_bytes -= nbytes
-            if sequence.following[position] is not None:
+            if sequence.execution[position] is not None:
                 self.leaving[variable] = position
                 self.leaving_bytes += nbytes

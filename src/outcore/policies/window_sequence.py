@@ -38,7 +38,7 @@ class VariableSequence:
     ops: tuple[int, ...]
     nbytes: tuple[int, ...]
     born: tuple[int, ...]
-    following: tuple[int | None, ...]
+    execution: tuple[int | None, ...]
     beside_bytes: tuple[int, ...]
     fixed_bytes: int
 
@@ -51,7 +51,7 @@ class VariableSequence:
 
         Only buffers have one.
         """
-        later = self.following[position]
+        later = self.execution[position]
         if later is None:
             raise ValueError(f"variable {self.order[position]} is not used after {position}")
         return Gap(self.order[position], self._op(position), self._op(later))
@@ -93,7 +93,7 @@ class _Builder:
             ops=tuple(ops),
             nbytes=(*self.buffer_bytes, *self._temporary_bytes()),
             born=tuple(self._born()),
-            following=tuple(_following(order)),
+            execution=tuple(_execution(order)),
             beside_bytes=tuple(self._beside_bytes()),
             fixed_bytes=self.problem.outside_bytes
             + sum(self.buffer_bytes[b] for b in inputs if self.live.held[b]),
@@ -162,11 +162,11 @@ def _buffers(trace: Trace, values: Iterable[int]) -> tuple[int, ...]:
     return trace.value_buffers(tuple(map(Ref, values)))
 
 
-def _following(order: Sequence[int]) -> list[int | None]:
+def _execution(order: Sequence[int]) -> list[int | None]:
     """Per position the next one of the same variable."""
-    following: list[int | None] = [None] * len(order)
+    execution: list[int | None] = [None] * len(order)
     seen: dict[int, int] = {}
     for position in range(len(order) - 1, -1, -1):
-        following[position] = seen.get(order[position])
+        execution[position] = seen.get(order[position])
         seen[order[position]] = position
-    return following
+    return execution

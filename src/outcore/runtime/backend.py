@@ -151,7 +151,7 @@ class Backend:
         In order of capture; graphs without a plan are left out. `most`: so many moves of each,
         those that free most; None is all. Each graph takes from milliseconds to seconds.
         """
-        graphs = [] if self.engine is None else self.engine.roll.standings()
+        graphs = [] if self.engine is None else self.engine.registry.statuses()
         planned = (graph.planned for graph in graphs if graph.planned is not None)
         return [explain(p.lowered_for, p.plan, most=most) for p in planned]
 
@@ -165,10 +165,8 @@ class Backend:
         OSError where the file cannot be written.
         """
         engine = self.engine
-        standings = [] if engine is None else engine.roll.known()
-        found = (
-            (g.planned.lowered_for, g.planned.plan) for g in standings if g.planned is not None
-        )
+        statuses = [] if engine is None else engine.registry.known()
+        found = ((g.planned.lowered_for, g.planned.plan) for g in statuses if g.planned is not None)
         given = Given() if engine is None else engine.settings.given
         save_plans(save_file(found, given, most), path)
 

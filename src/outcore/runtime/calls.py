@@ -228,11 +228,11 @@ def _tangent_bytes(trace: Trace) -> int:
     return sum(trace.buffers[b].nbytes for b in buffers if not trace.buffers[b].borrowed)
 
 
-def handed_bytes(trace: Trace) -> int:
+def call_tensor_bytes(trace: Trace) -> int:
     """Bytes of what a call is given and returns, but for what the caller has for good."""
     buffers = trace.value_buffers((tuple(map(Ref, trace.inputs)), trace.outputs))
-    handed = (trace.buffers[b] for b in buffers)
-    return sum(b.nbytes for b in handed if b.role not in {Role.PARAM, Role.STATE})
+    call_tensors = (trace.buffers[b] for b in buffers)
+    return sum(b.nbytes for b in call_tensors if b.role not in {Role.PARAM, Role.STATE})
 
 
 def counted_bytes(trace: Trace) -> int:

@@ -50,13 +50,13 @@ def laid(segments: Iterable[dict[str, Any]], stream: int) -> Held:
     """
     found: dict[str, list[tuple[int, int]]] = {"small": [], "large": []}
     starts: dict[str, int] = {}
-    elsewhere = besides = 0
+    elsewhere = external = 0
     for segment in segments:
         used = [(b["address"], b["size"]) for b in segment["blocks"] if b["state"] != "inactive"]
         kind, start = segment["segment_type"], segment["address"]
         own = segment["stream"] == stream and tuple(segment["segment_pool_id"]) == DEFAULT_POOL
         if not (own and segment["is_expandable"]):
-            besides += segment["total_size"] if used else 0
+            external += segment["total_size"] if used else 0
             elsewhere += sum(nbytes for _, nbytes in used)
             continue
         found[kind] += used
@@ -65,4 +65,4 @@ def laid(segments: Iterable[dict[str, Any]], stream: int) -> Held:
         tuple((address - starts[kind], nbytes) for address, nbytes in sorted(found[kind]))
         for kind in ("small", "large")
     )
-    return Held(small, large, besides, elsewhere)
+    return Held(small, large, external, elsewhere)

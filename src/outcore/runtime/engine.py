@@ -7,12 +7,11 @@ import threading
 import torch
 
 from outcore.execute import Driver, open_driver
-from outcore.runtime.crowding import Crowding
+from outcore.runtime.contention import Contention
 from outcore.runtime.drift import WATCHED_STEPS
 from outcore.runtime.fragments import Fragments
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.growth import Growth
-from outcore.runtime.held import Held
 from outcore.runtime.metering import Metering
 from outcore.runtime.observer import Observer
 from outcore.runtime.options import Settings
@@ -20,7 +19,8 @@ from outcore.runtime.placing import Placing
 from outcore.runtime.planned import Planned
 from outcore.runtime.plans import Plans
 from outcore.runtime.recording import Recorder, Recording
-from outcore.runtime.roll import Roll
+from outcore.runtime.registry import Registry
+from outcore.runtime.residency import Residency
 from outcore.runtime.steps import Steps
 from outcore.runtime.store import Stores
 from outcore.runtime.trial import Trial, Trials
@@ -40,22 +40,24 @@ class Engine:
             device, settings.spill_dir, settings.link_bytes_per_second
         )
         self.stores, self.steps = Stores(), Steps()
-        self.roll = Roll(self.stores, self.steps)
-        self.held = Held(device, self.driver, self.roll)
-        self.observer = Observer(self.roll, self.held)
-        self.metering = Metering(device, self.roll, self.held)
-        self.plans = Plans(settings, device, self.driver, self.roll, self.held, self.metering)
-        self.crowding = Crowding(self.roll, self.metering, self.plans)
-        self.growth = Growth(settings, self.steps, self.held, self.metering, self.plans)
+        self.registry = Registry(self.stores, self.steps)
+        self.residency = Residency(device, self.driver, self.registry)
+        self.observer = Observer(self.registry, self.residency)
+        self.metering = Metering(device, self.registry, self.residency)
+        self.plans = Plans(
+            settings, device, self.driver, self.registry, self.residency, self.metering
+        )
+        self.contention = Contention(self.registry, self.metering, self.plans)
+        self.growth = Growth(settings, self.steps, self.residency, self.metering, self.plans)
         self.placing = Placing(self.stores, self.metering)
         leave = self.placing.give_up
-        self.fragments = Fragments(settings, device, self.roll, self.plans, leave)
+        self.fragments = Fragments(settings, device, self.registry, self.plans, leave)
         self.recorder, self.trials = Recorder(self.driver), Trials(self.driver)
 
     @property
     def graphs(self) -> list[PlannedGraph]:
         """The graphs whose compiled code torch still has, oldest first."""
-        return self.roll.graphs
+        return self.registry.graphs
 
     def add(self, graph: PlannedGraph) -> None:
         """Take in a captured graph. One that was planned before (a recompile) keeps its plan.
@@ -64,8 +66,8 @@ class Engine:
         `strict` where the file of plans is known to have none for it.
         """
         self.plans.check_known(graph, checked=False)
-        self.roll.add(graph)
-        self.held.captured()
+        self.registry.add(graph)
+        self.residency.captured()
         self.plans.give_known(graph)
         self.metering.renew_tries()
 
@@ -90,8 +92,8 @@ class Engine:
         And the trial of a graph that is gone.
         """
         self.placing.called()
-        self.held.tidy()
-        self.roll.called(caller)
+        self.residency.tidy()
+        self.registry.called(caller)
         self.trials.check(self.steps.number)
         self.fragments.called()
         self.begun(caller)
@@ -104,7 +106,7 @@ class Engine:
     def passed_by(self, caller: int) -> None:
         """Note the forward call of a graph that cannot be planned."""
         with self.lock:
-            self.roll.passed_by(caller)
+            self.registry.passed_by(caller)
 
     def close_step(self) -> None:
         """End the metered step if it is over (`Metering.close_step`), for who asks after a step."""
@@ -126,7 +128,7 @@ class Engine:
         planned, busy = graph.planned, self._busy() or self.recorder.busy
         if planned is None or busy or self.settings.drift is None:
             return None
-        drift = graph.standing.drift(self.driver.clock, WATCHED_STEPS, done=True)
+        drift = graph.status.drift(self.driver.clock, WATCHED_STEPS, done=True)
         if drift is None or not drift.beyond(self.settings.drift):
             return None
         return self.trials.begin(graph.captured.trace, planned, drift, self.steps.number)

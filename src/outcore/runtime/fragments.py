@@ -10,7 +10,7 @@ import torch
 from outcore.measure import retries
 from outcore.runtime.options import Settings
 from outcore.runtime.plans import Plans
-from outcore.runtime.roll import Roll
+from outcore.runtime.registry import Registry
 
 SETTLING_STEPS = 2
 """Planned steps that the allocator has to find where things lie well; twice as many after each new
@@ -44,11 +44,16 @@ class Fragments:
         self,
         settings: Settings,
         device: torch.device,
-        roll: Roll,
+        registry: Registry,
         plans: Plans,
         leave_places: Callable[[], None],
     ) -> None:
-        self._device, self._roll, self._plans, self._leave = device, roll, plans, leave_places
+        self._device, self._registry, self._plans, self._leave = (
+            device,
+            registry,
+            plans,
+            leave_places,
+        )
         self._placed: deque[bool] = deque(maxlen=LATEST)
         """Of steps with places: whether memory was given back."""
         self._watches = device.type == "cuda" and any(settings.rooms)
@@ -62,12 +67,12 @@ class Fragments:
 
     def called(self) -> None:
         """Take that a forward call begins; where it is a step's first, see what that before did."""
-        if not self._watches or self._roll.steps.number == self._step:
+        if not self._watches or self._registry.steps.number == self._step:
             return
-        self._step = self._roll.steps.number
+        self._step = self._registry.steps.number
         before, self._retries = self._retries, retries(self._device)
         self._in_a_row = self._in_a_row + 1 if self._retries > before else 0
-        planned = [graph.planned for graph in self._roll.active()]
+        planned = [graph.planned for graph in self._registry.active()]
         if all(each is None or each.everything_kept for each in planned) or None in planned:
             self._began = self._step
             self._placed.clear()

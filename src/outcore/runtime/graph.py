@@ -21,13 +21,13 @@ from outcore.execute import Executable, MismatchError, build
 from outcore.ir.store import digest
 from outcore.ir.verify import verify_trace
 from outcore.measure import Reading, says_memory
-from outcore.runtime.following import Following
+from outcore.runtime.execution import PlannedExecution
+from outcore.runtime.observations import Observations
 from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.planned import Planned
 from outcore.runtime.profiling import Keeping, Profiling, begin_profiling
-from outcore.runtime.seen import Seen
 from outcore.runtime.session import Interlude, Visit
-from outcore.runtime.standing import MOST_FRUITLESS, Standing, State
+from outcore.runtime.status import MOST_FRUITLESS, GraphStatus, State
 from outcore.runtime.store import Store
 from outcore.units import format_bytes
 
@@ -56,12 +56,12 @@ class PlannedGraph:
         self.fallback = fallback
         self.digest = digest(captured.trace)
         kind = tuple(op.target for op in captured.trace.ops)
-        self.standing = Standing(kind=kind, digest=self.digest)
+        self.status = GraphStatus(kind=kind, digest=self.digest)
         self.profiling: Profiling | None = None
-        self.following: Following | None = None
+        self.execution: PlannedExecution | None = None
         self.retired = False
         """Whether it runs in-core from now on, by the executable that it was given for that."""
-        self.seen = Seen()
+        self.observed = Observations()
         """Whose calls waited as its own began, paused and came back, and what was held besides."""
         self.may_keep = True
         """Whether it keeps everything once nobody differentiates: until another has no plan."""
@@ -83,20 +83,20 @@ class PlannedGraph:
     @property
     def planned(self) -> Planned | None:
         """Its plan, once it has one."""
-        return self.standing.planned
+        return self.status.planned
 
     @property
     def executable(self) -> Executable | None:
         """What its steps run from now on; None while it is profiled."""
         if self.retired:
             return self.fallback
-        return None if self.following is None else self.following.executable
+        return None if self.execution is None else self.execution.executable
 
     @property
     def gone(self) -> frozenset[int]:
         """Buffers that calls are given or return, and nobody held as profiled ones came back."""
         if self.planned is not None:
-            return self.planned.besides.gone
+            return self.planned.external.gone
         return frozenset() if self.profiling is None else self.profiling.gone
 
     @property
@@ -112,17 +112,17 @@ class PlannedGraph:
         """Take over the plan of a graph with the same trace, and what its kernels corrected."""
         self.captured = replace(self.captured, trace=planned.problem.trace)
         self.settle(planned).adopted = True
-        self.standing.most_outstanding = planned.calls
-        self.standing.retained = planned.retaining_bytes is not None
-        self.standing.planning_seconds = planned.planning_seconds
-        self.standing.after_beyond_bytes = planned.after_beyond_bytes
+        self.status.most_outstanding = planned.calls
+        self.status.retained = planned.retaining_bytes is not None
+        self.status.planning_seconds = planned.planning_seconds
+        self.status.after_beyond_bytes = planned.after_beyond_bytes
 
     # ---- around the two calls -------------------------------------------------------------------
 
     def begin_call(self) -> None:
         """Take that a forward call begins."""
-        if not self.engine.roll.runs(self):
-            self.engine.crowding.tell(self)
+        if not self.engine.registry.runs(self):
+            self.engine.contention.tell(self)
         self.engine.called(self)
 
     def executable_for(self, inputs: list[Any]) -> Executable:
@@ -131,18 +131,18 @@ class PlannedGraph:
             executable = self.ready(inputs)
         if self._wants_meter(executable):
             self.engine.metering.begin(self)  # unless it was begun with another graph
-            self.standing.fruitless += self.engine.metering.note_call(self)
-        elif self.following is not None and executable is self.following.executable:
-            executable = self.following.executable_of_step(self)
+            self.status.fruitless += self.engine.metering.note_call(self)
+        elif self.execution is not None and executable is self.execution.executable:
+            executable = self.execution.executable_of_step(self)
         if self.planned is not None and self.engine.metering.session is not None:
             self.engine.observer.metered(self, inputs)
         return executable
 
     def begin_backward(self, store: Store, tangents: list[Any], *, again: bool) -> None:
         """Take that the call of `store` comes back; `again`: all is to be left for another time."""
-        self.standing.fruitless = 0
+        self.status.fruitless = 0
         self.engine.observer.returned(self, store, tangents)
-        self.standing.retained |= again
+        self.status.retained |= again
         self.engine.observer.waited(self, store.visit, tangents)
 
     def end_backward(self, executable: Executable, visit: Visit) -> None:
@@ -150,7 +150,7 @@ class PlannedGraph:
         checked, steps = self.checks(executable), self.engine.steps
         steps.returns += 1
         if visit.once:
-            self.standing.came_back(steps.number, steps.calls)
+            self.status.came_back(steps.number, steps.calls)
         self._finish(executable, visit)
         if checked:
             self.engine.plans.check_known(self, checked=True)
@@ -167,23 +167,23 @@ class PlannedGraph:
 
     def ready(self, inputs: list[Any]) -> Executable:
         """The executable for this step; plans first where enough is known."""
-        if self.following is not None and self.following.adopted:
-            self._hold_against(self.following, inputs)
-        own = self.engine.roll.waiting(self)
-        if not own and self.following is not None:
-            self._leave_layout(self.following)
+        if self.execution is not None and self.execution.adopted:
+            self._hold_against(self.execution, inputs)
+        own = self.engine.registry.waiting(self)
+        if not own and self.execution is not None:
+            self._leave_layout(self.execution)
         self.engine.observer.called(self, own, inputs)
         waiting = 1 + own
-        self.standing.most_outstanding = max(self.standing.most_outstanding, waiting)
+        self.status.most_outstanding = max(self.status.most_outstanding, waiting)
         if self.retired:
             return self.fallback
-        if self.following is not None:
-            return self._followed(self.following, waiting, inputs)
+        if self.execution is not None:
+            return self._followed(self.execution, waiting, inputs)
         if self.profiling is None:
             try:
                 self.profiling = self._begin(inputs)
             except InfeasibleError as error:
-                if self.engine.crowding.make_room(self, error):
+                if self.engine.contention.make_room(self, error):
                     error.add_note(AGAIN)
                 raise
         return self._profiled(self.profiling, own, inputs)
@@ -194,8 +194,8 @@ class PlannedGraph:
         if self._keeps_on(keeping):
             return keeping.executable
         if profiling.executable is profiling.timed:
-            self.engine.held.sweep()
-        resident = self.engine.held.besides_bytes(self, inputs)
+            self.engine.residency.sweep()
+        resident = self.engine.residency.external_bytes(self, inputs)
         fits = resident <= profiling.most_resident_bytes
         if not (own or fits or profiling.done):
             # An optimizer has its state by now. Where nothing fits any more, planning will say so.
@@ -207,24 +207,24 @@ class PlannedGraph:
         stand = self._how_others_stand()
         if stand == self.in_vain and self._awaits_others(profiling):
             return self._unplanned(profiling, resident)
-        self.standing.gone_bytes = profiling.gone_bytes or 0
+        self.status.gone_bytes = profiling.gone_bytes or 0
         try:
             return self.settle(self.engine.plans.first(self, profiling)).executable
         except InfeasibleError as error:
             waits = self._awaits_others(profiling)
-            if not waits and not self.engine.crowding.make_room(self, error):
+            if not waits and not self.engine.contention.make_room(self, error):
                 raise
-        self.engine.held.collect(again=True)  # the error's frames hold what calls were given
+        self.engine.residency.collect(again=True)  # the error's frames hold what calls were given
         if waits:
             self.in_vain = stand
             return self._unplanned(profiling, resident)
         profiling.again()
-        self.seen.met = None
+        self.observed.met = None
         return profiling.executable
 
     def _unplanned(self, profiling: Profiling, resident_bytes: int) -> Executable:
         """What is profiled; where nobody differentiates, what moves nothing, if that has room."""
-        if self.standing.fruitless < MOST_FRUITLESS or not self.may_keep:
+        if self.status.fruitless < MOST_FRUITLESS or not self.may_keep:
             return profiling.executable
         keeping = profiling.keeping
         if keeping is None:
@@ -232,78 +232,78 @@ class PlannedGraph:
             generator = self.engine.driver.generator
             keeping = Keeping(build(self.captured.trace, program, generator), most)
             profiling.keeping = keeping
-            self.engine.crowding.tell(self)
+            self.engine.contention.tell(self)
             self.engine.metering.forget_peak()
         room = keeping.most_resident_bytes - resident_bytes
         if room < 0:
             return profiling.executable
-        keeping.most_allocated_bytes = room + (self.engine.held.allocated_bytes() or 0)
+        keeping.most_allocated_bytes = room + (self.engine.residency.allocated_bytes() or 0)
         return keeping.executable
 
     def _keeps_on(self, keeping: Keeping | None) -> TypeGuard[Keeping]:
         """Whether nobody differentiates, and the allocator's books show that all has room."""
-        if keeping is None or not self.may_keep or self.standing.fruitless < MOST_FRUITLESS:
+        if keeping is None or not self.may_keep or self.status.fruitless < MOST_FRUITLESS:
             return False
-        level = self.engine.held.allocated_bytes()
+        level = self.engine.residency.allocated_bytes()
         return level is not None and level <= keeping.most_allocated_bytes
 
     def _follows_the_unplanned(self, profiling: Profiling) -> bool:
         """Whether a graph that waits for its backward is to be planned first, and may yet be."""
-        waiting = self.engine.roll.outstanding(self)
-        first = any(g.profiling is not None and not g.standing.settled for g in waiting)
+        waiting = self.engine.registry.outstanding(self)
+        first = any(g.profiling is not None and not g.status.settled for g in waiting)
         return first and self._is_patient(profiling)
 
     def _awaits_others(self, profiling: Profiling) -> bool:
         """Whether it is not known yet how little one needs to hold that waits, and may yet be."""
-        active = self.engine.roll.active()
-        others = (g for g in active if g in self.seen and not g.standing.settled)
+        active = self.engine.registry.active()
+        others = (g for g in active if g in self.observed and not g.status.settled)
         unknown = any(g.profiling is not None and not g.profiling.done for g in others)
         return unknown and self._is_patient(profiling)
 
     def _how_others_stand(self) -> frozenset[object]:
         """What another attempt to plan depends on: who has which plan, and who will soon."""
-        others = (g for g in self.engine.roll.active() if g is not self)
+        others = (g for g in self.engine.registry.active() if g is not self)
         return frozenset(
             (ref(g), id(g.planned), g.profiling is not None and g.profiling.done) for g in others
         )
 
     def _is_patient(self, profiling: Profiling) -> bool:
-        return profiling.timed_steps < PATIENCE * self.standing.most_outstanding
+        return profiling.timed_steps < PATIENCE * self.status.most_outstanding
 
-    def _hold_against(self, following: Following, inputs: list[Any]) -> None:
+    def _hold_against(self, execution: PlannedExecution, inputs: list[Any]) -> None:
         """Forget an adopted plan that was made when less was held besides the graph."""
-        following.adopted = False
-        if not self.engine.plans.still_fits(following.planned, self, inputs):
-            self.standing.unsettle()
-            self.following = None
+        execution.adopted = False
+        if not self.engine.plans.still_fits(execution.planned, self, inputs):
+            self.status.unsettle()
+            self.execution = None
 
-    def _leave_layout(self, following: Following) -> None:
+    def _leave_layout(self, execution: PlannedExecution) -> None:
         """Begin to profile again where tensors cannot lie as the plan has them, for one without."""
-        if self.engine.placing.is_in_vain(following.planned.layout):
+        if self.engine.placing.is_in_vain(execution.planned.layout):
             self.engine.plans.planner.solver.places = False
-            self.standing.unsettle()
+            self.status.unsettle()
             self._unfollow()
 
-    def _followed(self, following: Following, waiting: int, inputs: list[Any]) -> Executable:
+    def _followed(self, execution: PlannedExecution, waiting: int, inputs: list[Any]) -> Executable:
         """The plan's executable, or its trial's; that of a new plan where there is reason for one.
 
         `waiting`: calls of the graph whose backward is to come, this one among them.
         """
         if waiting == 1:
-            crowding = self.engine.crowding
-            following = crowding.beside_calls(self, self._tried(following))
-            following = crowding.leaving_more(self, following)
-            if following.trial is None:
-                following = crowding.for_calls(self, following)
-            following = self.engine.growth.beside_what_came(self, following, inputs)
-        trial = following.trial_of_step(self)
-        return following.executable if trial is None or trial.done else trial.executable
+            contention = self.engine.contention
+            execution = contention.beside_calls(self, self._tried(execution))
+            execution = contention.leaving_more(self, execution)
+            if execution.trial is None:
+                execution = contention.for_calls(self, execution)
+            execution = self.engine.growth.beside_what_came(self, execution, inputs)
+        trial = execution.trial_of_step(self)
+        return execution.executable if trial is None or trial.done else trial.executable
 
-    def _tried(self, following: Following) -> Following:
+    def _tried(self, execution: PlannedExecution) -> PlannedExecution:
         """A plan from what a trial measured, if one is done."""
-        trial = None if following.trial is None else following.trial_of_step(self)
+        trial = None if execution.trial is None else execution.trial_of_step(self)
         if trial is None or not trial.done:
-            return following
+            return execution
         return self.settle(self.engine.plan_after(self, trial))
 
     def _begin(self, inputs: list[Any]) -> Profiling:
@@ -314,35 +314,35 @@ class PlannedGraph:
             self.captured, program, most, engine.driver, engine.readings, engine.metering.mark
         )
 
-    def settle(self, planned: Planned) -> Following:
+    def settle(self, planned: Planned) -> PlannedExecution:
         """Follow a plan from the next step on, as what is returned does."""
         generator = self.engine.driver.generator
         trace, layout = self.captured.trace, planned.layout
         executable = build(trace, planned.program, generator, layout=layout)
-        self.standing.settle(planned)
-        self.seen.unchecked = True
-        self.engine.crowding.tell(self)
+        self.status.settle(planned)
+        self.observed.unchecked = True
+        self.engine.contention.tell(self)
         self._unfollow()
         self.captured = replace(self.captured, joint=None)
-        self.profiling, self.following = None, Following(planned, executable)
-        return self.following
+        self.profiling, self.execution = None, PlannedExecution(planned, executable)
+        return self.execution
 
     def _unfollow(self) -> None:
-        if self.following is not None:
-            self.following.end(self)
-            self.following = None
+        if self.execution is not None:
+            self.execution.end(self)
+            self.execution = None
 
     def _wants_meter(self, executable: Executable) -> bool:
-        if self.standing.fruitless >= MOST_FRUITLESS:
+        if self.status.fruitless >= MOST_FRUITLESS:
             return False
-        if self.following is not None and executable is self.following.executable:
+        if self.execution is not None and executable is self.execution.executable:
             return self.engine.metering.wants_peak(self) and self._is_first()
         pausing = self.profiling is not None and self.profiling.wants_pause
         return self.checks(executable) or (pausing and self.times(executable))
 
     def _is_first(self) -> bool:
         """Whether it is the first planned one of a step."""
-        return all(graph.planned is None for graph in self.engine.roll.outstanding(self))
+        return all(graph.planned is None for graph in self.engine.registry.outstanding(self))
 
     # ---- a graph that is not as captured --------------------------------------------------------
 
@@ -370,9 +370,9 @@ class PlannedGraph:
     # ---- after a step ---------------------------------------------------------------------------
 
     def _finish(self, executable: Executable, visit: Visit) -> None:
-        following = self.following
-        if following and (recording := following.recording_by(executable)):
-            following.end_recording(self, recording, visit.work[1][0])
+        execution = self.execution
+        if execution and (recording := execution.recording_by(executable)):
+            execution.end_recording(self, recording, visit.work[1][0])
             return
         session = self.engine.metering.session
         elsewhere = visit.thread is not threading.current_thread()
@@ -384,9 +384,9 @@ class PlannedGraph:
             session.visits.append(visit)
             if self.profiling is not None and executable is self.profiling.timed:
                 self.profiling.timed_steps += 1  # another's may be metered for many steps
-        elif following and executable is following.executable and visit.once:
-            self.standing.note(tuple(visit.work))
-        elif following and (trial := following.trial_by(executable)):
+        elif execution and executable is execution.executable and visit.once:
+            self.status.note(tuple(visit.work))
+        elif execution and (trial := execution.trial_by(executable)):
             trial.steps += visit.once
         elif self.profiling is not None and executable is self.profiling.timed:
             self.profiling.timed_steps += 1
@@ -400,8 +400,8 @@ class PlannedGraph:
             return  # it does without
         if not obstacle.passes:
             self._give_up(CaptureError(reason=obstacle.reason))
-        elif self.standing.reason != obstacle.reason:
-            self.standing.reason = obstacle.reason
+        elif self.status.reason != obstacle.reason:
+            self.status.reason = obstacle.reason
             warnings.warn(STILL_PROFILED.format(reason=obstacle.reason), stacklevel=2)
 
     def paused(
@@ -414,11 +414,11 @@ class PlannedGraph:
         """Take what the meter saw of a step."""
         self.obstacles.clear()
         if self.profiling is not None:
-            self.standing.reason = ""
+            self.status.reason = ""
             self.profiling.metered(reading, visit)
             beyond = reading.peak_bytes(visit.backward_stop) - max(0, reading.last_bytes)
-            standing = self.standing
-            standing.after_beyond_bytes = max(standing.after_beyond_bytes, beyond)
+            status = self.status
+            status.after_beyond_bytes = max(status.after_beyond_bytes, beyond)
 
     @contextlib.contextmanager
     def telling_of_memory(self) -> Iterator[None]:
@@ -460,10 +460,10 @@ class PlannedGraph:
 
     def retire(self, reason: str) -> None:
         """Run in-core from now on, without a word."""
-        self.standing.state, self.standing.reason = State.IN_CORE, reason
+        self.status.state, self.status.reason = State.IN_CORE, reason
         self._unfollow()
         self.retired, self.profiling = True, None
-        self.engine.crowding.tell(self)
+        self.engine.contention.tell(self)
         self.captured = replace(self.captured, joint=None)
 
     def _give_up(self, error: CaptureError) -> None:

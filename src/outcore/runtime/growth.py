@@ -12,16 +12,16 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from outcore.errors import OutcoreError
-from outcore.runtime.held import Held
 from outcore.runtime.margin import margin_bytes, slack_bytes
 from outcore.runtime.metering import Metering
 from outcore.runtime.options import Settings
 from outcore.runtime.plans import Plans
+from outcore.runtime.residency import Residency
 from outcore.runtime.steps import Steps
 from outcore.units import format_bytes
 
 if TYPE_CHECKING:  # a graph asks it
-    from outcore.runtime.following import Following
+    from outcore.runtime.execution import PlannedExecution
     from outcore.runtime.graph import PlannedGraph
 
 MOST_COLLECTIONS = 8
@@ -43,89 +43,99 @@ class Growth:
     """
 
     def __init__(
-        self, settings: Settings, steps: Steps, held: Held, metering: Metering, plans: Plans
+        self,
+        settings: Settings,
+        steps: Steps,
+        residency: Residency,
+        metering: Metering,
+        plans: Plans,
     ) -> None:
         self._settings, self._steps = settings, steps
-        self._held, self._metering, self._plans = held, metering, plans
+        self._residency, self._metering, self._plans = residency, metering, plans
         self._collections = 0
         self._told_in = -1
         """The number of the step in which it was said last that there is no plan."""
 
     def beside_what_came(
-        self, graph: PlannedGraph, following: Following, inputs: Sequence[Any]
-    ) -> Following:
+        self, graph: PlannedGraph, execution: PlannedExecution, inputs: Sequence[Any]
+    ) -> PlannedExecution:
         """Another plan, if what the process holds by now has no room beside that of `graph`.
 
         `inputs`: those of the call. Where no plan is found it stays, and a warning tells; with
         `strict` that is an error, InfeasibleError as a rule.
         """
-        standing, planned = graph.standing, following.planned
-        base = self._base_beyond(graph, following, inputs)
+        status, planned = graph.status, execution.planned
+        base = self._base_beyond(graph, execution, inputs)
         if base is None or self._is_refused(graph, base):
-            return following
+            return execution
         # What comes a third time grows: as much again as came so far is ahead.
-        ahead = standing.grown_bytes if standing.growths > 1 else 0
+        ahead = status.grown_bytes if status.growths > 1 else 0
         try:
             found = self._plans.beside_more(graph, planned, base, ahead)
         except OutcoreError as error:
             if self._settings.strict:
                 raise
-            if standing.refused_bytes == inf:
-                self._tell(base - planned.besides.base_bytes, error)
-            standing.refused_bytes = base - margin_bytes(self._settings.budget_bytes)
-            return following
-        standing.growths += 1
-        standing.grown_bytes += found.besides.base_bytes - planned.besides.base_bytes
+            if status.refused_bytes == inf:
+                self._tell(base - planned.external.base_bytes, error)
+            status.refused_bytes = base - margin_bytes(self._settings.budget_bytes)
+            return execution
+        status.growths += 1
+        status.grown_bytes += found.external.base_bytes - planned.external.base_bytes
         return graph.settle(found)
 
     def _base_beyond(
-        self, graph: PlannedGraph, following: Following, inputs: Sequence[Any]
+        self, graph: PlannedGraph, execution: PlannedExecution, inputs: Sequence[Any]
     ) -> int | None:
         """What is held but for waiting calls, if the plan has no room for that; else None."""
-        allocated, foreseen = self._held.allocated_bytes(), following.foreseen_bytes
+        allocated, foreseen = self._residency.allocated_bytes(), execution.foreseen_bytes
         if allocated is None:
             return None
-        left = self._left_bytes(following)
+        left = self._left_bytes(execution)
         if foreseen is not None:
-            known = graph.standing.came_bytes + margin_bytes(self._settings.budget_bytes)
+            known = graph.status.came_bytes + margin_bytes(self._settings.budget_bytes)
             if allocated - foreseen <= min(left, known):
                 return None
-            came = allocated - self._held.others_bytes(graph) - foreseen
+            came = allocated - self._residency.others_bytes(graph) - foreseen
             if came <= min(left, known):
                 return None
-            if came > left and self._is_refused(graph, following.planned.besides.base_bytes + came):
+            if came > left and self._is_refused(
+                graph, execution.planned.external.base_bytes + came
+            ):
                 self._note(graph, came)
                 return None
-        base, room = self._base_bytes(graph, inputs), self._room_bytes(graph, following)
+        base, room = self._base_bytes(graph, inputs), self._room_bytes(graph, execution)
         if base > room + left and not self._is_refused(graph, base) and self._collected():
-            allocated, base = self._held.allocated_bytes() or 0, self._base_bytes(graph, inputs)
+            allocated, base = (
+                self._residency.allocated_bytes() or 0,
+                self._base_bytes(graph, inputs),
+            )
         came = base - room
-        level = allocated - self._held.others_bytes(graph) - came
-        following.foreseen_bytes = level if foreseen is None else max(level, foreseen)
+        level = allocated - self._residency.others_bytes(graph) - came
+        execution.foreseen_bytes = level if foreseen is None else max(level, foreseen)
         self._note(graph, came)
         return base if came > left else None
 
     def _is_refused(self, graph: PlannedGraph, base_bytes: int) -> bool:
         """Whether no plan was found beside so much, and that was said."""
-        return base_bytes >= graph.standing.refused_bytes and not self._settings.strict
+        return base_bytes >= graph.status.refused_bytes and not self._settings.strict
 
     def _collected(self) -> bool:
         """Let go what is no one's any more; whether it did."""
-        if self._collections >= MOST_COLLECTIONS or not self._held.collect():
+        if self._collections >= MOST_COLLECTIONS or not self._residency.collect():
             return False
         self._collections += 1
         return True
 
     def _note(self, graph: PlannedGraph, came_bytes: int) -> None:
         """Take how much more is held than was planned for; the margin is for some of that."""
-        known = graph.standing.came_bytes + margin_bytes(self._settings.budget_bytes)
+        known = graph.status.came_bytes + margin_bytes(self._settings.budget_bytes)
         if came_bytes > known:
-            graph.standing.came_bytes = came_bytes
+            graph.status.came_bytes = came_bytes
             self._plans.bound_memory()
 
     def _base_bytes(self, graph: PlannedGraph, inputs: Sequence[Any]) -> int:
         """What is held but for waiting calls, and for what was found to come with them."""
-        return self._held.base_bytes(graph, inputs) - self._held.with_others_bytes(graph)
+        return self._residency.base_bytes(graph, inputs) - self._residency.with_others_bytes(graph)
 
     def _tell(self, more_bytes: int, error: OutcoreError) -> None:
         """Warn that there is no plan beside so much more, once for all graphs of a step."""
@@ -134,17 +144,17 @@ class Growth:
             self._told_in = self._steps.number
             warnings.warn(GROWN.format(more=format_bytes(more_bytes), error=error), stacklevel=2)
 
-    def _room_bytes(self, graph: PlannedGraph, following: Following) -> int:
+    def _room_bytes(self, graph: PlannedGraph, execution: PlannedExecution) -> int:
         """What was planned to be held besides waiting calls, and room that these do not want.
 
         Less the little that they may lack.
         """
-        planned, little = following.planned, slack_bytes(self._settings.budget_bytes)
+        planned, little = execution.planned, slack_bytes(self._settings.budget_bytes)
         lacking = min(little, self._plans.lacking_bytes(graph, planned))
-        return planned.besides.base_bytes - lacking
+        return planned.external.base_bytes - lacking
 
-    def _left_bytes(self, following: Following) -> int:
+    def _left_bytes(self, execution: PlannedExecution) -> int:
         """What the plan leaves of the budget for what comes, its margin among it."""
         budget = self._settings.budget_bytes
-        peak = following.planned.peak_bytes - margin_bytes(budget)
+        peak = execution.planned.peak_bytes - margin_bytes(budget)
         return max(0, budget - peak)

@@ -12,9 +12,9 @@ import torch
 from outcore.capture import under_checkpoint
 from outcore.measure import open_meter
 from outcore.runtime.graph import PlannedGraph
-from outcore.runtime.held import Held
 from outcore.runtime.obstacle import Obstacle
-from outcore.runtime.roll import IDLE_STEPS, Roll
+from outcore.runtime.registry import IDLE_STEPS, Registry
+from outcore.runtime.residency import Residency
 from outcore.runtime.session import Interlude, Session, in_backward, metered_elsewhere
 
 LONGEST_SESSION = 1024
@@ -27,8 +27,8 @@ MOST_PEAK_TRIES = 8
 class Metering:
     """One session at a time: a step of profiled graphs, or one of planned graphs for its peak."""
 
-    def __init__(self, device: torch.device, roll: Roll, held: Held) -> None:
-        self._device, self._roll, self._held = device, roll, held
+    def __init__(self, device: torch.device, registry: Registry, residency: Residency) -> None:
+        self._device, self._registry, self._residency = device, registry, residency
         self.session: Session | None = None
 
     @property
@@ -37,13 +37,13 @@ class Metering:
 
         None where no such step was metered.
         """
-        known = (s.peak_bytes for s in self._roll.standings())
+        known = (s.peak_bytes for s in self._registry.statuses())
         return max((nbytes for nbytes in known if nbytes is not None), default=None)
 
     @property
     def after_bytes(self) -> int | None:
         """That of what came between the last backward call of such a step and the next step."""
-        known = (s.after_bytes for s in self._roll.standings())
+        known = (s.after_bytes for s in self._registry.statuses())
         return max((nbytes for nbytes in known if nbytes is not None), default=None)
 
     def wants_peak(self, graph: PlannedGraph) -> bool:
@@ -52,32 +52,32 @@ class Metering:
         Where that is not known, nor in vain: it would be beside a graph that is profiled, and would
         keep that from being timed.
         """
-        standing = graph.standing
-        if standing.peak_bytes is not None or standing.peak_tries >= MOST_PEAK_TRIES:
+        status = graph.status
+        if status.peak_bytes is not None or status.peak_tries >= MOST_PEAK_TRIES:
             return False
-        since = self._roll.steps.number - IDLE_STEPS
-        recent = (g for g in self._roll.active() if g.standing.last_step >= since)
+        since = self._registry.steps.number - IDLE_STEPS
+        recent = (g for g in self._registry.active() if g.status.last_step >= since)
         return all(
-            p is None or p.done or g.standing.settled for g, p in ((g, g.profiling) for g in recent)
+            p is None or p.done or g.status.settled for g, p in ((g, g.profiling) for g in recent)
         )
 
     def forget_peak(self) -> None:
         """Meter more steps for their peaks: they are not what they were."""
-        for standing in self._roll.known():
-            standing.peak_bytes, standing.after_bytes = None, None
+        for status in self._registry.known():
+            status.peak_bytes, status.after_bytes = None, None
         self.renew_tries()
 
     def renew_tries(self) -> None:
         """Let peaks be tried for `MOST_PEAK_TRIES` steps more: there is another graph."""
-        for standing in self._roll.known():
-            standing.peak_tries = 0
+        for status in self._registry.known():
+            status.peak_tries = 0
 
     def begin(self, leader: PlannedGraph) -> None:
         """Meter the step that begins with `leader`, unless that is impossible, or under way."""
         if self.session is not None:
             return
-        steps, meter = self._roll.steps, open_meter(self._device)
-        resident = self._held.resident_bytes()
+        steps, meter = self._registry.steps, open_meter(self._device)
+        resident = self._residency.resident_bytes()
         session = Session(ref(leader), resident, steps.calls, steps.number, meter)
         begun = session.start()
         if not begun and in_backward():
@@ -87,14 +87,14 @@ class Metering:
         elif not begun:
             leader.unmetered(Obstacle.ANOTHER_PROFILER)
         self.session = session if begun else None
-        leader.standing.peak_tries += begun and leader.planned is not None
+        leader.status.peak_tries += begun and leader.planned is not None
 
     def note_call(self, graph: PlannedGraph) -> bool:
         """Take that `graph` is called; whether that is the first time in a metered step."""
         session = self.session
-        if session is None or id(graph.standing) in session.called:
+        if session is None or id(graph.status) in session.called:
             return False
-        session.called.add(id(graph.standing))
+        session.called.add(id(graph.status))
         return True
 
     def end(self, *, whole: bool = True, beside: PlannedGraph | None = None) -> bool:
@@ -114,11 +114,11 @@ class Metering:
         session.stop()
         if leader is not None and session.lost:
             leader.unmetered(Obstacle.ANOTHER_PROFILER)
-        settled = whole and self._roll.settled(session.step, beside)
+        settled = whole and self._registry.settled(session.step, beside)
         for graph in came_through if settled and session.peak_bytes is not None else ():
             if isinstance(graph, PlannedGraph):
-                standing = graph.standing
-                standing.peak_bytes, standing.after_bytes = session.peak_bytes, session.after_bytes
+                status = graph.status
+                status.peak_bytes, status.after_bytes = session.peak_bytes, session.after_bytes
         return settled
 
     def mark(self) -> int:
@@ -132,7 +132,7 @@ class Metering:
         session, now = self.session, self.mark()
         if session is None:
             return now
-        stores = self._roll.stores.all()
+        stores = self._registry.stores.all()
         if stores and session.left:
             waiting = Counter(store.visit.owner for store in stores)
             private = sum(store.private_bytes for store in stores)
@@ -157,14 +157,14 @@ class Metering:
         if session is None:
             return False
         leader = session.leader()
-        if leader is caller and not self._roll.waiting(caller):
+        if leader is caller and not self._registry.waiting(caller):
             # Under a checkpoint backward calls each block again.
             return bool(session.visits or not under_checkpoint()) and self.end()
-        over = session.here() and bool(session.visits) and not len(self._roll.stores)
+        over = session.here() and bool(session.visits) and not len(self._registry.stores)
         if over and _takes_turns(caller, leader):
             return self.end(beside=caller)
-        overlong = self._roll.steps.calls - session.calls > LONGEST_SESSION
-        if overlong or leader not in self._roll.active():
+        overlong = self._registry.steps.calls - session.calls > LONGEST_SESSION
+        if overlong or leader not in self._registry.active():
             self.end(whole=False)
         return False
 
@@ -176,20 +176,24 @@ class Metering:
         is counted is over. Returns as `end`.
         """
         session = self.session
-        if session is None or not session.here() or len(self._roll.stores):
+        if session is None or not session.here() or len(self._registry.stores):
             return False
         return self._all_came_through(session) and self.end()
 
     def _all_came_through(self, session: Session) -> bool:
-        seen = {visit.owner() for visit in session.visits}
-        return all(g in seen or self._is_absent(g, session, seen) for g in self._roll.active())
+        observed = {visit.owner() for visit in session.visits}
+        return all(
+            g in observed or self._is_absent(g, session, observed) for g in self._registry.active()
+        )
 
-    def _is_absent(self, graph: PlannedGraph, session: Session, seen: Collection[object]) -> bool:
+    def _is_absent(
+        self, graph: PlannedGraph, session: Session, observed: Collection[object]
+    ) -> bool:
         """Whether a step is over without it: nobody differentiates it, or it takes turns."""
-        if graph.planned is None and graph.standing.settled:
+        if graph.planned is None and graph.status.settled:
             return True
-        others = (g for g in seen if isinstance(g, PlannedGraph))
-        uncalled = graph.standing.last_step < session.step
+        others = (g for g in observed if isinstance(g, PlannedGraph))
+        uncalled = graph.status.last_step < session.step
         return uncalled and any(_takes_turns(graph, other) for other in others)
 
 
@@ -197,4 +201,4 @@ def _takes_turns(graph: PlannedGraph, other: PlannedGraph | None) -> bool:
     """Whether they are of the same ops, and of other sizes: a step has one or the other."""
     if other is None or graph.digest == other.digest:
         return False
-    return graph.standing.kind == other.standing.kind
+    return graph.status.kind == other.status.kind

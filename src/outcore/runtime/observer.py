@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from outcore.runtime.calls import counted_bytes, gradient_bytes
 from outcore.runtime.graph import PlannedGraph
-from outcore.runtime.held import Held
-from outcore.runtime.roll import Roll
+from outcore.runtime.registry import Registry
+from outcore.runtime.residency import Residency
 from outcore.runtime.session import Interlude, Visit
 from outcore.runtime.store import Store
 
@@ -19,32 +19,32 @@ if TYPE_CHECKING:  # a graph is profiled
 class Observer:
     """Counts for each graph, by the calls that wait (`Seen`): of timed steps, and of new mixes."""
 
-    def __init__(self, roll: Roll, held: Held) -> None:
-        self._roll, self._held = roll, held
+    def __init__(self, registry: Registry, residency: Residency) -> None:
+        self._registry, self._residency = registry, residency
 
     def called(self, graph: PlannedGraph, own: int, inputs: Sequence[Any]) -> None:
         """Note whose calls wait as a call begins, `own` ones of this graph among them.
 
         And what is held, where the plan was made for other calls.
         """
-        others, beyond = self._roll.outstanding(graph), None
-        seen, planned = graph.seen, graph.planned
-        if seen.called.knows(own, others, counted=planned is not None):
-            seen.fresh = False
+        others, beyond = self._registry.outstanding(graph), None
+        observed, planned = graph.observed, graph.planned
+        if observed.called.knows(own, others, counted=planned is not None):
+            observed.fresh = False
             return
-        seen.fresh = planned is not None and not seen.called.counted(own, others)
-        if planned is not None and seen.fresh:
-            self._held.sweep()
-            beyond = self._held.base_bytes(graph, inputs) - planned.besides.base_bytes
+        observed.fresh = planned is not None and not observed.called.counted(own, others)
+        if planned is not None and observed.fresh:
+            self._residency.sweep()
+            beyond = self._residency.base_bytes(graph, inputs) - planned.external.base_bytes
         for other in others:  # which may have left nothing for the gradients of this one
-            other.seen.unchecked |= other not in seen
-        seen.unchecked |= seen.called.note(own, others, beyond)
+            other.observed.unchecked |= other not in observed
+        observed.unchecked |= observed.called.note(own, others, beyond)
 
     def metered(self, graph: PlannedGraph, inputs: Sequence[Any]) -> None:
         """Note what is held as the first planned call of a metered step begins."""
-        if not self._roll.waiting(graph):
-            self._held.sweep()
-            graph.seen.first_bytes = self._held.base_bytes(graph, inputs)
+        if not self._registry.waiting(graph):
+            self._residency.sweep()
+            graph.observed.first_bytes = self._residency.base_bytes(graph, inputs)
 
     def base(
         self, graph: PlannedGraph, profiling: Profiling, own: int, resident_bytes: int
@@ -54,36 +54,36 @@ class Observer:
         `resident_bytes`: but for what the graph's own waiting calls alone hold.
         """
         if profiling.executable is profiling.timed:
-            base_bytes = resident_bytes - self._held.others_bytes(graph)
+            base_bytes = resident_bytes - self._residency.others_bytes(graph)
             beyond = profiling.began(base_bytes, first=not own)
-            graph.seen.called.note(own, self._roll.outstanding(graph), beyond)
+            graph.observed.called.note(own, self._registry.outstanding(graph), beyond)
 
     def returned(self, graph: PlannedGraph, store: Store, tangents: Sequence[Any]) -> None:
         """Note whose calls wait as one comes back; of a timed one, who did before, what is held."""
-        roll, profiling, planned = self._roll, graph.profiling, graph.planned
-        own, others, beyond = roll.waiting(graph) - 1, roll.outstanding(graph), None
-        handed, timed = store.visit.handed, graph.times(store.executable)
-        if handed is not None and (planned is not None or timed):
-            self._held.sweep()
-            base = self._held.base_on_return_bytes(graph, store, tangents, handed)
+        registry, profiling, planned = self._registry, graph.profiling, graph.planned
+        own, others, beyond = registry.waiting(graph) - 1, registry.outstanding(graph), None
+        call_tensors, timed = store.visit.call_tensors, graph.times(store.executable)
+        if call_tensors is not None and (planned is not None or timed):
+            self._residency.sweep()
+            base = self._residency.base_on_return_bytes(graph, store, tangents, call_tensors)
             first = 0 if profiling is None else profiling.first_bytes
-            beyond = base - (first if planned is None else planned.besides.base_bytes)
-        if handed is not None and profiling is not None and timed:
-            profiling.gone |= handed.gone
+            beyond = base - (first if planned is None else planned.external.base_bytes)
+        if call_tensors is not None and profiling is not None and timed:
+            profiling.gone |= call_tensors.gone
             if not own:
-                step = roll.steps.number
-                returned = {g: g.standing.returned(step) for g in roll.active()}
-                graph.seen.meet(returned, _gradient_bytes)
-        graph.seen.unchecked |= graph.seen.returned.note(own, others, beyond)
+                step = registry.steps.number
+                returned = {g: g.status.returned(step) for g in registry.active()}
+                graph.observed.meet(returned, _gradient_bytes)
+        graph.observed.unchecked |= graph.observed.returned.note(own, others, beyond)
 
     def waited(self, graph: PlannedGraph, visit: Visit, tangents: Sequence[Any]) -> None:
         """Note what went while a profiled visit waited, as its backward call begins."""
         pause, visit.pause = visit.pause, None
         if graph.profiling is None or pause is None:
             return
-        level_bytes = self._held.level_bytes(graph)
+        level_bytes = self._residency.level_bytes(graph)
         if level_bytes is not None:
-            given = self._held.storages(tangents)
+            given = self._residency.storages(tangents)
             graph.profiling.waited(pause.gone_bytes(level_bytes, given))
 
     def paused(
@@ -98,19 +98,19 @@ class Observer:
         Not when one is checked: what calls are given is held besides. With plans, that of the call
         which began last counts the others.
         """
-        profiling, seen = graph.profiling, graph.seen
+        profiling, observed = graph.profiling, graph.observed
         if graph.planned is not None and interlude.latest() is graph:
-            paused, first_bytes = seen.paused_since, seen.first_bytes
+            paused, first_bytes = observed.paused_since, observed.first_bytes
         elif profiling is not None and profiling.times_pause:
-            paused, first_bytes = seen.paused, profiling.first_bytes
+            paused, first_bytes = observed.paused, profiling.first_bytes
         else:
             return
         if first_bytes is None:
             return
         others = {g: n for g, n in calls.items() if g is not graph}
-        besides = peak_bytes() - interlude.private_bytes - counted_bytes(graph.captured.trace)
-        besides -= calls[graph] * self._held.states_bytes(graph)
-        seen.unchecked |= paused.note(calls[graph] - 1, others, besides - first_bytes)
+        external = peak_bytes() - interlude.private_bytes - counted_bytes(graph.captured.trace)
+        external -= calls[graph] * self._residency.states_bytes(graph)
+        observed.unchecked |= paused.note(calls[graph] - 1, others, external - first_bytes)
 
 
 def _gradient_bytes(graph: PlannedGraph) -> int:

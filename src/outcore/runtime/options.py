@@ -207,7 +207,7 @@ def settle(options: Options, device: torch.device) -> Settings:
         options.strict,
         read_given(options.plan, options.overrides, device),
         found,
-        partial(_held, device),
+        partial(_residency, device),
     )
 
 
@@ -251,7 +251,7 @@ def _card(device: torch.device) -> Card | None:
     return card(device) if device.type == "cuda" else None
 
 
-def _held(device: torch.device) -> Held | None:
+def _residency(device: torch.device) -> Held | None:
     return held(device) if device.type == "cuda" else None
 
 

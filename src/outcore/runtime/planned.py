@@ -10,9 +10,9 @@ from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
 from outcore.ir.timeline import Timeline
-from outcore.runtime.besides import Besides
 from outcore.runtime.calls import Taken
 from outcore.runtime.drift import Replanned
+from outcore.runtime.external import ExternalMemory
 
 FORCED = "overrides"
 """Who made a plan in which only what overrides say is moved: no policy was asked."""
@@ -27,9 +27,9 @@ class Planned:
     program: Program
     predicted: Timeline
     in_core: Timeline
-    besides: Besides = field(default_factory=Besides)
+    external: ExternalMemory = field(default_factory=ExternalMemory)
     """What is held besides, but for what other calls alone hold."""
-    besides_bytes: int = 0
+    external_bytes: int = 0
     """All that is held besides, but for the other calls of the graph; a part of what is outside."""
     planning_seconds: float = 0.0
     """What all planning of the graph has taken up to this plan, in vain too."""
@@ -58,8 +58,8 @@ class Planned:
     @property
     def alone(self) -> Problem:
         """The problem of one call, were there no others, and nothing to be retained."""
-        besides = self.others_bytes + (self.retaining_bytes or 0)
-        return replace(self.problem, outside_bytes=self.problem.outside_bytes - besides)
+        external = self.others_bytes + (self.retaining_bytes or 0)
+        return replace(self.problem, outside_bytes=self.problem.outside_bytes - external)
 
     @property
     def lowered_for(self) -> Problem:

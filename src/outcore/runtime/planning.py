@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from outcore.errors import InfeasibleError
 from outcore.execute import Driver
+from outcore.gc_paused import gc_paused
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import fits, pause_bytes, peak, retained_bytes
 from outcore.ir.problem import Problem
@@ -22,9 +23,9 @@ from outcore.lower import lower
 from outcore.policies import Policy, floor_plan, lean_plans, leanest_plan
 from outcore.policies.chen import ChenSqrt
 from outcore.policies.recompute_all import RecomputeAll
-from outcore.runtime.besides import Besides, Room
-from outcore.runtime.calls import Calls, gradient_bytes, handed_bytes
+from outcore.runtime.calls import Calls, call_tensor_bytes, gradient_bytes
 from outcore.runtime.drift import Drift, Replanned
+from outcore.runtime.external import ExternalMemory, Room
 from outcore.runtime.margin import margin_bytes
 from outcore.runtime.options import Settings
 from outcore.runtime.planned import Planned
@@ -32,7 +33,6 @@ from outcore.runtime.profiling import Profiling
 from outcore.runtime.shares import Shares
 from outcore.runtime.solving import Solver
 from outcore.simulate import simulate
-from outcore.uncollected import uncollected
 
 if TYPE_CHECKING:  # graphs are planned through here
     from outcore.runtime.graph import PlannedGraph
@@ -61,10 +61,10 @@ class Planner:
         """What `graph` may have, one of those `active`."""
         solver = self.solver
         state_bytes = solver.driver.generator.get_state().nbytes
-        budget, at_least = solver.settings.budget_bytes, graph.standing.left_at_least
+        budget, at_least = solver.settings.budget_bytes, graph.status.left_at_least
         return Shares(graph, active, budget, state_bytes, self._known, at_least)
 
-    @uncollected()
+    @gc_paused()
     def floor_program(
         self, shares: Shares, resident_bytes: int, *, leanest: bool = False
     ) -> tuple[Program, int]:
@@ -84,7 +84,7 @@ class Planner:
         spare = problem.budget_bytes - peak(problem, program, Tier.DEVICE).nbytes
         return program, resident_bytes + spare
 
-    @uncollected()
+    @gc_paused()
     def still_program(self, shares: Shares, resident_bytes: int) -> tuple[Program, int]:
         """The program that moves least, and how much may be held besides while it fits.
 
@@ -108,7 +108,7 @@ class Planner:
         profile = Profile.unknown(len(shares.graph.captured.trace.ops))
         return shares.problem(self.solver.hardware(), profile, resident_bytes)
 
-    @uncollected()
+    @gc_paused()
     def plan(self, shares: Shares, profiled: Profiling, *, lean: bool = False) -> Planned:
         """Plan a graph from what was measured. Everything is kept where that fits.
 
@@ -116,39 +116,41 @@ class Planner:
         Raises InfeasibleError where no plan of the policy fits the budget. Where other graphs have
         no plan yet, or take turns with it, the budget it names is the least that may do.
         """
-        besides = Besides(
+        external = ExternalMemory(
             base_bytes=profiled.base_bytes or 0,
             lingering_bytes=profiled.lingering_bytes,
-            returning_bytes=shares.graph.seen.returned.beyond_bytes(),
+            returning_bytes=shares.graph.observed.returned.beyond_bytes(),
             between_bytes=profiled.between_bytes,
             gone=profiled.gone,
             late_bytes=shares.late_bytes(),
         )
         hardware = self.solver.hardware()
-        rooms = [*shares.rooms(hardware, besides)]
+        rooms = [*shares.rooms(hardware, external)]
         if lean:
-            rooms += replace(shares, unplanned_lean=True).rooms(hardware, besides)[-1:]
+            rooms += replace(shares, unplanned_lean=True).rooms(hardware, external)[-1:]
         try:
-            return _first(partial(self._beside, shares, profiled, besides), rooms)
+            return _first(partial(self._beside, shares, profiled, external), rooms)
         except InfeasibleError as error:
             others = (graph for graph in shares.active if graph is not shares.graph)
             error.at_least |= any(graph.planned is None for graph in others) or bool(shares.in_turn)
-            left_over = shares.graph.standing.left_over(shares.budget_bytes)
+            left_over = shares.graph.status.left_over(shares.budget_bytes)
             if left_over:
                 error.add_note(left_over)
             raise
 
-    def _beside(self, shares: Shares, profiled: Profiling, besides: Besides, room: Room) -> Planned:
+    def _beside(
+        self, shares: Shares, profiled: Profiling, external: ExternalMemory, room: Room
+    ) -> Planned:
         """The plan of a graph with so much held besides. Raises InfeasibleError as `plan`."""
         hardware, profile = self.solver.hardware(), profiled.profile()
         between = max(
             profiled.between_bytes,
             shares.in_turn_bytes(hardware),
-            shares.paused_bytes(hardware, besides, room),
+            shares.paused_bytes(hardware, external, room),
         )
         problem = shares.problem(hardware, profile, room.nbytes, between)
-        retained = shares.graph.standing.retained
-        planned = self._planned(shares, problem, besides, room, in_haste=retained)
+        retained = shares.graph.status.retained
+        planned = self._planned(shares, problem, external, room, in_haste=retained)
         if retained:
             planned = self._retaining(shares, planned)
         taken = None
@@ -156,24 +158,24 @@ class Planner:
             taken = Calls(problem, 1, others=True).taken(profiled.timed.program)
         return replace(planned, profiled=taken)
 
-    @uncollected()
+    @gc_paused()
     def plan_for_calls(self, shares: Shares, planned: Planned) -> Planned:
         """The same for as many calls as waited at once. Raises InfeasibleError as `plan` does."""
-        calls = shares.graph.standing.planned_for - planned.calls
-        more = calls * handed_bytes(planned.problem.trace)
-        beside = replace(planned, besides_bytes=planned.besides_bytes + more)
+        calls = shares.graph.status.planned_for - planned.calls
+        more = calls * call_tensor_bytes(planned.problem.trace)
+        beside = replace(planned, external_bytes=planned.external_bytes + more)
         outside = planned.problem.outside_bytes + more
         return self._as_before(shares, beside, replace(planned.problem, outside_bytes=outside))
 
-    @uncollected()
+    @gc_paused()
     def plan_beside_calls(self, shares: Shares, planned: Planned) -> Planned:
         """The same with room for what calls of other graphs may hold by now.
 
         Raises InfeasibleError as `plan` does.
         """
-        return self._or_afresh(shares, planned, planned.problem, roomy=True)
+        return self._or_afresh(shares, planned, planned.problem, headroom=True)
 
-    @uncollected()
+    @gc_paused()
     def plan_leaving(self, shares: Shares, planned: Planned, more_bytes: int) -> Planned:
         """The same with more left to later graphs. Raises InfeasibleError as `plan` does."""
         at_least = max(shares.left_at_least, left_bytes(planned) + more_bytes)
@@ -184,10 +186,10 @@ class Planner:
 
         In one mix that was seen, or between calls. Negative where that is less.
         """
-        hardware, besides = self.solver.hardware(), planned.besides
-        _, of_one = shares.rooms(hardware, besides, planned.calls)
-        paused = shares.paused_bytes(hardware, besides, Room(planned.besides_bytes))
-        lacking, between = of_one.nbytes - planned.besides_bytes, planned.problem.between_bytes
+        hardware, external = self.solver.hardware(), planned.external
+        _, of_one = shares.rooms(hardware, external, planned.calls)
+        paused = shares.paused_bytes(hardware, external, Room(planned.external_bytes))
+        lacking, between = of_one.nbytes - planned.external_bytes, planned.problem.between_bytes
         beyond = paused - between - margin_bytes(shares.budget_bytes)
         return max(lacking, beyond) if beyond > 0 else lacking
 
@@ -229,78 +231,78 @@ class Planner:
         self, shares: Shares, planned: Planned, room: int, *, in_haste: bool = False
     ) -> Planned:
         """The plan for the problem of `planned` with `room` for what `retain_graph` keeps."""
-        problem, besides = planned.alone, Room(planned.besides_bytes)
+        problem, external = planned.alone, Room(planned.external_bytes)
         wider = replace(problem, outside_bytes=problem.outside_bytes + room)
-        tried = self._planned(shares, wider, planned.besides, besides, in_haste=in_haste)
+        tried = self._planned(shares, wider, planned.external, external, in_haste=in_haste)
         return replace(tried, retaining_bytes=room)
 
     def _as_before(
-        self, shares: Shares, planned: Planned, problem: Problem, *, roomy: bool = False
+        self, shares: Shares, planned: Planned, problem: Problem, *, headroom: bool = False
     ) -> Planned:
         """A plan for `problem`, which is that of `planned` but for times or less memory.
 
         With room for what `retain_graph` keeps, where `planned` has some. Calls of other graphs may
-        hold more by now; if there is no plan beside that, and none is asked for (`roomy`), they
+        hold more by now; if there is no plan beside that, and none is asked for (`headroom`), they
         have the room that they had. Raises as `_planned`.
         """
-        rooms = [*shares.rooms(self.solver.hardware(), planned.besides)]
-        if not roomy and planned.besides_bytes < rooms[-1].nbytes:
-            rooms.append(Room(planned.besides_bytes))
+        rooms = [*shares.rooms(self.solver.hardware(), planned.external)]
+        if not headroom and planned.external_bytes < rooms[-1].nbytes:
+            rooms.append(Room(planned.external_bytes))
         return _first(partial(self._again_beside, shares, planned, problem), rooms)
 
     def _or_afresh(
-        self, shares: Shares, planned: Planned, problem: Problem, *, roomy: bool = False
+        self, shares: Shares, planned: Planned, problem: Problem, *, headroom: bool = False
     ) -> Planned:
         """`_as_before`; where later graphs take too much for that, they are left what they need.
 
         They are planned again as they come. Raises as `_as_before`.
         """
         try:
-            return self._as_before(shares, planned, problem, roomy=roomy)
+            return self._as_before(shares, planned, problem, headroom=headroom)
         except InfeasibleError:
             if not shares.later:
                 raise
             afresh = replace(shares, afresh=True)
-            return self._as_before(afresh, planned, problem, roomy=roomy)
+            return self._as_before(afresh, planned, problem, headroom=headroom)
 
     def _again_beside(
         self, shares: Shares, planned: Planned, problem: Problem, room: Room
     ) -> Planned:
         """The same with so much held besides."""
-        more = room.nbytes - planned.besides_bytes
+        more = room.nbytes - planned.external_bytes
         more -= planned.problem.outside_bytes - planned.alone.outside_bytes
         alone = replace(problem, outside_bytes=problem.outside_bytes + more)
-        between = [shares.paused_bytes(self.solver.hardware(), planned.besides, room)]
+        between = [shares.paused_bytes(self.solver.hardware(), planned.external, room)]
         if shares.later:  # whose plans are made: this one may hold more than they found
-            between += shares.left_bytes(alone, planned.besides.between_bytes)[-1:]
+            between += shares.left_bytes(alone, planned.external.between_bytes)[-1:]
         alone = replace(alone, between_bytes=max(alone.between_bytes, *between))
         retained = planned.retaining_bytes is not None
-        again = self._planned(shares, alone, planned.besides, room, in_haste=retained)
+        again = self._planned(shares, alone, planned.external, room, in_haste=retained)
         if retained:
             again = self._retaining(shares, again)
         return replace(again, replanned=planned.replanned, profiled=planned.profiled)
 
-    @uncollected()
+    @gc_paused()
     def plan_tighter(self, shares: Shares, planned: Planned) -> Planned:
         """The same with less of the budget. Raises InfeasibleError where no plan fits."""
         problem, tighter = planned.problem, planned.problem.budget_bytes // TIGHTER_DIVISOR
         problem = replace(problem, outside_bytes=problem.outside_bytes + tighter)
         return self._as_before(shares, planned, problem)
 
-    @uncollected()
+    @gc_paused()
     def plan_beside_more(self, shares: Shares, planned: Planned, base_bytes: int) -> Planned:
         """The same with `base_bytes` held besides. Raises InfeasibleError where no plan fits."""
-        _, of_one = shares.rooms(self.solver.hardware(), planned.besides)
-        unused = max(0, planned.besides_bytes - of_one.nbytes)
-        more = max(0, base_bytes - planned.besides.base_bytes - unused)
+        _, of_one = shares.rooms(self.solver.hardware(), planned.external)
+        unused = max(0, planned.external_bytes - of_one.nbytes)
+        more = max(0, base_bytes - planned.external.base_bytes - unused)
         problem = planned.problem
         problem = replace(problem, outside_bytes=problem.outside_bytes + more)
-        besides = replace(planned.besides, base_bytes=base_bytes)
-        room = planned.besides_bytes + more
-        beside = replace(planned, besides=besides, besides_bytes=room)
+        external = replace(planned.external, base_bytes=base_bytes)
+        room = planned.external_bytes + more
+        beside = replace(planned, external=external, external_bytes=room)
         return self._or_afresh(shares, beside, problem)
 
-    @uncollected()
+    @gc_paused()
     def plan_again(
         self,
         shares: Shares,
@@ -313,7 +315,7 @@ class Planner:
         The last one is always that of `planned`, as `problem` sees it; another comes before it
         where it is predicted to be faster. What other graphs hold by now is left to them.
         """
-        retained, gone = shares.graph.standing.retained, planned.besides.gone
+        retained, gone = shares.graph.status.retained, planned.external.gone
         calls = Calls(planned.alone, planned.calls, retained=retained, gone=gone)
         outside = problem.outside_bytes - planned.others_bytes
         stays = replace(
@@ -351,7 +353,7 @@ class Planner:
         self,
         shares: Shares,
         problem: Problem,
-        besides: Besides,
+        external: ExternalMemory,
         room: Room,
         *,
         in_haste: bool = False,
@@ -360,18 +362,18 @@ class Planner:
 
         Raises InfeasibleError where the policy has none.
         """
-        left = shares.left_bytes(problem, besides.between_bytes)
+        left = shares.left_bytes(problem, external.between_bytes)
         between = (max(problem.between_bytes, each) for each in left)
-        standing = shares.graph.standing
+        status = shares.graph.status
         calls = Calls(
             problem,
-            standing.planned_for,
-            retained=standing.retained,
-            gone=besides.gone,
+            status.planned_for,
+            retained=status.retained,
+            gone=external.gone,
             spare_bytes=room.spare_bytes,
         )
         planned = _first(partial(self._leaving, shares, calls, in_haste=in_haste), between)
-        return replace(planned, besides=besides, besides_bytes=room.nbytes)
+        return replace(planned, external=external, external_bytes=room.nbytes)
 
     def _leaving(self, shares: Shares, calls: Calls, left_bytes: int, *, in_haste: bool) -> Planned:
         """The same with so much left for what runs while this one waits."""
@@ -391,9 +393,9 @@ class Planner:
         """
         more = calls.number * sum(problem.trace.buffers[b].nbytes for b in calls.rereadable)
         outside = calls.problem.outside_bytes + more
-        roomy = replace(calls, problem=replace(calls.problem, outside_bytes=outside))
+        headroom = replace(calls, problem=replace(calls.problem, outside_bytes=outside))
         with contextlib.suppress(InfeasibleError):
-            return self._within(shares, roomy, problem, in_haste=in_haste)
+            return self._within(shares, headroom, problem, in_haste=in_haste)
         return None
 
     def _leanest(self, shares: Shares, calls: Calls, problem: Problem) -> Planned:

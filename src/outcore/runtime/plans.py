@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from outcore import assistant
+from outcore import worker
 from outcore.errors import HostMemoryError, InfeasibleError, OutcoreError, SpillError
 from outcore.execute import Driver
 from outcore.ir.hardware import Tier
@@ -21,7 +21,6 @@ from outcore.ir.program import Program
 from outcore.runtime.announce import announcement
 from outcore.runtime.drift import Drift
 from outcore.runtime.graph import PlannedGraph
-from outcore.runtime.held import Held
 from outcore.runtime.margin import margin_bytes
 from outcore.runtime.metering import Metering
 from outcore.runtime.options import Settings
@@ -29,7 +28,8 @@ from outcore.runtime.planned import Planned
 from outcore.runtime.planning import Planner
 from outcore.runtime.profiling import Profiling
 from outcore.runtime.ranks import naming_the_rank
-from outcore.runtime.roll import Roll
+from outcore.runtime.registry import Registry
+from outcore.runtime.residency import Residency
 from outcore.runtime.shares import Shares
 from outcore.runtime.trial import Trial
 from outcore.units import format_bytes, format_seconds
@@ -53,13 +53,13 @@ class Plans:
         settings: Settings,
         device: torch.device,
         driver: Driver,
-        roll: Roll,
-        held: Held,
+        registry: Registry,
+        residency: Residency,
         metering: Metering,
     ) -> None:
         self.planner = Planner(settings, driver)
         self._settings, self._device, self._driver = settings, device, driver
-        self._roll, self._held, self._metering = roll, held, metering
+        self._registry, self._residency, self._metering = registry, residency, metering
         self._remembered: OrderedDict[tuple[str, int], Planned] = OrderedDict()
         """Digest of a captured trace, and how many like it wait when it is called -> its plan, the
         latest last; outlives graphs, for recompiles."""
@@ -69,7 +69,7 @@ class Plans:
 
         And remember which overrides concern it.
         """
-        key = graph.digest, graph.standing.place
+        key = graph.digest, graph.status.place
         planned = self._remembered.get(key)
         if planned is not None:
             self._remembered.move_to_end(key)
@@ -89,11 +89,13 @@ class Plans:
 
         Always so where everything is kept and the budget has room for what came on top.
         """
-        more = self._held.base_bytes(graph, inputs) - planned.besides.base_bytes
+        more = self._residency.base_bytes(graph, inputs) - planned.external.base_bytes
         budget = self._settings.budget_bytes
         margin = margin_bytes(budget)
-        if more > margin and self._held.collect():  # what compilation left, as in `floor_program`
-            more = self._held.base_bytes(graph, inputs) - planned.besides.base_bytes
+        if (
+            more > margin and self._residency.collect()
+        ):  # what compilation left, as in `floor_program`
+            more = self._residency.base_bytes(graph, inputs) - planned.external.base_bytes
         return more <= margin or (
             planned.everything_kept and planned.predicted.peak(Tier.DEVICE) + more <= budget
         )
@@ -110,8 +112,8 @@ class Plans:
         collected = False
         while True:
             budget = self._settings.budget_bytes
-            self._driver.bound_memory(self._held.resident_bytes(), budget)
-            resident, shares = self._held.besides_bytes(graph, inputs), self._shares(graph)
+            self._driver.bound_memory(self._residency.resident_bytes(), budget)
+            resident, shares = self._residency.external_bytes(graph, inputs), self._shares(graph)
             try:
                 with naming_the_rank():
                     return self.planner.floor_program(shares, resident, leanest=leanest)
@@ -119,7 +121,7 @@ class Plans:
                 if collected:
                     raise
             # What is no one's any more counts as resident: captures in this step may have left it.
-            collected = self._held.collect(again=True)
+            collected = self._residency.collect(again=True)
 
     def still_program(self, graph: PlannedGraph, resident_bytes: int) -> tuple[Program, int]:
         """The program that moves least, and how much may be held besides while it fits."""
@@ -133,7 +135,7 @@ class Plans:
         Raises InfeasibleError where no plan of the policy fits the budget.
         """
         with naming_the_rank():
-            lean = all(g.planned is not None for g in self._roll.outstanding(graph))
+            lean = all(g.planned is not None for g in self._registry.outstanding(graph))
             make = partial(self.planner.plan, profiled=profiled, lean=lean)
             planned = self._take(graph, self._made(graph, make))
         log.info("%s", self._announcement(graph, planned))
@@ -161,7 +163,7 @@ class Plans:
 
     def _beside_more(self, graph: PlannedGraph, planned: Planned, base_bytes: int) -> Planned:
         make = partial(self.planner.plan_beside_more, planned=planned, base_bytes=base_bytes)
-        more = format_bytes(base_bytes - planned.besides.base_bytes)
+        more = format_bytes(base_bytes - planned.external.base_bytes)
         return self._again(graph, make, f"beside {more} more")
 
     def for_calls(self, graph: PlannedGraph, planned: Planned) -> Planned:
@@ -170,7 +172,7 @@ class Plans:
         Raises InfeasibleError where no plan of the policy fits.
         """
         make = partial(self.planner.plan_for_calls, planned=planned)
-        return self._again(graph, make, f"for {graph.standing.most_outstanding} calls at once")
+        return self._again(graph, make, f"for {graph.status.most_outstanding} calls at once")
 
     def beside_calls(self, graph: PlannedGraph, planned: Planned) -> Planned:
         """The same with room for what calls of other graphs may hold by now.
@@ -215,7 +217,7 @@ class Plans:
         try:
             return make(self._shares(graph))
         finally:
-            graph.standing.planning_seconds += time.perf_counter() - start
+            graph.status.planning_seconds += time.perf_counter() - start
 
     def _again(self, graph: PlannedGraph, make: Callable[[Shares], Planned], how: str) -> Planned:
         """Plan `graph` once more by `make`, take that plan, and say so."""
@@ -225,21 +227,21 @@ class Plans:
         return planned
 
     def _shares(self, graph: PlannedGraph) -> Shares:
-        return self.planner.shares(graph, self._roll.active())
+        return self.planner.shares(graph, self._registry.active())
 
     def _announcement(self, graph: PlannedGraph, planned: Planned) -> str:
-        return announcement(planned, self._settings.policy, self._roll.number(graph))
+        return announcement(planned, self._settings.policy, self._registry.number(graph))
 
     # ---- room for them --------------------------------------------------------------------------
 
     def _take(self, graph: PlannedGraph, planned: Planned) -> Planned:
         """Make room for a plan, and keep it."""
-        planned = replace(planned, planning_seconds=graph.standing.planning_seconds)
+        planned = replace(planned, planning_seconds=graph.status.planning_seconds)
         if self._device.type == "cpu":
-            assistant.dismiss()  # its memory would be missing while the step runs
+            worker.dismiss()  # its memory would be missing while the step runs
         self.bound_memory({graph: planned})  # first: host memory that is locked takes some of it
         nbytes = {tier: planned.predicted.peak(tier) for tier in (Tier.HOST, Tier.DISK)}
-        others = (g.planned for g in self._roll.active() if g is not graph)
+        others = (g.planned for g in self._registry.active() if g is not graph)
         if not nbytes[Tier.HOST] and any(p and p.predicted.peak(Tier.HOST) for p in others):
             del nbytes[Tier.HOST]  # theirs stays ready
         try:
@@ -247,14 +249,14 @@ class Plans:
         except OutcoreError:
             self.bound_memory()  # the plans before stay
             raise
-        self._remember((graph.digest, graph.standing.place), planned)
+        self._remember((graph.digest, graph.status.place), planned)
         return planned
 
     def _remember(self, key: tuple[str, int], planned: Planned) -> None:
         self._metering.forget_peak()
         self._remembered[key] = planned
         self._remembered.move_to_end(key)
-        while len(self._remembered) > max(REMEMBERED_PLANS, self._roll.most_graphs):
+        while len(self._remembered) > max(REMEMBERED_PLANS, self._registry.most_graphs):
             self._remembered.popitem(last=False)
 
     def bound_memory(self, latest: dict[PlannedGraph, Planned] | None = None) -> None:
@@ -263,13 +265,13 @@ class Plans:
         `latest`: plans that graphs are about to have.
         """
         latest = latest or {}
-        active = {g: g.planned for g in self._roll.active()} | latest
+        active = {g: g.planned for g in self._registry.active()} | latest
         bound: int | None = None
         if not all(p is None or p.everything_kept for p in active.values()):
-            came = {g: g.standing.came_bytes for g in active if g not in latest}
+            came = {g: g.status.came_bytes for g in active if g not in latest}
             known = [p.peak_bytes + came.get(g, 0) for g, p in active.items() if p]
             bound = max(known) if len(known) == len(active) else self._settings.budget_bytes
-        self._driver.bound_memory(self._held.resident_bytes(), bound)
+        self._driver.bound_memory(self._residency.resident_bytes(), bound)
 
 
 def _tell(drift: Drift, planned: Planned) -> Planned:

@@ -108,7 +108,7 @@ class Profiling:
     def metered(self, reading: Reading, visit: Visit) -> None:
         """Take the workspaces, or what the rest of the step needs between the two calls."""
         if self.workspace_bytes is not None:
-            if visit.handed is not None and self.wants_pause:  # a timed one
+            if visit.call_tensors is not None and self.wants_pause:  # a timed one
                 self.wants_pause = False
                 self._take_pause(reading, visit)
             return
@@ -119,8 +119,8 @@ class Profiling:
         if self.readings_left > 0:
             return
         spans = (self.first.last(op) for op in range(len(self.trace.ops)))
-        seen = (reading.workspace_bytes(a, b) for a, b in spans)
-        self.workspace_bytes = tuple(max(n, self.within.get(i, 0)) for i, n in enumerate(seen))
+        observed = (reading.workspace_bytes(a, b) for a, b in spans)
+        self.workspace_bytes = tuple(max(n, self.within.get(i, 0)) for i, n in enumerate(observed))
         self._take_pause(reading, visit)
 
     def _take_pause(self, reading: Reading, visit: Visit) -> None:

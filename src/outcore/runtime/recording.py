@@ -109,7 +109,7 @@ class Recorder:
             graph = owner()
             if graph is not None and graph.planned is recording.planned:
                 clock = self.driver.clock
-                graph.standing.measured = timeline(recording, self._copies, clock, zero)
+                graph.status.measured = timeline(recording, self._copies, clock, zero)
         self._done.clear()
         self._copies.clear()
 

@@ -44,7 +44,7 @@ class Runner:
             return self._backward(args)
 
     def _forward(self, args: list[Any]) -> list[Any]:
-        graph, held, clock = self.graph, self.engine.held, self.engine.driver.clock
+        graph, residency, clock = self.graph, self.engine.residency, self.engine.driver.clock
         inputs = list(map(plain, args))
         args.clear()
         self.engine.metering.enter()
@@ -52,8 +52,8 @@ class Runner:
         while True:  # until it is right
             executable = graph.executable_for(inputs)
             visit = Visit(ref(graph), self._replay_of(executable, inputs))
-            noted = graph.seen.fresh or graph.times(executable)
-            given = held.given(graph, inputs) if noted else None
+            noted = graph.observed.fresh or graph.times(executable)
+            given = residency.given(graph, inputs) if noted else None
             start = clock.now()
             try:
                 with graph.telling_of_memory():
@@ -66,9 +66,9 @@ class Runner:
         visit.forward_stop = self.engine.metering.leave()
         stand_in = self.engine.stores.add(store, follow=stand_in_survives())
         if given is not None:
-            visit.handed = given | held.returned(graph, results)
+            visit.call_tensors = given | residency.returned(graph, results)
             if graph.times(executable):
-                visit.pause = held.begin_pause(graph, visit.handed)
+                visit.pause = residency.begin_pause(graph, visit.call_tensors)
         return [*results, stand_in]
 
     def _backward(self, args: list[Any]) -> tuple[Any, ...]:
@@ -119,7 +119,7 @@ class Runner:
         self, executable: Executable, inputs: list[Any], visit: Visit
     ) -> tuple[list[Any], Store]:
         """The results and the saved inputs. Empties `inputs`, so that each can die on the way."""
-        captured, following = self.graph.captured, self.graph.following
+        captured, execution = self.graph.captured, self.graph.execution
         saved = [inputs[i] for i in self.saved_inputs]
         overwritten = [inputs[i] for i in captured.overwritten]
         trace, arguments = captured.trace, [*inputs, *captured.constants]
@@ -134,7 +134,7 @@ class Runner:
         except BaseException:
             lane.close()
             raise
-        if following and (recording := following.recording_by(executable)):
+        if execution and (recording := execution.recording_by(executable)):
             recording.lane = id(lane)
         versions = versions_of(crossing, overwritten)
         return [*results, *saved], Store(visit, executable, lane, crossing, versions)

@@ -22,7 +22,7 @@ import torch
 
 from outcore.gauges import Moment
 from outcore.measure import Meter, Reading
-from outcore.runtime.handed import Handed
+from outcore.runtime.call_tensors import CallTensors
 from outcore.runtime.pause import Pause
 from outcore.runtime.replay import Replay
 
@@ -72,7 +72,7 @@ class Visit:
     backward_stop: int = 0
     pause: Pause | None = None
     """What was held when the forward call was over, where that was asked."""
-    handed: Handed | None = None
+    call_tensors: CallTensors | None = None
     """What the forward call was given and returned, where its ops were timed."""
     work: list[tuple[Moment, Moment]] = field(default_factory=list)
     """From when to when the device was at it, by the driver's clock: forward, then backward."""

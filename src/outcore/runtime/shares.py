@@ -15,17 +15,17 @@ from outcore.ir.profile import Profile
 from outcore.ir.totals import resident_bytes
 from outcore.ir.trace import Ref, Role, Trace
 from outcore.policies import staging_needed
-from outcore.runtime.besides import Besides, Room
 from outcore.runtime.calls import (
     Calls,
     Taken,
+    call_tensor_bytes,
     gradient_bytes,
-    handed_bytes,
     least_together,
     nbytes_of,
     states_bytes,
     together,
 )
+from outcore.runtime.external import ExternalMemory, Room
 from outcore.runtime.margin import margin_bytes
 
 if TYPE_CHECKING:  # graphs are planned with these
@@ -57,16 +57,16 @@ class Shares:
     """
 
     def problem(
-        self, hardware: Hardware, profile: Profile, besides_bytes: int, between_bytes: int = 0
+        self, hardware: Hardware, profile: Profile, external_bytes: int, between_bytes: int = 0
     ) -> Problem:
-        """The problem of one call, with `besides_bytes` held besides the graph's own buffers.
+        """The problem of one call, with `external_bytes` held besides the graph's own buffers.
 
         Gradients of later graphs are among them. `between_bytes`: what the rest of the step was
         seen to take while the graph waits.
         """
         trace, budget = self.graph.captured.trace, self.budget_bytes
-        states = self.graph.standing.planned_for * states_bytes(trace, self.state_bytes)
-        outside = besides_bytes + states + margin_bytes(budget)
+        states = self.graph.status.planned_for * states_bytes(trace, self.state_bytes)
+        outside = external_bytes + states + margin_bytes(budget)
         if trace.boundary == len(trace.ops):  # a backward call without ops has no position
             outside += between_bytes + nbytes_of(trace, tuple(map(Ref, trace.tangents)))
         return Problem(
@@ -83,12 +83,12 @@ class Shares:
     @property
     def later(self) -> list[PlannedGraph]:
         """The graphs that run while this one waits."""
-        return [g for g in self.active if self.graph in g.seen]
+        return [g for g in self.active if self.graph in g.observed]
 
     @property
     def in_turn(self) -> list[PlannedGraph]:
         """Those that take turns with this one: they run while it waits, and it while they do."""
-        return [g for g in self.later if g in self.graph.seen]
+        return [g for g in self.later if g in self.graph.observed]
 
     def left_bytes(self, problem: Problem, between_bytes: int) -> tuple[int, ...]:
         """What later graphs may be left while this one waits: their part, or the least they need.
@@ -100,13 +100,13 @@ class Shares:
         later = [(g, self._calls(g, problem.hardware)) for g in self.later]
         if not later:
             return (self.left_at_least,)
-        # Of graphs in turn, `Planned.besides_bytes` counts what they hold under the one plan.
+        # Of graphs in turn, `Planned.external_bytes` counts what they hold under the one plan.
         in_turn = set(self.in_turn)
         lean = [(g, (c.least,) if g in in_turn else c.lean) for g, c in later]
         least = least_together([self._meanwhile(g, choices) for g, choices in lean])
-        seen = self._seen_to_take(later, between_bytes)
-        least = max(self.left_at_least, least if seen is None else min(least, seen))
-        calls = Calls(problem, self.graph.standing.planned_for)
+        observed = self._seen_to_take(later, between_bytes)
+        least = max(self.left_at_least, least if observed is None else min(least, observed))
+        calls = Calls(problem, self.graph.status.planned_for)
         mine, theirs = kept_bytes(self.graph), sum(kept_bytes(g) for g, _ in later)
         free = problem.budget_bytes - resident_bytes(problem) - calls.waiting_bytes()
         part = max(0, free) * theirs // max(1, mine + theirs)
@@ -122,11 +122,11 @@ class Shares:
 
         More where their plans take more than that. None if one was not there in all those steps.
         """
-        met: Mapping[PlannedGraph, int] = self.graph.seen.met or {}
+        met: Mapping[PlannedGraph, int] = self.graph.observed.met or {}
         waiting, work, given = 0, [0], 0
         for graph, calls in later:
             # Each counts what it is given and returns as if that were there throughout.
-            given = max(given, handed_bytes(graph.captured.trace))
+            given = max(given, call_tensor_bytes(graph.captured.trace))
             number = self._coming(graph)
             if met.get(graph, 0) < number:
                 return None
@@ -141,14 +141,14 @@ class Shares:
 
     def _coming(self, graph: PlannedGraph) -> int:
         """Calls of a later graph that begin and come back while a call of this one waits."""
-        return graph.standing.planned_for - self.graph.seen.called.before_first(graph)
+        return graph.status.planned_for - self.graph.observed.called.before_first(graph)
 
     def most_bytes(self, hardware: Hardware) -> int:
         """What later graphs take if all is kept, but for workspaces that are not known yet."""
         return self._together({g: self._calls(g, hardware).most for g in self.later})
 
     def rooms(
-        self, hardware: Hardware, besides: Besides, calls: int | None = None
+        self, hardware: Hardware, external: ExternalMemory, calls: int | None = None
     ) -> tuple[Room, Room]:
         """For what is held besides the graph and its calls: with the most calls of each, in a mix.
 
@@ -157,14 +157,16 @@ class Shares:
         As a call begins or comes back. What runs in-core is counted where it is held: by what was
         found besides.
         """
-        graph, active, unknown = self.graph, set(self.active), besides.returning_bytes
-        if graph.seen.met is not None:
-            besides = replace(besides, late_bytes=self.late_bytes())
-        number = graph.standing.planned_for if calls is None else calls
-        alone, handed = partial(self._alone, hardware), _handed_bytes
-        called = graph.seen.called.besides_bytes(graph, number, active, alone, handed)
-        returned = graph.seen.returned.besides_bytes(graph, number, active, alone, handed, unknown)
-        most, of_one = map(besides.room, called, returned)
+        graph, active, unknown = self.graph, set(self.active), external.returning_bytes
+        if graph.observed.met is not None:
+            external = replace(external, late_bytes=self.late_bytes())
+        number = graph.status.planned_for if calls is None else calls
+        alone, call_tensors = partial(self._alone, hardware), _call_tensor_bytes
+        called = graph.observed.called.external_bytes(graph, number, active, alone, call_tensors)
+        returned = graph.observed.returned.external_bytes(
+            graph, number, active, alone, call_tensors, unknown
+        )
+        most, of_one = map(external.room, called, returned)
         return most, of_one
 
     def _alone(self, hardware: Hardware, graph: PlannedGraph) -> int:
@@ -176,35 +178,37 @@ class Shares:
             return min(taken.alone_bytes for taken in calls.lean)
         return max(calls.least.alone_bytes, graph.private_bytes)
 
-    def paused_bytes(self, hardware: Hardware, besides: Besides, room: Room) -> int:
+    def paused_bytes(self, hardware: Hardware, external: ExternalMemory, room: Room) -> int:
         """What is held between calls while one waits, beyond what there is `room` for.
 
         The tangents left out, for which there is room beside that. Where one call is all that waits
         at once, the meter saw what was held in a timed step between its two ends.
         """
-        graph, number = self.graph, self.graph.standing.planned_for
+        graph, number = self.graph, self.graph.status.planned_for
         trace, active = graph.captured.trace, set(self.active)
-        alone, handed = partial(self._alone, hardware), _handed_bytes
-        seen = [graph.seen.paused_since]
+        alone, call_tensors = partial(self._alone, hardware), _call_tensor_bytes
+        observed = [graph.observed.paused_since]
         if number > 1:
-            seen.append(graph.seen.paused)
-        each = (mixes.besides_bytes(graph, number, active, alone, handed) for mixes in seen)
+            observed.append(graph.observed.paused)
+        each = (
+            mixes.external_bytes(graph, number, active, alone, call_tensors) for mixes in observed
+        )
         paused = max(of_one for _, of_one in each)
         tangents = nbytes_of(trace, tuple(map(Ref, trace.tangents)))
-        return max(0, besides.base_bytes + paused - tangents - room.nbytes)
+        return max(0, external.base_bytes + paused - tangents - room.nbytes)
 
     def late_bytes(self) -> int:
         """Gradients of graphs whose backward comes first, which no timed step had.
 
         Sizes that never wait together are of one network: they add to the same gradients.
         """
-        met = self.graph.seen.most_met
+        met = self.graph.observed.most_met
         calls = {g: self._coming(g) for g in self.later}
-        calls[self.graph] = self.graph.standing.planned_for - 1
+        calls[self.graph] = self.graph.status.planned_for - 1
         kinds: dict[tuple[str, ...], dict[PlannedGraph, int]] = {}
         for g, n in calls.items():
             missing = gradient_bytes(g.captured.trace) * max(0, n - met.get(g, 0))
-            kinds.setdefault(g.standing.kind, {})[g] = missing
+            kinds.setdefault(g.status.kind, {})[g] = missing
         return sum(map(_most_at_once, kinds.values()))
 
     def in_turn_bytes(self, hardware: Hardware) -> int:
@@ -220,7 +224,7 @@ class Shares:
 
         With each of the `choices` of what one takes.
         """
-        more = max(0, graph.standing.planned_for - self.graph.seen.most(graph))
+        more = max(0, graph.status.planned_for - self.graph.observed.most(graph))
         given = self._tangent_bytes(graph)
         each = (Taken(t.peak_bytes + given, t.waiting_bytes) for t in choices)
         return [taken.by_calls(more) for taken in each]
@@ -229,12 +233,12 @@ class Shares:
         """What the backward call of `graph` is given, but for gradients of graphs after it."""
         trace = graph.captured.trace
         given = nbytes_of(trace, tuple(map(Ref, trace.tangents)))
-        after = (g for g in self.active if graph in g.seen)
+        after = (g for g in self.active if graph in g.observed)
         return max(0, given - sum(_input_gradient_bytes(g.captured.trace) for g in after))
 
     def _calls(self, graph: PlannedGraph, hardware: Hardware) -> Calls:
         """The calls of `graph`, as measured if they were; with nothing between them."""
-        number, profile = graph.standing.planned_for, _profile(graph)
+        number, profile = graph.status.planned_for, _profile(graph)
         program = None if graph.planned is None or self.afresh else graph.planned.program
         trace, calls = graph.captured.trace, self.known.get(graph)
         if (
@@ -262,15 +266,15 @@ class Shares:
         Of those that are under way together: shapes that take turns use the same room.
         """
         others = [g for g in self.active if g is not self.graph]
-        plans = [(g.planned, g.standing.planned_for * self._nested(g)) for g in others]
+        plans = [(g.planned, g.status.planned_for * self._nested(g)) for g in others]
         taken = sum(p.predicted.peak(tier) * calls for p, calls in plans if p is not None)
         if tier is Tier.HOST:
             staging = (staging_needed(p.problem.trace, p.plan) for p, _ in plans if p is not None)
             taken += max(staging, default=0)
-        return max(0, room - taken) // self.graph.standing.planned_for
+        return max(0, room - taken) // self.graph.status.planned_for
 
     def _nested(self, graph: PlannedGraph) -> bool:
-        return graph in self.graph.seen or self.graph in graph.seen
+        return graph in self.graph.observed or self.graph in graph.observed
 
 
 def _most_at_once(late: Mapping[PlannedGraph, int]) -> int:
@@ -279,13 +283,13 @@ def _most_at_once(late: Mapping[PlannedGraph, int]) -> int:
         return sum(late.values())
 
     def together(one: PlannedGraph, other: PlannedGraph) -> bool:
-        return one.digest == other.digest or one in other.seen or other in one.seen
+        return one.digest == other.digest or one in other.observed or other in one.observed
 
     return max(sum(n for g, n in late.items() if together(g, each)) for each in late)
 
 
-def _handed_bytes(graph: PlannedGraph) -> int:
-    return handed_bytes(graph.captured.trace)
+def _call_tensor_bytes(graph: PlannedGraph) -> int:
+    return call_tensor_bytes(graph.captured.trace)
 
 
 @once_per_trace
@@ -318,8 +322,8 @@ def kept_bytes(graph: PlannedGraph) -> int:
     As planned, else with everything kept.
     """
     if graph.planned is not None:
-        return graph.standing.planned_for * crossing_bytes(graph.planned.program)
+        return graph.status.planned_for * crossing_bytes(graph.planned.program)
     trace = graph.captured.trace
     made = {b for op in range(trace.boundary) for b in trace.writes[op]}
     used = {b for op in range(trace.boundary, len(trace.ops)) for b in trace.reads[op]}
-    return graph.standing.planned_for * sum(trace.buffers[b].nbytes for b in made & used)
+    return graph.status.planned_for * sum(trace.buffers[b].nbytes for b in made & used)

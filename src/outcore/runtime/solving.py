@@ -11,7 +11,6 @@ from weakref import WeakKeyDictionary, ref
 
 from outcore.allocators import Card, Space
 from outcore.allocators.expandable import ExpandableSegments
-from outcore.apart import lay_out_apart, plan_apart
 from outcore.errors import InfeasibleError, SpillError
 from outcore.execute import Driver
 from outcore.ir.hardware import Hardware, Tier
@@ -22,15 +21,12 @@ from outcore.ir.program import Program
 from outcore.ir.store import digest
 from outcore.ir.trace import Trace
 from outcore.lower import lower
+from outcore.out_of_process import place_out_of_process, plan_out_of_process
 from outcore.planfile import Overridden, Rule, SavedPlan, check_rules, forced, has_effect
 from outcore.policies import Hasty, Policy, overflow, with_roomy_host
 from outcore.policies.defragment import Defragment
 from outcore.policies.search import Search
-from outcore.runtime.margin import for_any_budget
-from outcore.runtime.options import NO_DISK_BYTES, Settings
-from outcore.runtime.planned import FORCED, Planned
-from outcore.runtime.reuse import reused
-from outcore.runtime.roomy import (
+from outcore.runtime.headroom import (
     Make,
     Placed,
     best_room_for,
@@ -39,6 +35,10 @@ from outcore.runtime.roomy import (
     with_least_room,
     with_places,
 )
+from outcore.runtime.margin import for_any_budget
+from outcore.runtime.options import NO_DISK_BYTES, Settings
+from outcore.runtime.planned import FORCED, Planned
+from outcore.runtime.reuse import reused
 from outcore.runtime.shares import Shares
 from outcore.simulate import simulate
 from outcore.spec import spec_text
@@ -154,7 +154,7 @@ class Solver:
             program = replace(in_core, plan_digest=digest(plan))
         predicted = simulate(problem, program)
         if layout is None and self._may_place(shares, plan) and not in_haste:
-            layout = lay_out_apart(problem, program, self._space(shares, budget_bytes))
+            layout = place_out_of_process(problem, program, self._space(shares, budget_bytes))
         notes = [*self._notes(shares, saved)]
         if plan.moves and layout is None and not in_haste:
             notes.append(self._loss(problem, program, predicted.seconds))
@@ -166,7 +166,7 @@ class Solver:
             in_core_timeline,
             room_bytes=budget_bytes - problem.budget_bytes,
             layout=layout,
-            after_beyond_bytes=shares.graph.standing.after_beyond_bytes,
+            after_beyond_bytes=shares.graph.status.after_beyond_bytes,
             from_file="" if saved is None else given.path,
             note="; ".join(filter(None, notes)),
         )
@@ -216,7 +216,7 @@ class Solver:
         asked: Policy = self.settings.policy
         policy = asked.in_haste if in_haste and isinstance(asked, Hasty) else asked
         around = Overridden(policy, self.settings.given.rules) if fixed else policy
-        make, rooms = once(partial(plan_apart, around)), self.settings.rooms
+        make, rooms = once(partial(plan_out_of_process, around)), self.settings.rooms
         thorough = isinstance(policy, Search) and not policy.seconds and not in_haste
         if thorough and self._may_place(shares):
             space = self._space(shares, problem.budget_bytes)
@@ -242,7 +242,7 @@ class Solver:
         """Whether to say where tensors lie: on a GPU that one call of one graph nearly fills."""
         card = self.settings.card
         grows = card is not None and isinstance(card.allocator, ExpandableSegments) and self.places
-        alone = len(shares.active) == 1 and shares.graph.standing.most_outstanding <= 1
+        alone = len(shares.active) == 1 and shares.graph.status.most_outstanding <= 1
         return grows and alone and any(self.settings.rooms) and (plan is None or bool(plan.moves))
 
     def _space(self, shares: Shares, budget_bytes: int) -> Space:
@@ -250,7 +250,7 @@ class Solver:
         card, most = self._card(), budget_bytes
         if card is not None and card.held is not None:
             most = min(most, card.limit_bytes - card.held.wasted_bytes)
-        return Space(most, shares.graph.standing.after_beyond_bytes)
+        return Space(most, shares.graph.status.after_beyond_bytes)
 
     def _card(self) -> Card | None:
         """The GPU, with what is held of it now; None where plans leave no room."""
@@ -321,4 +321,4 @@ class Solver:
 
 
 def _defragmented(problem: Problem, plan: Plan, card: Card, fixed: frozenset[Gap]) -> Plan:
-    return plan_apart(Defragment(plan, card, fixed), problem)
+    return plan_out_of_process(Defragment(plan, card, fixed), problem)

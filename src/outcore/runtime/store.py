@@ -101,7 +101,7 @@ class Stores:
         """Those of the outstanding forward calls of one graph, oldest first."""
         return list(self._calls.get(weakref.ref(owner), {}).values())
 
-    def besides(self, owner: Any) -> list[Store]:
+    def external(self, owner: Any) -> list[Store]:
         """Those of the other graphs that live."""
         calls = ((each(), calls) for each, calls in list(self._calls.items()))
         others = (c for each, c in calls if each is not None and each is not owner)

@@ -18,7 +18,7 @@ from outcore.runtime.drift import WATCHED_STEPS
 from outcore.runtime.engine import Engine
 from outcore.runtime.options import DEFAULT_POLICY
 from outcore.runtime.planned import Planned
-from outcore.runtime.standing import LATEST, Standing, State
+from outcore.runtime.status import LATEST, GraphStatus, State
 from outcore.units import format_bytes, format_seconds, parse_size
 
 if TYPE_CHECKING:  # the backend makes its report through here
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # the backend makes its report through here
 class Part(NamedTuple):
     """A graph that has a plan, and what a step has of it."""
 
-    standing: Standing
+    status: GraphStatus
     planned: Planned
     step: PlannedStep
 
@@ -59,7 +59,7 @@ def report_of(backend: Backend, *, bound: bool = False) -> Report:
         budget = _bytes_known_anywhere(given.budget)
         return Report(policy, State.IN_CORE.value, budget, notes=tuple(backend.notes) or (NOTHING,))
     engine.close_step()
-    everything = engine.roll.standings()
+    everything = engine.registry.statuses()
     graphs = _usual(everything)
     reasons = tuple(g.reason for g in everything if g.reason)
     common = Report(
@@ -79,21 +79,21 @@ def report_of(backend: Backend, *, bound: bool = False) -> Report:
     return _with_bound(report, parts) if bound else report
 
 
-def _usual(graphs: list[Standing]) -> list[Standing]:
+def _usual(graphs: list[GraphStatus]) -> list[GraphStatus]:
     """All but those that run rarely beside one of their kind, and in steps of their own."""
     rare = {id(graph) for alike in _by_kind(graphs).values() for graph in _rare(alike)}
     return [graph for graph in graphs if id(graph) not in rare]
 
 
-def _by_kind(graphs: list[Standing]) -> dict[tuple[str, ...], list[Standing]]:
+def _by_kind(graphs: list[GraphStatus]) -> dict[tuple[str, ...], list[GraphStatus]]:
     """Those of the same ops, together."""
-    kinds: dict[tuple[str, ...], list[Standing]] = {}
+    kinds: dict[tuple[str, ...], list[GraphStatus]] = {}
     for graph in graphs:
         kinds.setdefault(graph.kind, []).append(graph)
     return kinds
 
 
-def _rare(alike: list[Standing]) -> Iterator[Standing]:
+def _rare(alike: list[GraphStatus]) -> Iterator[GraphStatus]:
     """Those with few of the latest calls, in no step of the one with most.
 
     One that never came to a backward call may run in each step. What is gone through are copies:
@@ -109,7 +109,7 @@ def _rare(alike: list[Standing]) -> Iterator[Standing]:
             yield graph
 
 
-def _shares(graphs: list[Standing], under_way: int | None) -> Iterator[float]:
+def _shares(graphs: list[GraphStatus], under_way: int | None) -> Iterator[float]:
     """In which part of the latest steps each ran: 1 but where it takes turns with other sizes.
 
     0 where another size ran, and it did not yet. The like of it (twins, layers) have their own.
@@ -158,7 +158,7 @@ def _bytes_known_anywhere(budget: str | float | None) -> int:
         return 0
 
 
-def _state(graphs: Sequence[Standing]) -> str:
+def _state(graphs: Sequence[GraphStatus]) -> str:
     """That of the graphs whose gradients are asked for, where there are any."""
     order = (State.PROFILING, State.PLANNED, State.IN_CORE)
     asked = [g for g in graphs if g.planned or not g.settled] or graphs
@@ -166,7 +166,7 @@ def _state(graphs: Sequence[Standing]) -> str:
     return str(order[first].value)
 
 
-def _planned_steps(engine: Engine, graphs: list[Standing]) -> Iterator[Part]:
+def _planned_steps(engine: Engine, graphs: list[GraphStatus]) -> Iterator[Part]:
     """Those of `graphs` that have a plan, and what a step has of each."""
     under_way = engine.steps.number if len(engine.stores) else None
     found = [(graph, graph.planned) for graph in graphs if graph.planned is not None]
@@ -178,13 +178,13 @@ def _planned_steps(engine: Engine, graphs: list[Standing]) -> Iterator[Part]:
 
 
 def _with_plans(
-    common: Report, engine: Engine, parts: list[Part], everything: list[Standing]
+    common: Report, engine: Engine, parts: list[Part], everything: list[GraphStatus]
 ) -> Report:
     """`common` with the figures of `parts`; with the peaks of `everything`."""
     clock = engine.driver.clock
     planned = [(g.planned, g.came_bytes) for g in everything if g.planned is not None]
     steps = [part.step for part in parts]
-    named = list(_named([part.standing for part in parts], everything))
+    named = list(_named([part.status for part in parts], everything))
     return replace(
         with_steps(common, steps),
         in_core_peak_bytes=max(p.in_core.peak(Tier.DEVICE) + came for p, came in planned),
@@ -209,14 +209,14 @@ def _measured_seconds(clock: Clock, parts: list[Part]) -> float | None:
     """What a step takes; None where one of its graphs has not run under its plan."""
     found = 0.0
     for part in parts:
-        seconds = part.standing.measured_seconds(clock)
+        seconds = part.status.measured_seconds(clock)
         if seconds is None:
             return None
         found += part.step.often * seconds
     return found
 
 
-def _step(planned: Planned, standing: Standing, calls: int, share: float) -> PlannedStep:
+def _step(planned: Planned, status: GraphStatus, calls: int, share: float) -> PlannedStep:
     return PlannedStep(
         problem=planned.problem,
         plan=planned.plan,
@@ -224,7 +224,7 @@ def _step(planned: Planned, standing: Standing, calls: int, share: float) -> Pla
         predicted=planned.predicted,
         in_core=planned.in_core,
         planning_seconds=planned.planning_seconds,
-        measured=standing.measured,
+        measured=status.measured,
         calls=calls,
         share=share,
     )
@@ -232,20 +232,20 @@ def _step(planned: Planned, standing: Standing, calls: int, share: float) -> Pla
 
 def _with_bound(report: Report, parts: list[Part]) -> Report:
     try:
-        least = sum(part.step.often * _bound(part.standing, part.planned) for part in parts)
+        least = sum(part.step.often * _bound(part.status, part.planned) for part in parts)
     except MissingPackageError as error:
         return replace(report, notes=(*report.notes, f"no lower bound: {error}"))
     return replace(report, lower_bound_seconds=least)
 
 
-def _bound(standing: Standing, planned: Planned) -> float:
+def _bound(status: GraphStatus, planned: Planned) -> float:
     """Worked out once per plan."""
-    if standing.bound_seconds is None:
+    if status.bound_seconds is None:
         least, predicted = lower_bound(planned.problem), planned.predicted.seconds
         if predicted < least <= predicted * (1 + ROUNDING):
             least = predicted  # the same sum, added up in another order
-        standing.bound_seconds = least
-    return standing.bound_seconds
+        status.bound_seconds = least
+    return status.bound_seconds
 
 
 GREW = (
@@ -273,7 +273,9 @@ CROWDED = (
 )
 
 
-def _named(graphs: list[Standing], everything: list[Standing]) -> Iterator[tuple[str, Standing]]:
+def _named(
+    graphs: list[GraphStatus], everything: list[GraphStatus]
+) -> Iterator[tuple[str, GraphStatus]]:
     """What notes on each graph begin with; as the page numbers them."""
     numbers = {id(graph): number for number, graph in enumerate(graphs, 1)}
     for graph in everything:
@@ -282,18 +284,18 @@ def _named(graphs: list[Standing], everything: list[Standing]) -> Iterator[tuple
         yield f"{name}: " if len(everything) > 1 else "", graph
 
 
-def _plan_notes(graphs: list[tuple[str, Standing]]) -> Iterator[str]:
+def _plan_notes(graphs: list[tuple[str, GraphStatus]]) -> Iterator[str]:
     """Where plans come from, if the user gave a file of them; and what they do not know of."""
-    for name, standing in graphs:
-        planned = standing.planned
+    for name, status in graphs:
+        planned = status.planned
         if planned is None:
             continue
-        unforeseen = standing.retained and planned.retaining_bytes is None
-        more = standing.most_outstanding > planned.calls
-        waited = OUTSTANDING.format(now=standing.most_outstanding, planned=planned.calls)
-        left_over = standing.left_over(planned.problem.budget_bytes) * bool(planned.plan.moves)
-        grew = GREW.format(more=format_bytes(standing.grown_bytes)) * bool(standing.grown_bytes)
-        crowded = CROWDED * (standing.crowded_bytes < inf)
+        unforeseen = status.retained and planned.retaining_bytes is None
+        more = status.most_outstanding > planned.calls
+        waited = OUTSTANDING.format(now=status.most_outstanding, planned=planned.calls)
+        left_over = status.left_over(planned.problem.budget_bytes) * bool(planned.plan.moves)
+        grew = GREW.format(more=format_bytes(status.grown_bytes)) * bool(status.grown_bytes)
+        crowded = CROWDED * (status.refused_external_bytes < inf)
         notes = (planned.note, grew, RETAINED * unforeseen, waited * more, crowded, left_over)
         for note in filter(None, notes):
             yield name + note
@@ -324,20 +326,20 @@ def _after_notes(engine: Engine) -> Iterator[str]:
 
 
 def _drift_notes(
-    graphs: list[tuple[str, Standing]], clock: Clock, margin: float | None
+    graphs: list[tuple[str, GraphStatus]], clock: Clock, margin: float | None
 ) -> Iterator[str]:
-    for name, standing in graphs:
-        text = _drift_note(standing, clock, margin)
+    for name, status in graphs:
+        text = _drift_note(status, clock, margin)
         if text:
             yield name + text
 
 
-def _drift_note(standing: Standing, clock: Clock, margin: float | None) -> str:
+def _drift_note(status: GraphStatus, clock: Clock, margin: float | None) -> str:
     """How far the steps of a graph were from the prediction, where that is beyond `margin`."""
-    planned = standing.planned
+    planned = status.planned
     if planned is None:
         return ""
-    now = standing.drift(clock, WATCHED_STEPS)
+    now = status.drift(clock, WATCHED_STEPS)
     drifts = now is not None and now.beyond(margin)
     if planned.replanned is None:
         kept = "; all is kept, so there is nothing to plan again" * planned.everything_kept
@@ -349,7 +351,7 @@ def _drift_note(standing: Standing, clock: Clock, margin: float | None) -> str:
         f"{past.drift}: planned again with measured times: {plan}, predicted "
         f"{format_seconds(after)} instead of {format_seconds(before)}"
     )
-    measured = standing.measured_seconds(clock)
+    measured = status.measured_seconds(clock)
     if measured is not None:
         text += f", measured {format_seconds(measured)}"
     return text + "; that is off too, and it is not planned once more" * drifts

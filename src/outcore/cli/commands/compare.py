@@ -22,7 +22,7 @@ from outcore.cli.predicted import (
     tell_broken,
 )
 from outcore.cli.screen import screen
-from outcore.cli.told import told
+from outcore.cli.search_status import told
 from outcore.units import format_bytes, format_seconds
 
 LEAST = len("swap-all")

@@ -15,8 +15,8 @@ from outcore.cli.targeted import traced_step
 from outcore.units import format_bytes
 
 if TYPE_CHECKING:
-    from outcore.before.forecast import Forecast
-    from outcore.before.step import Traced
+    from outcore.preflight.forecast import Forecast
+    from outcore.preflight.step import Traced
 
 EXIT_TOO_LARGE = 1
 WIDTH = 17
@@ -51,10 +51,10 @@ def estimate(
     The function takes no arguments and returns (model, inputs), (model, inputs, loss_fn) or
     (function, inputs). Exit code 0: it fits, by a plan or as it is; 1: no plan fits; 2: an error.
     """
-    from outcore.before.forecast import forecast, weight_bytes  # noqa: PLC0415 - loads numpy
     from outcore.compare import read_budget  # noqa: PLC0415 - loads numpy
     from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
     from outcore.policies import resolve  # noqa: PLC0415 - loads numpy
+    from outcore.preflight.forecast import forecast, weight_bytes  # noqa: PLC0415 - loads numpy
 
     wanted, machine = resolve(policy), machine_of(hardware)
     nbytes = read_budget("--budget", budget, machine.hardware.capacity(Tier.DEVICE))
@@ -72,7 +72,7 @@ def estimate(
 
 
 def _print(target: str, found: Forecast, step: Traced, states: int) -> None:
-    from outcore.before.words import one_line, rows, verdict  # noqa: PLC0415 - loads numpy
+    from outcore.preflight.words import one_line, rows, verdict  # noqa: PLC0415 - loads numpy
 
     console = Console()
 

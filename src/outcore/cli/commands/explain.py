@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from outcore.cli.modelled import Batch, Budget, Machine, Network, modelled
 from outcore.cli.screen import screen
-from outcore.cli.told import told
+from outcore.cli.search_status import told
 from outcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from rich.status import Status
 from outcore.cli.modelled import Modelled, modelled
 from outcore.cli.predicted import THIS_MACHINE, has_solver
 from outcore.cli.saved import budget_of, plan_of
+from outcore.cli.search_status import told
 from outcore.cli.targeted import Targeted, targeted
-from outcore.cli.told import told
 from outcore.errors import InfeasibleError, OptionValueError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import typer
 from outcore.errors import OptionValueError
 
 if TYPE_CHECKING:
-    from outcore.before.script import Script
+    from outcore.preflight.script import Script
 
 AS_GIVEN = {"allow_interspersed_args": False}
 """What follows the script is the script's."""
@@ -34,7 +34,7 @@ def run(
     ] = None,
 ) -> None:
     """Run a training script unchanged; where memory runs out, tell what would fit."""
-    from outcore.before.script import Script  # noqa: PLC0415 - where it is needed
+    from outcore.preflight.script import Script  # noqa: PLC0415 - where it is needed
 
     given = list(arguments or ())
     if module is not None:

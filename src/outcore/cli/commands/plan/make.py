@@ -12,7 +12,7 @@ from rich.console import Console
 
 from outcore import __version__
 from outcore.cli.modelled import Batch, Budget, Machine, Network, modelled
-from outcore.cli.told import told
+from outcore.cli.search_status import told
 from outcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -1,0 +1,387 @@
+"""call_wrapper: runs the calls of a wrapped module, and warns where outcore can plan nothing."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import FunctionType
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, WeakSet, finalize, ref
+
+import torch
+from torch import nn
+from torch._C._dynamo.eval_frame import reset_code
+from torch._dynamo import OptimizedModule
+from torch._dynamo.eval_frame import remove_from_cache
+from torch._dynamo.utils import counters
+from torch.fx import GraphModule
+
+from outcore.capture import is_recurrent, recurrent_apart, runs_plainly
+from outcore.errors import NotEngagedError
+from outcore.runtime.backend import Backend
+from outcore.uncompiled import Uncompiled, own, pieces
+
+M = TypeVar("M", bound=nn.Module)
+Call = Callable[..., Any]
+
+PLAINLY = (
+    "a call inside a transform (torch.func, forward-mode AD), a dispatch mode (one that counts "
+    "FLOPs, fake tensors) or torch.jit.trace ran plainly: no budget holds there"
+)
+
+UNSEEN = (
+    "a training call came to no graph: torch.compile runs it plainly, as it does past so many "
+    "shapes of inputs, and no budget holds there. TORCH_LOGS=recompiles,graph_breaks says why"
+)
+
+UNSEEN_PART = (
+    "a part of the model came with more shapes than torch.compile takes: where it comes with yet "
+    "others it runs plainly, and no budget holds there. Pad its inputs to a few sizes; "
+    "TORCH_LOGS=recompiles says what differs"
+)
+
+UNCOMPILED = (
+    "torch.compile takes nothing of what calls {names}: that runs plainly, and no budget holds "
+    "there. TORCH_LOGS=graph_breaks says why"
+)
+
+ALONE = (
+    "parts of the model are compiled by themselves, each a graph or more, for torch.compile takes "
+    "nothing of what calls them: {names}. TORCH_LOGS=graph_breaks says why"
+)
+
+HOPE = 16
+"""Calls in which a model that came to no graph may yet be compiled in parts: a step is to end."""
+
+MOST_NAMED = 3
+"""Modules that a note names; it counts the others."""
+
+LOOKS = 2
+"""Training steps whose backward tells what no graph has: the second, once more was compiled."""
+
+LIMIT = "Dynamo recompile limit exceeded"
+"""So begins what torch counts where it compiles a function for no more shapes."""
+
+CALLERS = 7
+"""From where a door warns to where its model is called."""
+
+NOT_TRACED = str(Path(torch.__file__).parent), str(Path(__file__).parent)
+"""Where code lies that torch never compiles by itself."""
+
+MOST_SHAPES = 64
+"""Shapes of inputs that a wrapped model is compiled for; with yet another it runs plainly.
+
+Torch before 2.13 takes no limit from us: there it is torch._dynamo.config.recompile_limit, 8.
+"""
+
+
+class CallWrapper:
+    """What the calls of a wrapped module go through."""
+
+    def __init__(
+        self, model: nn.Module, backend: Backend, *, owns: bool, inner: bool = False
+    ) -> None:
+        self.backend, self.owns = backend, owns
+        """`owns`: the Backend is for this module alone."""
+        self.trained = inner
+        """Whether a training call came back, of this module or the wrapped one it is inside of."""
+        self._noted = False
+        """Whether a call of this module brought the Backend a note."""
+        self._told = inner
+        """Whether it was said that its training calls bring nothing to plan."""
+        self.hope = 0
+        """In how many calls more there may yet be something to plan."""
+        self._looks = 0 if inner else LOOKS
+        if self._looks:
+            backend.parameters.lookers.add(self)
+        self._uncompiled: Uncompiled | None = None
+        """What tells, after a training call, which of its parameters no graph has."""
+        self._skipped = type(model) in SKIPPED
+        """Whether torch tried in vain to compile some code of its calls until it was trained."""
+        self.inner: WeakSet[nn.Module] = WeakSet()
+        """Modules inside that are compiled by themselves, as the model is not."""
+        self._model = ref(model)
+        self._is_recurrent: bool | None = None
+        """Whether graphs are to end at recurrent layers; None before the first call."""
+        self._traced = FunctionType(_run.__code__.replace(), globals(), _run.__name__)
+        self._run: Call = torch.compile(self._traced, backend=_Weakly(backend), **_apart())
+        # What torch compiles is kept with the code, and holds the engine: it goes with the door.
+        finalize(self, remove_from_cache, self._traced).atexit = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module, compiled where there is something to plan. As a call of it raises."""
+        model = self._model()
+        assert model is not None  # noqa: S101 - it is being called
+        if not torch.is_grad_enabled():
+            # Nothing to plan: each of its shapes would be one of those that torch compiles.
+            return self._plainly(model, args, kwargs)
+        if runs_plainly():
+            self._note_plainly(model)
+            return self._plainly(model, args, kwargs)
+        uncompiled = self._uncompiled
+        if uncompiled is not None and uncompiled.used:
+            self._uncompiled, known = None, _known(model)
+            plain = self._take_in(model, uncompiled.end(model, known))
+            if plain and not self._told:
+                self._note_unseen(model, UNCOMPILED.format(names=_listed(plain)))
+        trained, seen, limits = self.trained, _seen(self.backend), _limits()
+        run = self._run_compiled if trained else self._until_trained
+        results = run(model, args, kwargs)
+        self._look(model)
+        if seen < _seen(self.backend):
+            if limits < _limits():
+                self._note_unseen(model, UNSEEN_PART)
+        elif trained and model.training and not self._told:
+            if not self.hope:
+                self._note_unseen(model, UNSEEN)
+            self.hope = max(0, self.hope - 1)
+        return results
+
+    def _look(self, model: nn.Module) -> None:
+        """Have the backward of a training call tell what no graph has, some times."""
+        if self._uncompiled is not None:
+            return
+        if not self._looks:
+            self.backend.parameters.lookers.discard(self)
+        elif model.training:
+            self._looks -= 1
+            known = _known(model)
+            if known is not None:
+                uncompiled = Uncompiled(model, known, _compiled_by_others(model))
+                self._uncompiled = uncompiled if uncompiled.looks else None
+
+    def stop_looking(self) -> None:
+        """Leave no hooks on parameters."""
+        self.backend.parameters.lookers.discard(self)
+        uncompiled, self._uncompiled = self._uncompiled, None
+        if uncompiled is not None:
+            uncompiled.stop()
+
+    def _run_compiled(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self._is_recurrent is None:
+            self._is_recurrent = is_recurrent(model)
+        traced = counters["frames"]["total"]
+        try:
+            with recurrent_apart() if self._is_recurrent else nullcontext():
+                return self._run(model, _hooks(model), *args, **kwargs)
+        except BaseException as error:
+            if counters["frames"]["total"] > traced:
+                self._trace_anew(error)
+            raise
+
+    def _trace_anew(self, error: BaseException) -> None:
+        """Have torch compile what it was tracing when `error` came: else it never would again."""
+        remove_from_cache(self._traced)
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if not frame.f_code.co_filename.startswith(NOT_TRACED):
+                reset_code(frame.f_code)
+
+    def _take_in(self, model: nn.Module, plain: list[str]) -> list[str]:
+        """Compile by themselves the modules that ran in no graph, at those paths.
+
+        Not where torch was told to leave alone what calls them. Returns the paths of those that
+        are not helped so.
+        """
+        self.hope = 0
+        alone = pieces(model, plain) if self._skipped else {}
+        alone = {name: module for name, module in alone.items() if module not in WRAPPERS}
+        for module in alone.values():
+            self.inner.add(install_wrapper(module, self.backend, owns=False, inner=True))
+        if alone:
+            self._note(model, ALONE.format(names=_listed(list(alone))), aloud=False)
+        return [] if alone else plain
+
+    def _note_plainly(self, model: nn.Module) -> None:
+        """Before anything was trained otherwise, it may be that nothing ever will: say so aloud."""
+        self._note(model, PLAINLY, aloud=model.training and not self.trained)
+
+    def _note_unseen(self, model: nn.Module, text: str) -> None:
+        if any(p.requires_grad for p in model.parameters()):
+            self._note(model, text, aloud=True)
+
+    def _note(self, model: nn.Module, text: str, *, aloud: bool) -> None:
+        """Note it; `aloud`: warn the first time, or raise NotEngagedError where that is strict."""
+        known = text in self.backend.notes
+        if not known:
+            self.backend.notes.append(text)
+        if aloud and self.backend.options.strict:
+            raise NotEngagedError(model=type(model).__name__, reason=text)
+        if aloud and not known:
+            warnings.warn(f"outcore: {text}", stacklevel=CALLERS)
+
+    def _plainly(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self.backend.engine is not None:
+            self.backend.engine.close_step()  # else the meter would go on
+        return _run(model, "", *args, **kwargs)
+
+    def _until_trained(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run the module; where that was its first training call, see what it brought."""
+        backend = self.backend
+        calls, notes, skipped = calls_of(backend), len(backend.notes), _skipped()
+        results = self._run_compiled(model, args, kwargs)
+        self._noted |= len(backend.notes) > notes
+        if _skipped() > skipped:
+            self._skipped = True
+            SKIPPED.add(type(model))
+        if model.training:
+            self.trained = True
+            idle = calls_of(backend) == calls
+            parts = own(model, _compiled_by_others(model)) if idle and self._skipped else []
+            self.hope = HOPE if pieces(model, parts) else 0
+            self._told = idle and not self.hope
+            if self._told and not self._noted:
+                _nothing_to_do(model, strict=backend.options.strict)
+        return results
+
+
+class _Weakly:
+    """A Backend as torch sees it, which keeps what it is given as a backend for ever."""
+
+    __name__ = "outcore"
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = ref(backend)
+
+    def __repr__(self) -> str:
+        """As torch names it in what it says."""
+        return self.__name__
+
+    def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Call:
+        backend = self._backend()
+        assert backend is not None  # noqa: S101 - the door that is being called has it
+        return backend(module, example_inputs)
+
+
+SKIPPED: WeakSet[type[nn.Module]] = WeakSet()
+"""Classes of models of which torch tried some code in vain: before 2.13 it tries once for all."""
+
+WRAPPERS: WeakKeyDictionary[nn.Module, CallWrapper] = WeakKeyDictionary()
+"""Of each module that is wrapped."""
+
+
+def _seen(backend: Backend) -> int:
+    """Calls of its graphs so far, planned or not."""
+    return backend.plain_calls.number + calls_of(backend)
+
+
+def _limits() -> int:
+    """How often torch compiled a function no more, as it had for so many shapes."""
+    return sum(often for text, often in counters["unimplemented"].items() if text.startswith(LIMIT))
+
+
+def _skipped() -> int:
+    """How many pieces of code torch tried in vain to compile: breaks in loops, as a rule."""
+    frames = counters["frames"]
+    return frames["total"] - frames["ok"]
+
+
+def _known(model: nn.Module) -> set[int] | None:
+    """The ids of parameters that graphs have, under the budget of `model` or of what is inside.
+
+    None where that is not known: FSDP gives graphs others than the model's, which are its parts.
+    """
+    if any(type(parameter) is not nn.Parameter for parameter in model.parameters()):
+        return None
+    backends = {WRAPPERS[module].backend for module in model.modules() if module in WRAPPERS}
+    found = [backend.parameters.ids for backend in backends]
+    sets = [each for each in found if each is not None]
+    return set().union(*sets) if len(sets) == len(found) else None
+
+
+def _compiled_by_others(model: nn.Module) -> list[str]:
+    """Where modules inside are that somebody else has compiled."""
+    return [path for path, module in model.named_modules() if path and is_compiled(module)]
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether somebody else has compiled it."""
+    set_ = module._compiled_call_impl is not None and module not in WRAPPERS  # noqa: SLF001 - what Module.compile sets
+    return set_ or isinstance(module, OptimizedModule)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def calls_of(backend: Backend) -> int:
+    """Forward calls of its graphs that have a backward, so far."""
+    return 0 if backend.engine is None else backend.engine.steps.calls
+
+
+def _apart() -> dict[str, Any]:
+    """How torch is to compile what is wrapped: each shape by itself, and apart from other models.
+
+    Before torch 2.13 it would do so eight times at most, for all models with parts of one class:
+    there sizes are left to be symbolic (`capture.BySizes`), which counts once.
+    """
+    known = inspect.signature(torch.compile).parameters
+    if "recompile_limit" not in known:
+        return {}
+    return {"dynamic": False, "isolate_recompiles": True, "recompile_limit": MOST_SHAPES}
+
+
+def _run(self: nn.Module, hooks: str, /, *args: Any, **kwargs: Any) -> Any:
+    """What is compiled of a module: torch's own (nn.Sequential, ...) it compiles only inside it.
+
+    `hooks`: those of the module (`_hooks`), which are compiled with it. torch does not look whether
+    there are others since, but does at an argument that is read.
+    """
+    str(hooks)
+    return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
+
+
+def _hooks(model: nn.Module) -> str:
+    """The hooks that a call of `model` runs, by the numbers that torch gives them."""
+    held = (
+        model._forward_pre_hooks,  # noqa: SLF001 - torch has no other way to ask
+        model._forward_hooks,  # noqa: SLF001 - as above
+        model._backward_pre_hooks,  # noqa: SLF001 - as above
+        model._backward_hooks,  # noqa: SLF001 - as above
+    )
+    return ";".join(",".join(map(str, each)) for each in held) if any(held) else ""
+
+
+def install_wrapper(model: M, backend: Backend, *, owns: bool, inner: bool = False) -> M:
+    """Have calls of `model` go through a door of its own; one that it had is closed."""
+    before = WRAPPERS.get(model)
+    if before is not None and before.backend is backend:
+        return model
+    if before is not None:
+        remove_wrapper(model)
+    wrapper = CallWrapper(model, backend, owns=owns, inner=inner)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(*args, **kwargs)
+
+    # What calls it may be compiled itself, up to a graph break: torch would go on in the door.
+    alone: Call = torch.compiler.disable(call)  # type: ignore[no-untyped-call]  # torch leaves it so
+    model._compiled_call_impl = alone  # noqa: SLF001 - what Module.compile sets
+    WRAPPERS[model] = wrapper
+    return model
+
+
+def remove_wrapper(module: nn.Module) -> None:
+    """Have calls of `module` run plainly, and those inside for which its door was opened."""
+    wrapper = WRAPPERS.pop(module, None)
+    if wrapper is None:  # it went with the one around it
+        return
+    module._compiled_call_impl = None  # noqa: SLF001 - what Module.compile sets
+    wrapper.stop_looking()
+    for inner in wrapper.inner:
+        if inner in WRAPPERS and WRAPPERS[inner].backend is wrapper.backend:
+            remove_wrapper(inner)
+    if wrapper.owns:
+        wrapper.backend.close()
+
+
+def _nothing_to_do(model: nn.Module, *, strict: bool) -> None:
+    """Say that a training call of `model` brought nothing to plan."""
+    error = NotEngagedError(model=type(model).__name__)
+    if strict:
+        raise error
+    warnings.warn(str(error), stacklevel=CALLERS)

@@ -1,0 +1,192 @@
+"""A graph captured again, once a kernel turned out to do otherwise than torch describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from outcore.capture.call_memory import attribute
+from outcore.capture.graph import Captured, Joint, capture
+from outcore.capture.layouts import VIEWS
+from outcore.capture.metadata_only import INPUT, lay_out_again
+from outcore.capture.tracing import as_kernels
+from outcore.errors import CaptureError
+from outcore.ir.trace import Value
+
+REAL = "outcore_real"
+"""In a node's metadata: by position, the results that are not as torch describes them."""
+
+
+def capture_again(captured: Captured, op: int, real: Sequence[tuple[int, Value, int]]) -> Captured:
+    """The graph with results of `op` as they are: by position, in storages of so many bytes.
+
+    All that is made from them is described anew, views of them too. Ops of the kind are taken to do
+    likewise: to make that dtype, where it is the dtype alone that differs; to lay sides of 1 out by
+    the same rule, where these alone do; else, where the same was expected of them. They are held
+    against kernels as before. Raises CaptureError where something cannot be described, and as
+    `capture`.
+    """
+    joint = captured.joint
+    if joint is None:
+        raise CaptureError(reason="its graph is gone")
+    try:
+        _describe(joint, _changed(joint, joint.nodes[op], real))
+    except Exception as error:  # what ops do under fake tensors is not ours
+        raise CaptureError(reason=f"what follows cannot be described: {error}") from error
+    return capture(joint.module, joint.forward_outputs, joint.static_inputs)
+
+
+def _changed(joint: Joint, node: Node, real: Sequence[tuple[int, Value, int]]) -> set[Node]:
+    """Note what `node` really makes, and that nodes alike do so too."""
+    changed = {node}
+    kind = (n for n in joint.nodes if n.target is node.target and n is not node)
+    alike = [n for n in kind if REAL not in n.meta]
+    for position, value, nbytes in real:
+        described = _results(node)[position]
+        node.meta.setdefault(REAL, {})[position] = value, nbytes
+        layout = _layout(described)
+        another = getattr(torch, value.dtype) is not described.dtype
+        dtype_alone = another and layout == (value.shape, value.stride, value.offset)
+        for other in alike:
+            tensor = next(iter(_results(other)[position : position + 1]), None)
+            if not isinstance(tensor, torch.Tensor) or tensor.dtype != described.dtype:
+                continue
+            likewise = _with_dtype(value, tensor) if dtype_alone else None
+            if _layout(tensor) == layout:
+                likewise = value, nbytes
+            elif likewise is None and not another:
+                likewise = _with_sides(value, layout, tensor)
+            if likewise is None:
+                continue
+            other.meta.setdefault(REAL, {})[position] = likewise
+            changed.add(other)
+    return changed
+
+
+def _layout(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    return tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset())
+
+
+def _with_dtype(value: Value, tensor: torch.Tensor) -> tuple[Value, int]:
+    """`tensor` with the dtype of `value`, and the bytes of its storage then."""
+    shape, stride, _ = _layout(tensor)
+    items = tensor.untyped_storage().nbytes() // tensor.itemsize
+    size = items * getattr(torch, value.dtype).itemsize
+    return replace(value, shape=shape, stride=stride, offset=0), size
+
+
+def _with_sides(
+    value: Value,
+    described: tuple[tuple[int, ...], tuple[int, ...], int],
+    tensor: torch.Tensor,
+) -> tuple[Value, int] | None:
+    """`tensor` with its sides of 1 laid out as those of `value` are, and its storage's bytes.
+
+    As by a rule that is read off `value` (the stride of a side is that of another one, or of all
+    below that), since a network of many widths has many such layouts. None where there is none, or
+    where more than sides of 1 differ. What is guessed wrong is found out by its own kernel.
+    """
+    shape, stride, offset = _layout(tensor)
+    ones = [d for d, n in enumerate(shape) if n == 1]
+    alike = [d for d, n in enumerate(described[0]) if n == 1] == ones
+    differ = [d for d, (a, b) in enumerate(zip(value.stride, described[1], strict=True)) if a != b]
+    whole = (value.shape, value.offset) == (described[0], described[2])
+    if not (whole and alike and len(shape) == len(value.shape) and set(differ) <= set(ones)):
+        return None
+    order = sorted(range(len(shape)), key=ones.__contains__)
+    made = list(stride)
+    for side in differ:
+        rules = ((d, times) for times in (False, True) for d in order)
+        found = (r for r in rules if _by(r, described[0], described[1]) == value.stride[side])
+        rule = next(found, None)
+        if rule is None:
+            return None
+        made[side] = _by(rule, shape, stride)
+    real = replace(value, shape=shape, stride=tuple(made), offset=offset)
+    return real, tensor.untyped_storage().nbytes()
+
+
+def _by(rule: tuple[int, bool], shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    side, times = rule
+    return stride[side] * (shape[side] if times else 1)
+
+
+def _results(node: Node) -> Sequence[Any]:
+    made = node.meta["val"]
+    return made if isinstance(made, list | tuple) else [made]
+
+
+def _describe(joint: Joint, changed: set[Node]) -> None:
+    """Let the metadata of `changed`, and of all that comes from it, say what is real."""
+    mode = _mode_of(next(iter(changed)))
+    with as_kernels(), mode:
+        dirty = set(changed)
+        for node in joint.module.graph.nodes:
+            given = [*node.all_input_nodes, node.meta.get(INPUT)]
+            if node.op == "call_function" and not dirty.isdisjoint(given):
+                dirty.add(node)
+                lay_out_again(node)
+                try:
+                    made = _described(joint, mode, node)
+                except (RuntimeError, ValueError):
+                    if node.target not in VIEWS:
+                        raise
+                    dirty.add(_copied_first(joint, mode, node))
+                    made = _described(joint, mode, node)
+                node.meta["val"] = _real(node, made)
+            elif node in changed:
+                node.meta["val"] = _real(node, node.meta["val"])
+
+
+def _described(joint: Joint, mode: FakeTensorMode, node: Node) -> Any:
+    """What a node makes of what is known."""
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: _known(joint, mode, n))
+    return node.target(*args, **kwargs)  # type: ignore[operator]  # it is a call
+
+
+def _copied_first(joint: Joint, mode: FakeTensorMode, node: Node) -> Node:
+    """Let a view that does not fit what is really there be one of a copy. Returns the copy.
+
+    It was a `reshape`, of which torch leaves a view where it takes that to fit.
+    """
+    graph, whole = joint.module.graph, node.args[0]
+    with graph.inserting_before(node):
+        copy = graph.call_function(
+            torch.ops.aten.clone.default, (whole,), {"memory_format": torch.contiguous_format}
+        )
+    copy.meta = {key: kept for key, kept in node.meta.items() if key not in (REAL, "val")}
+    copy.meta["val"] = _described(joint, mode, copy)
+    node.args = (copy, *node.args[1:])
+    return copy
+
+
+def _mode_of(node: Node) -> FakeTensorMode:
+    made = _results(node)
+    return next(t.fake_mode for t in made if isinstance(t, torch._subclasses.FakeTensor))
+
+
+def _known(joint: Joint, mode: FakeTensorMode, node: Node) -> Any:
+    """What is known of a node; constants are real."""
+    if node.op == "get_attr":
+        return mode.from_tensor(attribute(joint.module, node), static_shapes=True)
+    return node.meta.get("val")
+
+
+def _real(node: Node, described: Any) -> Any:
+    """What a node makes, with what is known to be otherwise. Under the graph's fake mode."""
+    known = node.meta.get(REAL)
+    if not known:
+        return described
+    several = isinstance(described, list | tuple)
+    made = list(described) if several else [described]
+    for position, (value, nbytes) in known.items():
+        dtype = getattr(torch, value.dtype)
+        whole = torch.empty(-(-nbytes // dtype.itemsize), dtype=dtype, device=made[position].device)
+        made[position] = whole.as_strided(value.shape, value.stride, value.offset)
+    return made if several else made[0]

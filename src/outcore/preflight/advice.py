@@ -1,0 +1,38 @@
+"""advice: what to try where a step cannot be traced."""
+
+from __future__ import annotations
+
+from torch._subclasses.fake_tensor import UnsupportedOperatorException
+
+from outcore.errors import OutcoreError
+from outcore.preflight.step import NEEDS_NUMBERS
+
+NUMBERS = (
+    "a step is estimated without computing it: move what reads values out of it. In training, "
+    "torch.compile splits such a step, and outcore plans the parts"
+)
+ON_CPU = "make it on the CPU: --hardware says what machine it is for"
+FAKE = "say what the op returns without running it, by torch.library.register_fake"
+IN_CORE = "in training, outcore runs in-core what it cannot plan"
+PLAIN = "the step itself raises this: see that it runs in plain PyTorch, with the inputs returned"
+
+SAID = {
+    "data pointer": NUMBERS,
+    "fake impl": FAKE,
+    "support for cuda": ON_CPU,
+    "not compiled with CUDA": ON_CPU,
+    "no NVIDIA driver": ON_CPU,
+    "No CUDA GPUs are available": ON_CPU,
+}
+"""By what errors of torch say that have no class of their own."""
+
+
+def advice_for(error: BaseException) -> str:
+    """What helps against an error of a step that is traced."""
+    if isinstance(error, NEEDS_NUMBERS):
+        return NUMBERS
+    if isinstance(error, UnsupportedOperatorException):
+        return FAKE
+    if isinstance(error, OutcoreError):
+        return IN_CORE
+    return next((advice for said, advice in SAID.items() if said in str(error)), PLAIN)

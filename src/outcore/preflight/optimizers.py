@@ -1,0 +1,137 @@
+"""optimizers: what the optimizers of a model hold, found among the objects of the process."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import LBFGS, Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from outcore.preflight.step import no_memory
+
+SOME = {bool: False, int: 1, float: 0.5}
+"""Numbers that an optimizer can go on with, whichever it asks for."""
+
+OF_NO_MATTER = ("foreach", "fused", "capturable")
+"""Options that say how a step is computed."""
+
+LOOSE = ("params", "lr")
+"""Arguments that are no options, or may be tensors and of no matter."""
+
+LATEST = 2
+"""Tensors that L-BFGS keeps besides its history: a direction and a gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the optimizers of a model hold once they have stepped."""
+
+    names: tuple[str, ...]
+    nbytes: int
+    unknown: tuple[str, ...] = ()
+    """Those of which no more is counted than they hold already."""
+
+
+def held_for(model: nn.Module) -> Held:
+    """The optimizers of a model's parameters, and the bytes of their states.
+
+    Those of torch are measured without memory. Code of others is not called: what they hold is
+    known where each parameter has its state.
+    """
+    trained = {id(p) for p in model.parameters() if p.requires_grad}
+    names, unknown, total = [], [], 0
+    for each in gc.get_objects():
+        if issubclass(type(each), Optimizer) and not _is_around_another(each):
+            own = [(g, p) for g in each.param_groups for p in g["params"] if id(p) in trained]
+            if own:
+                name = type(each).__name__
+                nbytes, is_all = _bytes(each, own)
+                names.append(name)
+                unknown += [] if is_all else [name]
+                total += nbytes
+    return Held(tuple(names), total, tuple(unknown))
+
+
+def _is_around_another(optimizer: Optimizer) -> bool:
+    """Such as Accelerate's, which is one by class and shows the state of the one inside."""
+    return isinstance(getattr(optimizer, "optimizer", None), Optimizer)
+
+
+def _bytes(
+    optimizer: Optimizer, own: list[tuple[dict[str, Any], nn.Parameter]]
+) -> tuple[int, bool]:
+    """Bytes of states, and whether that is all that there will be."""
+    there = [_tensor_bytes(optimizer.state.get(p, {})) for _, p in own]
+    if isinstance(optimizer, LBFGS):  # its one state, at its first parameter, is for all of them
+        history = own[0][0]["history_size"]
+        return max(sum(there), (2 * history + LATEST) * sum(p.nbytes for _, p in own)), True
+    kind = next((k for k in type(optimizer).__mro__ if _is_torchs(k)), None)
+    expected = None if kind is None else _expected(kind, own)
+    if expected is None:
+        return sum(there), all(p in optimizer.state for _, p in own)
+    return sum(map(max, there, expected)), True
+
+
+def _is_torchs(kind: type) -> bool:
+    package = kind.__module__.split(".")[:2]
+    return package == ["torch", "optim"] and kind is not Optimizer
+
+
+def _expected(kind: type, own: Iterable[tuple[dict[str, Any], nn.Parameter]]) -> list[int] | None:
+    """Bytes of the state of each parameter after a step; None where a step cannot be had."""
+    known: dict[Any, int | None] = {}
+    found = []
+    for group, parameter in own:
+        key = id(group), parameter.shape, parameter.dtype
+        if key not in known:
+            known[key] = _measured(kind, group, parameter)
+        nbytes = known[key]
+        if nbytes is None:
+            return None
+        found.append(nbytes)
+    return found
+
+
+def _measured(kind: type, group: dict[str, Any], like: nn.Parameter) -> int | None:
+    """Bytes of a state, by a step without memory; with a dense gradient, or else a sparse one."""
+    names = signature(kind).parameters
+    options = {name: group[name] for name in names if name in group and name not in LOOSE}
+    options |= dict.fromkeys((name for name in OF_NO_MATTER if name in names), False)
+    for layout in (torch.strided, torch.sparse_coo):
+        with suppress(Exception), no_memory(), SomeNumbers():  # whatever a step may raise
+            parameter = nn.Parameter(torch.empty(like.shape, dtype=like.dtype, device="cpu"))
+            parameter.grad = torch.zeros_like(parameter, layout=layout)
+            optimizer = kind([parameter], **options)
+            optimizer.step()
+            return _tensor_bytes(optimizer.state[parameter])
+    return None
+
+
+class SomeNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+    """Where tensors have no numbers: some number for each that is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
+
+    def __torch_dispatch__(
+        self, func: Any, _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """One of `SOME` where a number is asked for."""
+        if func is torch.ops.aten._local_scalar_dense.default:  # noqa: SLF001 - what `item` calls
+            dtype = args[0].dtype
+            return SOME[bool if dtype == torch.bool else float if dtype.is_floating_point else int]
+        return func(*args, **(kwargs or {}))
+
+
+def _tensor_bytes(state: Any) -> int:
+    """Bytes of the tensors of a state; counts of steps, which are numbers, left out."""
+    leaves = tree_leaves(state)
+    return sum(t.nbytes for t in leaves if isinstance(t, torch.Tensor) and t.ndim)

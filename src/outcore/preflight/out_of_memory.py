@@ -1,0 +1,172 @@
+"""out_of_memory: what would fit, told after a script ended because it did not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo import OptimizedModule
+
+from outcore.measure import ran_out
+from outcore.policies import resolve
+from outcore.preflight.forecast import Forecast, forecast
+from outcore.preflight.lines import line_of
+from outcore.preflight.optimizers import Held, held_for
+from outcore.preflight.room import let_go, room_bytes
+from outcore.preflight.step import Step, no_memory, traced, why
+from outcore.preflight.watch import Watch, again, shapes
+from outcore.preflight.words import one_line, rows, verdict
+from outcore.presets import Preset, preset, presets
+from outcore.runtime.options import DEFAULT_POLICY, make_options
+from outcore.runtime.this_machine import this_machine
+from outcore.units import format_bytes
+
+ANY_MACHINE = "h100"
+"""For figures that do not depend on how fast a machine is."""
+
+AROUND = ("DataParallel", "DistributedDataParallel")
+"""Modules around the one that is trained, by name."""
+
+WIDTH = 17
+LISTED = 4
+"""Shapes of inputs that are written out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is known of a step that did not fit."""
+
+    model: str
+    device: torch.device
+    found: Forecast
+    times: bool
+    """Whether the machine could be measured."""
+    inputs: str
+    held: Held
+    others: tuple[str, ...]
+    """Other modules that the script trains."""
+    note: str
+
+
+def tell(error: BaseException, watch: Watch) -> None:
+    """Write what would fit to standard error, if memory is what `error` is about.
+
+    Lets go of what the script holds, its model aside.
+    """
+    if not ran_out(error):
+        return
+    try:
+        found = _outlook(error, watch)
+        lines = ["outcore: no module was being trained"] if found is None else list(_lines(found))
+    except Exception as failed:  # noqa: BLE001 - the script's own error was shown, and stays the last
+        where = line_of(failed)
+        place = f", at {where}" if where else ""
+        lines = [f"outcore: could not estimate what would fit: {why(failed)}{place}"]
+    sys.stderr.write("\n".join(["", *lines, ""]))
+    sys.stderr.flush()
+
+
+def _outlook(error: BaseException, watch: Watch) -> Outlook | None:
+    each: BaseException | None = error
+    while each is not None:
+        watch.look_back(each.__traceback__)
+        each = each.__cause__
+    call = watch.last
+    model = None if call is None else call.module()
+    if call is None or model is None:
+        return None
+    inner = _inner(model)
+    held = held_for(inner)
+    let_go(error)
+    mode = no_memory()
+    with mode:
+        args, kwargs = again(call.args), again(call.kwargs)
+    device = next(inner.parameters()).device
+    step = traced(Step(_as_called(inner, watch.half, device), args, kwargs), mode)
+    room = room_bytes(device, inner)
+    machine, times = _machine(device)
+    policy = resolve(make_options({}).policy or DEFAULT_POLICY)
+    found = forecast(step.trace, machine, room, policy, held.nbytes)
+    inputs = [str(each) for each in shapes([call.args, call.kwargs])]
+    more = f" and {len(inputs) - LISTED} more" if len(inputs) > LISTED else ""
+    return Outlook(
+        type(inner).__name__,
+        device,
+        found,
+        times,
+        ", ".join(inputs[:LISTED]) + more,
+        held,
+        tuple(name for name in watch.called if name != type(model).__name__),
+        step.note,
+    )
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    """The module that is trained, without what compiles or replicates it."""
+    while True:
+        if isinstance(model, OptimizedModule):
+            model = model._orig_mod  # noqa: SLF001 - what torch.compile was given
+        elif type(model).__name__ in AROUND:
+            model = model.get_submodule("module")
+        else:
+            return model
+
+
+def _as_called(
+    model: nn.Module, half: torch.dtype | None, device: torch.device
+) -> Callable[..., Any]:
+    """The model under the autocast that it was called under."""
+    if half is None:
+        return model
+
+    def cast(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device.type, half):
+            return model(*args, **kwargs)
+
+    return cast
+
+
+def _machine(device: torch.device) -> tuple[Preset, bool]:
+    """This machine, and whether its times are known: to measure them takes some memory."""
+    try:
+        return this_machine(), True
+    except Exception:  # noqa: BLE001 - whatever keeps it from being measured
+        name = torch.cuda.get_device_name(device).lower() if device.type == "cuda" else ""
+        alike = [each for each in presets() if each in name]
+        return preset(alike[0] if alike else ANY_MACHINE), bool(alike)
+
+
+def _lines(outlook: Outlook) -> Iterator[str]:
+    found = outlook.found
+    needed, room = format_bytes(found.in_core_peak_bytes), format_bytes(found.budget_bytes)
+    device = "this GPU" if outlook.device.type == "cuda" else "this process"
+    yield (
+        f"outcore: a training step of {outlook.model} needs {needed} in-core, and {device} can "
+        f"have {room} (all predicted)"
+    )
+    if found.fits_in_core:
+        yield "That would fit: what else the script holds is not in these figures."
+    else:
+        yield verdict(found, times=outlook.times)
+    for name, text in rows(found, times=outlook.times):
+        yield f"{name:<{WIDTH}}{text}"
+    yield f"{'counted':<{WIDTH}}inputs {outlook.inputs}; optimizer: {_counted(outlook.held)}"
+    unknown = "".join(f"the state of {each}, " for each in outlook.held.unknown)
+    not_counted = f"{unknown}what the loss itself takes, and what else the script holds"
+    yield f"{'not counted':<{WIDTH}}{not_counted}"
+    if outlook.others:
+        yield f"{'':<{WIDTH}}other modules that it trains: {', '.join(outlook.others)}"
+    if outlook.note:
+        yield f"{'in training':<{WIDTH}}{outlook.note}"
+    yield f"{'add one line':<{WIDTH}}{one_line(found)}"
+
+
+def _counted(held: Held) -> str:
+    if not held.names:
+        return "no optimizer was found"
+    told = f"{', '.join(held.names)} {format_bytes(held.nbytes)}"
+    return f"{told}, and more to come" if held.unknown else told

@@ -1,0 +1,97 @@
+"""words: a Forecast for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from outcore.preflight.forecast import Forecast
+from outcore.runtime.options import DEFAULT_POLICY
+from outcore.units import format_bytes, format_seconds, parse_size, spell_size
+
+ONE_LINE = "import outcore; outcore.wrap(model, {options})"
+"""What a script says to train within a budget, once it has its model."""
+
+WORKSPACES = (
+    "workspaces of {count} ops of convolutions, forward and backward, known once they have run: "
+    "budgets may have to be larger"
+)
+
+
+def verdict(found: Forecast, *, times: bool = True) -> str:
+    """Whether it fits, in a sentence or two; without `times` not how fast."""
+    budget = format_bytes(found.budget_bytes)
+    if found.fits_in_core:
+        return f"It fits in {budget} without outcore."
+    if found.fits:
+        slowdown = f": a step takes {found.slowdown or 1:.2f} times as long" if times else ""
+        return f"It does not fit in {budget} as it is. With outcore it does{slowdown}."
+    smallest = found.smallest_budget_bytes
+    if smallest <= found.budget_bytes:
+        return f"It does not fit in {budget}: {found.reason}."
+    return (
+        f"It does not fit in {budget}, and no plan makes it fit: the smallest budget that would do "
+        f"is {spell_size(smallest)}."
+    )
+
+
+def rows(found: Forecast, *, times: bool = True) -> Iterator[tuple[str, str]]:
+    """The figures, each with its name; without `times` those of memory alone."""
+    seconds = f", {format_seconds(found.in_core_seconds)} a step" if times else ""
+    yield "in-core", f"{format_bytes(found.in_core_peak_bytes)} at most{seconds}"
+    planned = found.planned
+    if planned is not None and not found.fits_in_core:
+        if times:
+            slowdown = f", {found.slowdown or 1:.3f} times in-core"
+            seconds = f", {format_seconds(planned.seconds)} a step{slowdown}"
+        yield "planned", f"{format_bytes(planned.peak_bytes)} at most{seconds}, by {found.policy}"
+        yield "moved", _moved(found, times=times)
+        for index, each in enumerate(planned.moved):
+            site = f", made at {each.site}" if each.site else ""
+            text = f"{format_bytes(each.nbytes)} {each.name}: {each.choice}{site}"
+            yield "" if index else "the largest", text
+    share = f"{found.smallest_budget_bytes / found.in_core_peak_bytes:.1%} of in-core"
+    smallest = spell_size(found.smallest_budget_bytes)
+    yield "smallest budget", f"{smallest} ({share}), set by {found.smallest_set_by}"
+    if found.convolutions:
+        yield "not counted", WORKSPACES.format(count=found.convolutions)
+
+
+def one_line(found: Forecast) -> str:
+    """What to write in the script: the budget asked for, or the smallest where that is more.
+
+    And the policy, unless it is the default: that which has a plan, or else the default.
+    """
+    options = f'budget="{_budget(found)}"'
+    if found.policy != DEFAULT_POLICY:
+        policy = DEFAULT_POLICY if found.planned is None else found.policy
+        options += f', policy="{policy}"'
+    return ONE_LINE.format(options=options)
+
+
+def _budget(found: Forecast) -> str:
+    """A budget that can be met, no more than what there is unless that is too little."""
+    if found.smallest_budget_bytes > found.budget_bytes:
+        return spell_size(found.smallest_budget_bytes)
+    needed = found.smallest_budget_bytes if found.planned is None else found.planned.peak_bytes
+    for short in map(spell_size, (found.budget_bytes, _hundredths(found.budget_bytes))):
+        if needed <= parse_size(short, None) <= found.budget_bytes:
+            return short
+    return f"{found.budget_bytes}B"
+
+
+def _hundredths(nbytes: int) -> int:
+    """Rounded down to what two decimals spell."""
+    unit = next((unit for unit in (2**30, 2**20, 2**10) if nbytes >= unit), 100)
+    return nbytes * 100 // unit * unit // 100
+
+
+def _moved(found: Forecast, *, times: bool) -> str:
+    planned = found.planned
+    assert planned is not None  # noqa: S101 - asked for where there is one
+    counts = planned.counts
+    again = f" ({format_seconds(planned.recompute_seconds)})" if times else ""
+    held = f", {planned.held} held for reruns" * bool(planned.held)
+    return (
+        f"{counts.offload} offloaded ({format_bytes(planned.offloaded_bytes)}), "
+        f"{counts.recompute} recomputed{again}, {counts.keep} kept{held}"
+    )

@@ -1,0 +1,128 @@
+"""headroom: plans that leave the allocator room on a GPU that is nearly full (decision 0036)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
+
+from outcore.allocators import Card, Space, lacking_bytes
+from outcore.errors import InfeasibleError
+from outcore.ir.layout import Layout
+from outcore.ir.memory import fits
+from outcore.ir.plan import Plan
+from outcore.ir.problem import Problem
+from outcore.lower import lower
+from outcore.out_of_process import place_out_of_process
+from outcore.simulate import simulate
+from outcore.units import format_bytes, format_seconds
+
+log = logging.getLogger("outcore")
+
+Make: TypeAlias = Callable[[Problem], Plan]
+"""What makes a plan; raises InfeasibleError where it has none that fits."""
+
+Improve: TypeAlias = Callable[[Problem, Plan], Plan]
+"""What changes one so that its tensors find their place."""
+
+
+class Placed(NamedTuple):
+    """A plan, the problem that it is one for, and where its tensors lie if somebody says so."""
+
+    problem: Problem
+    plan: Plan
+    layout: Layout | None = None
+
+
+def once(make: Make) -> Make:
+    """`make`, which is not asked again for a problem that it had a plan for."""
+    known: list[tuple[Problem, Plan]] = []
+
+    def made(problem: Problem) -> Plan:
+        plan = next((plan for other, plan in known if other == problem), None)
+        if plan is None:
+            plan = make(problem)
+            known.append((problem, plan))
+        return plan
+
+    return made
+
+
+def with_least_room(problem: Problem, room: int, make: Make) -> tuple[Problem, Plan] | None:
+    """The plan of `make` that leaves `room` bytes free; None where there is none.
+
+    It is one for so much less of a budget: lowered there, too, as fetches fill budgets.
+    """
+    headroom = _less(problem, room)
+    try:
+        return headroom, make(headroom)
+    except InfeasibleError:
+        return None
+
+
+def with_best_room(
+    problem: Problem, rooms: Sequence[int], make: Make, improve: Improve, card: Card
+) -> tuple[Problem, Plan] | None:
+    """The plan with which a step takes least, with what the allocator of `card` then has to do.
+
+    As above, with one of `rooms`: the first with which nothing is lost will do. None where no plan
+    leaves the first.
+    """
+    found: list[tuple[float, Problem, Plan]] = []
+    for room in rooms:
+        made = with_least_room(problem, room, make)
+        if made is None:
+            break
+        headroom, plan = made[0], improve(*made)
+        seconds, lost = _times(headroom, plan, card)
+        log.debug(
+            "outcore: with %s left free a step takes %s, and %s for the allocator (predicted)",
+            *(format_bytes(room), format_seconds(seconds), format_seconds(lost)),
+        )
+        found.append((seconds + lost, headroom, plan))
+        if not lost or seconds >= min(total for total, *_ in found):
+            break
+    return min(found, key=itemgetter(0))[1:] if found else None
+
+
+def with_places(problem: Problem, rooms: Sequence[int], make: Make, space: Space) -> Placed | None:
+    """The plan of `make` that leaves least room free, of those whose tensors all have a place.
+
+    As above, with one of `rooms`, or halfway between two, and places within `space`. None where
+    there is none, or more is lacking than the largest room would give.
+    """
+    between = ((less + more) // 2 for less, more in pairwise(rooms))
+    for room in sorted({*rooms, *between}):
+        made = with_least_room(problem, room, make)
+        if made is None:
+            break
+        headroom, plan = made
+        program = lower(headroom, plan, fast=True)
+        lacking = lacking_bytes(headroom, program, space)
+        if lacking > rooms[-1] - room:
+            break
+        layout = place_out_of_process(headroom, program, space) if lacking <= 0 else None
+        if layout is not None:
+            return Placed(headroom, plan, layout)
+    return None
+
+
+def best_room_for(plan: Plan, problem: Problem, rooms: Sequence[int], card: Card) -> Problem:
+    """`problem` with less of a budget by that of `rooms` with which `plan` takes least."""
+    headroom = (_less(problem, room) for room in rooms)
+    fitting = [each for each in headroom if fits(each, lower(each, plan, fast=True))]
+    return min(fitting, key=lambda each: sum(_times(each, plan, card)), default=problem)
+
+
+def _less(problem: Problem, room: int) -> Problem:
+    """`problem` with so much less of a budget; itself for nothing."""
+    return replace(problem, budget_bytes=problem.budget_bytes - room) if room else problem
+
+
+def _times(problem: Problem, plan: Plan, card: Card) -> tuple[float, float]:
+    """Seconds of a step, and what it loses besides to the allocator of `card`."""
+    program = lower(problem, plan, fast=True)
+    return simulate(problem, program).seconds, card.lost_seconds(problem, program)

@@ -1,0 +1,774 @@
+"""wrap and session: the same object, the same results, one budget, and all given back."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import logging
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
+
+import outcore
+from outcore import call_wrapper
+from outcore.errors import (
+    BudgetError,
+    NotEngagedError,
+    OptionError,
+    OptionValueError,
+    PolicyError,
+    WrapError,
+)
+from outcore.runtime.engine import Engine
+from tests.cpu.training import (
+    PROFILED_STEPS,
+    Small,
+    batch,
+    mean_square,
+    same,
+    small_reference,
+    snapshot,
+    train,
+)
+
+STEPS = PROFILED_STEPS + 2
+TIGHT: dict[str, Any] = {"budget": "2MiB", "policy": "swap-all"}
+"""A budget that `Small` does not fit in with everything kept."""
+LIMITED = pytest.mark.skipif(
+    "recompile_limit" not in call_wrapper._apart(),
+    reason="before 2.13 torch takes no limit from us",
+)
+
+
+def small() -> Small:
+    torch.manual_seed(0)
+    return Small()
+
+
+def trained(module: nn.Module, steps: int = STEPS) -> list[list[Tensor]]:
+    return train(module, module, (batch(0),), mean_square, steps)
+
+
+def gradients_of_each(module: nn.Module) -> None:
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return mean_square(torch.func.functional_call(module, parameters, (x[None],)))
+
+    detached = {name: p.detach() for name, p in module.named_parameters()}
+    torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(detached, batch(0))
+
+
+def tangents(module: nn.Module) -> None:
+    with forward_ad.dual_level():
+        module(forward_ad.make_dual(batch(0), batch(1)))
+
+
+def counted_flops(module: nn.Module) -> None:
+    with FlopCounterMode(display=False) as counter:
+        mean_square(module(batch(0))).backward()
+    assert counter.get_total_flops() > 0
+    module.zero_grad()
+
+
+def shapes(module: nn.Module) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        module(torch.empty_like(batch(0)))
+
+
+def drawn(module: nn.Module) -> None:
+    torch.jit.trace(module, batch(0), check_trace=False)
+
+
+APART = [gradients_of_each, tangents, counted_flops, shapes, drawn]
+
+
+class TestWrap:
+    def test_it_is_the_same_object_with_the_same_names(self) -> None:
+        module = small()
+        names, parameters = list(module.state_dict()), list(module.parameters())
+        assert outcore.wrap(module, **TIGHT) is module
+        trained(module, 1)
+        assert list(module.state_dict()) == names
+        assert [*map(id, module.parameters())] == [*map(id, parameters)]
+
+    def test_results_are_those_of_plain_pytorch(self) -> None:
+        module = outcore.wrap(small(), **TIGHT)
+        seen = trained(module)
+        report = outcore.handle(module).report()
+        assert report.state == "planned"
+        assert report.counts.offload
+        assert same(seen, small_reference(STEPS, eager=True))
+
+    def test_hooks_that_come_and_go(self) -> None:
+        def results(module: nn.Module) -> list[float]:
+            seen, backward = [], []
+
+            def run() -> None:
+                loss = mean_square(module(batch(0).requires_grad_()))
+                loss.backward()
+                seen.append(loss.item())
+
+            run()
+            for hook in (lambda _, __, y: y * 2, lambda _, __, y: y * 3):
+                handle = module.register_forward_hook(hook)
+                run()
+                handle.remove()
+                run()
+            with module.register_forward_pre_hook(lambda _, given: (given[0] * 2,)):
+                run()
+            with module.register_full_backward_hook(lambda *_: backward.append(1)):
+                run()
+            return [*seen, len(backward)]
+
+        expected = results(small().eval())
+        assert len(set(expected)) == 5
+        assert results(outcore.wrap(small(), "1GiB").eval()) == expected
+
+    @pytest.mark.parametrize("done", [2, STEPS], ids=["profiling", "planned"])
+    @pytest.mark.parametrize("apart", APART)
+    def test_calls_that_nothing_compiles_run_plainly(
+        self, apart: Callable[[nn.Module], object], done: int
+    ) -> None:
+        """torch.compile leaves a function alone for good that it first meets in one of them."""
+        module, plain = outcore.wrap(small(), **TIGHT), small()
+        seen, expected = trained(module, done), trained(plain, done)
+        for each in module, plain:
+            each.eval()
+            apart(each)
+            each.train()
+        assert same(seen + trained(module), expected + trained(plain))
+        report = outcore.handle(module).report()
+        assert report.state == "planned"
+        assert report.measured_peak_bytes
+        assert any("ran plainly" in note for note in report.notes)
+
+    def test_where_nothing_ever_compiles_it_is_said(self) -> None:
+        module = outcore.wrap(small(), **TIGHT)
+        with (
+            pytest.warns(UserWarning, match="ran plainly") as warned,
+            FlopCounterMode(display=False),
+        ):
+            trained(module, 2)
+        assert Path(warned[0].filename).parent.parent.name == "tests"
+        strict = outcore.wrap(small(), strict=True, **TIGHT)
+        with pytest.raises(NotEngagedError), FlopCounterMode(display=False):
+            trained(strict, 1)
+
+    def test_options_are_read_at_once(self) -> None:
+        with pytest.raises(OptionError, match="did you mean 'policy'"):
+            outcore.wrap(small(), budget="2MiB", polcy="pooch")  # type: ignore[call-arg]  # refused by mypy as well
+
+    def test_the_budget_may_come_from_the_environment(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("OUTCORE_BUDGET", "3MiB")
+        assert outcore.handle(outcore.wrap(small())).options.budget == "3MiB"
+        assert outcore.handle(outcore.wrap(small(), "2MiB")).options.budget == "2MiB"
+
+    def test_two_models_have_budgets_of_their_own(self) -> None:
+        first, second = (outcore.wrap(small(), budget=b) for b in ("1GiB", "2GiB"))
+        trained(first, 1)
+        trained(second, 1)
+        assert outcore.handle(first).report().budget_bytes == 1 << 30
+        assert outcore.handle(second).report().budget_bytes == 2 << 30
+        assert outcore.handle(second).engaged
+
+    def test_values_are_read_at_once_wherever_the_budget_comes_from(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with pytest.raises(PolicyError, match="swop-all"):
+            outcore.wrap(small(), policy="swop-all")
+        monkeypatch.setenv("OUTCORE_BUDGET", "3 apples")
+        with pytest.raises(BudgetError, match="3 apples"):
+            outcore.wrap(small())
+
+    @pytest.mark.parametrize(("word", "strict"), [("1", True), ("off", False), ("", False)])
+    def test_strict_may_come_from_the_environment(
+        self, monkeypatch: pytest.MonkeyPatch, word: str, *, strict: bool
+    ) -> None:
+        monkeypatch.setenv("OUTCORE_STRICT", word)
+        assert outcore.Backend("1GiB").options.strict is strict
+        assert outcore.Backend("1GiB", strict=True).options.strict
+        assert not outcore.Backend("1GiB", strict=False).options.strict
+
+    def test_strict_is_yes_or_no(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OUTCORE_STRICT", "maybe")
+        with pytest.raises(OptionValueError, match=r"strict='maybe'.*one of 1, true, on, 0"):
+            outcore.Backend("1GiB")
+
+    def test_a_misspelled_variable_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OUTCORE_ELSEWHERE", "of somebody else")
+        assert outcore.Backend("1GiB").options.policy is None
+        monkeypatch.setenv("OUTCORE_PLAN_FOLDER", "of somebody else, too")
+        monkeypatch.setenv("OUTCORE_POLICYS", "")
+        outcore.Backend("1GiB")
+        for name, meant in (("POLICI", "POLICY"), ("ARENAS", "ARENA")):
+            monkeypatch.setenv(f"OUTCORE_{name}", "pooch")
+            with pytest.warns(UserWarning, match=f"OUTCORE_{name}; is OUTCORE_{meant} meant"):
+                outcore.Backend("1GiB")
+            monkeypatch.delenv(f"OUTCORE_{name}")
+
+    def test_a_budget_beyond_the_memory_is_told_once(self) -> None:
+        module = outcore.wrap(small(), budget="1PiB")
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            assert same(trained(module), trained(small()))
+        assert ["of RAM" in str(each.message) for each in told] == [True]
+        (note,) = [n for n in outcore.handle(module).report().notes if "more than the" in n]
+        assert 'budget="auto"' in note
+
+    @pytest.mark.parametrize("option", ["policy", "spill_dir"])
+    def test_values_of_no_kind_that_is_known(self, option: str) -> None:
+        given: dict[str, Any] = {option: 3}
+        with pytest.raises(OptionValueError, match=f"{option}=3: it is no"):
+            outcore.Backend(budget="1GiB", **given)
+
+    def test_wrapping_again_replaces_the_budget(self) -> None:
+        plain, module = small(), outcore.wrap(small(), budget="1GiB")
+        assert same(trained(module, 1), trained(plain, 1))
+        first = outcore.handle(module)
+        outcore.wrap(module, **TIGHT)
+        assert same(trained(module), trained(plain))
+        assert outcore.handle(module).report().budget_bytes == 2 << 20
+        assert outcore.handle(module).report().state == "planned"
+        assert first.closed
+
+    def test_options_that_are_wrong_replace_nothing(self) -> None:
+        module = outcore.wrap(small(), budget="1GiB")
+        first = outcore.handle(module)
+        with pytest.raises(PolicyError):
+            outcore.wrap(module, budget="1GiB", policy="swop-all")
+        assert outcore.handle(module) is first
+        assert not first.closed
+
+    def test_unwrapped_it_is_plain(self) -> None:
+        module = outcore.wrap(small(), **TIGHT)
+        backend = outcore.handle(module)
+        assert outcore.unwrap(module) is module
+        assert same(trained(module), small_reference(STEPS, eager=True))
+        assert backend.engine is None
+        assert backend.closed
+        with pytest.raises(WrapError, match="Small: nothing in it is wrapped"):
+            outcore.handle(module)
+        with pytest.raises(WrapError, match="Small: nothing in it is wrapped"):
+            outcore.unwrap(module)
+
+    def test_unwrap_undoes_all_that_is_inside(self) -> None:
+        parts = [outcore.wrap(nn.Linear(4, 4), budget=b) for b in ("1GiB", "2GiB", "3GiB")]
+        backends = [outcore.handle(part) for part in parts]
+        whole = nn.Sequential(*parts)
+        assert outcore.unwrap(whole) is whole
+        whole(torch.ones(2, 4)).sum().backward()
+        assert [backend.closed for backend in backends] == [True] * 3
+        assert not any(backend.engaged for backend in backends)
+        for part in parts:
+            with pytest.raises(WrapError):
+                outcore.handle(part)
+
+    def test_copies_and_pickles_are_plain(self) -> None:
+        module = outcore.wrap(small(), **TIGHT)
+        trained(module, 1)
+        file = io.BytesIO()
+        torch.save(module, file)
+        file.seek(0)
+        for other in (copy.deepcopy(module), torch.load(file, weights_only=False)):
+            assert other._compiled_call_impl is None
+            with pytest.raises(WrapError):
+                outcore.handle(other)
+            assert torch.equal(other.head.weight, module.head.weight)
+
+    def test_the_handle_is_found_from_outside(self) -> None:
+        inner = outcore.wrap(small(), **TIGHT)
+        whole = nn.Sequential(inner)
+        assert outcore.handle(whole) is outcore.handle(inner)
+        whole.append(outcore.wrap(small(), **TIGHT))
+        with pytest.raises(WrapError, match="different budgets"):
+            outcore.handle(whole)
+        outcore.wrap(whole, "1GiB")
+        assert outcore.handle(whole).options.budget == "1GiB"
+
+    @pytest.mark.parametrize("thing", [torch.nn.functional.relu, torch.compile(nn.Linear(2, 2))])
+    def test_what_cannot_be_wrapped(self, thing: Any) -> None:
+        with pytest.raises(WrapError, match="wrap the model"):
+            outcore.wrap(thing, budget="1GiB")
+
+    def test_what_is_compiled_in_place_already(self) -> None:
+        module = small()
+        module.compile(backend="eager")
+        with pytest.raises(WrapError, match="compiled already"):
+            outcore.wrap(module, budget="1GiB")
+
+    def test_a_module_of_torch_s_own(self) -> None:
+        """Torch compiles nothing of these where they are what is called."""
+        module = outcore.wrap(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), budget="1GiB", strict=True)
+        module(torch.ones(2, 4)).sum().backward()
+        assert outcore.handle(module).report().graphs == 1
+
+    def test_more_models_than_torch_compiles_of_one_kind(self) -> None:
+        modules = [outcore.wrap(nn.Linear(4, 4 + n), "1GiB", strict=True) for n in range(10)]
+        for module in modules:
+            module(torch.ones(2, 4)).sum().backward()
+        assert all(outcore.handle(module).engaged for module in modules)
+
+    @LIMITED
+    def test_each_shape_has_a_plan_of_its_own(self) -> None:
+        module = outcore.wrap(nn.Linear(4, 4), "1GiB", strict=True)
+        for n in range(1, 11):
+            module(torch.ones(n, 4)).sum().backward()
+        engine = outcore.handle(module).engine
+        assert engine is not None
+        assert len(engine.graphs) == engine.steps.calls == 10
+        assert not outcore.handle(module).notes
+
+    @LIMITED
+    def test_past_the_most_shapes_it_runs_plainly(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(call_wrapper, "MOST_SHAPES", 2)
+        module = outcore.wrap(nn.Linear(4, 4), "1GiB")
+        for n in range(1, 3):
+            module(torch.ones(n, 4)).sum().backward()
+        with pytest.warns(UserWarning, match="came to no graph"):
+            module(torch.ones(3, 4)).sum().backward()
+        module(torch.ones(4, 4)).sum().backward()  # said once
+        engine = outcore.handle(module).engine
+        assert engine is not None
+        assert len(engine.graphs) == engine.steps.calls == 2
+        assert outcore.handle(module).notes == [call_wrapper.UNSEEN]
+
+    @LIMITED
+    def test_past_the_most_shapes_there_is_an_error_where_that_is_strict(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(call_wrapper, "MOST_SHAPES", 1)
+        module = outcore.wrap(nn.Linear(4, 4), "1GiB", strict=True)
+        module(torch.ones(1, 4)).sum().backward()
+        for n in range(2, 4):
+            with pytest.raises(NotEngagedError) as caught:
+                module(torch.ones(n, 4))
+            assert "inside the budget: a training call came to no graph" in str(caught.value)
+        module(torch.ones(1, 4)).sum().backward()
+
+    @LIMITED
+    @pytest.mark.parametrize("strict", [False, True])
+    def test_past_the_most_shapes_of_a_part_it_is_told(
+        self, monkeypatch: pytest.MonkeyPatch, *, strict: bool
+    ) -> None:
+        """As an expert is given another number of tokens in each step."""
+
+        class Mixed(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.outer, self.expert = nn.Linear(4, 4), Small()
+                self.tokens = 0
+
+            def forward(self, x: Tensor) -> Tensor:
+                y: Tensor = self.mixed(self.outer(x))
+                return y.sum()
+
+            @torch.compiler.disable(recursive=False)
+            def mixed(self, x: Tensor) -> Tensor:
+                y: Tensor = self.expert(batch(0, self.tokens))
+                return y.sum() + x.sum()
+
+        monkeypatch.setattr(call_wrapper, "MOST_SHAPES", 3)
+        module = outcore.wrap(Mixed(), "1GiB", strict=strict)
+        raised: list[str] = []
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for n in range(1, 7):
+                module.tokens = n
+                try:
+                    module(torch.ones(2, 4)).backward()
+                except NotEngagedError as error:
+                    raised.append(str(error))
+        warned = [str(each.message) for each in told]
+        assert len(raised) == strict
+        found = [text for text in (*raised, *warned) if "came with more shapes" in text]
+        assert len(found) == 1
+        assert call_wrapper.UNSEEN not in outcore.handle(module).notes
+
+    @LIMITED
+    def test_a_limit_that_the_first_call_reaches_is_told(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Experts(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.outer, self.expert = nn.Linear(4, 4), Small()
+
+            def forward(self, x: Tensor) -> Tensor:
+                y: Tensor = self.outer(x).sum()
+                for n in range(1, 5):
+                    torch._dynamo.graph_break()
+                    y = y + self.expert(batch(0, n)).sum()
+                return y
+
+        monkeypatch.setattr(call_wrapper, "MOST_SHAPES", 2)
+        module = outcore.wrap(Experts(), "1GiB")
+        with pytest.warns(UserWarning, match="a part of the model came with more shapes"):
+            module(torch.ones(2, 4)).backward()
+
+    def test_a_call_that_asks_for_no_gradient_itself_is_no_miss(self) -> None:
+        class Student(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = nn.Linear(4, 4)
+
+            def forward(self, x: Tensor, *, teach: bool = False) -> Tensor:
+                with torch.set_grad_enabled(not teach):
+                    result: Tensor = self.layer(x)
+                return result
+
+        module = outcore.wrap(Student(), "1GiB", strict=True)
+        module(torch.ones(2, 4)).sum().backward()
+        for _ in range(2):
+            module(torch.ones(2, 4), teach=True)
+        assert not outcore.handle(module).notes
+
+    @LIMITED
+    def test_steps_of_which_none_is_like_another_are_told_of_once(self) -> None:
+        """A number in the model is a constant of the graph."""
+        module = Counting()
+        outcore.wrap(module, "1GiB")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(24):
+                module.calls -= step % 8 == 7  # one of before, now and then, is no rest
+                module(torch.ones(2, 4)).sum().backward()
+        (said,) = [str(w.message) for w in caught if "captured anew" in str(w.message)]
+        assert "a counter in the model" in said
+        (note,) = outcore.handle(module).report().notes
+        assert said == f"outcore: {note}"
+
+    def test_evaluation_uses_up_none_of_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(call_wrapper, "MOST_SHAPES", 2)
+        module = outcore.wrap(nn.Linear(4, 4), "1GiB", strict=True)
+        plain = copy.deepcopy(module)
+        for n in range(1, 6):
+            with torch.no_grad():
+                assert torch.equal(module(torch.ones(n, 4)), plain(torch.ones(n, 4)))
+            with torch.inference_mode():
+                assert torch.equal(module(torch.ones(n, 4)), plain(torch.ones(n, 4)))
+        assert outcore.handle(module).engine is None, "nothing was compiled"
+        module(torch.ones(9, 4)).sum().backward()
+        assert outcore.handle(module).report().graphs == 1
+
+    def test_torch_that_takes_no_limit_from_us(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Before 2.13. Models have nothing to do with each other there either."""
+        monkeypatch.setattr(call_wrapper, "_apart", dict)
+        most = torch._dynamo.config.recompile_limit
+        modules = [outcore.wrap(nn.Linear(4, 4), "1GiB", strict=True) for _ in range(most + 1)]
+        for module in modules:
+            module(torch.ones(2, 4)).sum().backward()
+        assert all(outcore.handle(module).engaged for module in modules)
+        shapes = range(3, most + 5)
+        for n in shapes:
+            module(torch.ones(n, 4)).sum().backward()
+        engine = outcore.handle(module).engine
+        assert engine is not None
+        assert len(engine.graphs) == engine.steps.calls == 1 + len(shapes)
+
+
+class Counting(nn.Module):
+    """It counts its calls by a Python number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, 4), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        result: Tensor = self.layer(x) * self.calls
+        return result
+
+
+def workers() -> list[threading.Thread]:
+    """The threads of engines."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith("outcore-")]
+
+
+class TestGivenBack:
+    """Neither the engine nor its threads outlive what they are for."""
+
+    @pytest.fixture(autouse=True)
+    def nothing_before(self) -> None:
+        torch._dynamo.reset()
+        gc.collect()
+
+    def trained(self) -> tuple[Small, ref[Engine]]:
+        module = outcore.wrap(small(), **TIGHT)
+        before = len(workers())
+        trained(module)
+        assert len(workers()) == before + 2
+        engine = outcore.handle(module).engine
+        assert engine is not None
+        return module, ref(engine)
+
+    def test_by_unwrap(self) -> None:
+        before = len(workers())
+        module, engine = self.trained()
+        outcore.unwrap(module)
+        assert len(workers()) == before
+        gc.collect()
+        assert engine() is None
+
+    def test_by_wrapping_again(self) -> None:
+        before = len(workers())
+        module, engine = self.trained()
+        outcore.wrap(module, budget="1GiB")
+        assert len(workers()) == before
+        gc.collect()
+        assert engine() is None
+
+    def test_by_wrapping_in_a_session(self) -> None:
+        before = len(workers())
+        module, engine = self.trained()
+        with outcore.session(**TIGHT) as ooc:
+            ooc.wrap(module)
+            assert len(workers()) == before
+            gc.collect()
+            assert engine() is None
+            trained(module)
+            assert outcore.handle(module) is ooc.backend
+        assert len(workers()) == before
+        assert module._compiled_call_impl is None
+
+    def test_with_the_model(self) -> None:
+        before, wrapped = len(workers()), len(call_wrapper.WRAPPERS)
+        module, engine = self.trained()
+        del module
+        gc.collect()
+        assert engine() is None
+        assert len(workers()) == before
+        assert len(call_wrapper.WRAPPERS) == wrapped
+
+    def test_after_the_backward_that_is_still_to_come(self) -> None:
+        before, plain = len(workers()), small()
+        module, engine = self.trained()
+        trained(plain)
+        torch.manual_seed(STEPS)
+        loss = mean_square(module(batch(0)))
+        outcore.unwrap(module)
+        module.zero_grad()
+        loss.backward()
+        torch.manual_seed(STEPS)
+        plain.zero_grad()
+        expected = mean_square(plain(batch(0)))
+        expected.backward()
+        assert same([snapshot(module, loss)], [snapshot(plain, expected)])
+        del loss
+        gc.collect()
+        assert engine() is None
+        assert len(workers()) == before
+
+
+class Opaque(nn.Module):
+    """Dynamo compiles nothing of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    @torch.compiler.disable
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x)
+        return y
+
+
+class Sparse(nn.Module):
+    """Torch compiles it, and a Trace cannot express it: its gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Embedding(4, 4, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.inner(x.long())
+        return result
+
+
+class TestNothingToDo:
+    def test_a_warning_says_so_once(self) -> None:
+        module = outcore.wrap(Opaque(), budget="1GiB")
+        with pytest.warns(UserWarning, match="found nothing to plan in Opaque"):
+            module(torch.ones(2, 4)).sum().backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            module(torch.ones(2, 4)).sum().backward()
+
+    def test_strict_raises(self) -> None:
+        module = outcore.wrap(Opaque(), budget="1GiB", strict=True)
+        with pytest.raises(NotEngagedError, match="Opaque"):
+            module(torch.ones(2, 4))
+
+    def test_calls_without_a_backward_prove_nothing(self) -> None:
+        module = outcore.wrap(small(), **TIGHT)
+        with torch.no_grad():
+            module(batch(0))
+        module.eval()
+        module(batch(0))
+        module.train()
+        trained(module, 1)
+        assert outcore.handle(module).engaged
+
+    def test_the_second_module_of_a_session_is_seen_too(self) -> None:
+        ooc = outcore.session("1GiB")
+        first, second = ooc.wrap(nn.Linear(4, 4)), ooc.wrap(Opaque())
+        first(torch.ones(2, 4)).sum().backward()
+        assert ooc.backend.engaged
+        assert ooc.idle == [second]
+        with pytest.warns(UserWarning, match="found nothing to plan in Opaque") as warned:
+            second(torch.ones(2, 4)).sum().backward()
+        assert Path(warned[0].filename).name == "test_entry_points.py"
+        assert not ooc.idle
+        ooc.close()
+
+    def test_strict_raises_for_the_second_module_of_a_session(self) -> None:
+        ooc = outcore.session("1GiB", strict=True)
+        found = ooc.wrap(nn.Linear(4, 4))(torch.ones(2, 4))
+        second = ooc.wrap(Opaque())
+        with pytest.raises(NotEngagedError, match="Opaque"):
+            second(found)
+        ooc.close()
+
+    def test_a_graph_that_was_refused_is_not_told_twice(self) -> None:
+        """Not by a training call either that runs what an earlier call had torch compile."""
+        ooc = outcore.session("1GiB")
+        ooc.wrap(nn.Linear(4, 4))(torch.ones(2, 4)).sum().backward()
+        module = ooc.wrap(Sparse())
+        module.eval()
+        with pytest.warns(UserWarning, match="runs a graph in-core"):
+            module(torch.ones(2, 4))
+        module.train()
+        module(torch.ones(2, 4)).sum().backward()
+        ooc.close()
+
+    def test_one_that_was_refused_before_there_was_a_plan_is_not_told_twice(self) -> None:
+        module = outcore.wrap(Sparse(), "1GiB")
+        with pytest.warns(UserWarning, match="runs a graph in-core"):
+            module(torch.ones(2, 4)).sum().backward()
+        for _ in range(2):
+            module(torch.ones(2, 4)).sum().backward()
+        assert len(outcore.handle(module).notes) == 1
+
+    def test_a_strict_session(self) -> None:
+        with pytest.raises(NotEngagedError), outcore.session("1GiB", strict=True) as ooc:
+            ooc.wrap(small())
+
+
+class TestSession:
+    def test_one_budget_for_what_is_wrapped_in_it(self, tmp_path: Path) -> None:
+        with outcore.session(**TIGHT, spill_dir=tmp_path) as ooc:
+            module, head = ooc.wrap(small()), ooc.wrap(nn.Linear(4, 4))
+            seen = trained(module)
+            assert ooc.report().state == "planned"
+            assert ooc.explain(most=1)
+            head(torch.ones(2, 4)).sum().backward()
+            assert outcore.handle(head) is outcore.handle(module) is ooc.backend
+            assert ooc.report().graphs == 2
+        assert same(seen, small_reference(STEPS, eager=True))
+        for each in (module, head):
+            with pytest.raises(WrapError):
+                outcore.handle(each)
+
+    def test_wrapping_twice_in_it_changes_nothing(self) -> None:
+        with outcore.session(**TIGHT) as ooc:
+            module = ooc.wrap(small())
+            trained(module)
+            assert ooc.wrap(module) is module
+            trained(module, 1)
+            assert ooc.report().state == "planned"
+            assert ooc.wrapped == [module]
+
+    def test_a_budget_of_its_own_since_then_stays(self) -> None:
+        with outcore.session(**TIGHT) as ooc:
+            module = ooc.wrap(small())
+            outcore.wrap(module, budget="1GiB")
+            assert not ooc.wrapped
+            assert not ooc.backend.closed
+        assert outcore.handle(module).options.budget == "1GiB"
+
+    def test_what_goes_on_after_it_runs_in_core(self) -> None:
+        with outcore.session(**TIGHT) as ooc:
+            module = small()
+            compiled = torch.compile(module, backend=ooc.backend)
+            train(module, compiled, (batch(0),), mean_square, STEPS)
+        report = ooc.report()
+        plain = small()
+        plain.load_state_dict(module.state_dict())
+        more = train(module, compiled, (batch(0),), mean_square, 2)
+        assert same(more, trained(plain, 2))
+        assert report.state == ooc.report().state == "in-core"
+        assert "closed" in report.notes[0]
+
+    def test_a_backward_after_the_end(self) -> None:
+        module = small()
+        with outcore.session(**TIGHT) as ooc:
+            ooc.wrap(module)
+            seen = trained(module, STEPS - 1)
+            torch.manual_seed(STEPS - 1)
+            module.zero_grad()
+            loss = mean_square(module(batch(0)))
+        loss.backward()
+        assert same([*seen, snapshot(module, loss)], small_reference(STEPS, eager=True))
+
+    def test_an_error_inside_is_the_error_outside(self) -> None:
+        ooc = outcore.session("1GiB", strict=True)
+        ooc.wrap(small())
+        with pytest.raises(ZeroDivisionError), ooc:
+            raise ZeroDivisionError
+
+
+class TestLog:
+    def test_one_block_when_a_plan_is_made(self, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.INFO, "outcore"):
+            trained(outcore.wrap(small(), **TIGHT))
+        (message,) = (r.getMessage() for r in caplog.records if r.levelno == logging.INFO)
+        assert "graph 1 does not fit a budget of 2.00 MiB" in message
+        for word in ("in-core ", "planned ", "moved ", "planning "):
+            assert f"\n    {word}" in message
+
+    def test_what_fits_says_so(self, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.INFO, "outcore"):
+            trained(outcore.wrap(small(), budget="1GiB"))
+        (message,) = (r.getMessage() for r in caplog.records if r.levelno == logging.INFO)
+        assert "graph 1 fits: nothing is moved" in message
+
+    def test_torch_logs_shows_it(self) -> None:
+        code = (
+            "import outcore; from tests.cpu.test_entry_points import *;"
+            "trained(outcore.wrap(small(), **TIGHT))"
+        )
+        environment = {**os.environ, "TORCH_LOGS": "+outcore"}
+        found = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
+        )
+        assert "graph 1 does not fit" in found.stderr
+
+
+def test_what_is_compiled_around_a_wrapped_model_is_told() -> None:
+    """Dynamo inlines the model and never comes here: without a note it would look planned."""
+    torch._dynamo.reset()
+    model = outcore.wrap(nn.Sequential(nn.Linear(8, 8)), budget="1GiB")
+    torch.compile(model, backend="aot_eager")(torch.randn(4, 8)).sum().backward()
+    report = outcore.handle(model).report()
+    assert not outcore.handle(model).engaged
+    assert "another torch.compile" in report.notes[0]
+    model(torch.randn(4, 8)).sum().backward()
+    assert not outcore.handle(model).report().notes

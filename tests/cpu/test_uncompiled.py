@@ -1,0 +1,364 @@
+"""What torch compiles nothing around is compiled by itself, or named."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+
+import outcore
+from outcore.call_wrapper import HOPE
+from outcore.errors import NotEngagedError
+from outcore.uncompiled import Uncompiled, own, pieces
+from tests.cpu.training import PROFILED_STEPS, Away, away, back, inside, mean_square, same
+
+STEPS = PROFILED_STEPS + 4
+BUDGET = "1GiB"
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Blocks(nn.Module):
+    """Torch's own modules in a loop, in which `what` is done with each result."""
+
+    def __init__(self, what: Callable[[Tensor], Any] | None = None, width: int = 64) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(width, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Dropout(0.1)
+            )
+            for _ in range(5)
+        )
+        self.head = nn.Linear(width, width)
+        self.unused = nn.Linear(width, width)
+        self.what = what
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+            if self.what is not None:
+                self.what(x)
+        result: Tensor = self.head(x)
+        return result
+
+
+def breaks(_: Tensor) -> None:
+    torch._dynamo.graph_break()
+
+
+def looks(x: Tensor) -> None:
+    x.mean().item()
+
+
+def hooked_within() -> Blocks:
+    module = Blocks()
+    child: Any = module.blocks[2]
+    child[0].register_full_backward_hook(lambda _, given, __: (given[0] * 0.5,))
+    return module
+
+
+def hooked() -> Blocks:
+    module = Blocks()
+    module.blocks[2].register_full_backward_hook(lambda _, given, __: (given[0] * 0.5,))
+    return module
+
+
+MAKERS: dict[str, Callable[[], Blocks]] = {
+    "a break in a loop": lambda: Blocks(breaks),
+    "a number that is read": lambda: Blocks(looks),
+    "a hook": hooked,
+}
+
+
+def train(module: nn.Module, steps: int = STEPS, rows: int = 1024) -> list[Away]:
+    torch.manual_seed(1)
+    found = []
+    for _ in range(steps):
+        module.zero_grad()
+        loss = mean_square(module(torch.randn(rows, 64)))
+        loss.backward()
+        gradients = [p.grad for p in module.parameters() if p.grad is not None]
+        found.append(away([loss.detach(), *gradients, *module.buffers()]))
+    return found
+
+
+def alike(first: list[Away], second: list[Away]) -> bool:
+    return same(list(map(back, first)), list(map(back, second)))
+
+
+@pytest.mark.parametrize("made", MAKERS)
+def test_parts_that_torch_compiles_nothing_around_are_planned(made: str) -> None:
+    expected = train(MAKERS[made]())
+    roomy = outcore.wrap(MAKERS[made](), BUDGET)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="outcore")
+        assert alike(train(roomy), expected)
+    report = outcore.handle(roomy).report()
+    assert report.state == "in-core"
+    assert report.graphs >= len(roomy.blocks)
+    assert [note for note in report.notes if "compiled by themselves" in note]
+    assert report.measured_peak_bytes is not None
+    torch._dynamo.reset()
+    tight = outcore.wrap(MAKERS[made](), report.measured_peak_bytes * 7 // 8, policy="swap-all")
+    assert alike(train(tight), expected)
+    report = outcore.handle(tight).report()
+    assert report.state == "planned"
+    inside(report)
+
+
+def test_what_has_a_hook_itself_is_named_and_the_rest_is_planned() -> None:
+    expected = train(hooked_within())
+    module = outcore.wrap(hooked_within(), BUDGET)
+    with pytest.warns(UserWarning, match="what calls blocks.2.0: that runs plainly"):
+        found = train(module)
+    assert alike(found, expected)
+    assert outcore.handle(module).report().graphs > len(module.blocks)
+
+
+def test_strict_asks_for_no_more_than_that() -> None:
+    module = outcore.wrap(Blocks(breaks), BUDGET, strict=True)
+    train(module)
+    assert outcore.handle(module).report().state == "in-core"
+
+
+def test_whole_models_have_no_parts() -> None:
+    module = outcore.wrap(Blocks(), BUDGET, strict=True)
+    train(module)
+    report = outcore.handle(module).report()
+    assert (report.graphs, report.notes) == (1, ())
+    assert not [m for m in module.modules() if m is not module and m._compiled_call_impl]
+
+
+class Mixed(nn.Module):
+    """A part that torch is told to leave alone, beside one that it compiles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.left = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.alone(torch.tanh(self.seen(x))))
+
+    @torch.compiler.disable
+    def alone(self, x: Tensor) -> Tensor:
+        result: Tensor = self.left(x)
+        return result
+
+
+def test_what_is_left_alone_on_purpose_is_named() -> None:
+    module = outcore.wrap(Mixed(), BUDGET)
+    with pytest.warns(UserWarning, match="what calls left: that runs plainly") as caught:
+        train(module)
+    assert [each for each in caught if each.filename == __file__]
+    assert outcore.handle(module).report().graphs == 2
+    assert not module.left._compiled_call_impl
+    strict = outcore.wrap(Mixed(), BUDGET, strict=True)
+    with pytest.raises(NotEngagedError, match="what calls left"):
+        train(strict)
+
+
+def test_a_part_with_a_budget_of_its_own_is_not_taken_from_it() -> None:
+    module = Blocks(breaks)
+    first: Any = outcore.wrap(module.blocks[0], BUDGET)
+    outcore.wrap(module, BUDGET)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="outcore")
+        train(module)
+    assert outcore.handle(first) is not outcore.handle(module)
+    assert {outcore.handle(first).report().graphs, outcore.handle(module).report().graphs} == {1, 5}
+
+
+def test_parameters_that_are_used_around_the_model_are_no_part_of_it() -> None:
+    class Scaled(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(64, 64)
+            self.scale = nn.Parameter(torch.ones(()))
+
+    module = outcore.wrap(Scaled(), BUDGET, strict=True)
+    for _ in range(STEPS):
+        mean_square(module(torch.randn(8, 64)) * module.scale.exp()).backward()
+    assert outcore.handle(module).report().notes == ()
+
+
+def test_a_call_before_training_that_torch_gave_up_in_counts() -> None:
+    module = outcore.wrap(Blocks(breaks).eval(), BUDGET, strict=True)
+    module(torch.randn(8, 64))
+    train(module.train())
+    assert outcore.handle(module).report().graphs >= len(module.blocks)
+
+
+def test_parts_go_with_the_whole() -> None:
+    module = Blocks(breaks)
+    inner: Any = module.blocks[0]
+    outcore.wrap(module, BUDGET)
+    train(module)
+    assert outcore.handle(inner) is outcore.handle(module)
+    twin = copy.deepcopy(module)
+    assert not [each for each in twin.modules() if each._compiled_call_impl]
+    outcore.wrap(module, "2GiB")
+    assert inner._compiled_call_impl is None
+    train(module)
+    assert outcore.handle(inner).options.budget == "2GiB"
+    outcore.unwrap(module)
+    assert not [each for each in module.modules() if each._compiled_call_impl]
+    with outcore.session(BUDGET) as session:
+        session.wrap(module)
+        train(module)
+        assert inner._compiled_call_impl is not None
+    assert not [each for each in module.modules() if each._compiled_call_impl]
+
+
+def pending(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p._post_accumulate_grad_hooks]
+
+
+def test_no_hooks_are_left() -> None:
+    module = outcore.wrap(Blocks(breaks), BUDGET)
+    train(module, 1)
+    assert pending(module)
+    outcore.unwrap(module)
+    assert not pending(module)
+
+
+def test_several_calls_before_the_first_backward() -> None:
+    module = outcore.wrap(Blocks(breaks), BUDGET, strict=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="outcore")
+        module(torch.randn(8, 64))  # nobody differentiates that
+        for _ in range(STEPS):
+            first, second = (mean_square(module(torch.randn(64, 64))) for _ in range(2))
+            (first + second).backward()
+    assert outcore.handle(module).report().state == "in-core"
+
+
+def test_what_never_comes_to_a_backward_is_told_in_the_end() -> None:
+    module = outcore.wrap(Blocks(breaks), BUDGET)
+    for _ in range(HOPE + 1):
+        module(torch.randn(8, 64))
+    with pytest.warns(UserWarning, match="came to no graph"):
+        module(torch.randn(8, 64))
+
+
+class Switch(nn.Module):
+    """One of its parts runs: the others are in no graph yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.parts = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+        self.which = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = torch.tanh(self.parts[self.which](x))
+        return result
+
+
+def test_parts_that_come_to_a_graph_later_are_not_named() -> None:
+    plain, module = Switch(), outcore.wrap(Switch(), BUDGET, strict=True)
+    for which in (0, 1, 2):
+        plain.which = module.which = which
+        assert alike(train(module), train(plain))
+    report = outcore.handle(module).report()
+    assert (report.state, report.notes) == ("in-core", ())
+    assert not pending(module)
+
+
+def test_what_others_have_compiled_is_left_to_them() -> None:
+    module = Blocks(breaks)
+    for block in module.blocks:
+        block.compile(backend="eager")
+    theirs = [block._compiled_call_impl for block in module.blocks]
+    outcore.wrap(module, BUDGET)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="outcore")
+        train(module)
+    assert [block._compiled_call_impl for block in module.blocks] == theirs
+    outcore.unwrap(module)
+    assert [block._compiled_call_impl for block in module.blocks] == theirs
+
+
+def test_nothing_is_said_where_torch_does_not_tell_parameters() -> None:
+    """As where DistributedDataParallel splits graphs."""
+    backend = outcore.Backend(BUDGET)
+    with FakeTensorMode():
+        fake = nn.Parameter(torch.ones(2))
+    backend.parameters.take([fake])
+    assert backend.parameters.ids is None
+    module = outcore.wrap(Mixed(), BUDGET, strict=True)
+    outcore.handle(module).parameters.ids = None
+    train(module)
+
+
+class Alike(nn.Module):
+    """Layers of which torch compiles one frame each, before a break and behind it, for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleDict({"a": linear(), "b": linear()}) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + broken(x, layer)
+        return x
+
+
+def linear() -> nn.Module:
+    return nn.Linear(64, 64)
+
+
+def broken(x: Tensor, layer: Any) -> Tensor:
+    x = torch.relu(layer["a"](x))
+    torch._dynamo.graph_break()
+    return torch.tanh(layer["b"](x))
+
+
+def test_what_torch_compiled_of_one_layer_it_runs_for_those_alike() -> None:
+    torch.manual_seed(0)
+    module = outcore.wrap(Alike(), BUDGET, strict=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="outcore")
+        train(module)
+    backend = outcore.handle(module)
+    assert backend.parameters.ids == {id(p) for p in module.parameters()}
+    assert not backend.parameters.lookers
+    assert len(backend.engine.graphs) < len(list(module.parameters()))
+
+
+class TestAside:
+    def test_autograd_tells(self) -> None:
+        module = Blocks()
+        known = {id(p) for p in module.head.parameters()}
+        uncompiled = Uncompiled(module, known)
+        assert not uncompiled.used
+        mean_square(module(torch.randn(8, 64))).backward()
+        assert uncompiled.used
+        known |= {id(p) for p in module.blocks[0].parameters()}
+        found = uncompiled.end(module, known)
+        assert found == [f"blocks.{i}.{j}" for i in range(1, 5) for j in (0, 1)]
+        assert not [p for p in module.parameters() if p._post_accumulate_grad_hooks]
+
+    def test_recurrent_layers_run_between_graphs_anyway(self) -> None:
+        layer = nn.Sequential(nn.LSTM(4, 4))
+        uncompiled = Uncompiled(layer, ())
+        layer(torch.randn(2, 4))[0].sum().backward()
+        assert not uncompiled.used
+        assert not pieces(nn.ModuleList([layer]), ["0.0"])
+
+    def test_pieces_are_as_large_as_torch_s_own_code_goes(self) -> None:
+        module = hooked()
+        assert not {"", "blocks"} & {*own(module)}
+        found = pieces(module, ["blocks.0.0", "blocks.0.1", "blocks.2.0", "head"])
+        assert list(found) == ["blocks.0", "blocks.2.0", "head"]
+        assert found["blocks.0"] is module.blocks[0]

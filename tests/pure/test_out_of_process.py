@@ -1,0 +1,117 @@
+"""Planning in another process gives what planning here gives."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import subprocess
+import sys
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from outcore import out_of_process
+from outcore.allocators import Space, lay_out
+from outcore.errors import InfeasibleError
+from outcore.lower import lower
+from outcore.out_of_process import place_out_of_process, plan_out_of_process
+from outcore.policies import floor, resolve
+from outcore.policies.search import Search
+from tests.pure.test_policies import chain
+
+QUICK = Search(min_bytes=1, effort=0.01)
+"""Compiles nothing that the tests of the search have not."""
+
+pytestmark = pytest.mark.xdist_group("compiled")
+
+
+def test_it_gives_the_same_plan():
+    problem = chain((64,) * 6)
+    assert plan_out_of_process(QUICK, problem) == QUICK.plan(problem)
+
+
+def test_it_gives_the_same_places():
+    problem = chain((4 << 10,) * 6)
+    program = lower(problem, resolve("keep-all").plan(problem))
+    for space in (Space(1 << 40), Space(1 << 40, 1 << 40), Space(1 << 20)):
+        assert place_out_of_process(problem, program, space) == lay_out(problem, program, space)
+    assert place_out_of_process(problem, program, Space(1 << 40)) is not None
+
+
+def test_the_numbers_of_a_refusal_come_back():
+    problem = chain()
+    tight = type(problem)(problem.trace, problem.profile, problem.hardware, 1000)
+    with pytest.raises(InfeasibleError) as here:
+        QUICK.plan(tight)
+    with pytest.raises(InfeasibleError) as there:
+        plan_out_of_process(QUICK, tight)
+    assert str(there.value) == str(here.value)
+
+
+def test_a_refusal_holds_nothing_once_it_is_caught():
+    """Its traceback would hold the frames of the step, and these the batch, until a collection."""
+
+    class Held:
+        pass
+
+    def refused(held):
+        problem = replace(chain(), budget_bytes=1000)
+        with contextlib.suppress(InfeasibleError):
+            plan_out_of_process(QUICK, problem)
+        return weakref.ref(held)
+
+    gc.collect()
+    gc.disable()
+    try:
+        found = refused(Held())
+        assert found() is None
+    finally:
+        gc.enable()
+
+
+def test_how_far_it_is_goes_to_the_log(monkeypatch, caplog):
+    code = """
+from outcore import out_of_process
+from outcore.policies import search_walks
+search_walks.TOLD_EVERY = 0.0
+out_of_process.serve()
+"""
+    monkeypatch.setattr(out_of_process, "_SERVE", code)
+    problem = chain((64,) * 6)
+    tight = replace(problem, budget_bytes=floor(problem).nbytes)
+    with caplog.at_level("INFO", "outcore.search"):
+        plan_out_of_process(QUICK, tight)
+    assert "100 % done, the best plan takes" in caplog.messages[-1]
+
+
+def test_what_loads_little_stays_here(monkeypatch):
+    monkeypatch.setattr(out_of_process, "_ask", None)
+    assert plan_out_of_process(resolve("swap-all"), chain()) == resolve("swap-all").plan(chain())
+
+
+def test_a_path_that_is_none_is_passed_over(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("somewhere")])
+    assert plan_out_of_process(QUICK, chain()) == QUICK.plan(chain())
+
+
+@pytest.mark.parametrize("executable", ["", None, "/nowhere/python", "/bin/false", "/bin/echo"])
+def test_without_another_process_it_is_done_here(monkeypatch, executable):
+    monkeypatch.setattr(sys, "executable", executable)
+    assert plan_out_of_process(QUICK, chain()) == QUICK.plan(chain())
+
+
+def test_this_process_loads_no_compiler():
+    code = """
+import sys
+from outcore.allocators import Space, lay_out
+from outcore.out_of_process import place_out_of_process, plan_out_of_process
+from outcore.policies.search import Search
+from dataclasses import replace
+from tests.pure.building import small_problem
+problem = replace(small_problem(), budget_bytes=6000)
+assert plan_out_of_process(Search(min_bytes=1, effort=0.01), problem).choices
+assert "numba" not in sys.modules and "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,132 @@
+"""The process that answers stays for the next question, and not for long."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from outcore import worker
+
+CODE = """
+import logging, os, sys
+from outcore import worker
+
+def answer(question):
+    print("to nobody")
+    if question == "leave":
+        sys.exit("left")
+    log.info("asked %s", question)
+    return os.getpid()
+
+log = logging.getLogger("asked")
+worker.serve(answer, log)
+"""
+
+
+@pytest.fixture(autouse=True)
+def alone():
+    worker.dismiss()
+    yield
+    worker.dismiss()
+
+
+def nobody(_: str) -> None:
+    pass
+
+
+def ask(question="", code=CODE, tell=nobody):
+    return worker.ask(code, question, tell)
+
+
+def test_the_next_question_goes_to_the_same_process():
+    told: list[str] = []
+    first = ask("one", tell=told.append)
+    assert first != os.getpid()
+    assert ask("two", tell=told.append) == first
+    assert told == ["asked one", "asked two"]
+
+
+def test_one_that_would_import_otherwise_is_another(monkeypatch):
+    first = ask()
+    monkeypatch.setenv("OUTCORE_ANYTHING", "1")
+    second = ask()
+    assert second != first
+    monkeypatch.setattr(sys, "path", [*sys.path, "/nowhere"])
+    assert ask() != second
+    assert ask(code=CODE + "\n") != second
+    assert len(worker._waiting) == 1
+
+
+def test_one_that_was_ended_is_replaced():
+    first = ask()
+    os.kill(first, 9)
+    assert ask() != first
+
+
+def test_one_that_gives_no_answer_says_why():
+    first = ask()
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        ask("leave")
+    assert error.value.returncode == 1
+    assert error.value.stderr == b"to nobody\nleft\n"
+    assert not worker._waiting
+    assert ask() != first
+
+
+def test_it_ends_where_nothing_is_asked(monkeypatch):
+    monkeypatch.setattr(worker, "IDLE_SECONDS", 0.05)
+    ask()
+    (waiting,) = worker._waiting
+    deadline = time.monotonic() + 30
+    while waiting._process.returncode is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not worker._waiting
+
+
+def test_one_for_a_single_question_does_not_stay():
+    worker.ask_once(CODE, "", nobody)
+    assert not worker._waiting
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_process_has_one_of_its_own():
+    first = ask()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            os.write(writer, b"%d" % ask())
+            worker.dismiss()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(writer)
+    assert int(os.read(reader, 99)) != first
+    os.close(reader)
+    assert ask() == first
+
+
+def test_interrupted_it_is_ended():
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        worker.ask(CODE, "", interrupt)
+    assert not worker._waiting
+
+
+def test_a_process_that_ends_leaves_none():
+    code = f"from outcore import worker; print(worker.ask({CODE!r}, 0, print))"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], check=True, capture_output=True, text=True
+    )
+    assert not done.stderr
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout.splitlines()[-1]), 0)
