@@ -1,4 +1,4 @@
-"""announce: what a plan comes to, as one block of text for the log."""
+"""announce: summarize a plan as one block of text for the log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def announcement(planned: Planned, policy: Policy, number: int) -> str:
-    """What fits, what moves, and the predicted peak and time, of graph `number`."""
+    """Whether graph `number` fits, what the plan moves, and the predicted peak and time."""
     in_core, budget = planned.in_core, planned.problem.budget_bytes
     peak, seconds = in_core.peak(Tier.DEVICE), in_core.seconds
     have = f"a budget of {format_bytes(budget)}"
@@ -38,7 +38,7 @@ def announcement(planned: Planned, policy: Policy, number: int) -> str:
 
 
 def _by(planned: Planned, policy: Policy) -> str:
-    """Who says what is moved."""
+    """Who chose what is moved: the policy, a file of plans, or overrides."""
     if planned.from_file:
         return f"its plan is from {planned.from_file}"
     by = planned.plan.policy or spec_text(policy)
@@ -60,7 +60,7 @@ def _planned(planned: Planned) -> str:
 
 
 def _moved(planned: Planned) -> Iterator[str]:
-    """How many buffers, their bytes, and the seconds of what runs again."""
+    """How many buffers are moved and kept, the bytes offloaded, and the seconds recomputed."""
     trace, program = planned.problem.trace, planned.program
     counts = count_choices(trace, planned.plan)
     out = offloaded_bytes(trace, program)

@@ -1,4 +1,9 @@
-"""Backend: the door from torch.compile to the engine."""
+"""Backend: the entry point from torch.compile to the engine.
+
+torch.compile calls the backend with a captured module. AOTAutograd then calls `_partition` with the
+joint forward and backward graph, and the two compilers with the two halves. A graph that can be
+planned becomes a PlannedGraph, and its halves call the graph's Runner.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +54,11 @@ from outcore.runtime.summary import report_of
 log = logging.getLogger("outcore")
 
 KEY = "outcore_runner"
-"""Where a shell module carries its graph, which then lives as long as what torch compiled of it."""
+"""Key of the Runner in the `meta` of a shell module. The Runner holds the graph, so the graph lives
+as long as the code that torch compiled for it."""
 
 CONDITION = "outcore.cond_"
-"""How the targets of ops begin that choose between branches (`capture.as_ops`)."""
+"""Prefix of the targets of ops that choose between branches (`capture.as_ops`)."""
 
 BRANCHES = (
     "torch.cond: of a branch that was not taken in the profiled steps, tensors are counted, but "
@@ -60,13 +66,13 @@ BRANCHES = (
 )
 
 RESTLESS_STEPS, OF_STEPS = 20, 24
-"""So many of as many steps that are captured anew are no accident."""
+"""The backend warns if `RESTLESS_STEPS` of the latest `OF_STEPS` steps were captured anew."""
 
 Call = Callable[..., Any]
 
 
 class Tally:
-    """A number that compiled code can raise without holding anything else."""
+    """A counter that compiled code can increment without keeping the Backend alive."""
 
     number = 0
 
@@ -77,9 +83,9 @@ class Backend:
     >>> ooc = Backend(budget="12GiB")                            # doctest: +SKIP
     >>> model = torch.compile(model, backend=ooc)                # doctest: +SKIP
 
-    Options are those of `Options`; a name that does not exist raises OptionError, a value that
-    cannot be read raises BudgetError, OptionValueError or PolicyError, all before anything runs. A
-    budget that no plan can meet raises InfeasibleError from the first forward call that knows.
+    `Options` lists the options. An unknown name raises OptionError, and a value that cannot be read
+    raises BudgetError, OptionValueError or PolicyError, all before anything runs. If no plan meets
+    the budget, the first forward call that finds this out raises InfeasibleError.
     """
 
     def __init__(self, budget: str | float | None = None, **options: Unpack[Keywords]) -> None:
@@ -91,15 +97,15 @@ class Backend:
         self.recordings_asked = False
         self.parameters = Parameters()
         self.plain_calls = Tally()
-        """Of graphs that have no plan, or of which nothing is differentiated."""
+        """Calls of graphs that cannot be planned, or that have nothing to differentiate."""
         self._captured_at: list[int] = []
-        """Which of the latest steps brought a new graph."""
+        """Numbers of the latest steps in which a new graph was captured."""
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any], **asked: Any) -> Call:
-        """Compile one graph for torch.compile. Errors arrive there as what they are.
+        """Compile one graph for torch.compile. Errors reach the caller with their own types.
 
-        `asked`: the `mode` and `options` of torch.compile, of which there must be none. Raises
-        OptionValueError where there are some.
+        `asked`: the `mode` and `options` given to torch.compile. Raises OptionValueError if there
+        are any: options belong to the Backend itself.
         """
         with passing():
             _refuse_asked(asked)
@@ -121,25 +127,26 @@ class Backend:
         return compiled
 
     def __deepcopy__(self, _: dict[int, Any]) -> Backend:
-        """Itself: a budget cannot be had twice. Lightning copies what torch.compile is given."""
+        """Itself: a budget exists only once. Lightning copies what torch.compile is given."""
         return self
 
     def report(self, *, bound: bool = False) -> Report:
         """What was planned and measured so far.
 
-        `bound`: also the time that no plan can beat (docs/bound.md). That takes seconds for a large
-        graph, the first time; where scipy is not installed, a note says so.
+        `bound`: also the time that no plan can beat (docs/bound.md). For a large graph this needs
+        seconds, the first time. If scipy is not installed, a note says so.
 
-        Asking changes nothing. The one thing it ends is the metering of a step that is over; in the
-        middle of a step that goes on, and the figures are those of before (`Engine.close_step`).
+        Calling this does not affect training. It only ends the metering of a step that is over. In
+        the middle of a step, metering continues, and the figures are from before that step
+        (`Engine.close_step`).
         """
         return report_of(self, bound=bound)
 
     def record_step(self) -> None:
-        """Time the next planned step of each graph op by op, copy by copy: for `Report.to_html`.
+        """Time each op and copy of the next planned step of each graph, for `Report.to_html`.
 
-        That one step is a little slower. A step that is metered, or whose backward never comes,
-        does not count: the next one does. `report()` then has measured timelines.
+        That step is a little slower. A metered step, or one whose backward never comes, does not
+        count; the next one is recorded instead. `report()` then has measured timelines.
         """
         self.recordings_asked = True
         if self.engine is not None:
@@ -148,21 +155,22 @@ class Backend:
     def explain(self, most: int | None = None) -> list[Explanation]:
         """Why each graph's plan moves what it moves, by the measured profile (docs/explain.md).
 
-        In order of capture; graphs without a plan are left out. `most`: so many moves of each,
-        those that free most; None is all. Each graph takes from milliseconds to seconds.
+        One Explanation per planned graph, in order of capture; graphs without a plan are left out.
+        `most`: how many moves to explain per graph, those that free most memory first; None: all.
+        Each graph needs from milliseconds to seconds.
         """
         graphs = [] if self.engine is None else self.engine.registry.statuses()
         planned = (graph.planned for graph in graphs if graph.planned is not None)
         return [explain(p.lowered_for, p.plan, most=most) for p in planned]
 
     def save_plans(self, path: str | os.PathLike[str], most: int | None = None) -> None:
-        """Write what is planned to one file, a plan for each graph (docs/plan-files.md).
+        """Write the plans of all graphs to one file (docs/plan-files.md).
 
-        For those too that have not run for a while: torch has their code, and may run it again.
-        The option `plan` takes it; `outcore plan show`, `diff` and `explain` read it. `most`: with
-        reasons for so many moves of each graph, those that free most; None is all. Graphs that
-        are still profiled are left out. Raises OptionValueError where nothing is planned yet,
-        OSError where the file cannot be written.
+        Graphs that have not run for a while are included: torch still has their code and may run
+        it again. Graphs that are still profiled are left out. The option `plan` reads the file, and
+        so do `outcore plan show`, `diff` and `explain`. `most`: the file gives reasons for so many
+        moves per graph, those that free most memory; None: for all. Raises OptionValueError if
+        nothing is planned yet, OSError if the file cannot be written.
         """
         engine = self.engine
         statuses = [] if engine is None else engine.registry.known()
@@ -172,13 +180,13 @@ class Backend:
 
     @property
     def engaged(self) -> bool:
-        """Whether a graph with a backward came here, and has run."""
+        """Whether a graph with a backward was captured here, and has run."""
         return self.engine is not None and self.engine.steps.calls > 0
 
     def close(self) -> None:
-        """Run in-core from now on, and give back threads, host memory and disk space.
+        """Run in-core from now on, and release threads, host memory and disk space.
 
-        Where calls wait for their backward, that is given back once they and this are forgotten.
+        If calls are outstanding, these are released once the calls and this Backend are freed.
         """
         self.closed = True
         if self.engine is not None:
@@ -187,7 +195,7 @@ class Backend:
     # ---- AOTAutograd's three calls --------------------------------------------------------------
 
     def _apart(self, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-        """Partition as torch does: compiled autograd would replace a backward call of ours."""
+        """Partition as torch does: compiled autograd would replace outcore's backward call."""
         self._refuse(CaptureError(reason="compiled autograd is enabled"))
         return default_partition(*args, **kwargs)
 
@@ -241,7 +249,7 @@ class Backend:
             self._note(f"fuse: ops run one by one where torch's compiler fails ({first})")
 
     def _note_capture(self, step: int) -> None:
-        """Say so, once, where step after step brings a new graph: none of them is ever planned."""
+        """Warn once if almost every step brings a new graph: none of them is ever planned."""
         latest = self._captured_at
         if step in latest or len(latest) == RESTLESS_STEPS:
             return
@@ -256,7 +264,10 @@ class Backend:
             warnings.warn(f"outcore: {text}", stacklevel=2)
 
     def _capture(self, joint: GraphModule, outputs: int, static: list[int]) -> Captured | None:
-        """The graph's trace, and an engine for its device; None where it cannot be planned."""
+        """The captured graph, once there is an engine for its device; None if it cannot be planned.
+
+        With `strict`, raises CaptureError instead.
+        """
         try:
             captured = capture(without_tokens(joint), outputs, static)
             verify_trace(captured.trace)
@@ -271,7 +282,7 @@ class Backend:
         return self._in_core(module) if runner is None else _noting(runner.forward, self.parameters)
 
     def _in_core(self, module: GraphModule) -> Call:
-        """`module` as captured; its calls count as steps, in which planned graphs may rest."""
+        """`module` as captured. Its calls are counted as steps: planned graphs may be inactive."""
         call: Call = boxed(module)
 
         def counted(args: list[Any]) -> Any:
@@ -286,12 +297,12 @@ class Backend:
             self.engine.passed_by(id(module))
 
     def _uncompiled(self, module: GraphModule, error: CaptureError) -> Call:
-        """`module` as dynamo captured it, for sizes that have no graph."""
+        """`module` as Dynamo captured it, for sizes that have no graph."""
         self._refuse(error)
 
         def counted(*args: Any) -> Any:
             self._pass_by(module)
-            with without_function_modes():  # dynamo's graph has their effect
+            with without_function_modes():  # their effect is already in Dynamo's graph
                 return module(*args)
 
         return counted
@@ -317,7 +328,7 @@ class Backend:
         return self.engine
 
     def _refuse(self, error: CaptureError) -> None:
-        """A graph that cannot be planned runs in-core, and says so once."""
+        """Warn and note that a graph cannot be planned and runs in-core; raise with `strict`."""
         if self.options.strict:
             raise error
         self._note(str(error))
@@ -325,7 +336,7 @@ class Backend:
 
 
 def _refuse_asked(asked: Mapping[str, Any]) -> None:
-    """Raise OptionValueError where torch.compile was given what is Inductor's, or the Backend's."""
+    """Raise OptionValueError if torch.compile was given a `mode`, `options` or anything else."""
     reasons = {
         "mode": "modes are those of Inductor; leave it out",
         "options": "a Backend has its options: give them to outcore.Backend, or compile by name, "
@@ -339,12 +350,12 @@ def _as_boxed(method: Callable[[list[Any]], Any]) -> Call:
     def call(args: list[Any]) -> Any:
         return method(args)
 
-    call._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's mark for stolen arguments
+    call._boxed_call = True  # type: ignore[attr-defined]  # tells AOTAutograd that it empties args
     return call
 
 
 def _noting(method: Callable[[list[Any]], Any], parameters: Parameters) -> Call:
-    """`method` as the call of a graph, whose `parameters` are noted where somebody looks."""
+    """`method` as a boxed call that notes the parameters it is given, if anybody watches them."""
 
     def call(args: list[Any]) -> Any:
         if parameters.lookers:
@@ -355,7 +366,7 @@ def _noting(method: Callable[[list[Any]], Any], parameters: Parameters) -> Call:
 
 
 def _plain(calls: Tally, parameters: Parameters, module: GraphModule, _: Any) -> Call:
-    """The module itself, run as captured: there is nothing to differentiate. Counts its `calls`."""
+    """`module` as captured, as there is nothing to differentiate. Counts its calls in `calls`."""
     by_cudnn(module)
     run = boxed(module)
 

@@ -1,4 +1,7 @@
-"""CallTensors: what a forward call was given and returned: others may hold it, too."""
+"""CallTensors: the storages that a forward call was given and returned, weakly referenced.
+
+Other code may hold them too, so they are not counted as the call's own.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,18 @@ from outcore.runtime.pause import Storages, storages_of
 
 @dataclass(frozen=True, slots=True)
 class CallTensors:
-    """Storages on a device, weakly, and the buffers of a trace that lie in each."""
+    """Storages on one device, weakly referenced, and the trace's buffers that lie in each."""
 
     trace: Trace
     storages: Storages
     buffers: dict[int, frozenset[int]]
-    """By address."""
+    """Address of a storage -> the buffers in it."""
     lost: frozenset[int] = frozenset()
-    """Buffers whose storages were gone when others were found: at their addresses, maybe."""
+    """Buffers whose storages were freed before later ones were added: these may have the same
+    addresses."""
 
     def __or__(self, more: CallTensors) -> CallTensors:
-        """These, and `more`, which were found since."""
+        """These and `more`, which were found later."""
         there, nothing = self.storages.there(), frozenset[int]()
         buffers = {
             at: (self.buffers[at] if at in there.found else nothing) | more.buffers.get(at, nothing)
@@ -35,24 +39,24 @@ class CallTensors:
 
     @property
     def gone(self) -> frozenset[int]:
-        """The buffers that nobody holds any more."""
+        """The buffers that nothing holds any more."""
         expired = (self.buffers[at] for at in self.storages.expired)
         return self.lost.union(*expired)
 
     @property
     def live(self) -> list[torch.UntypedStorage]:
-        """The storages that somebody holds."""
+        """The storages that something still holds."""
         return list(self.storages.live.values())
 
     @property
     def beyond_bytes(self) -> int:
-        """Bytes of the storages that somebody holds, beyond what the trace counts of them."""
+        """Bytes of the live storages beyond what the trace counts for the buffers in them."""
         live = self.storages.live.items()
         return sum(max(0, each.nbytes() - self._nbytes(self.buffers[at])) for at, each in live)
 
     @property
     def gone_bytes(self) -> int:
-        """Bytes that the trace counts though nobody holds them any more."""
+        """Bytes that the trace counts although nothing holds them any more."""
         return self._nbytes(self.gone)
 
     def _nbytes(self, buffers: Iterable[int]) -> int:
@@ -62,7 +66,7 @@ class CallTensors:
 def call_tensors(
     trace: Trace, pairs: Iterable[tuple[int, Any]], device: torch.device
 ) -> CallTensors:
-    """What lies on `device` of pairs of a Value and what stands for it."""
+    """The CallTensors of `pairs` (value number, tensor), of the tensors that are on `device`."""
     near = [(v, t) for v, t in pairs if isinstance(t, torch.Tensor) and t.device == device]
     buffers: dict[int, frozenset[int]] = {}
     for value, tensor in near:

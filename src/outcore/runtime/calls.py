@@ -1,8 +1,8 @@
-"""calls: what several calls of one graph take that wait for their backward at once.
+"""calls: device memory of several calls of one graph that are outstanding at once.
 
-One runs while the others wait: it has its peak, they have what crosses to backward. What a call is
-given and returns may be held by others, too, so it is counted where it is found: what is held
-besides. So are the gradients that a call has left whose backward is over.
+One call runs while the others wait. The running call needs its peak; each waiting call holds what
+crosses to backward. Inputs and outputs of a call may be held elsewhere too, so they are counted
+where they are found, as external memory. So are the gradients that a finished call has left.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ from outcore.runtime.margin import budget_for, margin_bytes
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Bytes that a call takes beyond what is held besides it: at its peak, and while it waits.
-
-    `alone_bytes`: of what it holds while it waits that which nobody else does.
-    """
+    """Device bytes that one call needs, in addition to external memory, parameters and the like."""
 
     peak_bytes: int
+    """At the call's peak."""
     waiting_bytes: int
+    """While the call is outstanding."""
     alone_bytes: int = 0
+    """What nothing else holds while the call is outstanding."""
 
     @property
     def work_bytes(self) -> int:
-        """What it takes at its peak beyond what it holds while it waits."""
+        """What a call needs at its peak beyond what it holds while it waits."""
         return self.peak_bytes - self.waiting_bytes
 
     def by(self, calls: int) -> int:
-        """Bytes that so many calls take at once."""
+        """Bytes of `calls` calls of which one runs and the others wait."""
         return self.peak_bytes + (calls - 1) * self.waiting_bytes
 
     def by_calls(self, calls: int) -> Taken:
-        """What so many calls take: at their peak, and while all of them wait."""
+        """What `calls` calls need together: at their peak, and while all of them wait."""
         return Taken(self.by(calls), calls * self.waiting_bytes)
 
 
 def together(graphs: Sequence[Taken]) -> int:
-    """The most that graphs take of which each runs while those before it wait."""
+    """An upper bound on the bytes that the graphs need together: all wait, and one works."""
     waiting = sum(each.waiting_bytes for each in graphs)
     return waiting + max((each.work_bytes for each in graphs), default=0)
 
 
 def least_together(graphs: Sequence[Sequence[Taken]]) -> int:
-    """The least that they take, where each has a choice; `together` for the best of all choices."""
+    """The smallest `together`, with one of several choices for each graph; 0 if one has none."""
     works = {each.work_bytes for choices in graphs for each in choices}
     totals = []
-    for most in works:  # of what one of them takes beyond what it holds while it waits
+    for most in works:  # the limit on `work_bytes` of the chosen ones
         waiting = [
             [each.waiting_bytes for each in choices if each.work_bytes <= most]
             for choices in graphs
@@ -71,41 +71,45 @@ def least_together(graphs: Sequence[Sequence[Taken]]) -> int:
 
 @dataclass(frozen=True)
 class Calls:
-    """`number` calls of the graph of `problem`, which is that of one of them, alone.
-
-    `program`: the one that runs them, where that is fixed. `retained`: backward calls leave what
-    crosses, so that gradients come on top. `others`: they are those of another graph, beside which
-    nobody has counted yet what they are given and return. `gone`: buffers of that which nobody held
-    when it was counted, so that those which are read again come on top, but for `spare_bytes`.
-    """
+    """Several calls of one graph that are outstanding at once."""
 
     problem: Problem
+    """The problem of one call without the others."""
     number: int
+    """How many calls there are."""
     retained: bool = False
+    """Whether backward calls keep what crosses (`retain_graph`), so that gradients come on top."""
     others: bool = False
+    """Whether these are calls of another graph than the one being planned. Then their inputs and
+    outputs are counted as theirs, as they have not been counted as external memory yet."""
     program: Program | None = None
+    """The program that runs the calls, if it is fixed."""
     gone: frozenset[int] = frozenset()
+    """Inputs and outputs that nothing held any more when external memory was counted. Those that a
+    program rereads come on top."""
     spare_bytes: int = 0
+    """External memory planned for but not held as calls come back, so that reread buffers may use
+    it."""
 
     @cached_property
     def most(self) -> Taken:
-        """What a call takes with everything kept."""
+        """What a call needs with everything kept."""
         return self.taken(lower(self.problem, make_plan({}, "keep-all"), fast=True))
 
     @cached_property
     def least(self) -> Taken:
-        """What a call takes where they take the least at once, or as they run."""
+        """What a call needs under the plan with which all calls need the least, or `program`."""
         return self._least[1] if self.program is None else self.taken(self.program)
 
     @property
     def lean(self) -> tuple[Taken, ...]:
-        """What a call takes under each of the leanest plans, or as they run."""
+        """What a call needs under each lean plan (`policies.lean_plans`), or `program` only."""
         if self.program is not None:
             return (self.taken(self.program),)
         return tuple(taken for _, taken in self._lean)
 
     def waiting_bytes(self) -> int:
-        """The least that is held while all wait, the tangents of one included."""
+        """The least bytes held while all calls wait, with one call's results and tangents."""
         least, trace = min(taken.waiting_bytes for taken in self.lean), self.problem.trace
         return self.number * least + _returned_bytes(trace) + _tangent_bytes(trace)
 
@@ -121,10 +125,10 @@ class Calls:
         return list(zip((plan_floor(self.problem, plan) for plan in plans), lean, strict=True))
 
     def problems(self) -> Iterator[Problem]:
-        """The problem of one call beside the others, with more and more room for what waits.
+        """Problems of one call, with more and more room for what each of the others holds.
 
-        The first leaves a call all that it can use at its peak, or all that can be had; the last
-        the least that does. Raises InfeasibleError where not even that can be had.
+        The first leaves the call all that it can use at its peak, or all that is free; the last
+        leaves it the least that works. Raises InfeasibleError if there is not even that much.
         """
         if self.number == 1:
             return iter((self.problem,))
@@ -139,7 +143,10 @@ class Calls:
         return map(self._beside, dict.fromkeys(rooms))
 
     def _beside(self, room: int) -> Problem:
-        """The problem of one call while the others hold `room` each, as it must when it waits."""
+        """The problem of one call while the others hold `room` bytes each.
+
+        The call, too, may hold no more than `room` while it waits, so `between_bytes` is the rest.
+        """
         problem, others = self.problem, (self.number - 1) * room
         free = problem.budget_bytes - resident_bytes(problem) - others
         mine = room + _returned_bytes(problem.trace) + _tangent_bytes(problem.trace)
@@ -147,22 +154,22 @@ class Calls:
         return replace(problem, outside_bytes=problem.outside_bytes + others, between_bytes=between)
 
     def others_bytes(self, program: Program) -> int:
-        """What the other calls hold if each is run by `program`, and what this one reads again."""
+        """Bytes that the other calls hold under `program`, and what this one rereads."""
         more = max(0, self.reread_bytes(program) - self.spare_bytes)
         return (self.number - 1) * self.taken(program).waiting_bytes + more
 
     @property
     def rereadable(self) -> frozenset[int]:
-        """What of `gone` a plan could read again."""
+        """The buffers in `gone` that a plan could reread."""
         trace = self.problem.trace
         return self.gone & {b for op in range(trace.boundary) for b in trace.reads[op]}
 
     def reread_bytes(self, program: Program) -> int:
-        """What is held for longer than it was, because `program` reads it again."""
+        """Bytes of `gone` that are held for longer because `program` rereads them."""
         return reread_bytes(self.problem.trace, program, self.gone)
 
     def taken(self, program: Program) -> Taken:
-        """What a call takes that is run by `program`."""
+        """What a call needs under `program`."""
         problem = self.problem
         trace = problem.trace
         staying = _staying_bytes(trace, program)
@@ -173,10 +180,10 @@ class Calls:
         return Taken(most - resident_bytes(problem), waiting, alone)
 
     def refusal(self, lacking_bytes: int = 0) -> InfeasibleError:
-        """The error for a budget without room for them all, with the least that has it.
+        """The error for a budget without room for all calls; it names the least budget that works.
 
-        `lacking_bytes`: by how much the leanest plan went beyond the limit; it reads again what was
-        gone, or leaves something room.
+        `lacking_bytes`: by how much the leanest plan exceeds the limit, because it rereads what was
+        gone or leaves room for something else. Then the error is marked `at_least`.
         """
         problem, (lowest, least) = self.problem, self._least
         held, needed = resident_bytes(problem), least.by(self.number)
@@ -200,20 +207,20 @@ class Calls:
 
 
 def gradient_bytes(trace: Trace) -> int:
-    """Bytes of what a backward call returns."""
+    """Bytes of the gradients that a backward call returns."""
     return nbytes_of(trace, trace.gradients)
 
 
 def nbytes_of(trace: Trace, arg: Arg) -> int:
-    """Bytes of the buffers in `arg`, each once."""
+    """Bytes of the buffers in `arg`, each counted once."""
     return sum(trace.buffers[b].nbytes for b in trace.value_buffers(arg))
 
 
 def states_bytes(trace: Trace, state_bytes: int, program: Program | None = None) -> int:
-    """Bytes of generator states that a program keeps: two per random forward op, for its rerun.
+    """Bytes of the generator states that a program keeps, each of `state_bytes`.
 
-    And during a rerun the present one, to go on from, and the one that it leads to. Without a
-    `program`: of any that may be.
+    Two per random forward op that it reruns. During a rerun two more: the present state, to go on
+    from, and the state that the rerun leads to. Without a `program`, all random ops may be rerun.
     """
     draws = {op.id for op in trace.ops[: trace.boundary] if Effect.RANDOM in op.effects}
     if program is not None:
@@ -223,32 +230,32 @@ def states_bytes(trace: Trace, state_bytes: int, program: Program | None = None)
 
 
 def _tangent_bytes(trace: Trace) -> int:
-    """Bytes of the tangents that do not stay the caller's: those that do are counted throughout."""
+    """Bytes of the tangents that are not borrowed: borrowed ones are counted throughout."""
     buffers = trace.value_buffers(tuple(map(Ref, trace.tangents)))
     return sum(trace.buffers[b].nbytes for b in buffers if not trace.buffers[b].borrowed)
 
 
 def call_tensor_bytes(trace: Trace) -> int:
-    """Bytes of what a call is given and returns, but for what the caller has for good."""
+    """Bytes of a call's inputs and outputs, without parameters and other state of the caller."""
     buffers = trace.value_buffers((tuple(map(Ref, trace.inputs)), trace.outputs))
     call_tensors = (trace.buffers[b] for b in buffers)
     return sum(b.nbytes for b in call_tensors if b.role not in {Role.PARAM, Role.STATE})
 
 
 def counted_bytes(trace: Trace) -> int:
-    """Bytes of what a call is given and returns, all of which its trace counts throughout."""
+    """Bytes of all inputs and outputs of a call. Its trace counts them throughout."""
     buffers = trace.value_buffers((tuple(map(Ref, trace.inputs)), trace.outputs))
     return sum(trace.buffers[b].nbytes for b in buffers)
 
 
 def _returned_bytes(trace: Trace) -> int:
-    """Bytes of what forward returns, but for what was the caller's before."""
+    """Bytes of what forward returns, without what the caller held before."""
     buffers = trace.value_buffers(trace.outputs)
     return sum(trace.buffers[b].nbytes for b in buffers if not trace.buffers[b].borrowed)
 
 
 def _staying_bytes(trace: Trace, program: Program) -> int:
-    """Bytes of inputs, but for what stays the caller's, that are there when forward ends."""
+    """Bytes of the inputs that are still held when forward ends, without the caller's own."""
     actions = [instruction.action for instruction in program.body[: program.boundary]]
     freed = {action.slot for action in actions if isinstance(action, Free)}
     slots = [program.slots[s] for s in program.arguments if s not in freed]

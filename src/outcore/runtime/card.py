@@ -1,4 +1,4 @@
-"""card: what this process may take of a GPU, and holds of it."""
+"""card: how much of a GPU's memory this process may use, and how much it holds."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from outcore.allocators.expandable import ExpandableSegments
 from outcore.execute.segments import asked, expands
 
 DEFAULT_POOL = (0, 0)
-"""The number of the pool that graphs of CUDA and `torch.cuda.MemPool` do not use."""
+"""The id of the allocator's pool that neither CUDA graphs nor `torch.cuda.MemPool` use."""
 
 
 def card(device: torch.device) -> Card:
-    """That of a GPU, with what this process's tensors hold of it already.
+    """The Card of a GPU, limited to what is free or already reserved by this process.
 
-    No more than the fraction that torch was told to keep to.
+    The limit is at most the fraction that torch may use
+    (`torch.cuda.get_per_process_memory_fraction`).
     """
     free, total = torch.cuda.mem_get_info(device)
     fraction = torch.cuda.get_per_process_memory_fraction(device)
@@ -30,9 +31,9 @@ def card(device: torch.device) -> Card:
 
 
 def held(device: torch.device) -> Held | None:
-    """What this process holds of a GPU; None where its segments do not expand.
+    """What this process holds of a GPU; None if expandable segments are switched off.
 
-    Reads all of torch's blocks: milliseconds for thousands of tensors.
+    Reads all blocks of torch's allocator: milliseconds for thousands of tensors.
     """
     if expands(asked(os.environ)[1]) is False:
         return None
@@ -43,10 +44,11 @@ def held(device: torch.device) -> Held | None:
 
 
 def laid(segments: Iterable[dict[str, Any]], stream: int) -> Held:
-    """What blocks of torch's allocator (`torch.cuda.memory_snapshot`) are in use, and where.
+    """Which blocks of torch's allocator are in use, and where (`torch.cuda.memory_snapshot`).
 
-    Of the segments that grow, those of the stream that steps run on. Of all others those count
-    whole that have a block in use: the rest goes back to the device where that is full.
+    Block by block for expandable segments of `stream`, on which steps run. Each other segment
+    counts whole if a block of it is in use. If not, it is left out: the allocator gives it back to
+    a full device.
     """
     found: dict[str, list[tuple[int, int]]] = {"small": [], "large": []}
     starts: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""contention: graphs whose calls wait beside each other make room for each other."""
+"""contention: replan graphs whose calls are outstanding together, so that each has room."""
 
 from __future__ import annotations
 
@@ -14,30 +14,39 @@ from outcore.runtime.plans import Plans
 from outcore.runtime.registry import Registry
 from outcore.runtime.shares import kept_bytes
 
-if TYPE_CHECKING:  # a graph asks it
+if TYPE_CHECKING:  # a graph calls its engine's Contention
     from outcore.runtime.execution import PlannedExecution
     from outcore.runtime.planned import Planned
 
 MOST_ASKED = 4
-"""How often a graph asks another for room that does not hear of it: it may never be called again.
-"""
+"""How often a graph asks another for room without an answer. The other one may never be called
+again."""
 
 
 class Contention:
-    """Plans again beside calls that are new, and asks graphs that hold much to hold less."""
+    """Replans graphs when other calls become outstanding, and asks graphs to hold less.
+
+    A planned graph answers at its next call that begins while no other call of it is outstanding.
+    """
 
     def __init__(self, registry: Registry, metering: Metering, plans: Plans) -> None:
         self._registry, self._metering, self._plans = registry, metering, plans
 
     def tell(self, graph: PlannedGraph) -> None:
-        """Have those check their room that saw calls of `graph` wait: what these hold is new."""
+        """Note that calls of `graph` hold something else from now on.
+
+        Graphs that saw such calls outstanding will check that their plans have room.
+        """
         for other in self._registry.graphs:
             other.observed.unchecked |= graph in other.observed
 
-    # ---- planned again --------------------------------------------------------------------------
+    # ---- planned graphs -------------------------------------------------------------------------
 
     def beside_calls(self, graph: PlannedGraph, execution: PlannedExecution) -> PlannedExecution:
-        """A plan beside what calls of other graphs hold by now; `execution` where none fits."""
+        """A plan with room for what calls of other graphs hold now; `execution` if none is needed.
+
+        If no such plan fits, `execution` stays, and another graph may be asked to hold less.
+        """
         planned, status = execution.planned, graph.status
         if not graph.observed.unchecked:
             return execution
@@ -47,11 +56,12 @@ class Contention:
         elif planned.external_bytes + lacking < status.refused_external_bytes:
             try:
                 execution = graph.settle(self._plans.beside_calls(graph, planned))
-                # Others may be hoped to hold less, and not come to: two would wake each other.
+                # The plan may expect others to hold less than they will. Then remember what is
+                # still lacking, or two graphs would replan each other forever.
                 still = self._plans.lacking_bytes(graph, execution.planned)
                 more = execution.planned.external_bytes + still
                 status.refused_external_bytes = inf if still < lacking else more
-            except OutcoreError as error:  # the report tells, unless there is more room soon
+            except OutcoreError as error:  # the report says so, unless there is more room soon
                 if self.keep_less():
                     return execution
                 self._ask(graph, error)
@@ -60,7 +70,10 @@ class Contention:
         return execution
 
     def leaving_more(self, graph: PlannedGraph, execution: PlannedExecution) -> PlannedExecution:
-        """A plan that leaves later graphs what one asks for: the most for which one fits."""
+        """A plan that leaves later graphs as much of what they asked for as possible.
+
+        `execution` if no graph asked, or no such plan fits.
+        """
         status, planned = graph.status, execution.planned
         asked, status.asked_bytes = status.asked_bytes, set()
         if not asked:
@@ -76,9 +89,10 @@ class Contention:
     def _holding_less(
         self, graph: PlannedGraph, planned: Planned, more_bytes: int
     ) -> PlannedExecution | None:
-        """A plan that leaves so much more, and twice that while it holds as much as before.
+        """A plan that leaves later graphs `more_bytes` more; None if none fits.
 
-        What it had to spare is no help to others. The last for which there is one; None: none is.
+        Leaving unused room does not help others. So while the graph holds as much as before, this
+        tries twice as many bytes, and returns the last plan that was found.
         """
         status, kept = graph.status, kept_bytes(graph)
         found: PlannedExecution | None = None
@@ -87,42 +101,45 @@ class Contention:
             try:
                 found = graph.settle(self._plans.leaving_more(graph, planned, more_bytes))
                 status.left_at_least = max(left, status.left_at_least)
-            except OutcoreError:  # the graph that asked will tell
+            except OutcoreError:  # the graph that asked reports it
                 status.refused_left_bytes = min(left, status.refused_left_bytes)
                 return found
             if kept_bytes(graph) < kept:
                 return found
-            if left_bytes(found.planned) < left:  # no more
+            if left_bytes(found.planned) < left:  # it cannot leave more
                 status.refused_left_bytes = -inf
                 return found
             more_bytes *= 2
 
     def for_calls(self, graph: PlannedGraph, execution: PlannedExecution) -> PlannedExecution:
-        """A plan for more calls, if more waited at once than was known, and one fits."""
+        """A plan for more calls, if more were outstanding at once than the plan was made for.
+
+        `execution` if not, or if no such plan fits.
+        """
         planned, status = execution.planned, graph.status
         if status.most_outstanding <= max(planned.calls, status.refused_calls):
             return execution
         try:
             return graph.settle(self._plans.for_calls(graph, planned))
-        except OutcoreError:  # the report tells
+        except OutcoreError:  # the report says so
             status.refused_calls = status.most_outstanding
             status.refused_external_bytes = inf  # there may be a plan for fewer
             graph.observed.unchecked = True
             return execution
 
-    # ---- for a graph that has no plan -----------------------------------------------------------
+    # ---- for a graph without a plan -------------------------------------------------------------
 
     def make_room(self, graph: PlannedGraph, error: InfeasibleError) -> bool:
-        """Have others hold less from their next calls on, as `error` says that `graph` lacks.
+        """Have other graphs hold less from their next calls on: by what `error` says is lacking.
 
-        False where none can.
+        Returns False if none can.
         """
         return self.keep_less() or self._ask(graph, error)
 
     def keep_less(self) -> bool:
-        """Have graphs that nobody differentiates hold as little as while they were profiled.
+        """Stop graphs without backward calls from keeping everything (`Keeping`).
 
-        False where none keeps more.
+        Returns False if no graph does.
         """
         profiled = [g for g in self._registry.graphs if g.may_keep and g.profiling is not None]
         keeping = [g for g in profiled if g.profiling and g.profiling.keeping is not None]
@@ -132,9 +149,10 @@ class Contention:
         return bool(keeping)
 
     def _ask(self, graph: PlannedGraph, error: OutcoreError) -> bool:
-        """Have the one that holds the most while `graph` runs leave as much more as is lacking.
+        """Ask the planned graph that holds the most while `graph` runs to leave what is lacking.
 
-        False where none can, none of those hears of it, or it is not the device's memory.
+        Returns False if no graph can, if none answers (`MOST_ASKED`), or if `error` is not about
+        device memory.
         """
         if not isinstance(error, InfeasibleError) or error.tier != "device":
             return False
@@ -150,7 +168,7 @@ class Contention:
 
 
 def _leaves(graph: PlannedGraph, more_bytes: int) -> bool:
-    """Whether a graph could leave so much more while it waits, for all that is known."""
+    """Whether the planned `graph` may leave so much more: it has not refused that much yet."""
     planned = graph.planned
     return planned is not None and (
         left_bytes(planned) + more_bytes < graph.status.refused_left_bytes

@@ -1,4 +1,4 @@
-"""Engine: one budget, the driver that moves the bytes, and what graphs share under both."""
+"""Engine: one budget, the driver that moves bytes, and all that the graphs of the budget share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from outcore.runtime.trial import Trial, Trials
 
 
 class Engine:
-    """What the graphs of one budget share. Its parts know only parts that are made before them."""
+    """What the graphs of one budget share. Each part knows only the parts constructed before it."""
 
     def __init__(self, settings: Settings, device: torch.device) -> None:
         self.settings, self.device = settings, device
@@ -35,7 +35,7 @@ class Engine:
         self.lock = threading.RLock()
         """Held by each call of a graph: threads that train under one budget take turns."""
         self.readings = 2 if device.type == "cuda" else 1
-        """Steps to be metered before planning: in the first, cuDNN may try its algorithms out."""
+        """Steps to meter before planning. In the first on a GPU, cuDNN may try its algorithms."""
         self.driver: Driver = open_driver(
             device, settings.spill_dir, settings.link_bytes_per_second
         )
@@ -60,10 +60,10 @@ class Engine:
         return self.registry.graphs
 
     def add(self, graph: PlannedGraph) -> None:
-        """Take in a captured graph. One that was planned before (a recompile) keeps its plan.
+        """Add a captured graph. If its trace was planned before (a recompile), it gets that plan.
 
-        What is known of graphs that torch has dropped is forgotten. Raises DigestError with
-        `strict` where the file of plans is known to have none for it.
+        Forgets what is known of graphs that torch has dropped. With `strict`, raises DigestError
+        if the file of plans is known to have no plan for the graph.
         """
         self.plans.check_known(graph, checked=False)
         self.registry.add(graph)
@@ -72,9 +72,9 @@ class Engine:
         self.metering.renew_tries()
 
     def close(self, reason: str) -> None:
-        """Let the graphs run in-core from now on, and bound the process's memory no more.
+        """Run all graphs in-core from now on, and stop bounding the process's memory.
 
-        Close the driver if no call needs it any more.
+        Closes the driver if no call is outstanding.
         """
         with self.lock:
             for graph in self.graphs:
@@ -87,9 +87,10 @@ class Engine:
     # ---- steps ----------------------------------------------------------------------------------
 
     def called(self, caller: PlannedGraph) -> None:
-        """Count the forward call of `caller` that now begins; a new step's ends the metered one.
+        """Count the forward call of `caller` that now begins.
 
-        And the trial of a graph that is gone.
+        If it begins a new step, this ends the metered step. Also ends a trial whose graph is gone
+        or that has lasted too long.
         """
         self.placing.called()
         self.residency.tidy()
@@ -99,19 +100,22 @@ class Engine:
         self.begun(caller)
 
     def begun(self, caller: PlannedGraph) -> None:
-        """Take that a counted call begins, once more where its graph was corrected."""
+        """End the metered step if a counted call begins a new one.
+
+        Called again if the trace was corrected and the call begins anew.
+        """
         if self.metering.called(caller):
-            self.plans.bound_memory()  # once more, for planning and metering leave holes behind
+            self.plans.bound_memory()  # again: planning and metering leave memory fragmented
 
     def passed_by(self, caller: int) -> None:
-        """Note the forward call of a graph that cannot be planned."""
+        """Count the forward call of a graph that cannot be planned; `caller` identifies it."""
         with self.lock:
             self.registry.passed_by(caller)
 
     def close_step(self) -> None:
-        """End the metered step if it is over (`Metering.close_step`), for who asks after a step."""
+        """End the metered step if it is over (`Metering.close_step`), so that a report has it."""
         if not self.lock.acquire(blocking=False):
-            return  # another thread is in the middle of one
+            return  # another thread is in the middle of a step
         try:
             if self.metering.close_step():
                 self.plans.bound_memory()  # as above
@@ -121,9 +125,9 @@ class Engine:
     # ---- under instruments ----------------------------------------------------------------------
 
     def begin_trial(self, graph: PlannedGraph) -> Trial | None:
-        """Time the plan of `graph` for some steps, if those before took another time than planned.
+        """Time the plan of `graph` for some steps if its latest steps drifted from the prediction.
 
-        Not while a step is metered, nor beside the trial of another graph.
+        Returns None while a step is metered or recorded, or another trial is under way.
         """
         planned, busy = graph.planned, self._busy() or self.recorder.busy
         if planned is None or busy or self.settings.drift is None:
@@ -134,9 +138,9 @@ class Engine:
         return self.trials.begin(graph.captured.trace, planned, drift, self.steps.number)
 
     def begin_recording(self, graph: PlannedGraph) -> Recording | None:
-        """Time the next step of `graph`, if somebody asked and it is a step like any other.
+        """Record the next step of `graph` if the user requested a recording that it has not made.
 
-        Not while a step is metered, nor beside a trial.
+        Returns None while a step is metered or a trial is under way.
         """
         planned, known = graph.planned, graph.recorded >= self.recorder.asked
         if planned is None or known or self._busy():
@@ -148,6 +152,6 @@ class Engine:
 
     def plan_after(self, graph: PlannedGraph, trial: Trial) -> Planned:
         """End the trial of a graph's plan, and plan from what it measured (`Plans.after`)."""
-        self.driver.drain()  # what is still under way has not been reported
+        self.driver.drain()  # copies still under way have not been reported
         self.trials.end(trial)
         return self.plans.after(graph, trial)

@@ -1,4 +1,4 @@
-"""PlannedExecution: how a planned graph runs its steps, some of them under instruments."""
+"""PlannedExecution: how a planned graph runs its steps, some of them with instruments."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ from outcore.runtime.planned import Planned
 from outcore.runtime.recording import Recording
 from outcore.runtime.trial import Trial
 
-if TYPE_CHECKING:  # a graph follows its plan
+if TYPE_CHECKING:  # a graph holds its execution
     from outcore.runtime.graph import PlannedGraph
 
 
 @dataclass(slots=True, eq=False)
 class PlannedExecution:
-    """A plan and its executable, and the same under instruments for some steps."""
+    """A plan and its executable, and the same program with instruments for some steps."""
 
     planned: Planned
     executable: Executable
     adopted: bool = False
-    """Whether the plan was made for another graph, and has not been held against this one."""
+    """Whether the plan was made for another graph of the same trace, and it has not been checked
+    yet that it fits here."""
     foreseen_bytes: int | None = None
-    """What the allocator has given out as a call begins, but for what waiting calls of other graphs
-    hold, at most if no more is held than was planned for (`Growth`). None: not known."""
+    """The most that the allocator may report as a call begins, if no more external memory is held
+    than was planned for; without what outstanding calls of other graphs hold (`Growth`). None: not
+    known yet."""
     watch: Watch = field(default_factory=Watch)
     trial: Trial | None = None
-    """The plan under instruments: it takes another time than predicted."""
+    """The trial under way: the plan's steps took another time than predicted."""
     recording: Recording | None = None
-    """The plan under instruments for one step: somebody asked."""
+    """The recording of one step that is under way: the user requested it."""
 
     def trial_of_step(self, graph: PlannedGraph) -> Trial | None:
-        """The trial under way: one begins where the plan's time drifts and it may improve.
+        """The trial under way, if any. Begins one if the plan's time drifts and it may improve.
 
-        None too where it took too long.
+        A trial that took too long has been ended, and gives None.
         """
         engine = graph.engine
         if self.trial is not None:
@@ -46,9 +48,9 @@ class PlannedExecution:
         return self.trial
 
     def executable_of_step(self, graph: PlannedGraph) -> Executable:
-        """The executable, or the same under instruments where somebody asked for a recording.
+        """The executable for the next step, with instruments if a recording was requested.
 
-        While a call waits for its backward, a recording may be under way: that is left alone.
+        If a call is outstanding, no recording begins: one may already be under way.
         """
         if graph.engine.registry.waiting(graph):
             return self.executable
@@ -56,23 +58,23 @@ class PlannedExecution:
         return self.executable if self.recording is None else self.recording.executable
 
     def recording_by(self, executable: Executable) -> Recording | None:
-        """The recording that is made with `executable`, if it is."""
+        """The recording under way, if `executable` is the one that makes it; else None."""
         recording = self.recording
         return recording if recording is not None and recording.executable is executable else None
 
     def trial_by(self, executable: Executable) -> Trial | None:
-        """The trial that is made with `executable`, if it is."""
+        """The trial under way, if `executable` is the one that it times; else None."""
         trial = self.trial
         return trial if trial is not None and trial.executable is executable else None
 
     def end_recording(self, graph: PlannedGraph, recording: Recording, backward: Moment) -> None:
-        """Hand the recording over, whose step is through its backward call, begun at `backward`."""
+        """Hand the recording to the recorder: its step is over; `backward`: when backward began."""
         self.recording, graph.recorded = None, graph.engine.recorder.asked
         recording.backward = backward
         graph.engine.recorder.finish(graph, recording)
 
     def end(self, graph: PlannedGraph) -> None:
-        """Take all instruments away: the plan is followed no more."""
+        """End the trial and the recording: the graph no longer follows this plan."""
         graph.engine.trials.end(self.trial)
         if self.recording is not None:
             graph.engine.recorder.drop(self.recording)

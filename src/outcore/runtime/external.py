@@ -1,4 +1,4 @@
-"""external: what is held besides a graph, as its profiled steps told."""
+"""ExternalMemory: what the process holds outside a graph, as measured in its profiled steps."""
 
 from __future__ import annotations
 
@@ -7,32 +7,39 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What is held besides a graph and its calls, and how much of that is not there on return."""
+    """External memory that a plan makes room for."""
 
     nbytes: int
     spare_bytes: int = 0
+    """How much of `nbytes` is not held as calls come back."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalMemory:
-    """What is held besides a graph and the buffers that other calls alone hold."""
+    """Memory held outside a graph, without the buffers that outstanding calls alone hold."""
 
     base_bytes: int = 0
-    """As the first call of a step begins, at most."""
+    """The most held as the first call of a step begins."""
     lingering_bytes: int = 0
-    """What came while the graph waited and is still there when its backward begins, by a meter."""
+    """Metered: what was made while the graph waited and is still held when its backward begins."""
     returning_bytes: int = 0
-    """How much more there is as calls come back, at most: for a graph of the same trace."""
+    """How much more is held as calls come back, at most. A graph of the same trace that takes over
+    the plan uses this until it has counted for itself."""
     between_bytes: int = 0
-    """What the rest of the step takes at most while the graph waits, beyond that, by a meter."""
+    """Metered: the most that the rest of the step needs while the graph waits, beyond
+    `lingering_bytes`."""
     gone: frozenset[int] = frozenset()
-    """Buffers that calls are given or return, and that nobody held as one came back: more is held
-    where a plan reads them again."""
+    """Inputs and outputs of calls that nothing held any more as one came back. A plan that rereads
+    them holds them for longer, so they count again."""
     late_bytes: int = 0
-    """Gradients of graphs that come back before it, which no profiled step had."""
+    """Gradients of graphs that come back before this one, which no profiled step had."""
 
     def room(self, called_bytes: int, returned_bytes: int) -> Room:
-        """For all that is held besides, with so much more as calls begin and as they come back."""
+        """The room for all external memory.
+
+        `called_bytes`, `returned_bytes`: how much more is held as calls begin, and as they come
+        back, than as the first call of a step begins.
+        """
         on_call = self.base_bytes + called_bytes + self.lingering_bytes
         on_return = self.base_bytes + returned_bytes + self.late_bytes
         most = max(0, on_call, on_return)

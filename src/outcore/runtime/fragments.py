@@ -1,4 +1,4 @@
-"""fragments: free memory of a GPU that lies in pieces, step after step, and a new beginning."""
+"""fragments: reset torch's allocator if a GPU's free memory stays fragmented over many steps."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from outcore.runtime.plans import Plans
 from outcore.runtime.registry import Registry
 
 SETTLING_STEPS = 2
-"""Planned steps that the allocator has to find where things lie well; twice as many after each new
-beginning."""
+"""Planned steps in which the allocator may settle before it is reset; doubled after each reset."""
 
 IN_A_ROW = 2
-"""So many steps in a row have to give memory back: one may be another's."""
+"""The allocator must give memory back in so many consecutive steps before it is reset: a single
+time may have another cause."""
 
 OFTEN, LATEST = 4, 32
-"""A layout is left where memory is given back in so many of the latest steps under it. That costs
-some steps; where it is an optimizer, it may be once for several calls."""
+"""A layout is dropped if memory is given back in `OFTEN` of the `LATEST` steps under it. It is not
+dropped sooner, as that costs some steps. The steps need not be consecutive: if an optimizer causes
+it, it may happen once per several calls."""
 
 TOLD = 16
-"""After so many in a row reports tell of it."""
+"""Reports have a note after so many consecutive steps in which memory was given back."""
 
 NOTE = (
     "in each of the last {steps} steps torch's allocator gave memory back to the GPU and took "
@@ -33,11 +34,12 @@ NOTE = (
 
 
 class Fragments:
-    """Has torch's allocator begin anew where it gives memory back within steps.
+    """Resets torch's allocator, or drops a layout, if memory is given back within steps.
 
-    By its model a plan loses nothing from an empty device on (decision 0036). From where other
-    steps left things it may go on as it does for ever. Where tensors have places (decision 0037)
-    nothing should be lost at all; else these are left.
+    By outcore's model of the allocator, a plan that starts on an empty device loses nothing
+    (decision 0036). If it starts from what other steps left, it may give memory back in every
+    step. Under a layout (decision 0037) nothing should be lost at all; if it is, the layout is
+    dropped.
     """
 
     def __init__(
@@ -55,18 +57,18 @@ class Fragments:
             leave_places,
         )
         self._placed: deque[bool] = deque(maxlen=LATEST)
-        """Of steps with places: whether memory was given back."""
+        """For the latest steps under a layout: whether memory was given back."""
         self._watches = device.type == "cuda" and any(settings.rooms)
         self._step = self._began = self._retries = self._in_a_row = 0
         self._patience = SETTLING_STEPS
 
     @property
     def note(self) -> str:
-        """For reports; empty where it does not go on."""
+        """A note for reports if memory is given back step after step; else empty."""
         return NOTE.format(steps=self._in_a_row) if self._in_a_row >= TOLD else ""
 
     def called(self) -> None:
-        """Take that a forward call begins; where it is a step's first, see what that before did."""
+        """Note that a forward call begins; if it is the first of a step, check the step before."""
         if not self._watches or self._registry.steps.number == self._step:
             return
         self._step = self._registry.steps.number
@@ -84,4 +86,4 @@ class Fragments:
                 self._placed.clear()
         elif self._in_a_row >= IN_A_ROW and self._step - self._began > self._patience:
             self._began, self._patience = self._step, 2 * self._patience
-            self._plans.bound_memory()  # which empties the cache, as something is moved
+            self._plans.bound_memory()  # empties the allocator's cache, as the plans move something

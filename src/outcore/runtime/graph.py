@@ -1,7 +1,11 @@
-"""PlannedGraph: one captured graph, from its first profiled step to its planned ones.
+"""PlannedGraph: one captured graph, from its first profiled step to its planned steps.
 
-The first steps run the floor program (the least memory that surely fits), to be profiled. Then the
-graph is planned and runs the plan; again, if its time drifts or memory runs out.
+The first steps run the floor program (the least memory that is sure to fit) and are profiled. Then
+the graph is planned, and its steps run the plan. It is planned again if step times drift, if device
+memory runs out, or if the plan has too little room for what else is held.
+
+A forward call is outstanding until its backward call begins: then it comes back. External memory is
+what the process holds that is not the graph's own.
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ if TYPE_CHECKING:  # the engine holds graphs, and a graph calls its engine
     from outcore.runtime.engine import Engine
 
 PATIENCE = 16
-"""Timed calls after which a graph is planned though one before it is not: it may never be."""
+"""Timed calls after which a graph is planned although an earlier graph has no plan: that one may
+never get one."""
 
 STILL_PROFILED = (
     "outcore cannot plan a graph yet: {reason}; until steps run without it they stay the slow ones "
@@ -46,9 +51,9 @@ AGAIN = "outcore: other graphs hold less from their next calls on: the step can 
 
 
 class PlannedGraph:
-    """What a graph's steps run, and what each of them tells.
+    """A captured graph: chooses what each step runs, and records what each step shows.
 
-    Only its runner holds it: it dies with the code that torch compiled.
+    Only its runner holds it, so it is freed with the code that torch compiled.
     """
 
     def __init__(self, engine: Engine, captured: Captured, fallback: Executable) -> None:
@@ -60,48 +65,53 @@ class PlannedGraph:
         self.profiling: Profiling | None = None
         self.execution: PlannedExecution | None = None
         self.retired = False
-        """Whether it runs in-core from now on, by the executable that it was given for that."""
+        """Whether the graph runs in-core from now on, with `fallback`."""
         self.observed = Observations()
-        """Whose calls waited as its own began, paused and came back, and what was held besides."""
+        """Which calls were outstanding as calls of this graph began, waited and came back, and the
+        external memory then."""
         self.may_keep = True
-        """Whether it keeps everything once nobody differentiates: until another has no plan."""
+        """Whether the graph may keep everything (`Keeping`) while no backward calls come. False
+        once another graph finds no plan (`Contention.keep_less`)."""
         self.asked: WeakKeyDictionary[PlannedGraph, int] = WeakKeyDictionary()
-        """How often it asked others to leave it more, which have not heard of it since."""
+        """Planned graphs that this one asked to leave it more memory -> how often, since they last
+        answered (`Contention.leaving_more`)."""
         self.in_vain: frozenset[object] | None = None
-        """How others stood when no plan was found, and some were awaited."""
+        """State of the other graphs (`_how_others_stand`) when this one last found no plan and
+        waited for some of them. It does not try again until that state changes or the wait ends.
+        None: no such attempt."""
         self.lean = False
-        """Whether it is profiled by the leanest program, for want of device memory."""
+        """Whether the graph is profiled with the leanest program, because device memory ran out."""
         self.tightened = False
-        """Whether its plan was made again for want of device memory."""
+        """Whether a tighter plan was tried, because device memory ran out. It is tried once."""
         self.obstacles: Counter[Obstacle] = Counter()
-        """Steps in a row that could not be metered."""
+        """Steps that could not be metered since the last one that was, by reason."""
         self.corrections = 0
-        """How often a kernel did otherwise than was captured."""
+        """How often a kernel did not do what was captured."""
         self.recorded = 0
-        """How often somebody had asked when it was last recorded."""
+        """`Recorder.asked` when this graph was last recorded."""
 
     @property
     def planned(self) -> Planned | None:
-        """Its plan, once it has one."""
+        """The graph's plan; None until it has one."""
         return self.status.planned
 
     @property
     def executable(self) -> Executable | None:
-        """What its steps run from now on; None while it is profiled."""
+        """What steps run once the graph has a plan or is retired; None while it is profiled."""
         if self.retired:
             return self.fallback
         return None if self.execution is None else self.execution.executable
 
     @property
     def gone(self) -> frozenset[int]:
-        """Buffers that calls are given or return, and nobody held as profiled ones came back."""
+        """Inputs and outputs of calls that nothing held any more when profiled calls came back."""
         if self.planned is not None:
             return self.planned.external.gone
         return frozenset() if self.profiling is None else self.profiling.gone
 
     @property
     def private_bytes(self) -> int:
-        """What each waiting call alone holds before there is a plan, at most."""
+        """The most that one outstanding call alone holds while the graph is profiled; else 0."""
         if self.profiling is None:
             return 0
         keeping = self.profiling.keeping if self.may_keep else None
@@ -109,7 +119,7 @@ class PlannedGraph:
         return max(kept, self.profiling.timed.private_bytes)
 
     def adopt(self, planned: Planned) -> None:
-        """Take over the plan of a graph with the same trace, and what its kernels corrected."""
+        """Take over the plan of a graph with the same trace, and that graph's corrected trace."""
         self.captured = replace(self.captured, trace=planned.problem.trace)
         self.settle(planned).adopted = True
         self.status.most_outstanding = planned.calls
@@ -120,17 +130,17 @@ class PlannedGraph:
     # ---- around the two calls -------------------------------------------------------------------
 
     def begin_call(self) -> None:
-        """Take that a forward call begins."""
+        """Note that a forward call begins."""
         if not self.engine.registry.runs(self):
             self.engine.contention.tell(self)
         self.engine.called(self)
 
     def executable_for(self, inputs: list[Any]) -> Executable:
-        """What the call that began runs; the meter begins with it where it should."""
+        """Choose the executable for the forward call that began; start the meter if needed."""
         with self.telling_of_memory():
             executable = self.ready(inputs)
         if self._wants_meter(executable):
-            self.engine.metering.begin(self)  # unless it was begun with another graph
+            self.engine.metering.begin(self)  # does nothing if another graph has begun the meter
             self.status.fruitless += self.engine.metering.note_call(self)
         elif self.execution is not None and executable is self.execution.executable:
             executable = self.execution.executable_of_step(self)
@@ -139,14 +149,17 @@ class PlannedGraph:
         return executable
 
     def begin_backward(self, store: Store, tangents: list[Any], *, again: bool) -> None:
-        """Take that the call of `store` comes back; `again`: all is to be left for another time."""
+        """Note that the call of `store` comes back.
+
+        `again`: this backward call must leave its data for another one (`retain_graph`).
+        """
         self.status.fruitless = 0
         self.engine.observer.returned(self, store, tangents)
         self.status.retained |= again
         self.engine.observer.waited(self, store.visit, tangents)
 
     def end_backward(self, executable: Executable, visit: Visit) -> None:
-        """Take what a visit tells that went through its backward call, run by `executable`."""
+        """Record `visit`, whose backward call has just been run by `executable`."""
         checked, steps = self.checks(executable), self.engine.steps
         steps.returns += 1
         if visit.once:
@@ -156,7 +169,7 @@ class PlannedGraph:
             self.engine.plans.check_known(self, checked=True)
 
     def checks(self, executable: Executable) -> bool:
-        """Whether `executable` holds the trace against what kernels really return."""
+        """Whether `executable` compares the trace with what kernels really return."""
         return self.profiling is not None and executable is self.profiling.checked
 
     def times(self, executable: Executable) -> bool:
@@ -166,7 +179,7 @@ class PlannedGraph:
     # ---- before a step --------------------------------------------------------------------------
 
     def ready(self, inputs: list[Any]) -> Executable:
-        """The executable for this step; plans first where enough is known."""
+        """The executable for this step. Plans the graph first if enough is known."""
         if self.execution is not None and self.execution.adopted:
             self._hold_against(self.execution, inputs)
         own = self.engine.registry.waiting(self)
@@ -189,7 +202,11 @@ class PlannedGraph:
         return self._profiled(self.profiling, own, inputs)
 
     def _profiled(self, profiling: Profiling, own: int, inputs: list[Any]) -> Executable:
-        """What is profiled; what is planned where enough is known. `own` calls of it wait."""
+        """The executable while the graph has no plan; once enough is known, that of a new plan.
+
+        `own`: outstanding calls of this graph. Raises InfeasibleError if no plan is found and no
+        other graph can be planned first or hold less.
+        """
         keeping = profiling.keeping
         if self._keeps_on(keeping):
             return keeping.executable
@@ -198,7 +215,7 @@ class PlannedGraph:
         resident = self.engine.residency.external_bytes(self, inputs)
         fits = resident <= profiling.most_resident_bytes
         if not (own or fits or profiling.done):
-            # An optimizer has its state by now. Where nothing fits any more, planning will say so.
+            # An optimizer has its state by now. If nothing fits any more, planning reports it.
             with contextlib.suppress(InfeasibleError):
                 profiling = self.profiling = self._begin(inputs)
         self.engine.observer.base(self, profiling, own, resident)
@@ -214,7 +231,7 @@ class PlannedGraph:
             waits = self._awaits_others(profiling)
             if not waits and not self.engine.contention.make_room(self, error):
                 raise
-        self.engine.residency.collect(again=True)  # the error's frames hold what calls were given
+        self.engine.residency.collect(again=True)  # the error's frames hold inputs of calls
         if waits:
             self.in_vain = stand
             return self._unplanned(profiling, resident)
@@ -223,7 +240,7 @@ class PlannedGraph:
         return profiling.executable
 
     def _unplanned(self, profiling: Profiling, resident_bytes: int) -> Executable:
-        """What is profiled; where nobody differentiates, what moves nothing, if that has room."""
+        """The profiling executable; the one of `Keeping` if no backward calls come and it fits."""
         if self.status.fruitless < MOST_FRUITLESS or not self.may_keep:
             return profiling.executable
         keeping = profiling.keeping
@@ -241,27 +258,30 @@ class PlannedGraph:
         return keeping.executable
 
     def _keeps_on(self, keeping: Keeping | None) -> TypeGuard[Keeping]:
-        """Whether nobody differentiates, and the allocator's books show that all has room."""
+        """Whether no backward calls come, and the allocator's count shows room for `keeping`."""
         if keeping is None or not self.may_keep or self.status.fruitless < MOST_FRUITLESS:
             return False
         level = self.engine.residency.allocated_bytes()
         return level is not None and level <= keeping.most_allocated_bytes
 
     def _follows_the_unplanned(self, profiling: Profiling) -> bool:
-        """Whether a graph that waits for its backward is to be planned first, and may yet be."""
+        """Whether a graph with an outstanding call should be planned first, and still may be."""
         waiting = self.engine.registry.outstanding(self)
         first = any(g.profiling is not None and not g.status.settled for g in waiting)
         return first and self._is_patient(profiling)
 
     def _awaits_others(self, profiling: Profiling) -> bool:
-        """Whether it is not known yet how little one needs to hold that waits, and may yet be."""
+        """Whether to wait until it is known how little another graph's outstanding calls need.
+
+        Such a graph is still profiled, so its least memory is unknown.
+        """
         active = self.engine.registry.active()
         others = (g for g in active if g in self.observed and not g.status.settled)
         unknown = any(g.profiling is not None and not g.profiling.done for g in others)
         return unknown and self._is_patient(profiling)
 
     def _how_others_stand(self) -> frozenset[object]:
-        """What another attempt to plan depends on: who has which plan, and who will soon."""
+        """What a new attempt to plan depends on: other graphs' plans, and which can be planned."""
         others = (g for g in self.engine.registry.active() if g is not self)
         return frozenset(
             (ref(g), id(g.planned), g.profiling is not None and g.profiling.done) for g in others
@@ -271,23 +291,23 @@ class PlannedGraph:
         return profiling.timed_steps < PATIENCE * self.status.most_outstanding
 
     def _hold_against(self, execution: PlannedExecution, inputs: list[Any]) -> None:
-        """Forget an adopted plan that was made when less was held besides the graph."""
+        """Drop an adopted plan that has no room for the external memory held now."""
         execution.adopted = False
         if not self.engine.plans.still_fits(execution.planned, self, inputs):
             self.status.unsettle()
             self.execution = None
 
     def _leave_layout(self, execution: PlannedExecution) -> None:
-        """Begin to profile again where tensors cannot lie as the plan has them, for one without."""
+        """If the plan's layout does not work, profile again, for a plan without a layout."""
         if self.engine.placing.is_in_vain(execution.planned.layout):
             self.engine.plans.planner.solver.places = False
             self.status.unsettle()
             self._unfollow()
 
     def _followed(self, execution: PlannedExecution, waiting: int, inputs: list[Any]) -> Executable:
-        """The plan's executable, or its trial's; that of a new plan where there is reason for one.
+        """The executable of the plan or of its trial; plans again first if there is a reason to.
 
-        `waiting`: calls of the graph whose backward is to come, this one among them.
+        `waiting`: outstanding calls of the graph, this one included.
         """
         if waiting == 1:
             contention = self.engine.contention
@@ -300,14 +320,14 @@ class PlannedGraph:
         return execution.executable if trial is None or trial.done else trial.executable
 
     def _tried(self, execution: PlannedExecution) -> PlannedExecution:
-        """A plan from what a trial measured, if one is done."""
+        """The execution of a new plan if a trial is done: planned from what the trial measured."""
         trial = None if execution.trial is None else execution.trial_of_step(self)
         if trial is None or not trial.done:
             return execution
         return self.settle(self.engine.plan_after(self, trial))
 
     def _begin(self, inputs: list[Any]) -> Profiling:
-        """Begin to profile. Raises InfeasibleError where not even the floor program fits."""
+        """Begin to profile. Raises InfeasibleError if not even the floor program fits."""
         engine = self.engine
         program, most = engine.plans.floor_program(self, inputs, leanest=self.lean)
         return begin_profiling(
@@ -315,7 +335,7 @@ class PlannedGraph:
         )
 
     def settle(self, planned: Planned) -> PlannedExecution:
-        """Follow a plan from the next step on, as what is returned does."""
+        """Follow `planned` from the next step on; returns its execution."""
         generator = self.engine.driver.generator
         trace, layout = self.captured.trace, planned.layout
         executable = build(trace, planned.program, generator, layout=layout)
@@ -341,13 +361,13 @@ class PlannedGraph:
         return self.checks(executable) or (pausing and self.times(executable))
 
     def _is_first(self) -> bool:
-        """Whether it is the first planned one of a step."""
+        """Whether this is the first call of a planned graph in its step."""
         return all(graph.planned is None for graph in self.engine.registry.outstanding(self))
 
-    # ---- a graph that is not as captured --------------------------------------------------------
+    # ---- a graph that does not behave as captured -----------------------------------------------
 
     def correct(self, error: CaptureError) -> None:
-        """Correct the trace by what a kernel really returned, or run in-core from now on."""
+        """Correct the trace from what a kernel really returned, or run in-core from now on."""
         try:
             self.captured = self._corrected(error)
         except CaptureError as final:
@@ -355,7 +375,7 @@ class PlannedGraph:
         self.profiling = None
 
     def _corrected(self, error: CaptureError) -> Captured:
-        """The graph as it turned out to be. Raises CaptureError where that cannot be told."""
+        """The graph as it really behaves. Raises CaptureError if that cannot be determined."""
         self.corrections += 1
         if not isinstance(error, MismatchError) or self.corrections > len(self.captured.trace.ops):
             raise error
@@ -383,7 +403,7 @@ class PlannedGraph:
         elif session is not None and session.sees(visit):
             session.visits.append(visit)
             if self.profiling is not None and executable is self.profiling.timed:
-                self.profiling.timed_steps += 1  # another's may be metered for many steps
+                self.profiling.timed_steps += 1  # another graph may be metered for many steps
         elif execution and executable is execution.executable and visit.once:
             self.status.note(tuple(visit.work))
         elif execution and (trial := execution.trial_by(executable)):
@@ -392,12 +412,15 @@ class PlannedGraph:
             self.profiling.timed_steps += 1
 
     def unmetered(self, obstacle: Obstacle) -> None:
-        """Take that a step could not be metered. Too many in a row, and it is said what comes."""
+        """Note that a step could not be metered. After too many, warn or run in-core.
+
+        With `strict`, raises CaptureError instead of running in-core.
+        """
         self.obstacles[obstacle] += 1
         if self.profiling is None or self.obstacles[obstacle] < obstacle.most:
             return
         if self.profiling.workspace_bytes is not None:
-            return  # it does without
+            return  # workspaces are known: planning can do without this reading
         if not obstacle.passes:
             self._give_up(CaptureError(reason=obstacle.reason))
         elif self.status.reason != obstacle.reason:
@@ -407,11 +430,14 @@ class PlannedGraph:
     def paused(
         self, interlude: Interlude, calls: Mapping[PlannedGraph, int], peak_bytes: Callable[[], int]
     ) -> None:
-        """Take what was held at most between two calls of a step, while one of its own waited."""
+        """Record the most bytes held between two calls while a call of this graph was outstanding.
+
+        Called after a metered step. `calls`: outstanding calls by graph; `peak_bytes()`: that most.
+        """
         self.engine.observer.paused(self, interlude, calls, peak_bytes)
 
     def metered(self, reading: Reading, visit: Visit) -> None:
-        """Take what the meter saw of a step."""
+        """Record what the meter saw of the step that `visit` belongs to."""
         self.obstacles.clear()
         if self.profiling is not None:
             self.status.reason = ""
@@ -422,7 +448,7 @@ class PlannedGraph:
 
     @contextlib.contextmanager
     def telling_of_memory(self) -> Iterator[None]:
-        """Add what is known to an error of memory, and let the next step have a tighter plan."""
+        """In this context, an out-of-memory error gets notes, and the next step a tighter plan."""
         try:
             yield
         except RuntimeError as error:
@@ -431,7 +457,10 @@ class PlannedGraph:
             raise
 
     def plan_tighter(self, error: RuntimeError) -> None:
-        """Let the next step have a plan that leaves more free, once; say so with the error."""
+        """Make a plan that leaves more memory free for the next step, once; note it on `error`.
+
+        A graph without a plan is profiled with the leanest program instead.
+        """
         planned = self.planned
         self.engine.driver.drain()
         if self.retired:
@@ -459,7 +488,7 @@ class PlannedGraph:
         error.add_note(f"{numbers}; {hope}")
 
     def retire(self, reason: str) -> None:
-        """Run in-core from now on, without a word."""
+        """Run in-core from now on, without a warning."""
         self.status.state, self.status.reason = State.IN_CORE, reason
         self._unfollow()
         self.retired, self.profiling = True, None
@@ -467,7 +496,7 @@ class PlannedGraph:
         self.captured = replace(self.captured, joint=None)
 
     def _give_up(self, error: CaptureError) -> None:
-        """Run in-core from now on: the graph does not behave as it was captured."""
+        """Run in-core from now on, with a warning. Raises `error` instead with `strict`."""
         self.retire(str(error))
         if self.engine.strict:
             raise error

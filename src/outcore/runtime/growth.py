@@ -1,7 +1,7 @@
-"""growth: what the process came to hold besides a graph since that was planned.
+"""growth: replan a graph when the process holds more external memory than the plan has room for.
 
-The state of an optimizer whose first step comes late, for gradients are accumulated over many
-calls; an average of the weights; another model.
+Examples: the state of an optimizer whose first step comes late, because gradients are accumulated
+over many calls; an average of the weights; another model.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from outcore.runtime.residency import Residency
 from outcore.runtime.steps import Steps
 from outcore.units import format_bytes
 
-if TYPE_CHECKING:  # a graph asks it
+if TYPE_CHECKING:  # a graph calls its engine's Growth
     from outcore.runtime.execution import PlannedExecution
     from outcore.runtime.graph import PlannedGraph
 
 MOST_COLLECTIONS = 8
-"""Steps in which what is no one's any more is let go before it is counted as held: who leaves so
-much in each would have every step wait for that."""
+"""Steps in which garbage is collected before it is counted as held. A program that leaves much
+garbage in each step would otherwise wait for the collector in each."""
 
 GROWN = (
     "outcore: this process holds {more} more than when a graph was planned, and no plan was found "
@@ -35,11 +35,11 @@ GROWN = (
 
 
 class Growth:
-    """Notices, as a call begins, that its plan has no room for what is held by then.
+    """Checks, as a call begins, that its plan has room for the external memory held then.
 
-    All that is held is counted only where the allocator has given out more than when a call of the
-    graph had room, what waiting calls of other graphs hold left out. Where an allocator keeps no
-    books, nothing is noticed.
+    Counting all live tensors is slow. So they are counted only if the allocator reports more than
+    at an earlier call of the graph that had room, without what outstanding calls of other graphs
+    hold. If the allocator keeps no count, growth is not noticed.
     """
 
     def __init__(
@@ -54,21 +54,21 @@ class Growth:
         self._residency, self._metering, self._plans = residency, metering, plans
         self._collections = 0
         self._told_in = -1
-        """The number of the step in which it was said last that there is no plan."""
+        """The number of the step with the latest warning that no plan was found."""
 
     def beside_what_came(
         self, graph: PlannedGraph, execution: PlannedExecution, inputs: Sequence[Any]
     ) -> PlannedExecution:
-        """Another plan, if what the process holds by now has no room beside that of `graph`.
+        """A new plan if the plan of `graph` has no room for the external memory held now.
 
-        `inputs`: those of the call. Where no plan is found it stays, and a warning tells; with
-        `strict` that is an error, InfeasibleError as a rule.
+        `inputs`: the inputs of the call that begins. If no plan is found, `execution` stays and a
+        warning says so; with `strict`, the error is raised (usually InfeasibleError).
         """
         status, planned = graph.status, execution.planned
         base = self._base_beyond(graph, execution, inputs)
         if base is None or self._is_refused(graph, base):
             return execution
-        # What comes a third time grows: as much again as came so far is ahead.
+        # Memory that has grown twice before keeps growing: plan for as much again as came so far.
         ahead = status.grown_bytes if status.growths > 1 else 0
         try:
             found = self._plans.beside_more(graph, planned, base, ahead)
@@ -86,7 +86,7 @@ class Growth:
     def _base_beyond(
         self, graph: PlannedGraph, execution: PlannedExecution, inputs: Sequence[Any]
     ) -> int | None:
-        """What is held but for waiting calls, if the plan has no room for that; else None."""
+        """External memory without outstanding calls, if the plan has no room for it; else None."""
         allocated, foreseen = self._residency.allocated_bytes(), execution.foreseen_bytes
         if allocated is None:
             return None
@@ -116,45 +116,48 @@ class Growth:
         return base if came > left else None
 
     def _is_refused(self, graph: PlannedGraph, base_bytes: int) -> bool:
-        """Whether no plan was found beside so much, and that was said."""
+        """Whether no plan was found with about `base_bytes` held, or less; False with `strict`."""
         return base_bytes >= graph.status.refused_bytes and not self._settings.strict
 
     def _collected(self) -> bool:
-        """Let go what is no one's any more; whether it did."""
+        """Collect garbage, in at most `MOST_COLLECTIONS` steps; returns whether it did."""
         if self._collections >= MOST_COLLECTIONS or not self._residency.collect():
             return False
         self._collections += 1
         return True
 
     def _note(self, graph: PlannedGraph, came_bytes: int) -> None:
-        """Take how much more is held than was planned for; the margin is for some of that."""
+        """Note how much more is held than was planned for, if it is news by more than the margin.
+
+        The bound on the process's memory is raised by it.
+        """
         known = graph.status.came_bytes + margin_bytes(self._settings.budget_bytes)
         if came_bytes > known:
             graph.status.came_bytes = came_bytes
             self._plans.bound_memory()
 
     def _base_bytes(self, graph: PlannedGraph, inputs: Sequence[Any]) -> int:
-        """What is held but for waiting calls, and for what was found to come with them."""
+        """External memory, without outstanding calls and the excess that was seen with them."""
         return self._residency.base_bytes(graph, inputs) - self._residency.with_others_bytes(graph)
 
     def _tell(self, more_bytes: int, error: OutcoreError) -> None:
-        """Warn that there is no plan beside so much more, once for all graphs of a step."""
+        """Warn that no plan has room for `more_bytes` more, once a step for all graphs."""
         self._metering.forget_peak()
         if self._told_in != self._steps.number:
             self._told_in = self._steps.number
             warnings.warn(GROWN.format(more=format_bytes(more_bytes), error=error), stacklevel=2)
 
     def _room_bytes(self, graph: PlannedGraph, execution: PlannedExecution) -> int:
-        """What was planned to be held besides waiting calls, and room that these do not want.
+        """The room that the plan has for external memory without outstanding calls.
 
-        Less the little that they may lack.
+        Room that those calls do not need is added. What they lack is subtracted, up to the slack.
         """
         planned, little = execution.planned, slack_bytes(self._settings.budget_bytes)
         lacking = min(little, self._plans.lacking_bytes(graph, planned))
         return planned.external.base_bytes - lacking
 
     def _left_bytes(self, execution: PlannedExecution) -> int:
-        """What the plan leaves of the budget for what comes, its margin among it."""
+        """What the plan leaves of the budget for growth, its margin included."""
         budget = self._settings.budget_bytes
         peak = execution.planned.peak_bytes - margin_bytes(budget)
         return max(0, budget - peak)

@@ -1,4 +1,7 @@
-"""headroom: plans that leave the allocator room on a GPU that is nearly full (decision 0036)."""
+"""headroom: choose plans that leave the allocator room on a GPU that they nearly fill.
+
+See docs/decisions/0036 and 0037. A plan leaves room because it is made for a smaller budget.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ from outcore.units import format_bytes, format_seconds
 log = logging.getLogger("outcore")
 
 Make: TypeAlias = Callable[[Problem], Plan]
-"""What makes a plan; raises InfeasibleError where it has none that fits."""
+"""Makes a plan for a problem; raises InfeasibleError if none fits."""
 
 Improve: TypeAlias = Callable[[Problem, Plan], Plan]
-"""What changes one so that its tensors find their place."""
+"""Changes a plan so that the allocator finds room for its tensors without giving memory back."""
 
 
 class Placed(NamedTuple):
-    """A plan, the problem that it is one for, and where its tensors lie if somebody says so."""
+    """A plan, the problem that it is made for, and its layout, if it has one."""
 
     problem: Problem
     plan: Plan
@@ -38,7 +41,7 @@ class Placed(NamedTuple):
 
 
 def once(make: Make) -> Make:
-    """`make`, which is not asked again for a problem that it had a plan for."""
+    """`make`, with the plans that it made remembered by problem."""
     known: list[tuple[Problem, Plan]] = []
 
     def made(problem: Problem) -> Plan:
@@ -52,9 +55,10 @@ def once(make: Make) -> Make:
 
 
 def with_least_room(problem: Problem, room: int, make: Make) -> tuple[Problem, Plan] | None:
-    """The plan of `make` that leaves `room` bytes free; None where there is none.
+    """The plan of `make` that leaves `room` bytes free; None if there is none.
 
-    It is one for so much less of a budget: lowered there, too, as fetches fill budgets.
+    Returns it with its problem, whose budget is smaller by `room`. Lower the plan for that problem,
+    because prefetches use all of a budget.
     """
     headroom = _less(problem, room)
     try:
@@ -66,10 +70,10 @@ def with_least_room(problem: Problem, room: int, make: Make) -> tuple[Problem, P
 def with_best_room(
     problem: Problem, rooms: Sequence[int], make: Make, improve: Improve, card: Card
 ) -> tuple[Problem, Plan] | None:
-    """The plan with which a step takes least, with what the allocator of `card` then has to do.
+    """The plan with the shortest step, including the time that the allocator of `card` loses.
 
-    As above, with one of `rooms`: the first with which nothing is lost will do. None where no plan
-    leaves the first.
+    Tries `rooms` in order, as `with_least_room` does, until a plan loses nothing to the allocator.
+    Returns None if no plan leaves the first room free.
     """
     found: list[tuple[float, Problem, Plan]] = []
     for room in rooms:
@@ -89,10 +93,10 @@ def with_best_room(
 
 
 def with_places(problem: Problem, rooms: Sequence[int], make: Make, space: Space) -> Placed | None:
-    """The plan of `make` that leaves least room free, of those whose tensors all have a place.
+    """The plan of `make` with a layout within `space` that leaves the least room free.
 
-    As above, with one of `rooms`, or halfway between two, and places within `space`. None where
-    there is none, or more is lacking than the largest room would give.
+    Tries `rooms` and the values halfway between two of them, smallest first. Returns None if no
+    such plan has a layout, or if a layout lacks more than the largest room would give.
     """
     between = ((less + more) // 2 for less, more in pairwise(rooms))
     for room in sorted({*rooms, *between}):
@@ -111,18 +115,21 @@ def with_places(problem: Problem, rooms: Sequence[int], make: Make, space: Space
 
 
 def best_room_for(plan: Plan, problem: Problem, rooms: Sequence[int], card: Card) -> Problem:
-    """`problem` with less of a budget by that of `rooms` with which `plan` takes least."""
+    """`problem` with its budget reduced by that one of `rooms` with which `plan` is fastest.
+
+    The time includes what the allocator of `card` loses. `problem` itself if the plan fits none.
+    """
     headroom = (_less(problem, room) for room in rooms)
     fitting = [each for each in headroom if fits(each, lower(each, plan, fast=True))]
     return min(fitting, key=lambda each: sum(_times(each, plan, card)), default=problem)
 
 
 def _less(problem: Problem, room: int) -> Problem:
-    """`problem` with so much less of a budget; itself for nothing."""
+    """`problem` with its budget reduced by `room` bytes; itself for 0."""
     return replace(problem, budget_bytes=problem.budget_bytes - room) if room else problem
 
 
 def _times(problem: Problem, plan: Plan, card: Card) -> tuple[float, float]:
-    """Seconds of a step, and what it loses besides to the allocator of `card`."""
+    """Seconds of a step, and the seconds that the allocator of `card` adds to it."""
     program = lower(problem, plan, fast=True)
     return simulate(problem, program).seconds, card.lost_seconds(problem, program)

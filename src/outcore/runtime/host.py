@@ -1,4 +1,4 @@
-"""How much this process may use: the machine's memory, or less, and who else does."""
+"""host: how much host memory this process may use, and how many processes share the machine."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 
 LIMIT = "memory.max", "memory.limit_in_bytes"
-"""Files of a cgroup: that of version 2, that of version 1."""
+"""File of a cgroup with its memory limit: in version 2, in version 1."""
 USED = "memory.current", "memory.usage_in_bytes"
+"""The same for the memory in use."""
 CACHED = "inactive_file", "total_inactive_file"
+"""Keys in `memory.stat` for cached files that can be dropped: in version 2, in version 1."""
 
 
 def memory_limit_bytes() -> int:
-    """Bytes of RAM this process may hold (what a cgroup allows, else the machine's total)."""
+    """Bytes of RAM that this process may hold: the machine's total, or a cgroup's limit if less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = (_read(folder, LIMIT) for folder in _cgroups())
     return min((total, *(limit for limit in limits if limit is not None)))
 
 
 def available_bytes() -> int:
-    """Bytes of RAM that may still be taken: what the machine has, or a cgroup leaves, if less."""
+    """Bytes of RAM still available: on the machine, or within a cgroup's limit if less."""
     left = [_left(folder) for folder in _cgroups()]
     return max(0, min((_machine_bytes(), *(n for n in left if n is not None))))
 
@@ -31,7 +33,7 @@ def available_bytes() -> int:
 def local_processes() -> int:
     """How many processes of one job share this machine, this one included.
 
-    As torchrun, and launchers that do as it does, say in LOCAL_WORLD_SIZE; 1 where nobody does.
+    From LOCAL_WORLD_SIZE, which torchrun and similar launchers set; 1 if it is not set.
     """
     text = os.environ.get("LOCAL_WORLD_SIZE", "")
     return max(1, int(text)) if text.isdigit() else 1
@@ -47,7 +49,7 @@ def _machine_bytes() -> int:
 
 
 def _left(folder: Path) -> int | None:
-    """What the cgroup's limit leaves; cached files that are not in use can go."""
+    """Bytes that the cgroup's limit leaves; None: no limit. Inactive cached files count as free."""
     limit, used = _read(folder, LIMIT), _read(folder, USED)
     if limit is None or used is None:
         return limit
@@ -60,7 +62,7 @@ def _left(folder: Path) -> int | None:
 
 
 def _cgroups() -> list[Path]:
-    """The process's cgroups that bound memory, and all above them."""
+    """Folders of the process's cgroups that can limit memory, and of all their parents."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -80,7 +82,7 @@ def _cgroups() -> list[Path]:
 
 
 def _read(folder: Path, names: Iterable[str]) -> int | None:
-    """The number in the first of the files that there is; None: no number, or no file."""
+    """The number in the first of the files that exists; None: it has no number, or none exists."""
     for name in names:
         try:
             text = (folder / name).read_text().strip()

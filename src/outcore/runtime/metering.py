@@ -1,4 +1,4 @@
-"""Metering: which steps of one budget's graphs run under the allocator's meter, and what it saw."""
+"""metering: decide which steps of one budget's graphs are metered, and keep the peaks it saw."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from outcore.runtime.residency import Residency
 from outcore.runtime.session import Interlude, Session, in_backward, metered_elsewhere
 
 LONGEST_SESSION = 1024
-"""Forward calls after which a metered step is ended: a call that never goes back holds it open."""
+"""Forward calls after which a metered step is ended: a call that never comes back keeps it open."""
 
 MOST_PEAK_TRIES = 8
 """Steps that are metered for the peak of one graph: another graph in them may never be planned."""
 
 
 class Metering:
-    """One session at a time: a step of profiled graphs, or one of planned graphs for its peak."""
+    """Runs one session (a metered step) at a time.
+
+    Either graphs in the step are profiled, or all are planned and its peak is measured.
+    """
 
     def __init__(self, device: torch.device, registry: Registry, residency: Residency) -> None:
         self._device, self._registry, self._residency = device, registry, residency
@@ -33,24 +36,24 @@ class Metering:
 
     @property
     def peak_bytes(self) -> int | None:
-        """The highest of the latest peaks of the graphs that run, each of a step that was planned.
+        """The highest of the latest metered peaks of the active graphs, in fully planned steps.
 
-        None where no such step was metered.
+        None if no such step was metered.
         """
         known = (s.peak_bytes for s in self._registry.statuses())
         return max((nbytes for nbytes in known if nbytes is not None), default=None)
 
     @property
     def after_bytes(self) -> int | None:
-        """That of what came between the last backward call of such a step and the next step."""
+        """The highest peak between the last backward call of such a step and the next step."""
         known = (s.after_bytes for s in self._registry.statuses())
         return max((nbytes for nbytes in known if nbytes is not None), default=None)
 
     def wants_peak(self, graph: PlannedGraph) -> bool:
         """Whether a planned step of `graph` should be metered for its peak.
 
-        Where that is not known, nor in vain: it would be beside a graph that is profiled, and would
-        keep that from being timed.
+        Not if the peak is known, or if a graph that runs is still profiled: the peak would not
+        count, and metering would keep that graph from being timed.
         """
         status = graph.status
         if status.peak_bytes is not None or status.peak_tries >= MOST_PEAK_TRIES:
@@ -62,18 +65,21 @@ class Metering:
         )
 
     def forget_peak(self) -> None:
-        """Meter more steps for their peaks: they are not what they were."""
+        """Forget all metered peaks, so that steps are metered for them again: they have changed."""
         for status in self._registry.known():
             status.peak_bytes, status.after_bytes = None, None
         self.renew_tries()
 
     def renew_tries(self) -> None:
-        """Let peaks be tried for `MOST_PEAK_TRIES` steps more: there is another graph."""
+        """Allow `MOST_PEAK_TRIES` more steps to be metered for peaks: there is another graph."""
         for status in self._registry.known():
             status.peak_tries = 0
 
     def begin(self, leader: PlannedGraph) -> None:
-        """Meter the step that begins with `leader`, unless that is impossible, or under way."""
+        """Meter the step that begins with `leader`, unless a step is metered already.
+
+        If metering is impossible, `leader.unmetered` gets the reason.
+        """
         if self.session is not None:
             return
         steps, meter = self._registry.steps, open_meter(self._device)
@@ -90,7 +96,7 @@ class Metering:
         leader.status.peak_tries += begun and leader.planned is not None
 
     def note_call(self, graph: PlannedGraph) -> bool:
-        """Take that `graph` is called; whether that is the first time in a metered step."""
+        """Note a forward call of `graph`; returns whether it is its first in a metered step."""
         session = self.session
         if session is None or id(graph.status) in session.called:
             return False
@@ -98,10 +104,10 @@ class Metering:
         return True
 
     def end(self, *, whole: bool = True, beside: PlannedGraph | None = None) -> bool:
-        """End the session, if there is one and autograd is not at work; `whole`: as one step.
+        """End the session, if there is one and this thread is not inside a backward call.
 
-        Returns whether it was one in which no graph was profiled; `beside`: the one that begins the
-        next step, which does not count.
+        `whole`: the session covered one whole step. Returns whether it did and no graph was
+        profiled in it. `beside`: the graph that begins the next step; it does not count.
         """
         session = self.session
         if session is None or in_backward():
@@ -122,13 +128,13 @@ class Metering:
         return settled
 
     def mark(self) -> int:
-        """The time, in nanoseconds of the wall clock, for which the meter may be asked."""
+        """The time, in ns of the wall clock. The meter can be read for this time later."""
         if self.session is not None:
             self.session.meter.mark()
         return time.time_ns()
 
     def enter(self) -> int:
-        """The time, as a call begins or comes back."""
+        """The time as a call begins or comes back. Notes the interlude if calls are outstanding."""
         session, now = self.session, self.mark()
         if session is None:
             return now
@@ -141,24 +147,25 @@ class Metering:
         return now
 
     def leave(self) -> int:
-        """The time, as a call ends."""
+        """The time as a call ends."""
         now = self.mark()
         if self.session is not None:
             self.session.left = now
         return now
 
     def called(self, caller: PlannedGraph) -> bool:
-        """End the session where the forward call of `caller` that now begins is a new step's.
+        """End the session if the forward call of `caller` that now begins starts a new step.
 
-        As is that of another size of its leader. And where the leader runs no more, or never comes
-        back: that was no whole step. Returns as `end`.
+        It does if `caller` leads the session, or is another size of its leader. The session also
+        ends if the leader is inactive or never comes back; then it was no whole step. Returns as
+        `end`.
         """
         session = self.session
         if session is None:
             return False
         leader = session.leader()
         if leader is caller and not self._registry.waiting(caller):
-            # Under a checkpoint backward calls each block again.
+            # Under torch.utils.checkpoint, backward calls the forward of each block again.
             return bool(session.visits or not under_checkpoint()) and self.end()
         over = session.here() and bool(session.visits) and not len(self._registry.stores)
         if over and _takes_turns(caller, leader):
@@ -169,11 +176,11 @@ class Metering:
         return False
 
     def close_step(self) -> bool:
-        """End the session where its step is over: every graph that runs came through backward.
+        """End the session if its step is over: the backward of every active graph has run.
 
-        In the middle of a step this does nothing, so asking there changes nothing of what is
-        measured; nor does it after one, where the next forward call would end the session, and what
-        is counted is over. Returns as `end`.
+        In the middle of a step this does nothing, so a report there does not affect what is
+        measured. After a step it does not either: the next forward call would end the session
+        anyway, and all that it counts is over. Returns as `end`.
         """
         session = self.session
         if session is None or not session.here() or len(self._registry.stores):
@@ -189,7 +196,10 @@ class Metering:
     def _is_absent(
         self, graph: PlannedGraph, session: Session, observed: Collection[object]
     ) -> bool:
-        """Whether a step is over without it: nobody differentiates it, or it takes turns."""
+        """Whether a step can be over without `graph`.
+
+        It can if no backward calls of it come, or if the step ran another size of it instead.
+        """
         if graph.planned is None and graph.status.settled:
             return True
         others = (g for g in observed if isinstance(g, PlannedGraph))
@@ -198,7 +208,7 @@ class Metering:
 
 
 def _takes_turns(graph: PlannedGraph, other: PlannedGraph | None) -> bool:
-    """Whether they are of the same ops, and of other sizes: a step has one or the other."""
+    """Whether the graphs have the same ops but other sizes: a step runs one or the other."""
     if other is None or graph.digest == other.digest:
         return False
     return graph.status.kind == other.status.kind

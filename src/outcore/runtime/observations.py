@@ -1,7 +1,9 @@
-"""observations: what was held besides a graph as its calls began, and as they came back.
+"""observations: record the external memory that calls of one graph met, per mix of calls.
 
-Steps need not be alike: where layers are left out now and then, each step has another mix of calls
-that wait.
+A mix is the calls that are outstanding at once. Steps may differ: if layers are skipped at random,
+each step has another mix. So external memory is stored per mix, as the excess: how much more is
+held than as the first call of that step began, without what outstanding calls alone hold
+(docs/decisions/0031).
 """
 
 from __future__ import annotations
@@ -11,55 +13,59 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
-if TYPE_CHECKING:  # a graph sees others
+if TYPE_CHECKING:  # a graph holds its Observations
     from outcore.runtime.graph import PlannedGraph
 
 Counts: TypeAlias = Mapping["PlannedGraph", int]
-"""Graphs, and how many calls of each: that wait for their backward, or came through it."""
+"""Graph -> number of its calls: those outstanding, or those that came back."""
 
 Bytes: TypeAlias = Callable[["PlannedGraph"], int]
-"""Bytes of each call of a graph."""
+"""Bytes per call of a given graph."""
 
 Others: TypeAlias = dict[ref["PlannedGraph"], int]
-"""The same, weakly."""
+"""As `Counts`, with weak references to the graphs."""
 
 Key: TypeAlias = tuple[int, frozenset[tuple[ref["PlannedGraph"], int]]]
-"""Own calls, and those of others."""
+"""A mix as a dictionary key: own calls, and calls of other graphs."""
 
 MOST_KNOWN = 128
-"""Calls that waited at once and are known again without a look at all mixes."""
+"""Mixes that are recognized without comparing them with all stored mixes."""
 
 MOST_MIXES = 64
-"""Mixes that are told apart; what comes after that is one, with the most of each graph, that stands
-for all with no more."""
+"""Mixes that are stored one by one. Further mixes are merged into the last one, which then stands
+for all mixes with no more calls of each graph than it has."""
 
 
 @dataclass(slots=True, eq=False)
 class Mix:
-    """Calls that wait at once, and what is held besides what they alone hold."""
+    """Calls that are outstanding at once, and the external memory held then."""
 
     own: int
-    """Calls of the graph itself."""
+    """Outstanding calls of the graph itself, without the call that begins or comes back."""
     others: Others
+    """Outstanding calls of other graphs."""
     beyond_bytes: int | None = None
-    """How much more than as the first call of that step began; None: nobody counted."""
+    """External memory in excess of that as the first call of the step began; None: not counted."""
     several: bool = False
-    """Whether it stands for all mixes with no more calls of each."""
+    """Whether this mix stands for all mixes with no more calls of each graph."""
 
     def within(self, other: Mix) -> bool:
-        """Whether as many own calls wait as in `other`, and no more of others."""
+        """Whether `other` covers this mix: as many own calls, and no fewer of each other graph.
+
+        If `other` stands for several mixes, fewer own calls are covered too.
+        """
         own = self.own <= other.own if other.several else self.own == other.own
         if not own or not self.others.keys() <= other.others.keys():
             return False
         return all(other.others[graph] >= n for graph, n in self.others.items() if n > 1)
 
     def forget_the_dead(self) -> None:
-        """Leave out graphs that are gone."""
+        """Remove graphs that no longer exist."""
         for graph in [each for each in self.others if each() is None]:
             del self.others[graph]
 
     def add(self, other: Mix) -> None:
-        """Have as many calls of each, and as much held besides, as either."""
+        """Merge `other` into this mix: the most calls of each graph, the larger excess."""
         self.own, self.several = max(self.own, other.own), True
         for graph, calls in other.others.items():
             self.others[graph] = max(calls, self.others.get(graph, 0))
@@ -69,39 +75,45 @@ class Mix:
 
 
 class Mixes:
-    """Those that calls of one graph met, but for those that others surpass in all."""
+    """The mixes that calls of one graph met, without those that another surpasses.
+
+    A mix surpasses another if it covers it (`Mix.within`) and has no smaller excess.
+    """
 
     def __init__(self) -> None:
         self._mixes: list[Mix] = []
         self._before: WeakKeyDictionary[PlannedGraph, int] | None = None
-        """Calls of others that waited each time when no own call did. None: never so."""
+        """Calls of other graphs that were outstanding every time that no own call was. None: not
+        noted yet."""
         self._waited = 0
-        """How many graphs are in that: fewer, where one is gone, and another in its stead."""
+        """`len(_before)` when it was last set anew. If it is smaller now, a graph was freed and
+        another may have replaced it, so `_before` is set anew."""
         self._beyond_first = 0
-        """How much more was held, at most, when no own call waited."""
+        """The largest excess when no own call was outstanding."""
         self._known: dict[Key, int | None] = {}
-        """What was counted beside calls that were noted before, at least: steps are alike."""
+        """Mixes noted before -> an excess that stored mixes cover for them; None: none was counted.
+        Most steps have the same mixes, so `note` need not look at all of them again."""
 
     def __iter__(self) -> Iterator[Mix]:
-        """Those that are told apart."""
+        """The stored mixes."""
         return iter(self._mixes)
 
     def knows(self, own: int, others: Counts, *, counted: bool) -> bool:
-        """Whether just those calls were noted before; `counted`: with what was held besides."""
+        """Whether exactly this mix was noted lately; `counted`: with its external memory."""
         key = _key(own, _weakly(others))
         return key in self._known and not (counted and self._known[key] is None)
 
     def counted(self, own: int, others: Counts) -> bool:
-        """Whether somebody counted what is held besides as many calls."""
+        """Whether external memory was counted for a mix that covers this one."""
         mix = Mix(own, _weakly(others))
         known = (m for m in reversed(self._mixes) if m.beyond_bytes is not None)
         return any(mix.within(m) for m in known)
 
     def beyond_of(self, own: int, others: Counts) -> int:
-        """How much more was held besides, at most, where as many calls waited; 0: nobody knows.
+        """The largest excess counted for a mix that covers this one; 0 if there is none.
 
-        A mix that stands for several may have it from others: where no own call waits, no more
-        than there ever was then.
+        A mix that stands for several may have its excess from another mix. So without own calls,
+        the result is at most the largest excess that was counted without own calls.
         """
         mix = Mix(own, _weakly(others))
         known = (m.beyond_bytes for m in self._mixes if mix.within(m))
@@ -109,16 +121,16 @@ class Mixes:
         return most if own else min(most, self._beyond_first)
 
     def most(self, graph: PlannedGraph) -> int:
-        """The most calls of another graph that waited."""
+        """The most calls of another graph that were outstanding at once."""
         each = ref(graph)
         return max((mix.others.get(each, 0) for mix in self._mixes), default=0)
 
     def before_first(self, graph: PlannedGraph) -> int:
-        """Calls of another graph that waited each time when no own call did."""
+        """Calls of another graph that were outstanding every time that no own call was."""
         return 0 if self._before is None else self._before.get(graph, 0)
 
     def note(self, own: int, others: Counts, beyond_bytes: int | None = None) -> bool:
-        """Take who waited as a call began, or came back; whether that is news."""
+        """Note the outstanding calls as a call begins or comes back; returns whether it is news."""
         mix = Mix(own, _weakly(others), beyond_bytes)
         key = _key(own, mix.others)
         if key in self._known and not _more(beyond_bytes, self._known[key]):
@@ -137,7 +149,7 @@ class Mixes:
         return news or fewer
 
     def _add(self, mix: Mix) -> None:
-        """Take a mix, which none surpasses."""
+        """Store a mix that no stored mix surpasses, and drop those that it surpasses."""
         for each in self._mixes:
             each.forget_the_dead()
         beyond_bytes = mix.beyond_bytes
@@ -152,7 +164,7 @@ class Mixes:
             self._mixes[-1].add(mix)
 
     def _note_before(self, others: Counts) -> bool:
-        """Take who waited though no own call did; whether those are fewer than each time before."""
+        """Note outstanding calls of others without own ones; returns whether fewer than ever."""
         if self._before is None or len(self._before) < self._waited:
             self._before = WeakKeyDictionary(others)
             self._waited = len(self._before)
@@ -162,10 +174,7 @@ class Mixes:
         return bool(fewer)
 
     def beyond_bytes(self) -> int:
-        """The most that was held besides, but for what calls alone hold; 0: nobody knows.
-
-        More than as the first call of a step begins.
-        """
+        """The largest excess of all mixes; 0 if none was counted."""
         counted = (mix.beyond_bytes for mix in self._mixes if mix.beyond_bytes is not None)
         return max(counted, default=0)
 
@@ -178,12 +187,15 @@ class Mixes:
         call_tensors: Bytes,
         unknown: int = 0,
     ) -> tuple[int, int]:
-        """What is held besides `calls` of `graph`: with the most of each other, and in one mix.
+        """The excess that a plan for `calls` calls of `graph` needs room for, as two estimates.
 
-        More than as the first call of a step begins. `alone`: what each waiting call of a graph
-        holds that nobody else does, and `handed`: what it was given and returned, by which calls
-        are estimated beside which nobody counted; `unknown`: beside all, if nobody ever did. The
-        `active` graphs count, and mixes of no more calls than plans are made for.
+        Both add what outstanding calls of other graphs alone hold: the first for the most calls of
+        each graph, though they may be from different mixes; the second for the largest one mix.
+
+        `alone`: what each outstanding call of a graph holds that nothing else does. `call_tensors`:
+        what each call is given and returns; from it the excess of uncounted mixes is estimated.
+        `unknown`: the excess if no mix was counted. Only `active` graphs count, and no more calls
+        than graphs are planned for.
         """
         mixes = [mix for mix in self._mixes if mix.own < calls or mix.several]
         there = {g for g in (each() for mix in mixes for each in mix.others) if g is not None}
@@ -214,41 +226,43 @@ class Mixes:
 
 
 class Observations:
-    """What calls of one graph met, as they began and as they came back."""
+    """What calls of one graph met as they began, waited and came back."""
 
     def __init__(self) -> None:
         self.called, self.returned = Mixes(), Mixes()
+        """Mixes as calls of this graph began, and as they came back."""
         self.paused, self.paused_since = Mixes(), Mixes()
-        """Between calls, while one of this graph waits: what is held besides that one. In a timed
-        step, and since there is a plan."""
+        """Mixes between calls, while one call of this graph is outstanding, which is not counted in
+        the mix: in a timed step, and since there is a plan."""
         self.first_bytes: int | None = None
-        """What was held as the first call of the latest step began: with a plan, of a metered one.
-        """
+        """External memory as the first call of this graph began in the latest metered step, since
+        it has a plan. None: there was no such step."""
         self.met: WeakKeyDictionary[PlannedGraph, int] | None = None
-        """Which graphs had come back when the last call of a timed step did, how often at least."""
+        """Graph -> how many of its calls had come back when the last call of this graph did: the
+        fewest in any timed step. None: there was no timed step yet."""
         self.most_met: WeakKeyDictionary[PlannedGraph, int] = WeakKeyDictionary()
-        """The same of the timed step with most gradients by then."""
+        """The same for the one timed step in which those calls left the most gradients."""
         self.fresh = False
-        """Whether the latest call met calls beside which nobody had counted; there is a plan."""
+        """Whether the graph has a plan and its latest call met a mix that had not been counted."""
         self.unchecked = False
-        """Whether the plan may have too little room: a mix came, or one in a mix has another plan.
-        """
+        """Whether the plan may have too little room: a new mix came, or a graph in a mix has
+        another plan."""
 
     def __contains__(self, graph: PlannedGraph) -> bool:
-        """Whether calls of another graph waited.
+        """Whether calls of `graph` were outstanding as calls of this one began or came back.
 
-        Where the first to be called comes back first, each of two has seen the other.
+        If calls come back in the order in which they began, each of two graphs has seen the other.
         """
         return bool(self.most(graph))
 
     def most(self, graph: PlannedGraph) -> int:
-        """The most calls of another graph that waited."""
+        """The most calls of another graph that were outstanding at once."""
         return max(self.called.most(graph), self.returned.most(graph))
 
     def meet(self, returned: Counts, gradients: Bytes) -> None:
-        """Take how often graphs had come back when the last call of a timed step does.
+        """Note how many calls of each graph had come back as the last one of a timed step does.
 
-        `gradients`: what each call of a graph leaves then.
+        `gradients`: the bytes of gradients that each call of a graph leaves.
         """
         before = returned if self.met is None else self.met
         self.met = WeakKeyDictionary({g: min(n, returned.get(g, 0)) for g, n in before.items()})

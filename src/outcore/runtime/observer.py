@@ -1,4 +1,4 @@
-"""observer: counts what is held besides a graph as its calls begin, wait and come back."""
+"""observer: count the external memory of each graph as its calls begin, wait and come back."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ if TYPE_CHECKING:  # a graph is profiled
 
 
 class Observer:
-    """Counts for each graph, by the calls that wait (`Seen`): of timed steps, and of new mixes."""
+    """Counts external memory per mix of outstanding calls, into each graph's `Observations`.
+
+    It counts in timed steps, and when a planned graph meets a mix that was not counted before.
+    """
 
     def __init__(self, registry: Registry, residency: Residency) -> None:
         self._registry, self._residency = registry, residency
 
     def called(self, graph: PlannedGraph, own: int, inputs: Sequence[Any]) -> None:
-        """Note whose calls wait as a call begins, `own` ones of this graph among them.
+        """Note which calls are outstanding as a call begins, `own` of them of this graph.
 
-        And what is held, where the plan was made for other calls.
+        Also counts external memory if the graph has a plan and this mix was not counted yet.
         """
         others, beyond = self._registry.outstanding(graph), None
         observed, planned = graph.observed, graph.planned
@@ -36,12 +39,12 @@ class Observer:
         if planned is not None and observed.fresh:
             self._residency.sweep()
             beyond = self._residency.base_bytes(graph, inputs) - planned.external.base_bytes
-        for other in others:  # which may have left nothing for the gradients of this one
+        for other in others:  # it may have left no room for the gradients of this graph
             other.observed.unchecked |= other not in observed
         observed.unchecked |= observed.called.note(own, others, beyond)
 
     def metered(self, graph: PlannedGraph, inputs: Sequence[Any]) -> None:
-        """Note what is held as the first planned call of a metered step begins."""
+        """Note the external memory as a planned graph's first call in a metered step begins."""
         if not self._registry.waiting(graph):
             self._residency.sweep()
             graph.observed.first_bytes = self._residency.base_bytes(graph, inputs)
@@ -49,9 +52,11 @@ class Observer:
     def base(
         self, graph: PlannedGraph, profiling: Profiling, own: int, resident_bytes: int
     ) -> None:
-        """Note what is held as a timed call begins: a checked one holds what it was given, too.
+        """Note the external memory as a timed call begins.
 
-        `resident_bytes`: but for what the graph's own waiting calls alone hold.
+        Checked calls do not count, as they also hold their inputs until they come back.
+        `resident_bytes`: all external memory, without what the graph's own outstanding calls alone
+        hold.
         """
         if profiling.executable is profiling.timed:
             base_bytes = resident_bytes - self._residency.others_bytes(graph)
@@ -59,7 +64,12 @@ class Observer:
             graph.observed.called.note(own, self._registry.outstanding(graph), beyond)
 
     def returned(self, graph: PlannedGraph, store: Store, tangents: Sequence[Any]) -> None:
-        """Note whose calls wait as one comes back; of a timed one, who did before, what is held."""
+        """Note which calls are outstanding as a call comes back.
+
+        For a timed call, also note the external memory, which of its inputs and outputs are gone,
+        and which calls came back earlier in the step. For a planned call that began with a new mix,
+        note the external memory.
+        """
         registry, profiling, planned = self._registry, graph.profiling, graph.planned
         own, others, beyond = registry.waiting(graph) - 1, registry.outstanding(graph), None
         call_tensors, timed = store.visit.call_tensors, graph.times(store.executable)
@@ -77,7 +87,7 @@ class Observer:
         graph.observed.unchecked |= graph.observed.returned.note(own, others, beyond)
 
     def waited(self, graph: PlannedGraph, visit: Visit, tangents: Sequence[Any]) -> None:
-        """Note what went while a profiled visit waited, as its backward call begins."""
+        """Note how much memory was freed while a profiled visit waited, as its backward begins."""
         pause, visit.pause = visit.pause, None
         if graph.profiling is None or pause is None:
             return
@@ -93,10 +103,10 @@ class Observer:
         calls: Mapping[PlannedGraph, int],
         peak_bytes: Callable[[], int],
     ) -> None:
-        """Note what was held at most between two calls of a step, while one of `graph` waited.
+        """Note the most held between two calls of a step while a call of `graph` was outstanding.
 
-        Not when one is checked: what calls are given is held besides. With plans, that of the call
-        which began last counts the others.
+        Checked steps do not count, as they also hold the inputs of calls. Among planned graphs,
+        only the one whose call began last notes it. `calls`: outstanding calls by graph.
         """
         profiling, observed = graph.profiling, graph.observed
         if graph.planned is not None and interlude.latest() is graph:

@@ -1,4 +1,4 @@
-"""Obstacle: why a step of a graph that is profiled could not be metered."""
+"""Obstacle: why a step of a profiled graph could not be metered."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from enum import Enum
 
 
 class Obstacle(Enum):
-    """With the most such steps in a row that are waited for, and the reason to wait no more."""
+    """Each obstacle has a limit of such steps in a row, and the reason to report after that."""
 
     OTHER_THREADS = (4, "each of its steps runs on another thread, unseen by the meter")
-    """Nothing can be read of a step whose thread has gone on to other work."""
+    """A step cannot be read once its thread has gone on to other work."""
 
     INSIDE_BACKWARD = (
         8,
@@ -25,19 +25,19 @@ class Obstacle(Enum):
         8,
         "another profiler of torch runs in each of its steps, and a process can run one at a time",
     )
-    """It is the user's, who will end it some day: the graph goes on being profiled."""
+    """The user's profiler, which will end at some time: the graph is profiled until then."""
 
     @property
     def most(self) -> int:
-        """So many steps in a row are waited for."""
+        """How many such steps in a row are accepted."""
         return self.value[0]
 
     @property
     def reason(self) -> str:
-        """Why the graph has no plan after that."""
+        """Why the graph has no plan, for the report and the warning."""
         return self.value[1]
 
     @property
     def passes(self) -> bool:
-        """Whether a plan may come yet; else the graph runs in-core from then on."""
+        """Whether the graph may still get a plan; else it runs in-core from then on."""
         return self is Obstacle.ANOTHER_PROFILER

@@ -1,4 +1,4 @@
-"""Options: what the user may say, checked once."""
+"""Options: what the user can set, and Settings: the same, checked and resolved for one device."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from outcore.runtime.reuse import Given, read_given
 from outcore.units import format_bytes, parse_part, parse_rate, parse_size
 
 DEFAULT_POLICY = "search"
-"""The best that there is: never slower, by the model, than what it starts from."""
+"""The best policy there is. By the model, its plan is never slower than the plan it starts from."""
 
 AUTO = "auto"
-"""A budget that is what is free for this process."""
+"""The budget is what is free for this process."""
 
 ENVIRONMENT = {
     "budget": "OUTCORE_BUDGET",
@@ -49,7 +49,7 @@ ENVIRONMENT = {
 PREFIX = "OUTCORE_"
 
 ALIKE = 0.8
-"""A variable whose name is so near to one of ours (`difflib`) may be a misspelled one."""
+"""A variable whose name is at least this similar (`difflib`) to one of ours may be misspelled."""
 
 OVER = (
     "the budget of {budget} is more than the {total} of {whose}, so that a plan may need more than "
@@ -57,38 +57,45 @@ OVER = (
 )
 
 NO_DISK_BYTES = 1
-"""The budget of a disk that is missing or full: who needs it tries, and says what is wrong."""
+"""The budget of a missing or full disk. Not 0, so that code that needs the disk tries to use it and
+reports what is wrong."""
 
 SWITCH = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
-"""What an option that is on or off may be called in the environment."""
+"""Values of a boolean option in the environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """The options as given, flat and JSON-able. None: from the environment, else the default.
 
-    `budget`: peak device bytes of the training step ("12GiB", bytes, "80%", a fraction, or "auto":
-    what is free for this process, which is the default on a GPU; on a CPU it must be given).
-    `policy`: a spec such as "pooch" or "swap-all{min_bytes=4KiB}". `host_budget`: most bytes of
-    host memory for what leaves a GPU (on a CPU, where the host is the device, it has no meaning).
-    `disk_budget`: most bytes of the spill file; 0: none, as with `host_budget`. `spill_dir`: where
-    it lies (default: the system's temporary folder, or `/var/tmp` where that is in memory).
-    `link_limit`: bytes per second per direction, to play a slower disk on a CPU. `drift`: the part
-    of the predicted time by which steps may take more or less before their graph is planned again,
-    once ("25%", 0.25; default: a quarter; "off": never).
-    `plan`: a file of plans, saved by `Backend.save_plans`; graphs that it has one for take it.
-    `overrides`: a file of rules that hold for any plan (docs/plan-files.md). `fuse`: compile runs
-    of elementwise ops and normalisations to one kernel each (docs/fusion.md). `strict`: raise where
-    a graph cannot be planned, or is not in the file, instead of a warning or a note.
+    - `budget`: peak device bytes of the training step: "12GiB", bytes, "80%", a fraction, or "auto"
+      (what is free for this process). Default: "auto" on a GPU; on a CPU it must be given.
+    - `policy`: a spec such as "pooch" or "swap-all{min_bytes=4KiB}".
+    - `host_budget`: the most bytes of host memory for what leaves a GPU. It has no meaning on a
+      CPU, where host memory is the device. 0: none.
+    - `disk_budget`: the most bytes of the spill file. 0: none.
+    - `spill_dir`: the folder of the spill file. Default: the system's temporary folder, or
+      `/var/tmp` if that folder is in memory.
+    - `link_limit`: bytes per second per direction, to imitate a slower disk on a CPU.
+    - `drift`: the fraction of the predicted time by which steps may be slower or faster before
+      their graph is planned again, once: "25%" or 0.25. Default: a quarter; "off": never.
+    - `plan`: a file of plans, saved by `Backend.save_plans`. Graphs with a plan in it use that.
+    - `overrides`: a file of rules that hold for any plan (docs/plan-files.md).
+    - `fuse`: compile runs of elementwise ops and normalizations into one kernel each
+      (docs/fusion.md).
+    - `strict`: raise an error if a graph cannot be planned or is not in the file of plans, instead
+      of a warning or a note.
 
     "auto", the default of `host_budget` and `disk_budget`, is looked up when the first graph is
-    captured. Of a GPU it is 31 of 32 parts of what is free or this process's already; of RAM three
-    quarters of what is available, and where that is the device, what this process's tensors hold;
-    of a disk nine tenths of what is free.
+    captured. It is
 
-    Budgets are this process's own. Where several processes of one job share what a budget is of
-    (the RAM, a disk), defaults and fractions are of this process's part of it
-    (`host.local_processes`).
+    - of a GPU: 31 of 32 parts of what is free or held by this process already;
+    - of RAM: three quarters of what is available, plus what this process's tensors hold if RAM is
+      the device;
+    - of a disk: nine tenths of what is free.
+
+    Budgets are this process's own. If several processes of one job share the RAM or a disk,
+    defaults and fractions refer to this process's part of it (`host.local_processes`).
     """
 
     budget: str | int | float | None = None
@@ -105,7 +112,7 @@ class Options:
 
 
 class Keywords(TypedDict, total=False):
-    """The options except `budget`, for editors and type checkers: what may be given by name."""
+    """The options that can be given by name, for editors and type checkers: all but `budget`."""
 
     policy: str | Policy | None
     host_budget: str | int | float | None
@@ -122,7 +129,8 @@ class Keywords(TypedDict, total=False):
 def make_options(given: Mapping[str, Any]) -> Options:
     """Options from keyword arguments.
 
-    Raises OptionError for a name that does not exist, OptionValueError for an unreadable switch.
+    An environment variable replaces an option that is None or not given. Raises OptionError for an
+    unknown name, OptionValueError for a boolean option that cannot be read.
     """
     known = tuple(f.name for f in fields(Options))
     for name in given:
@@ -140,7 +148,7 @@ def make_options(given: Mapping[str, Any]) -> Options:
 
 
 def _tell_misspelled() -> None:
-    """Warn of variables whose names are almost ours: they may be somebody else's, too."""
+    """Warn of variables whose names are almost ours. No error: they may be of other software."""
     ours = {name.removeprefix(PREFIX): name for name in (*ENVIRONMENT.values(), ARENA)}
     for name, value in os.environ.items():
         if value and name.startswith(PREFIX) and name not in ours.values():
@@ -151,10 +159,10 @@ def _tell_misspelled() -> None:
 
 
 def checked_options(given: Mapping[str, Any]) -> Options:
-    """The same with every value read once, so that a wrong one is told where it is written.
+    """As `make_options`, but read every value once, so that a bad one fails where it is written.
 
-    A budget that is left out is not asked for: it is known on the device. Raises as `make_options`
-    and `settle`.
+    A budget that is missing or "auto" is not checked, as it depends on the device. Raises as
+    `make_options` and `settle` do.
     """
     options = make_options(given)
     known = options if options.budget not in (None, AUTO) else replace(options, budget=1)
@@ -173,24 +181,24 @@ class Settings:
     spill_dir: Path
     link_bytes_per_second: float | None
     drift: float | None
-    """None: whatever the steps take, nothing is planned again."""
+    """The fraction of the prediction by which steps may differ. None: no graph is planned again."""
     strict: bool
     given: Given
     card: Card | None = None
-    """The device, where it is a GPU."""
+    """The device if it is a GPU; else None."""
     read_held: Callable[[], Held | None] = lambda: None
-    """Tells what is held of that."""
+    """Returns what this process holds of the GPU now."""
 
     @property
     def rooms(self) -> tuple[int, ...]:
-        """Bytes of the budget that plans leave free, where there is one that does; least first."""
+        """Bytes of the budget that plans should leave free if they can, smallest first."""
         return (0,) if self.card is None else self.card.rooms(self.budget_bytes)
 
 
 def settle(options: Options, device: torch.device) -> Settings:
     """Read every option for `device`.
 
-    Raises BudgetError, OptionValueError, PolicyError or SpillError, each naming the option;
+    Raises BudgetError, OptionValueError, PolicyError or SpillError, which name the option, and
     FormatError or DigestError for a file of plans or overrides.
     """
     spill_dir = _spill_dir(options.spill_dir)
@@ -212,7 +220,7 @@ def settle(options: Options, device: torch.device) -> Settings:
 
 
 def over_memory(settings: Settings, device: torch.device) -> str:
-    """A warning, where the budget is more than there is; else empty."""
+    """A warning if the budget is more than the device's memory; else empty."""
     total = _device_bytes(device)
     if settings.budget_bytes <= total:
         return ""
@@ -240,7 +248,7 @@ def _spill_dir(given: str | os.PathLike[str] | None) -> Path:
         folder = Path(given).expanduser()
     except RuntimeError as error:  # there is no such user
         raise OptionValueError(option="spill_dir", value=str(given), reason=str(error)) from error
-    if not os.path.isdir(folder):  # noqa: PTH112 - Path's raises where a folder on the way is closed
+    if not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises if a parent is not accessible
         there = os.path.exists(folder)  # noqa: PTH110 - as above
         reason = "it is not a directory" if there else "it does not exist, or is out of reach"
         raise SpillError(directory=str(folder), reason=reason)
@@ -270,9 +278,9 @@ def _budget(given: str | float | None, device: torch.device, gpu: Card | None) -
 
 
 def _spare_host_bytes() -> int:
-    """Three quarters of the RAM that is available, or of this process's part of it.
+    """Three quarters of the available RAM, or of this process's part of it.
 
-    Not all: who takes more than there is is not refused memory there, but killed.
+    Not all of it: Linux kills a process that uses more RAM than there is, instead of refusing.
     """
     return available_bytes() * 3 // 4 // local_processes()
 
