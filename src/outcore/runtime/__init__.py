@@ -1,1 +1,1 @@
-"""runtime: a captured graph from its first profiled step to its planned ones."""
+"""runtime: run a captured graph, from its first profiled step to its planned steps."""

@@ -1,4 +1,4 @@
-"""parameters: which of a model's parameters graphs have been given, planned or not."""
+"""parameters: record which of a model's parameters graphs were given, whether planned or not."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from torch._subclasses import FakeTensor
 
 
 class Parameters:
-    """Those that the graphs of one Backend were captured with, or called with while somebody looks.
+    """The parameters that graphs of one Backend were captured with, or called with.
 
-    Torch may run what it compiled of one layer for all those alike.
+    Calls count while there are `lookers`: torch may run the code that it compiled for one layer for
+    all identical ones, so captures do not show all parameters.
     """
 
     def __init__(self) -> None:
         self.ids: set[int] | None = set()
-        """Of those that live. None: torch gave others in their stead, as it does where
-        DistributedDataParallel splits graphs."""
+        """`id` of each such parameter that is alive. None: torch gave the backend other tensors in
+        their place, as when DistributedDataParallel splits graphs."""
         self.lookers: weakref.WeakSet[object] = weakref.WeakSet()
-        """Who wants to know of calls, too."""
+        """Objects that want parameters of calls to be recorded too."""
 
     def take(self, given: Iterable[Any]) -> None:
-        """Note what a graph is given."""
+        """Record the parameters among what a graph is given."""
         for each in given:
             if not isinstance(each, torch.nn.Parameter) or self.ids is None:
                 continue

@@ -14,38 +14,38 @@ _weakly: Any = StorageWeakRef  # torch gives it no types
 
 @dataclass(frozen=True, slots=True)
 class Storages:
-    """Storages on a device by address, weakly, with their bytes."""
+    """Storages on a device, held weakly, by address."""
 
     found: dict[int, tuple[Any, int]]
 
     @property
     def live(self) -> dict[int, torch.UntypedStorage]:
-        """Those that are there."""
+        """The storages that are still alive."""
         there = {at: _there(storage) for at, (storage, _) in self.found.items()}
         return {at: storage for at, storage in there.items() if storage is not None}
 
     def within(self, counted: range | None) -> Storages:
-        """Those at addresses in `counted`, if that is given."""
+        """The storages at addresses in `counted`; all if it is None."""
         if counted is None:
             return self
         return Storages({at: found for at, found in self.found.items() if at in counted})
 
     def there(self) -> Storages:
-        """Those that are there."""
+        """The storages that are still alive."""
         return Storages({at: self.found[at] for at in self.live})
 
     @property
     def expired(self) -> frozenset[int]:
-        """The addresses of those that are gone."""
+        """The addresses of storages that were freed."""
         return frozenset(at for at, (storage, _) in self.found.items() if storage.expired())
 
     def nbytes(self, addresses: Iterable[int]) -> int:
-        """The bytes of those at `addresses`."""
+        """The bytes of the storages at `addresses`."""
         return sum(self.found[at][1] for at in addresses)
 
 
 def storages_of(tensors: Iterable[Any], device: torch.device, counted: range | None) -> Storages:
-    """Those of the tensors that are on `device`, at addresses in `counted` if that is given."""
+    """The storages of those tensors that are on `device`, within `counted` (addresses) if given."""
     given = (t for t in tensors if isinstance(t, torch.Tensor) and t.device == device)
     storages = (t.untyped_storage() for t in given)
     return Storages({s.data_ptr(): (_weakly(s), s.nbytes()) for s in storages}).within(counted)
@@ -58,15 +58,15 @@ def _there(weak: Any) -> torch.UntypedStorage | None:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """What was held when a forward call was over."""
+    """What was held as a forward call ended."""
 
     level_bytes: int
-    """Everything on the device."""
+    """All allocated bytes of the device."""
     own: Storages
-    """What of that the call was given, and what it returned."""
+    """The part of it that the call was given or returned."""
 
     def gone_bytes(self, level_bytes: int, tangents: Storages) -> int:
-        """What went since, but for what is the call's own, where so much is held now.
+        """Bytes freed since then that were not the call's own, if `level_bytes` are allocated now.
 
         `tangents`: what the backward call is given.
         """

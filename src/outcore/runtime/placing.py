@@ -1,4 +1,4 @@
-"""placing: whether a step's tensors lie where its layout has them, or where the allocator likes."""
+"""placing: decide whether a step's tensors lie where its layout says or the allocator likes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from outcore.runtime.store import Stores
 log = logging.getLogger("outcore")
 
 MOST_LOST = 4
-"""Steps in a row in which a tensor lay elsewhere. What libraries keep for good may be in the way in
-the first ones; after so many it is an op that asks for its memory in another order."""
+"""Steps in a row with a misplaced tensor after which a layout counts as useless. In the first ones,
+what libraries keep for good may be in the way; after that, it is an op that allocates in another
+order."""
 
 IN_PIECES = (
     "in many steps torch's allocator gave memory back to the GPU, though tensors lay where they "
@@ -32,43 +33,44 @@ NOTE = (
 
 
 class Placing:
-    """Opens the lanes of steps."""
+    """Opens the lanes of steps, and watches whether layouts work."""
 
     def __init__(self, stores: Stores, metering: Metering) -> None:
         self._stores, self._metering = stores, metering
         self._lane: Callable[[], PlacedLane | None] = lambda: None
-        """The one that was opened last."""
+        """Returns the lane that was opened last, if it is alive."""
         self._layout: Layout | None = None
-        """That of the latest step that had one."""
+        """The layout of the latest step with one."""
         self._lost = 0
-        """In so many steps in a row a tensor of it lay elsewhere."""
+        """Number of latest steps in a row in which one of its tensors was misplaced."""
         self._left: Layout | None = None
-        """One that did not help."""
+        """A layout that did not help."""
         self.note = ""
-        """For reports; empty where all is well."""
+        """For reports: why layouts do not work; empty if they do."""
         self.steps = 0
-        """In so many all lay where they were to."""
+        """Number of steps in which every tensor lay where its layout says."""
 
     def is_in_vain(self, layout: Layout | None) -> bool:
-        """Whether tensors do not lie as `layout` has them, step after step, or it does not help."""
+        """Whether `layout` is of no use: tensors keep being misplaced, or it did not help."""
         lost = layout is self._layout and self._lost >= MOST_LOST
         return layout is not None and (lost or layout is self._left)
 
     def give_up(self) -> None:
-        """Take that the latest layout does not help."""
+        """Note that the latest layout does not help."""
         self._left, self.note = self._layout, IN_PIECES
 
     def called(self) -> None:
-        """Take that a forward call begins: if another waits, it needs what is held for that."""
+        """Note that a forward call begins. If another one waits, free the memory held for it."""
         lane = self._lane()
         if lane is not None and len(self._stores):
             lane.let_go()
 
     def open_lane(self, driver: Driver, executable: Executable) -> Lane:
-        """The lane of a step that `executable` is to run.
+        """Open the lane of a step that `executable` will run.
 
-        Free memory is held for it unless other calls wait for their backward, which may need it,
-        and unless the step is metered: what is held would count. Raises as `Driver.open_lane`.
+        With a layout, free memory is held for it, unless other calls wait for their backward, which
+        may need the memory, or the step is metered, which would count it. Raises as
+        `Driver.open_lane` does.
         """
         layout = executable.layout
         if layout is None or not isinstance(driver, QueuedDriver):
@@ -93,13 +95,13 @@ class Placing:
 def call(
     lane: Lane, given: Sequence[Any], crossing: Sequence[Any] = (), *, again: bool = False
 ) -> AbstractContextManager[None]:
-    """Around a call with `lane`, as `PlacedLane.call`."""
+    """A context for a call with `lane`, as `PlacedLane.call`; empty for other lanes."""
     if isinstance(lane, PlacedLane):
         return lane.call(given, crossing, again=again)
     return nullcontext()
 
 
 def give(lane: Lane, results: Sequence[Any], *, last: bool = False) -> None:
-    """Take what the caller gets from a call with `lane`, as `PlacedLane.give`."""
+    """Note what the caller gets from a call with `lane`, as `PlacedLane.give`."""
     if isinstance(lane, PlacedLane):
         lane.give(results, last=last)

@@ -1,4 +1,4 @@
-"""Planned: a graph's plan, with what it was made for and what is predicted of it."""
+"""Planned: a graph's plan, what it was made for, and what is predicted of it."""
 
 from __future__ import annotations
 
@@ -15,60 +15,65 @@ from outcore.runtime.drift import Replanned
 from outcore.runtime.external import ExternalMemory
 
 FORCED = "overrides"
-"""Who made a plan in which only what overrides say is moved: no policy was asked."""
+"""The policy named by a plan that moves only what overrides say: no policy was asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A problem, its plan, the program, and what the simulator says of it."""
+    """A problem, its plan, the lowered program, and its simulation. Bytes are device bytes."""
 
     problem: Problem
+    """The problem of one call; its `outside_bytes` include what other calls hold."""
     plan: Plan
     program: Program
     predicted: Timeline
+    """The simulated step under the plan."""
     in_core: Timeline
+    """The simulated step with everything kept."""
     external: ExternalMemory = field(default_factory=ExternalMemory)
-    """What is held besides, but for what other calls alone hold."""
+    """External memory, without what outstanding calls alone hold."""
     external_bytes: int = 0
-    """All that is held besides, but for the other calls of the graph; a part of what is outside."""
+    """All external bytes that the plan has room for, without the other calls of the graph. A part
+    of `problem.outside_bytes`."""
     planning_seconds: float = 0.0
-    """What all planning of the graph has taken up to this plan, in vain too."""
+    """Seconds of all planning of the graph up to this plan, failed attempts included."""
     profiled: Taken | None = None
-    """What a call took while it was profiled."""
+    """What a call needed while the graph was profiled. None: not known."""
     room_bytes: int = 0
-    """What the program leaves free of the budget, for a GPU's allocator."""
+    """Bytes of the budget that the program leaves free for a GPU's allocator."""
     layout: Layout | None = None
-    """Where its tensors lie on a GPU that they nearly fill; None: where the allocator puts them."""
+    """Where tensors lie on a GPU that they nearly fill. None: where the allocator puts them."""
     after_beyond_bytes: int = 0
-    """What came once steps were over, beyond what is held as one begins: layouts leave it room."""
+    """`GraphStatus.after_beyond_bytes` as the plan was made: layouts leave room for it."""
     replanned: Replanned | None = None
-    """Why the graph was planned again with other times, if it was."""
+    """Why the graph was planned again with measured times. None if it was not."""
     from_file: str = ""
-    """The file of plans that it comes from; such a plan is not improved on."""
+    """Path of the file that the plan comes from; empty for others. Such a plan is not improved on.
+    """
     note: str = ""
     """For the report."""
     retaining_bytes: int | None = None
-    """The room, a part of what is outside, for backward calls that leave all as it was for the next
-    one. None: there is none for such."""
+    """Room for backward calls under `retain_graph`, a part of `problem.outside_bytes`. None: the
+    plan has no such room."""
     calls: int = 1
-    """The calls of the graph that may wait for their backward at once."""
+    """The number of calls of the graph that may be outstanding at once."""
     others_bytes: int = 0
-    """What all but one of them hold, a part of what is outside."""
+    """What all of these calls but one hold, a part of `problem.outside_bytes`."""
 
     @property
     def alone(self) -> Problem:
-        """The problem of one call, were there no others, and nothing to be retained."""
+        """The problem of one call without room for other calls or for `retain_graph`."""
         external = self.others_bytes + (self.retaining_bytes or 0)
         return replace(self.problem, outside_bytes=self.problem.outside_bytes - external)
 
     @property
     def lowered_for(self) -> Problem:
-        """The problem with no more of a budget than the program was made for."""
+        """The problem with the budget that the program was made for, without `room_bytes`."""
         return replace(self.problem, budget_bytes=self.problem.budget_bytes - self.room_bytes)
 
     @property
     def peak_bytes(self) -> int:
-        """The most of the device that is in use, what a layout holds free of it included."""
+        """The device peak, with the memory that a layout holds free."""
         laid = 0 if self.layout is None else self.layout.peak_bytes
         return max(laid, self.predicted.peak(Tier.DEVICE))
 
@@ -79,10 +84,13 @@ class Planned:
 
     @property
     def fits_in_core(self) -> bool:
-        """Whether there was no need to move anything: a file or overrides say so."""
+        """Whether keeping everything fits.
+
+        If so, only a file of plans or overrides make the plan move anything.
+        """
         return self.in_core.peak(Tier.DEVICE) <= self.problem.limit_bytes(Tier.DEVICE)
 
     @property
     def may_improve(self) -> bool:
-        """Whether to plan again where times turn out otherwise: once, if there is a choice."""
+        """Whether to plan again if times drift: once, if something moves and no file says so."""
         return self.replanned is None and not self.everything_kept and not self.from_file

@@ -1,4 +1,13 @@
-"""planning: from a graph and its profile to a program, beside other calls and graphs of a step."""
+"""planning: make the plan of one graph, with room for the other calls and graphs of the step.
+
+A graph is planned alone (decision 0004). What the rest of the step holds enters its `Problem` as
+two numbers: `outside_bytes`, memory held outside the graph throughout, and `between_bytes`, memory
+that the rest of the step needs between the graph's two calls. Most methods here choose these
+numbers, let `Solver` make a plan, and then evaluate that plan with what is really held.
+
+A call is outstanding, or waits, from the end of its forward call until its backward call begins.
+"External" memory is what the process holds that is not the graph's own.
+"""
 
 from __future__ import annotations
 
@@ -34,31 +43,35 @@ from outcore.runtime.shares import Shares
 from outcore.runtime.solving import Solver
 from outcore.simulate import simulate
 
-if TYPE_CHECKING:  # graphs are planned through here
+if TYPE_CHECKING:  # only for annotations: graphs are planned through here
     from outcore.runtime.graph import PlannedGraph
 
 T = TypeVar("T")
 
 TIGHTER_DIVISOR = 10
-"""A plan that ran out of device memory is made again with the budget over this left free."""
+"""After an out-of-memory error the graph is planned again with the budget divided by this left
+free."""
 
 ROOM_DIVISOR = 32
-"""The room for what stays is found to within the budget over this: plans with less room keep more,
-of which more stays."""
+"""`_retaining` finds the room for retained memory to within the budget divided by this.
+
+It has to search: with less room set aside, a plan keeps more, and more of that is retained.
+"""
 
 _RECOMPUTING: tuple[Policy, ...] = (ChenSqrt(), RecomputeAll())
-"""Policies that run again what does not fit, the one that is faster to differentiate first."""
+"""Policies for `still_program` that recompute what does not fit, the one with the faster backward
+first."""
 
 
 class Planner:
-    """What plans the graphs of one budget, each beside the others and beside its other calls."""
+    """Plans the graphs of one budget, each with room for the others and for its own other calls."""
 
     def __init__(self, settings: Settings, driver: Driver) -> None:
         self.solver = Solver(settings, driver)
         self._known: WeakKeyDictionary[PlannedGraph, Calls] = WeakKeyDictionary()
 
     def shares(self, graph: PlannedGraph, active: Sequence[PlannedGraph]) -> Shares:
-        """What `graph` may have, one of those `active`."""
+        """The part of the budget for `graph`, which is one of the `active` graphs."""
         solver = self.solver
         state_bytes = solver.driver.generator.get_state().nbytes
         budget, at_least = solver.settings.budget_bytes, graph.status.left_at_least
@@ -68,10 +81,10 @@ class Planner:
     def floor_program(
         self, shares: Shares, resident_bytes: int, *, leanest: bool = False
     ) -> tuple[Program, int]:
-        """The program of the profiled steps, and how much may be held besides while it fits.
+        """The program for profiled steps, and the most external bytes with which it fits.
 
-        Nothing overlaps; with `leanest` nothing takes less. Raises InfeasibleError where even that
-        does not fit the budget.
+        Copies do not overlap with compute, which keeps memory low. `leanest`: use the plan that
+        needs the least memory of all. Raises InfeasibleError if even that does not fit the budget.
         """
         problem = self._unmeasured(shares, resident_bytes)
         make = leanest_plan if leanest else floor_plan
@@ -86,11 +99,11 @@ class Planner:
 
     @gc_paused()
     def still_program(self, shares: Shares, resident_bytes: int) -> tuple[Program, int]:
-        """The program that moves least, and how much may be held besides while it fits.
+        """The program for calls that nobody differentiates, and the most external bytes with it.
 
-        It keeps everything. Workspaces are not known: half of the budget is left to them, and to
-        other graphs. Where that is too much it runs ops again, if that fits: a forward call takes
-        no longer for it, and leaves less.
+        It keeps everything if that fits in half of the budget; the other half is left for
+        workspaces, which are not known, and for other graphs. If not, it recomputes in backward, if
+        that fits in the whole budget: a forward call takes no longer for it, and leaves less.
         """
         problem = self._unmeasured(shares, resident_bytes)
         program = self.solver.kept(problem)
@@ -110,11 +123,13 @@ class Planner:
 
     @gc_paused()
     def plan(self, shares: Shares, profiled: Profiling, *, lean: bool = False) -> Planned:
-        """Plan a graph from what was measured. Everything is kept where that fits.
+        """The first plan of a graph, from its profile. Everything is kept if that fits.
 
-        `lean`: graphs without a plan may be left the least, as no call of one waits.
-        Raises InfeasibleError where no plan of the policy fits the budget. Where other graphs have
-        no plan yet, or take turns with it, the budget it names is the least that may do.
+        `lean`: graphs without a plan may be left the least that they need, as none of them waits.
+
+        Raises InfeasibleError if no plan of the policy fits the budget. If other graphs have no
+        plan yet, or alternate with this one within a step, the budget that the error names is only
+        a lower bound.
         """
         external = ExternalMemory(
             base_bytes=profiled.base_bytes or 0,
@@ -141,7 +156,7 @@ class Planner:
     def _beside(
         self, shares: Shares, profiled: Profiling, external: ExternalMemory, room: Room
     ) -> Planned:
-        """The plan of a graph with so much held besides. Raises InfeasibleError as `plan`."""
+        """The plan with `room` for external memory. Raises InfeasibleError as `plan` does."""
         hardware, profile = self.solver.hardware(), profiled.profile()
         between = max(
             profiled.between_bytes,
@@ -160,7 +175,7 @@ class Planner:
 
     @gc_paused()
     def plan_for_calls(self, shares: Shares, planned: Planned) -> Planned:
-        """The same for as many calls as waited at once. Raises InfeasibleError as `plan` does."""
+        """A new plan for the most outstanding calls seen. Raises InfeasibleError as `plan` does."""
         calls = shares.graph.status.planned_for - planned.calls
         more = calls * call_tensor_bytes(planned.problem.trace)
         beside = replace(planned, external_bytes=planned.external_bytes + more)
@@ -169,7 +184,7 @@ class Planner:
 
     @gc_paused()
     def plan_beside_calls(self, shares: Shares, planned: Planned) -> Planned:
-        """The same with room for what calls of other graphs may hold by now.
+        """A new plan with room for what outstanding calls of other graphs may hold by now.
 
         Raises InfeasibleError as `plan` does.
         """
@@ -177,14 +192,18 @@ class Planner:
 
     @gc_paused()
     def plan_leaving(self, shares: Shares, planned: Planned, more_bytes: int) -> Planned:
-        """The same with more left to later graphs. Raises InfeasibleError as `plan` does."""
+        """A new plan that leaves `more_bytes` more than `planned` to later graphs.
+
+        Raises InfeasibleError as `plan` does.
+        """
         at_least = max(shares.left_at_least, left_bytes(planned) + more_bytes)
         return self._or_afresh(replace(shares, left_at_least=at_least), planned, planned.problem)
 
     def lacking_bytes(self, shares: Shares, planned: Planned) -> int:
-        """How much more may be held besides than `planned` has room for, waiting calls among it.
+        """External bytes, those of waiting calls included, that `planned` has no room for.
 
-        In one mix that was seen, or between calls. Negative where that is less.
+        The most in one mix of waiting calls that was seen, or between calls. Negative if there is
+        room to spare.
         """
         hardware, external = self.solver.hardware(), planned.external
         _, of_one = shares.rooms(hardware, external, planned.calls)
@@ -194,9 +213,10 @@ class Planner:
         return max(lacking, beyond) if beyond > 0 else lacking
 
     def _retaining(self, shares: Shares, planned: Planned) -> Planned:
-        """The same with room for all that crosses until backward ends: `retain_graph` asks for it.
+        """A plan like `planned`, with room for backward calls under `retain_graph`.
 
-        It looks in haste for how much that is. Raises InfeasibleError where no plan found has it.
+        Those free nothing. A search finds how much room they need, in haste if the policy can.
+        Raises InfeasibleError if no plan was found that has the room.
         """
         make = partial(self._with_room_for_retained, shares, planned)
         step = planned.problem.budget_bytes // ROOM_DIVISOR
@@ -205,7 +225,7 @@ class Planner:
             try:
                 tried = make(room, in_haste=True)
             except InfeasibleError as error:
-                error.at_least = True  # a plan beside so little may keep more than that
+                error.at_least = True  # a plan with less memory may also retain less than `room`
                 refusal, most = error, room
             else:
                 needed = _retained_bytes(tried)
@@ -218,7 +238,7 @@ class Planner:
             try:
                 raise refusal
             finally:
-                del refusal  # as in `_within`
+                del refusal  # its frames hold it, and what the step made
         if self.solver.may_haste and not found.everything_kept:
             room = found.retaining_bytes or 0
             with contextlib.suppress(InfeasibleError):
@@ -230,7 +250,7 @@ class Planner:
     def _with_room_for_retained(
         self, shares: Shares, planned: Planned, room: int, *, in_haste: bool = False
     ) -> Planned:
-        """The plan for the problem of `planned` with `room` for what `retain_graph` keeps."""
+        """The plan for the problem of `planned` with `room` bytes for what `retain_graph` keeps."""
         problem, external = planned.alone, Room(planned.external_bytes)
         wider = replace(problem, outside_bytes=problem.outside_bytes + room)
         tried = self._planned(shares, wider, planned.external, external, in_haste=in_haste)
@@ -239,11 +259,11 @@ class Planner:
     def _as_before(
         self, shares: Shares, planned: Planned, problem: Problem, *, headroom: bool = False
     ) -> Planned:
-        """A plan for `problem`, which is that of `planned` but for times or less memory.
+        """A plan for `problem`, which is that of `planned` with other times or less memory.
 
-        With room for what `retain_graph` keeps, where `planned` has some. Calls of other graphs may
-        hold more by now; if there is no plan beside that, and none is asked for (`headroom`), they
-        have the room that they had. Raises as `_planned`.
+        It has room for what `retain_graph` keeps if `planned` has. `headroom`: it must have room
+        for what calls of other graphs hold by now. Otherwise, if there is no such plan, they get
+        the room that they had under `planned`. Raises as `_planned` does.
         """
         rooms = [*shares.rooms(self.solver.hardware(), planned.external)]
         if not headroom and planned.external_bytes < rooms[-1].nbytes:
@@ -253,9 +273,9 @@ class Planner:
     def _or_afresh(
         self, shares: Shares, planned: Planned, problem: Problem, *, headroom: bool = False
     ) -> Planned:
-        """`_as_before`; where later graphs take too much for that, they are left what they need.
+        """As `_as_before`; if that fails, later graphs are left only the least they need.
 
-        They are planned again as they come. Raises as `_as_before`.
+        They are then planned again as they are called. Raises as `_as_before` does.
         """
         try:
             return self._as_before(shares, planned, problem, headroom=headroom)
@@ -268,12 +288,12 @@ class Planner:
     def _again_beside(
         self, shares: Shares, planned: Planned, problem: Problem, room: Room
     ) -> Planned:
-        """The same with so much held besides."""
+        """A plan for `problem` with `room` for external memory in place of that of `planned`."""
         more = room.nbytes - planned.external_bytes
         more -= planned.problem.outside_bytes - planned.alone.outside_bytes
         alone = replace(problem, outside_bytes=problem.outside_bytes + more)
         between = [shares.paused_bytes(self.solver.hardware(), planned.external, room)]
-        if shares.later:  # whose plans are made: this one may hold more than they found
+        if shares.later:  # they have plans, and this graph may hold more than they found
             between += shares.left_bytes(alone, planned.external.between_bytes)[-1:]
         alone = replace(alone, between_bytes=max(alone.between_bytes, *between))
         retained = planned.retaining_bytes is not None
@@ -284,14 +304,17 @@ class Planner:
 
     @gc_paused()
     def plan_tighter(self, shares: Shares, planned: Planned) -> Planned:
-        """The same with less of the budget. Raises InfeasibleError where no plan fits."""
+        """A new plan that uses less of the budget. Raises InfeasibleError if no plan fits."""
         problem, tighter = planned.problem, planned.problem.budget_bytes // TIGHTER_DIVISOR
         problem = replace(problem, outside_bytes=problem.outside_bytes + tighter)
         return self._as_before(shares, planned, problem)
 
     @gc_paused()
     def plan_beside_more(self, shares: Shares, planned: Planned, base_bytes: int) -> Planned:
-        """The same with `base_bytes` held besides. Raises InfeasibleError where no plan fits."""
+        """A new plan with room for `base_bytes` of external memory (`ExternalMemory.base_bytes`).
+
+        Raises InfeasibleError if no plan fits.
+        """
         _, of_one = shares.rooms(self.solver.hardware(), planned.external)
         unused = max(0, planned.external_bytes - of_one.nbytes)
         more = max(0, base_bytes - planned.external.base_bytes - unused)
@@ -312,8 +335,9 @@ class Planner:
     ) -> tuple[Planned, ...]:
         """Plans for `problem`, which is that of `planned` with other times, the best first.
 
-        The last one is always that of `planned`, as `problem` sees it; another comes before it
-        where it is predicted to be faster. What other graphs hold by now is left to them.
+        The last one is always the program of `planned`, simulated with the new times. A new plan
+        comes before it if it is predicted to be faster. It leaves other graphs what they hold by
+        now.
         """
         retained, gone = shares.graph.status.retained, planned.external.gone
         calls = Calls(planned.alone, planned.calls, retained=retained, gone=gone)
@@ -337,9 +361,9 @@ class Planner:
         planned: Planned,
         problem: Problem,
     ) -> Planned | None:
-        """What the policy makes of `problem`, that of `planned` with other times.
+        """The policy's plan for `problem`, which is that of `planned` with other times.
 
-        None where it has no plan within what is left.
+        None if the policy has no plan within what other graphs leave.
         """
         capacity = problem.hardware.capacity
         host, disk = (shares.outer(tier, capacity(tier)) for tier in (Tier.HOST, Tier.DISK))
@@ -358,9 +382,9 @@ class Planner:
         *,
         in_haste: bool = False,
     ) -> Planned:
-        """The plan for `problem`, that of one call, with room for later graphs, and other calls.
+        """The plan for `problem`, with room for later graphs and for other calls of the graph.
 
-        Raises InfeasibleError where the policy has none.
+        `problem` is that of one call. Raises InfeasibleError if the policy has no plan.
         """
         left = shares.left_bytes(problem, external.between_bytes)
         between = (max(problem.between_bytes, each) for each in left)
@@ -376,7 +400,11 @@ class Planner:
         return replace(planned, external=external, external_bytes=room.nbytes)
 
     def _leaving(self, shares: Shares, calls: Calls, left_bytes: int, *, in_haste: bool) -> Planned:
-        """The same with so much left for what runs while this one waits."""
+        """The plan that leaves `left_bytes` for what runs while the graph waits.
+
+        First the policy's plans, then those with room for buffers that are read again, then the
+        leanest.
+        """
         problem = calls.problem
         leaving = replace(calls, problem=replace(problem, between_bytes=left_bytes))
         found = self._within(shares, leaving, problem, in_haste=in_haste)
@@ -387,9 +415,9 @@ class Planner:
     def _rereading(
         self, shares: Shares, calls: Calls, problem: Problem, *, in_haste: bool
     ) -> Planned | None:
-        """The same with room for what plans may read again; None where there is none.
+        """As `_within`, with room for buffers that a plan may read again; None if none fits.
 
-        No policy knows that what it reads again is there the longer for it.
+        Policies do not know that such a buffer stays longer because the plan reads it again.
         """
         more = calls.number * sum(problem.trace.buffers[b].nbytes for b in calls.rereadable)
         outside = calls.problem.outside_bytes + more
@@ -399,10 +427,10 @@ class Planner:
         return None
 
     def _leanest(self, shares: Shares, calls: Calls, problem: Problem) -> Planned:
-        """The fastest of the plans that take the least, for all `calls`.
+        """The fastest of the leanest plans that fit, for all `calls`.
 
-        The policy's do not fit beside what they hold in other calls, or read again. Raises
-        InfeasibleError where these do not either.
+        It is used if the policy's plans do not fit with what they hold in other calls, or read
+        again. Raises InfeasibleError if the leanest plans do not fit either.
         """
         as_it_is, limit = replace(calls, problem=problem), problem.limit_bytes(Tier.DEVICE)
         found, lacking = [], []
@@ -419,10 +447,11 @@ class Planner:
     def _within(
         self, shares: Shares, calls: Calls, problem: Problem, *, in_haste: bool
     ) -> Planned | None:
-        """The fastest plan for all `calls`, as `problem` sees it, which is that of one of them.
+        """The policy's fastest plan for all `calls`, evaluated under `problem`, that of one call.
 
-        None where there are plans, but none that fits so. Raises InfeasibleError where the policy
-        has none. Beside others it looks in haste at how much room they should have.
+        None if the policy has plans, but none that fits when evaluated so. Raises InfeasibleError
+        if the policy has none. With several calls, plans are first made in haste, to see how much
+        room the waiting calls should have.
         """
         hasty = self.solver.may_haste and (in_haste or calls.number > 1)
         as_it_is = replace(calls, problem=problem)
@@ -447,7 +476,7 @@ class Planner:
             try:
                 raise refusal
             finally:
-                del refusal  # whose frames hold it, and what the step made
+                del refusal  # the error's frames hold the error itself, and what the step made
         if not found:
             return None
         best, beside = min(found, key=lambda pair: pair[0].predicted.seconds)
@@ -458,7 +487,10 @@ class Planner:
         return slowly if better and fits(slowly.problem, slowly.program) else best
 
     def _as_it_is(self, shares: Shares, planned: Planned, calls: Calls) -> Planned:
-        """`planned`, with what other calls hold and what was seen to be between, not their room."""
+        """`planned` with what other calls really hold in place of the room set aside for it.
+
+        The same holds for what was seen between the graph's two calls.
+        """
         outside = calls.problem.outside_bytes
         others = calls.others_bytes(planned.program)
         problem = replace(
@@ -479,9 +511,10 @@ class Planner:
     def _in_core(
         self, shares: Shares, problem: Problem, calls: Calls, planned: Planned
     ) -> Timeline:
-        """What a call would do were everything kept, by all calls and by later graphs.
+        """Timeline of a call if all calls of the graph, and later graphs, kept everything.
 
-        Where that is so, later graphs count what they find.
+        If the plan does keep everything, later graphs count what they find, so nothing is added for
+        them.
         """
         kept = self.solver.kept(problem)
         outside, between = problem.outside_bytes + calls.others_bytes(kept), problem.between_bytes
@@ -491,14 +524,14 @@ class Planner:
 
 
 def left_bytes(planned: Planned) -> int:
-    """What the budget leaves while a call of a plan waits for its backward."""
+    """Bytes that the budget leaves while a call under `planned` waits for its backward."""
     return pause_bytes(planned.problem, planned.program)
 
 
 def _first(make: Callable[[T], Planned], rooms: Iterable[T]) -> Planned:
-    """What is made with the first of `rooms` with which something is.
+    """The result of `make` for the first of `rooms` for which there is one.
 
-    Raises InfeasibleError, that for the last one, where nothing is.
+    If there is none, raises the InfeasibleError of the last one.
     """
     *more, last = dict.fromkeys(rooms)
     for room in more:
@@ -508,10 +541,10 @@ def _first(make: Callable[[T], Planned], rooms: Iterable[T]) -> Planned:
 
 
 def _retained_bytes(planned: Planned) -> int:
-    """What a backward call that leaves all as it was takes beyond the plan's peak.
+    """Bytes that a backward call under `retain_graph` needs beyond the plan's peak.
 
-    With the gradients that it made beside those of the next, twice: autograd may copy what it adds
-    to them.
+    They include its gradients, which are held while the next call makes its own, twice: autograd
+    may copy what it adds to them.
     """
     problem = planned.problem
     return retained_bytes(problem, planned.program) + 2 * gradient_bytes(problem.trace)

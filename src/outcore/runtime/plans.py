@@ -1,4 +1,8 @@
-"""Plans: those of one budget's graphs: made, made again, made room for, and remembered."""
+"""Plans: makes, remakes and remembers the plans of one budget's graphs, and reserves room for them.
+
+`Planner` decides what a plan looks like. This module chooses when to call it, reserves memory in
+the outer tiers, bounds the process's memory, logs, and remembers plans for recompiled graphs.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +43,15 @@ T = TypeVar("T")
 log = logging.getLogger("outcore")
 
 REMEMBERED_PLANS = 8
-"""Plans kept for graphs that torch may compile again, where fewer graphs than that are live."""
+"""Plans remembered for graphs that torch may compile again; more if more graphs have lived at once.
+"""
 
 
 class Plans:
-    """The plans that graphs run, and those that they ran, for what torch compiles again.
+    """The current plans of graphs, and earlier ones for graphs that torch compiles again.
 
-    Each that is made gets its room in the outer tiers before a graph is given it.
+    A new plan gets its room in the outer tiers before its graph gets the plan. Methods that make a
+    new plan raise InfeasibleError if no plan of the policy fits.
     """
 
     def __init__(
@@ -61,13 +67,13 @@ class Plans:
         self._settings, self._device, self._driver = settings, device, driver
         self._registry, self._residency, self._metering = registry, residency, metering
         self._remembered: OrderedDict[tuple[str, int], Planned] = OrderedDict()
-        """Digest of a captured trace, and how many like it wait when it is called -> its plan, the
-        latest last; outlives graphs, for recompiles."""
+        """(digest of the captured trace, `GraphStatus.place`) -> plan; the latest used last. Plans
+        outlive their graphs, for recompiles."""
 
     def give_known(self, graph: PlannedGraph) -> None:
-        """Give a captured graph the plan that one of its trace and place had, if any (a recompile).
+        """Give a captured graph the plan of an earlier graph with the same trace and place, if any.
 
-        And remember which overrides concern it.
+        Such a graph is a recompile. Also note which overrides affect the graph.
         """
         key = graph.digest, graph.status.place
         planned = self._remembered.get(key)
@@ -77,24 +83,24 @@ class Plans:
         self.planner.solver.captured(graph)
 
     def check_known(self, graph: PlannedGraph, *, checked: bool) -> None:
-        """Raise DigestError with `strict` where the file of plans is known to have none for it.
+        """With `strict`, raise DigestError if the file of plans is known to lack the graph.
 
-        `checked`: the trace has been held against a step.
+        `checked`: a step has confirmed the trace.
         """
         if self._settings.strict:
             self._settings.given.check_known(graph.captured.trace, checked=checked)
 
     def still_fits(self, planned: Planned, graph: PlannedGraph, inputs: Sequence[Any]) -> bool:
-        """Whether no more is held besides `graph` than when its plan was made, but for the margin.
+        """Whether external memory is no more than when the plan was made, but for the margin.
 
-        Always so where everything is kept and the budget has room for what came on top.
+        Always true if the plan keeps everything and the budget has room for the excess.
         """
         more = self._residency.base_bytes(graph, inputs) - planned.external.base_bytes
         budget = self._settings.budget_bytes
         margin = margin_bytes(budget)
         if (
             more > margin and self._residency.collect()
-        ):  # what compilation left, as in `floor_program`
+        ):  # garbage of compilation, as in `floor_program`
             more = self._residency.base_bytes(graph, inputs) - planned.external.base_bytes
         return more <= margin or (
             planned.everything_kept and planned.predicted.peak(Tier.DEVICE) + more <= budget
@@ -105,9 +111,9 @@ class Plans:
     def floor_program(
         self, graph: PlannedGraph, inputs: Sequence[Any], *, leanest: bool
     ) -> tuple[Program, int]:
-        """The program of the profiled steps, and how much may be held besides while it fits.
+        """The program for profiled steps, and the most external bytes with which it fits.
 
-        Raises InfeasibleError where even the leanest does not fit the budget.
+        Raises InfeasibleError if even the leanest program does not fit the budget.
         """
         collected = False
         while True:
@@ -120,19 +126,19 @@ class Plans:
             except InfeasibleError:
                 if collected:
                     raise
-            # What is no one's any more counts as resident: captures in this step may have left it.
+            # Garbage counts as resident memory, and captures in this step may have left some.
             collected = self._residency.collect(again=True)
 
     def still_program(self, graph: PlannedGraph, resident_bytes: int) -> tuple[Program, int]:
-        """The program that moves least, and how much may be held besides while it fits."""
+        """The program for calls that nobody differentiates, and the most external bytes with it."""
         return self.planner.still_program(self._shares(graph), resident_bytes)
 
     # ---- made ----------------------------------------------------------------------------------
 
     def first(self, graph: PlannedGraph, profiled: Profiling) -> Planned:
-        """Plan `graph` from what was measured. Everything is kept where that fits.
+        """The first plan of `graph`, from its profile. Everything is kept if that fits.
 
-        Raises InfeasibleError where no plan of the policy fits the budget.
+        Raises InfeasibleError if no plan of the policy fits the budget.
         """
         with naming_the_rank():
             lean = all(g.planned is not None for g in self._registry.outstanding(graph))
@@ -142,9 +148,9 @@ class Plans:
         return planned
 
     def tighter(self, graph: PlannedGraph, planned: Planned) -> Planned:
-        """The same with less: something else took device memory, or an op more than measured.
+        """A new plan that uses less of the budget, after an out-of-memory error.
 
-        Raises InfeasibleError where no plan of the policy fits.
+        Something else took device memory, or an op needed more than was measured.
         """
         make = partial(self.planner.plan_tighter, planned=planned)
         return self._again(graph, make, "with less of the budget")
@@ -152,9 +158,9 @@ class Plans:
     def beside_more(
         self, graph: PlannedGraph, planned: Planned, base_bytes: int, ahead_bytes: int
     ) -> Planned:
-        """The same with `base_bytes` held besides, and what is ahead if there is room for that.
+        """A new plan with room for `base_bytes` of external memory.
 
-        Raises InfeasibleError where no plan of the policy fits.
+        It also has room for `ahead_bytes` of expected growth, if there is such a plan.
         """
         if ahead_bytes:
             with contextlib.suppress(OutcoreError):
@@ -167,41 +173,32 @@ class Plans:
         return self._again(graph, make, f"beside {more} more")
 
     def for_calls(self, graph: PlannedGraph, planned: Planned) -> Planned:
-        """The same for as many calls as waited for their backward at once.
-
-        Raises InfeasibleError where no plan of the policy fits.
-        """
+        """A new plan for the most outstanding calls seen."""
         make = partial(self.planner.plan_for_calls, planned=planned)
         return self._again(graph, make, f"for {graph.status.most_outstanding} calls at once")
 
     def beside_calls(self, graph: PlannedGraph, planned: Planned) -> Planned:
-        """The same with room for what calls of other graphs may hold by now.
-
-        Raises InfeasibleError where no plan of the policy fits.
-        """
+        """A new plan with room for what outstanding calls of other graphs may hold by now."""
         make = partial(self.planner.plan_beside_calls, planned=planned)
         return self._again(graph, make, "beside calls of other graphs")
 
     def leaving_more(self, graph: PlannedGraph, planned: Planned, more_bytes: int) -> Planned:
-        """The same with so much more left to later graphs while this one waits.
-
-        Raises InfeasibleError where no plan of the policy fits.
-        """
+        """A new plan that leaves `more_bytes` more to later graphs while this one waits."""
         make = partial(self.planner.plan_leaving, planned=planned, more_bytes=more_bytes)
         more = f"with {format_bytes(more_bytes)} more left to other graphs"
         return self._again(graph, make, more)
 
     def lacking_bytes(self, graph: PlannedGraph, planned: Planned) -> int:
-        """How much more calls of other graphs may hold by now than `planned` has room for.
+        """External bytes, those of other graphs' calls included, that `planned` has no room for.
 
-        Negative where that is less.
+        Negative if there is room to spare.
         """
         return self.planner.lacking_bytes(self._shares(graph), planned)
 
     def after(self, graph: PlannedGraph, trial: Trial) -> Planned:
-        """Plan `graph` from what a trial of its plan measured. That plan stays if it is the best.
+        """A plan for `graph` from what a trial of its plan measured; the old plan if it is best.
 
-        It also stays where the outer tiers have no room for the better one.
+        The old plan also stays if the outer tiers have no room for the better one.
         """
         planned, problem, drift = trial.planned, trial.problem(), trial.drift
         make = partial(self.planner.plan_again, planned=planned, problem=problem, drift=drift)
@@ -212,7 +209,7 @@ class Plans:
         return _tell(drift, self._take(graph, plans[-1]))
 
     def _made(self, graph: PlannedGraph, make: Callable[[Shares], T]) -> T:
-        """What `make` makes of what the graph may have; its time counts, whatever comes of it."""
+        """The result of `make` for the graph's shares; its time counts even if it fails."""
         start = time.perf_counter()
         try:
             return make(self._shares(graph))
@@ -220,7 +217,7 @@ class Plans:
             graph.status.planning_seconds += time.perf_counter() - start
 
     def _again(self, graph: PlannedGraph, make: Callable[[Shares], Planned], how: str) -> Planned:
-        """Plan `graph` once more by `make`, take that plan, and say so."""
+        """Plan `graph` once more by `make`, keep that plan, and log it."""
         with naming_the_rank():
             planned = self._take(graph, self._made(graph, make))
         log.info("planned again %s. %s", how, self._announcement(graph, planned))
@@ -235,19 +232,19 @@ class Plans:
     # ---- room for them --------------------------------------------------------------------------
 
     def _take(self, graph: PlannedGraph, planned: Planned) -> Planned:
-        """Make room for a plan, and keep it."""
+        """Reserve a plan's room in the outer tiers, and remember the plan."""
         planned = replace(planned, planning_seconds=graph.status.planning_seconds)
         if self._device.type == "cpu":
-            worker.dismiss()  # its memory would be missing while the step runs
-        self.bound_memory({graph: planned})  # first: host memory that is locked takes some of it
+            worker.dismiss()  # the planning worker waits: the step needs its memory
+        self.bound_memory({graph: planned})  # first: pinning host memory uses device memory
         nbytes = {tier: planned.predicted.peak(tier) for tier in (Tier.HOST, Tier.DISK)}
         others = (g.planned for g in self._registry.active() if g is not graph)
         if not nbytes[Tier.HOST] and any(p and p.predicted.peak(Tier.HOST) for p in others):
-            del nbytes[Tier.HOST]  # theirs stays ready
+            del nbytes[Tier.HOST]  # the reserved host memory of other plans stays
         try:
             self._driver.reserve(nbytes)
         except OutcoreError:
-            self.bound_memory()  # the plans before stay
+            self.bound_memory()  # the previous plans stay in force
             raise
         self._remember((graph.digest, graph.status.place), planned)
         return planned
@@ -260,9 +257,9 @@ class Plans:
             self._remembered.popitem(last=False)
 
     def bound_memory(self, latest: dict[PlannedGraph, Planned] | None = None) -> None:
-        """Hold the process to the plans' peak, unless no graph that runs moves anything.
+        """Bound the process's memory by the peak of the plans, if a running graph moves anything.
 
-        `latest`: plans that graphs are about to have.
+        `latest`: plans that graphs are about to get.
         """
         latest = latest or {}
         active = {g: g.planned for g in self._registry.active()} | latest

@@ -1,6 +1,6 @@
-"""Profiling: the first steps of a graph, under the floor program, and what they tell.
+"""Profiling: measures a graph in its first steps, which run the floor program.
 
-One step (on a GPU two) is checked against the trace and metered, the next are timed.
+One step (two on a GPU) is checked against the trace and metered; the next ones are timed.
 """
 
 from __future__ import annotations
@@ -19,101 +19,109 @@ from outcore.runtime.calls import nbytes_of
 from outcore.runtime.session import Visit
 
 TIMED_STEPS = 3
-"""Steps that are timed, after those that are checked and metered."""
+"""Timed steps, after those that are checked and metered."""
 
 
 @dataclass(slots=True)
 class Keeping:
-    """A program that moves little or nothing, for calls that nobody differentiates."""
+    """A program that moves little or nothing, for a graph that nobody differentiates."""
 
     executable: Executable
     most_resident_bytes: int
-    """What may be held besides the graph's own buffers as a call begins."""
+    """The most external bytes as a call begins with which the program may run."""
     most_allocated_bytes: int = -1
-    """What the allocator may have given out then, for as much as that to be held."""
+    """Allocated bytes as a call begins up to which external memory is known to be within
+    `most_resident_bytes`. -1: not known."""
 
 
 @dataclass(slots=True)
 class Profiling:
-    """The floor program's runs, and what they gave so far."""
+    """What the profiled steps run, and what was measured so far."""
 
     trace: Trace
     within: Mapping[int, int]
-    """Ops that run graphs of their own, and what these hold at least; not all may run."""
+    """Op that runs inner graphs, such as the branches of a condition -> the least bytes of its
+    workspace. A step may not run all of them, so the meter may see less."""
     checked: Executable
+    """The floor program that checks each op against the trace, with timers."""
     timed: Executable
+    """The floor program with timers only."""
     first: Stopwatch
-    """Notes of the checked run, to place the meter's events."""
+    """Times of ops in checked steps, by which the meter's events are assigned to ops."""
     stopwatch: Stopwatch
+    """Times of ops in timed steps."""
     most_resident_bytes: int
-    """What may be held besides the graph's own buffers while the program fits the budget."""
+    """The most external bytes with which the floor program fits the budget."""
     readings_left: int
-    """Steps to be metered before one counts."""
+    """Metered steps until one counts, that one included."""
     latest: Reading | None = None
-    """That of the last step that was."""
+    """The reading of the latest metered step."""
     workspace_bytes: tuple[int, ...] | None = None
+    """Metered workspace of each op. None until a metered step counts."""
     between_bytes: int = 0
-    """What the rest of the step takes at most while the graph waits, beyond `lingering_bytes` and
+    """The most that the rest of the step needs while the graph waits, beyond `lingering_bytes` and
     the tangents."""
     lingering_bytes: int = 0
-    """What the rest of the step still holds when backward begins, the tangents left out."""
+    """What the rest of the step still holds when backward begins, without the tangents."""
     base_bytes: int | None = None
-    """The most that was held as the first call of a timed step began, but for the graph's own
-    buffers and what waiting calls alone held. None: none began yet."""
+    """The most external bytes as the first call of a timed step began, without what waiting calls
+    alone held. None: no timed step yet."""
     first_bytes: int = 0
-    """The same of the latest step."""
+    """`base_bytes` of the latest timed step alone."""
     wants_pause: bool = True
-    """Whether a timed step is to be metered for them: in one that is checked, what calls are given
-    is held until they come back."""
+    """Whether `between_bytes` and `lingering_bytes` are still to be metered in a timed step. Those
+    from a checked step are too high: it holds the inputs of calls until the calls come back."""
     gone: frozenset[int] = frozenset()
-    """Buffers that timed calls were given or returned, and that nobody held when one came back."""
+    """Buffers that timed calls were given or returned, and that nothing held any more when one of
+    these calls came back."""
     gone_bytes: int | None = None
-    """What went while the graph waited, in each timed step, and was not of that step itself;
-    None: not known."""
+    """Bytes that were freed in each timed step while the graph waited and were not part of that
+    step: the least of the steps. None: not known."""
     timed_steps: int = 0
+    """Timed steps so far, since `again` if that was called."""
     keeping: Keeping | None = None
-    """Once nobody differentiates."""
+    """What runs once nobody differentiates the graph; None before."""
 
     @property
     def done(self) -> bool:
-        """Whether there is enough to plan from."""
+        """Whether enough was measured to plan."""
         return self.workspace_bytes is not None and self.timed_steps >= TIMED_STEPS
 
     @property
     def executable(self) -> Executable:
-        """What the next step runs."""
+        """What the next profiled step runs."""
         return self.checked if self.workspace_bytes is None else self.timed
 
     @property
     def times_pause(self) -> bool:
-        """Whether steps are timed by now, and one is to be metered."""
+        """Whether steps are timed by now, and one of them is to be metered."""
         return self.workspace_bytes is not None and self.wants_pause
 
     def again(self) -> None:
-        """Time steps anew: others hold less from now on."""
+        """Time steps again, because other graphs hold less from now on."""
         self.timed_steps, self.base_bytes, self.wants_pause = 0, None, True
 
     def began(self, base_bytes: int, *, first: bool) -> int:
-        """Take what was held as a timed call began; how much more than at the first of its step."""
+        """Note `base_bytes` as a timed call begins; the excess over the first call of its step."""
         if first or self.base_bytes is None:
             known = base_bytes if self.base_bytes is None else self.base_bytes
             self.base_bytes, self.first_bytes = max(known, base_bytes), base_bytes
         return base_bytes - self.first_bytes
 
     def waited(self, gone_bytes: int) -> None:
-        """Take what went while a visit waited."""
+        """Note the bytes freed while the graph waited in one timed step."""
         before = gone_bytes if self.gone_bytes is None else self.gone_bytes
         self.gone_bytes = min(gone_bytes, before)
 
     def metered(self, reading: Reading, visit: Visit) -> None:
-        """Take the workspaces, or what the rest of the step needs between the two calls."""
+        """Take the workspaces from a checked step, and what was held between the two calls."""
         if self.workspace_bytes is not None:
             if visit.call_tensors is not None and self.wants_pause:  # a timed one
                 self.wants_pause = False
                 self._take_pause(reading, visit)
             return
         if len(self.first.notes) < len(self.trace.ops):
-            return  # it was another program's
+            return  # the step ran another program
         if reading is not self.latest:
             self.latest, self.readings_left = reading, self.readings_left - 1
         if self.readings_left > 0:
@@ -132,7 +140,7 @@ class Profiling:
         self.between_bytes = max(0, peak - waiting - self.lingering_bytes - tangents)
 
     def profile(self) -> Profile:
-        """What was measured, once it is done."""
+        """The measured profile. Call it once `done` is true."""
         assert self.workspace_bytes is not None  # noqa: S101 - `done` says so
         seconds = self.stopwatch.seconds(len(self.trace.ops))
         return Profile(seconds, self.workspace_bytes, Source.MEASURED)
@@ -146,9 +154,9 @@ def begin_profiling(
     readings: int,
     mark: Callable[[], object],
 ) -> Profiling:
-    """Build the floor program with its instruments; `readings` steps of it are to be metered.
+    """Build the floor program with its instruments; `readings` of its steps are to be metered.
 
-    `mark` is called where the meter will be asked for a time: as each op begins and ends.
+    `mark` is called as each op begins and ends: these are the times for which the meter is read.
     """
     clock, generator = driver.clock, driver.generator
     trace = captured.trace

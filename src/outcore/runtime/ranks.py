@@ -1,6 +1,7 @@
-"""ranks: this process among those that train one model together (docs/several-devices.md).
+"""ranks: name this process among those that train one model together (docs/several-devices.md).
 
-Each plans for itself, from what it measures, under its own budget. Nothing here talks to others.
+Each process plans for itself, from what it measures, under its own budget. Nothing here
+communicates with other processes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from outcore.errors import InfeasibleError
 
 
 def rank_words() -> str:
-    """`rank 1 of 4` (ranks begin at 0); empty where this process trains alone."""
+    """`rank 1 of 4` (ranks begin at 0); empty if this process trains alone."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return ""
     size = distributed.get_world_size()
@@ -23,7 +24,7 @@ def rank_words() -> str:
 
 @contextmanager
 def naming_the_rank() -> Iterator[None]:
-    """Add to an InfeasibleError which process has no plan: the others may have one, and go on."""
+    """Add to an InfeasibleError the rank that has no plan: others may have one and continue."""
     try:
         yield
     except InfeasibleError as error:

@@ -1,7 +1,8 @@
-"""recording: one planned step under instruments, as a measured Timeline, because somebody asked.
+"""recording: time one planned step of each graph op by op and copy by copy, on request.
 
-A recorder waits for a step that is nothing else: not metered, and with no trial under way. Then
-each graph of it runs its plan once with a clock around each op, and the driver reports its copies.
+The result is a measured Timeline. A recorder waits for a step that is neither metered nor part of a
+trial. Then each graph of the step runs its plan once with a clock around each op, and the driver
+reports its copies.
 """
 
 from __future__ import annotations
@@ -22,52 +23,53 @@ from outcore.ir.program import Copy, Free, Program, Run, Stream
 from outcore.ir.timeline import Cause, Span, Stall, Timeline
 from outcore.runtime.planned import Planned
 
-if TYPE_CHECKING:  # a graph asks its engine's recorder
+if TYPE_CHECKING:  # only for annotations: a graph asks its engine's recorder
     from outcore.runtime.graph import PlannedGraph
 
 LATEST_COPIES = 65536
-"""Copies that are remembered: a step may be long in coming to its end."""
+"""Copies that are remembered at most: a step may take long to end."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Recording:
-    """One step of one graph. Moments are the driver's clock's."""
+    """One recorded step of one graph. Moments are by the driver's clock."""
 
     planned: Planned
     executable: Executable
     runs: dict[int, tuple[Moment, Moment]]
     """Body position -> when that run started and stopped."""
     lane: int = 0
-    """The id of the step's lane, once it has one."""
+    """The `id` of the step's lane; 0 until it has one."""
     backward: Moment = None
-    """When the backward call began."""
+    """When the backward call began; None until then."""
 
 
 @dataclass(slots=True)
 class Recorder:
-    """What times a step of each graph that runs, once for each time that somebody asks."""
+    """Records a step of each running graph, once for each request."""
 
     driver: Driver
     asked: int = 0
-    """How often somebody asked."""
+    """Number of requests."""
     _open: list[ref[Recording]] = field(default_factory=list)
-    """Steps under way; their graphs hold them."""
+    """Recordings under way, held by their graphs."""
     _done: list[tuple[ref[PlannedGraph], Recording]] = field(default_factory=list)
     _copies: deque[CopySpan] = field(default_factory=lambda: deque(maxlen=LATEST_COPIES))
     _zero: tuple[Moment, float] | None = None
-    """The same moment by the driver's clock, and by that of its copies."""
+    """One moment by the driver's clock, and by the clock of its copies. None: copies are not
+    reported."""
 
     @property
     def busy(self) -> bool:
-        """Whether the driver reports its copies here, to somebody."""
+        """Whether the driver reports copies here for a recording under way."""
         return self._zero is not None and bool(self._live())
 
     def ask(self) -> None:
-        """Let each graph record its next planned step."""
+        """Have each graph record its next planned step."""
         self.asked += 1
 
     def begin(self, graph: PlannedGraph, planned: Planned) -> Recording:
-        """A step of `graph`, to be run by the executable of what this returns."""
+        """Begin to record a step of `graph`, to be run by the executable of the Recording."""
         clock, runs = self.driver.clock, dict[int, tuple[Moment, Moment]]()
 
         def note(position: int, start: Moment, stop: Moment) -> None:
@@ -86,20 +88,20 @@ class Recorder:
         return recording
 
     def finish(self, graph: PlannedGraph, recording: Recording) -> None:
-        """Take a step whose backward call is over; the last one ends the recording of copies."""
+        """Take a step whose backward call is over. The last one ends the recording of copies."""
         self._done.append((ref(graph), recording))
         self._open = [each for each in self._live() if each() is not recording]
         if not self._open:
             self._stop()
 
     def drop(self, recording: Recording) -> None:
-        """Take that a step under way will not be recorded."""
+        """Drop a recording under way."""
         open_now, self._open = self._open, [e for e in self._live() if e() is not recording]
         if open_now and not self._open:
             self._stop()
 
     def _stop(self) -> None:
-        """Hear of copies no more, and give the graphs that are done their timelines."""
+        """Stop the recording of copies, and give the graphs that are done their timelines."""
         zero, self._zero = self._zero, None
         if zero is None:
             return
@@ -120,10 +122,10 @@ class Recorder:
 def timeline(
     recording: Recording, copies: Iterable[CopySpan], clock: Clock, zero: tuple[Moment, float]
 ) -> Timeline:
-    """The measured Timeline: runs and copies, and where compute waited for copies.
+    """The measured Timeline: runs, copies, and where compute waited for copies.
 
-    It begins with the first span. The peaks of the outer tiers are the program's, which were taken;
-    that of the device is not measured here.
+    It begins with the first span. The peaks of the outer tiers are those of the program, which were
+    reached. The device's peak is not measured here.
     """
     program, predicted = recording.planned.program, recording.planned.predicted
     base, zero_seconds = zero
@@ -151,7 +153,7 @@ def timeline(
 def _placed(
     program: Program, lane: int, copies: Iterable[CopySpan]
 ) -> Iterator[tuple[int, CopySpan]]:
-    """The copies of one lane with their body positions: both are in order of issue."""
+    """The body position of each copy of one lane; both are in order of issue."""
     queues: dict[tuple[str, int], deque[int]] = {}
     for position, instruction in enumerate(program.body):
         copy = instruction.action
@@ -189,7 +191,7 @@ def _stalls(program: Program, spans: dict[int, Span], backward: float) -> Iterat
 def _awaited(
     program: Program, position: int, reached: dict[int, int], spans: dict[int, Span]
 ) -> Iterator[tuple[float, Cause]]:
-    """When the copies that an instruction waits for were done, and what the wait is for."""
+    """For each copy that an instruction waits for: when it was done, and the cause of the wait."""
     instruction = program.body[position]
     for edge in (*instruction.after, *instruction.pace):
         copy = reached.get(edge)

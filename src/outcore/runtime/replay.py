@@ -1,4 +1,4 @@
-"""Replay: what it takes to run a forward call once more, whose graph is not as it was captured."""
+"""Replay: what is needed to run a forward call again if its graph was not as captured."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from outcore.runtime.versions import versions_of
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The inputs of a forward call, and the generator before it.
+    """The inputs of a forward call, and the generator's state before it.
 
-    `copies`: of inputs that AOTAutograd overwrites once the forward call is over, by position.
-    `versions`: per input how often it had been written, None where that does not matter.
+    `copies`: position -> a copy, for inputs that AOTAutograd overwrites once the forward call is
+    over. `versions`: for each input how often it had been written; None if that does not matter.
     """
 
     inputs: tuple[Any, ...]
@@ -26,9 +26,9 @@ class Replay:
     versions: Sequence[int | None]
 
     def inputs_before(self) -> list[Any]:
-        """The inputs as they were before the forward call, though it is over.
+        """The inputs as they were before the forward call, although it is over.
 
-        Raises StepError where one was overwritten since.
+        Raises StepError if one was overwritten since.
         """
         for each, version in zip(self.inputs, self.versions, strict=True):
             if version is not None and each._version != version:
@@ -44,14 +44,14 @@ class Replay:
 def replay_of(
     inputs: Sequence[Any], overwritten: Collection[int], generator_state: torch.Tensor
 ) -> Replay:
-    """That of a forward call about to begin; `overwritten`: positions of inputs."""
+    """The Replay of a forward call that is about to begin; `overwritten`: positions of inputs."""
     copies = {index: _copy(inputs[index]) for index in overwritten}
     may_change = [inputs[index] for index in overwritten]
     return Replay(tuple(inputs), generator_state, copies, versions_of(inputs, may_change))
 
 
 def _copy(given: torch.Tensor) -> torch.Tensor:
-    """A copy that lies in a storage of its own as `given` does in its: views are made of it."""
+    """A copy of the whole storage of `given`, viewed as `given` is: views are made of it."""
     storage: Any = given.untyped_storage()
     whole = storage.clone()
     return given.new_empty(0).set_(whole, given.storage_offset(), given.shape, given.stride())

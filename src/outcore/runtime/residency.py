@@ -1,4 +1,8 @@
-"""Residency: what this process's tensors hold on the device of one budget."""
+"""Residency: counts what this process's tensors hold on the device of one budget.
+
+"External" bytes are held by live tensors outside the graph in question. "Base" bytes are external
+bytes less what outstanding calls of other graphs alone hold.
+"""
 
 from __future__ import annotations
 
@@ -20,27 +24,29 @@ from outcore.runtime.store import Store
 
 
 class Residency:
-    """What is held on a device, whoever made it."""
+    """Counts memory on a device, and collects garbage that would count as held."""
 
     def __init__(self, device: torch.device, driver: Driver, registry: Registry) -> None:
         self._device, self._driver, self._registry = device, driver, registry
         self._elsewhere = Elsewhere()
         self._collected_in = -1
-        """The number of the step in which what is no one's any more was let go last."""
+        """Number of the step with the latest garbage collection."""
         self._littered = False
-        """Whether a graph was captured since."""
+        """Whether a graph was captured since then."""
         self._captured_at: tuple[int, int] | None = None
-        """How many calls had begun and come back at the latest capture, until that is let go."""
+        """(forward calls, backward calls) counted at the latest capture, until its garbage is
+        collected."""
 
     def captured(self) -> None:
-        """Take that a graph was captured: compilers leave what is no one's, results among it."""
+        """Note that a graph was captured: compilers leave garbage, results of calls among it."""
         steps = self._registry.steps
         self._littered, self._captured_at = True, (steps.calls, steps.returns)
 
     def tidy(self) -> None:
-        """Let go, before a call begins, what captures of an earlier step left.
+        """Before a call begins, collect the garbage that captures of an earlier step left.
 
-        No step has it again, and calls whose results are among it would wait for ever.
+        No later step makes any of it, and calls whose results are among it would stay outstanding
+        forever.
         """
         if self._captured_at is None:
             return
@@ -50,14 +56,15 @@ class Residency:
             self.collect(again=True)
 
     def sweep(self) -> None:
-        """Let go what captures left: what is counted now will be part of plans."""
+        """Collect the garbage of captures before a count that plans will be made with."""
         if self._littered:
             self.collect()
 
     def collect(self, *, again: bool = False) -> bool:
-        """Let go what is no one's any more; whether it did: it takes long, and once a step will do.
+        """Collect garbage; returns whether it did. It is slow, so once a step is enough.
 
-        Unless a graph was captured since, or `again`: there is no room for what is counted.
+        It does so again in the same step if a graph was captured since, or with `again`, for when
+        there is no room for what is counted.
         """
         known = self._collected_in == self._registry.steps.number and not self._littered
         if known and not again:
@@ -67,14 +74,14 @@ class Residency:
         return True
 
     def resident_bytes(self, external: Sequence[torch.Tensor | torch.UntypedStorage] = ()) -> int:
-        """Bytes that live tensors hold, those of `besides` left out."""
+        """Bytes that live tensors hold, without the tensors and storages in `external`."""
         return resident_bytes(self._device, external, self._driver.ledger(), self._elsewhere)
 
     def external_bytes(self, graph: PlannedGraph, inputs: Sequence[Any]) -> int:
-        """Bytes that live tensors hold as a call begins, but for those of the graph.
+        """Bytes that live tensors hold outside `graph` as a call of it begins.
 
-        Left out are its inputs and constants, and what earlier calls of it alone hold. What the
-        storages of inputs hold beyond them counts: the graph's trace knows nothing of that.
+        Inputs and constants of the call are left out, and what earlier calls of the graph alone
+        hold. If the storage of an input is larger than the trace says, the excess counts.
         """
         given = (*inputs, *graph.captured.constants)
         tensors = [t for t in given if isinstance(t, torch.Tensor)]
@@ -82,16 +89,16 @@ class Residency:
         return self.resident_bytes(tensors) + self.given(graph, inputs).beyond_bytes - mine
 
     def base_bytes(self, graph: PlannedGraph, inputs: Sequence[Any]) -> int:
-        """The same but for what waiting calls of other graphs alone hold."""
+        """`external_bytes` less what outstanding calls of other graphs alone hold."""
         return self.external_bytes(graph, inputs) - self.others_bytes(graph)
 
     def base_on_return_bytes(
         self, graph: PlannedGraph, store: Store, tangents: Sequence[Any], own: CallTensors
     ) -> int:
-        """Bytes that live tensors hold as the call of `store` comes back, but for the graph's.
+        """`base_bytes` as the call of `store` comes back, that is, as its backward begins.
 
-        And for what other calls alone hold. `own`: what the call was given, and returned. The
-        trace counts that throughout, so that where something of it is gone, there is so much less.
+        `own`: what the call was given and returned. The trace counts all of that throughout, so
+        whatever of it is gone by now is subtracted.
         """
         held = (*store.crossing, *tangents, *graph.captured.constants)
         tensors = [t for t in held if isinstance(t, torch.Tensor)]
@@ -100,46 +107,46 @@ class Residency:
         return resident - own.gone_bytes - mine - self.others_bytes(graph)
 
     def others_bytes(self, graph: PlannedGraph) -> int:
-        """What waiting calls of other graphs alone hold by their programs, if they have any."""
+        """What outstanding calls of other live graphs alone hold, by their programs."""
         return sum(store.private_bytes for store in self._registry.stores.external(graph))
 
     def with_others_bytes(self, graph: PlannedGraph) -> int:
-        """How much more was held, at most, where calls of others waited as they do now."""
+        """The most extra base bytes measured with the present mix of other graphs' calls."""
         return graph.observed.called.beyond_of(0, self._registry.outstanding(graph))
 
     def given(self, graph: PlannedGraph, inputs: Sequence[Any]) -> CallTensors:
-        """What a call of `graph` gets."""
+        """What a call of `graph` is given: inputs and constants."""
         trace = graph.captured.trace
         things = (*inputs, *graph.captured.constants)
         return call_tensors(trace, zip(trace.inputs, things, strict=True), self._device)
 
     def returned(self, graph: PlannedGraph, results: Sequence[Any]) -> CallTensors:
-        """What a call of `graph` gives, `results` first."""
+        """What a call of `graph` returned. `results` may go on after the outputs of the trace."""
         trace = graph.captured.trace
         pairs = zip(trace.outputs, results, strict=False)
         tensors = ((ref.value, each) for ref, each in pairs if isinstance(ref, Ref))
         return call_tensors(trace, tensors, self._device)
 
     def allocated_bytes(self) -> int | None:
-        """What the allocator's books have as given out; None where nobody keeps any."""
+        """Bytes that the allocator has given out; None if nothing counts them."""
         if self._device.type == "cuda":
             return allocated_bytes(self._device)
         ledger = self._driver.ledger()
         return None if ledger is None else ledger.live_bytes
 
     def level_bytes(self, graph: PlannedGraph) -> int | None:
-        """What is allocated while one call of `graph` waits for its backward.
+        """Allocated bytes while one call of `graph` is the only outstanding call.
 
-        None where other calls wait too, and where nobody counts.
+        None if there are other outstanding calls, or nothing counts allocated bytes.
         """
         if self._registry.waiting(graph) != 1 or self._registry.outstanding(graph):
             return None
         return self.allocated_bytes()
 
     def states_bytes(self, graph: PlannedGraph) -> int:
-        """What a call of a planned graph holds of generator states while it waits: about so much.
+        """Bytes of generator states that a waiting call of a planned graph holds, approximately.
 
-        Plans have room for that outside of all that is held besides.
+        Plans have room for them on top of external memory.
         """
         planned = graph.planned
         if planned is None:
@@ -148,11 +155,14 @@ class Residency:
         return states_bytes(planned.problem.trace, state.nbytes, planned.program)
 
     def storages(self, tensors: Iterable[Any]) -> Storages:
-        """Those of `tensors` that `level_bytes` counts."""
+        """The storages of `tensors` that `level_bytes` counts."""
         return storages_of(tensors, self._device, self._counted)
 
     def begin_pause(self, graph: PlannedGraph, own: CallTensors) -> Pause | None:
-        """What is held when a forward call of `graph` is over; `own`: given to it, and returned."""
+        """What is held as a forward call of `graph` ends; None if `level_bytes` is None.
+
+        `own`: what the call was given and returned.
+        """
         level_bytes = self.level_bytes(graph)
         if level_bytes is None:
             return None

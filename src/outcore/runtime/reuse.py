@@ -1,7 +1,7 @@
-"""reuse: plans that are saved and used again, and rules that hold for any plan, in what trains.
+"""reuse: use saved plans, and rules that hold for any plan, in training.
 
-A graph is profiled whether or not a file has a plan for it: what the plan takes is judged by what
-is measured here (docs/decisions/0013).
+A graph is profiled whether or not the file has a plan for it: the plan is judged by what is
+measured here (docs/decisions/0013).
 """
 
 from __future__ import annotations
@@ -38,22 +38,23 @@ from outcore.policies.search_fixed import with_fixed
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What planning has to go by beside a policy; nothing, as a rule."""
+    """What the user gives for planning in addition to a policy; by default, nothing."""
 
     file: PlanFile | None = None
     path: str = ""
-    """Where the file lies."""
+    """The path of the file; empty without one."""
     rules: tuple[Rule, ...] = ()
     device: str = ""
-    """The processor that trains."""
+    """The name of the processor that trains."""
 
     def find(
         self, problem: Problem, *, strict: bool, earlier: Iterable[Trace] = ()
     ) -> SavedPlan | None:
-        """The saved plan for the trace of `problem`, if there is one.
+        """The saved plan for the trace of `problem`, or None.
 
-        `earlier`: the graphs that were captured before. Those of the same trace have plans before.
-        Raises DigestError with `strict` where there is none, or it was made for another device.
+        `earlier`: traces of the graphs captured before; those with the same trace use the file's
+        earlier plans. With `strict`, raises DigestError if there is no plan, or it is for another
+        device.
         """
         if self.file is None:
             return None
@@ -66,10 +67,10 @@ class Given:
         return saved
 
     def check_known(self, trace: Trace, *, checked: bool) -> None:
-        """Raise DigestError where the file is known to have no plan for `trace` on this device.
+        """Raise DigestError if the file is known to have no plan for `trace` on this device.
 
-        `checked`: its ops have run, and returned what it says. Before that sizes and layouts may
-        yet be corrected, and only a trace of other ops is known to be another.
+        `checked`: the ops of the trace ran and returned what it says. Before that, sizes and
+        layouts may still be corrected, and only a trace of other ops is known to be missing.
         """
         if self.file is None:
             return
@@ -91,7 +92,7 @@ class Given:
         return DigestError(noun="plan", made_for=made_for, expected=trace, file=self.path)
 
     def note(self, saved: SavedPlan | None) -> str:
-        """What the report says of the file; empty without one."""
+        """What the report says about the file; empty without one."""
         if self.file is None:
             return ""
         if saved is None:
@@ -102,7 +103,7 @@ class Given:
 
 
 def _may_be_of(saved: SavedPlan, trace: Trace) -> bool:
-    """Whether the ops that a plan names are those of `trace`."""
+    """Whether the ops that a saved plan names are those of `trace`."""
     ops = dict(enumerate(op.target for op in trace.ops))
     uses = (use for each in saved.storages for use in (each.made, each.after, each.before))
     named = [(use.op, use.target) for use in uses if use is not None]
@@ -115,9 +116,9 @@ def read_given(
     overrides: str | os.PathLike[str] | None,
     device: torch.device,
 ) -> Given:
-    """Read the files, for what trains on `device`.
+    """Read the files of plans and overrides, for training on `device`.
 
-    Raises FormatError or DigestError, naming them.
+    Raises FormatError or DigestError, naming the file.
     """
     return Given(
         None if plan is None else load_plans(plan),
@@ -128,14 +129,14 @@ def read_given(
 
 
 def reused(problem: Problem, saved: SavedPlan, fixed: Mapping[Gap, Choice], path: str) -> Plan:
-    """The saved plan, with what is `fixed`, for `problem`.
+    """The saved plan for `problem`, with the choices in `fixed`.
 
-    Raises VerifyError where it is no plan for the problem, InfeasibleError where it does not fit.
+    Raises VerifyError if it is not a plan for the problem, InfeasibleError if it does not fit.
     """
     made = saved.plan()
     digests = digest(problem), digest(problem.trace)
     plan = make_plan(with_fixed(made, fixed), made.policy, *digests, made.by_op)
-    lower(problem, plan)  # verified, pass by pass
+    lower(problem, plan)  # verifies the plan, pass by pass
     check_saved_fits(problem, plan, path)
     return plan
 
@@ -143,21 +144,21 @@ def reused(problem: Problem, saved: SavedPlan, fixed: Mapping[Gap, Choice], path
 def save_file(
     plans: Iterable[tuple[Problem, Plan]], given: Given, most: int | None = None
 ) -> PlanFile:
-    """The file of what was planned, in this order.
+    """A file of the given plans, in this order.
 
-    Raises OptionValueError where that is nothing.
+    Raises OptionValueError if there are none.
     """
     saved = [saved_plan(problem, plan, device=given.device, most=most) for problem, plan in plans]
     if not saved:
         reason = "no graph has a plan yet: the first steps are profiled, then they are planned"
         raise OptionValueError(option="save_plans", value=None, reason=reason)
-    package = import_module("outcore")  # not above: its public names come from here
+    package = import_module("outcore")  # not at the top: the package imports this module
     versions = Versions(package.__version__, platform.python_version(), version("torch"))
     return make_file(saved, versions, given.rules)
 
 
 def device_name(device: torch.device) -> str:
-    """The processor's name, as plan files tell it."""
+    """The processor's name, as written in plan files."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU, {platform.machine()}, {os.cpu_count()} cores"

@@ -1,4 +1,4 @@
-"""Runner: the two calls that stand for a graph's forward and backward in what torch compiled."""
+"""Runner: the two calls that replace a graph's forward and backward in what torch compiled."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from outcore.runtime.versions import versions_of
 
 
 class Runner:
-    """Runs what its graph says, and keeps what forward leaves for backward.
+    """Runs the executable that its graph chooses, and stores what forward leaves for backward.
 
-    Only what torch compiled holds it, and it alone holds the graph: both die, with the graph's
-    constants, when torch drops that code.
+    Only the code that torch compiled holds it, and only it holds the graph. Both die, with the
+    graph's constants, when torch drops that code.
     """
 
     def __init__(self, graph: PlannedGraph, saved_inputs: tuple[int, ...]) -> None:
@@ -49,7 +49,7 @@ class Runner:
         args.clear()
         self.engine.metering.enter()
         graph.begin_call()
-        while True:  # until it is right
+        while True:  # until the trace is right
             executable = graph.executable_for(inputs)
             visit = Visit(ref(graph), self._replay_of(executable, inputs))
             noted = graph.observed.fresh or graph.times(executable)
@@ -59,7 +59,7 @@ class Runner:
                 with graph.telling_of_memory():
                     results, store = self._run_forward(executable, inputs, visit)
                 break
-            except CaptureError as error:  # which holds what the failed run made, until this ends
+            except CaptureError as error:  # holds what the failed run made until this block ends
                 inputs = self._learn(error, visit, executable)
                 self.engine.begun(graph)
         visit.work.append((start, clock.now()))
@@ -98,7 +98,7 @@ class Runner:
             inputs = self._learn_late(error, visit, store.executable)
         except RuntimeError as error:
             if says_memory(error):
-                stores.drop(store.number)  # its memory counts
+                stores.drop(store.number)  # else what it holds would count
                 graph.plan_tighter(error)
             raise
         finally:
@@ -118,13 +118,13 @@ class Runner:
     def _run_forward(
         self, executable: Executable, inputs: list[Any], visit: Visit
     ) -> tuple[list[Any], Store]:
-        """The results and the saved inputs. Empties `inputs`, so that each can die on the way."""
+        """The results and the saved inputs, and the store. Empties `inputs`, to free each early."""
         captured, execution = self.graph.captured, self.graph.execution
         saved = [inputs[i] for i in self.saved_inputs]
         overwritten = [inputs[i] for i in captured.overwritten]
         trace, arguments = captured.trace, [*inputs, *captured.constants]
         inputs.clear()
-        if executable.program is not None:  # what runs as captured reads them as they are
+        if executable.program is not None:  # in-core execution reads them as they are
             _let_lie(arguments, trace, trace.inputs, captured.turned)
         lane = self.engine.placing.open_lane(self.engine.driver, executable)
         try:
@@ -142,7 +142,7 @@ class Runner:
     def _gradients(
         self, executable: Executable, crossing: list[Any], tangents: list[Any], lane: Lane
     ) -> tuple[Any, ...]:
-        """What the backward call gives. Empties the lists."""
+        """The gradients. Empties both lists."""
         trace = self.graph.captured.trace
         if executable.program is not None:  # as in `_run_forward`
             _let_lie(tangents, trace, trace.tangents, range(len(tangents)))
@@ -167,13 +167,13 @@ class Runner:
         return list(visit.replay.inputs)
 
     def _learn_late(self, error: CaptureError, visit: Visit, executable: Executable) -> list[Any]:
-        """The same once the forward call is over: inputs may have been overwritten since."""
+        """As `_learn`, after the forward call: inputs may have been overwritten since."""
         inputs = [] if visit.replay is None else visit.replay.inputs_before()
         self._learn(error, visit, executable)
         return inputs
 
     def _run_again(self, visit: Visit, inputs: list[Any], tangents: list[Any]) -> tuple[Any, ...]:
-        """Forward and backward once more, until it is right: the first time was not."""
+        """Run forward and backward again until the trace is right; returns the gradients."""
         while True:
             try:
                 with self.graph.telling_of_memory():
@@ -194,7 +194,7 @@ class Runner:
 def _let_lie(
     given: list[Any], trace: Trace, values: Sequence[int], positions: Iterable[int]
 ) -> None:
-    """Let what is `given` for `values` at `positions` be as it lies, and not as it is read."""
+    """Replace what is `given` at `positions` by what lies in memory, without conj or neg bits."""
     for position in positions:
         value = trace.values[values[position]]
         given[position] = as_it_lies(given[position], conj=value.conj, neg=value.neg)

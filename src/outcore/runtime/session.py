@@ -1,10 +1,11 @@
-"""Session: one training step under the allocator's meter.
+"""Session: meters one training step with the allocator's counters.
 
-The meter begins with the first forward call that wants it and ends with the next forward call of
-the same graph, or of another size of it, so that it sees the whole step: what is computed between
-and beside the graphs too. A report ends it, too, if the step is over.
-It cannot end inside backward: autograd runs backward in a copy of the thread's state, and the
-profiler, which is the meter of a CPU, would go on in the original if it were stopped there.
+The meter begins with the first forward call that wants it. It ends with the next forward call of
+the same graph, or of the same graph at another size, so it sees the whole step, with what is
+computed between and outside the graphs. A report also ends it, if the step is over.
+
+It cannot end inside backward. Autograd runs backward in a copy of the thread's state. If the
+profiler, which is the meter of a CPU, were stopped there, it would go on in the original.
 """
 
 from __future__ import annotations
@@ -27,59 +28,62 @@ from outcore.runtime.pause import Pause
 from outcore.runtime.replay import Replay
 
 Calls: TypeAlias = Mapping[Any, int]
-"""Graphs, and how many calls of each."""
+"""Graph -> number of its calls."""
 
 
 class Metered(Protocol):
-    """Who gets the reading of a visit."""
+    """What receives the readings of a session: a graph."""
 
     def metered(self, reading: Reading, visit: Visit) -> None:
-        """Take what the meter saw of the step that `visit` belongs to."""
+        """Take the reading of the step that `visit` belongs to."""
         ...
 
     def paused(self, interlude: Interlude, calls: Calls, peak_bytes: Callable[[], int]) -> None:
-        """Take what was held at most between two calls while one of this graph waited.
+        """Take the peak between two calls, while a call of this graph was outstanding.
 
-        `calls`: those that waited then, by graph.
+        `calls`: graph -> its calls that were outstanding then.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Interlude:
-    """From when to when no call ran, in ns of the wall clock, while some waited."""
+    """A stretch in which no call ran and some were outstanding; ns of the wall clock."""
 
     start: int
     stop: int
     waiting: Mapping[weakref.ref[Any], int]
-    """Their graphs, and how many of each."""
+    """Graph of the outstanding calls -> their number."""
     latest: weakref.ref[Any]
-    """The graph of the one that began last."""
+    """The graph of the outstanding call that began last."""
     private_bytes: int
-    """What they alone hold."""
+    """Bytes that the outstanding calls alone hold."""
 
 
 @dataclass(slots=True)
 class Visit:
-    """One forward call on its way through its backward call, with the wall clock in ns."""
+    """One forward call and its backward call. Times are ns of the wall clock; 0: not yet."""
 
     owner: weakref.ref[Metered]
     replay: Replay | None = None
     thread: threading.Thread = field(default_factory=threading.current_thread)
-    """Where the forward call ran."""
+    """The thread of the forward call."""
     forward_stop: int = 0
     backward_start: int = 0
     backward_stop: int = 0
     pause: Pause | None = None
-    """What was held when the forward call was over, where that was asked."""
+    """What was held as a timed forward call ended. None for others, and once `Observer.waited` has
+    used it."""
     call_tensors: CallTensors | None = None
-    """What the forward call was given and returned, where its ops were timed."""
+    """What the forward call was given and returned. None unless its ops were timed, or it met
+    outstanding calls that were new."""
     work: list[tuple[Moment, Moment]] = field(default_factory=list)
-    """From when to when the device was at it, by the driver's clock: forward, then backward."""
+    """Start and stop on the device by the driver's clock: of the forward call, then of backward
+    calls."""
 
     @property
     def once(self) -> bool:
-        """Whether it went through backward once, so far: it may again, with `retain_graph`."""
+        """Whether its backward ran exactly once so far; with `retain_graph` it may run again."""
         _, *backward = self.work
         return len(backward) == 1
 
@@ -90,25 +94,25 @@ def in_backward() -> bool:
 
 
 _running: dict[threading.Thread, Session] = {}
-"""Per thread the session under way: of those alive one at most, as a process can run one profiler
-at a time, and the counters of a device have one peak."""
+"""Thread -> its session under way. At most one of these threads is alive, because a process can run
+one profiler at a time, and the counters of a device have one peak."""
 
 _starting = threading.Lock()
 
 _local = threading.local()
-"""What dies with a thread: its `farewell`."""
+"""Holds `farewell`, which dies with the thread."""
 
 
 def metered_elsewhere() -> bool:
-    """Whether a step is being metered on another thread that lives."""
+    """Whether a step is being metered on another live thread."""
     others = (thread for thread in list(_running) if thread is not threading.current_thread())
     return any(thread.is_alive() for thread in others)
 
 
 class _Farewell:
-    """Ends the session of a thread that ends before its step does, where no other thread can.
+    """Ends the session of a thread that ends before its step does, if no other thread can end it.
 
-    A profiler that is left behind crashes the process when it ends.
+    A profiler that is left running crashes the process at exit.
     """
 
     def __init__(self, session: Session) -> None:
@@ -123,36 +127,37 @@ class _Farewell:
 
 @dataclass(slots=True)
 class Session:
-    """A running meter, the graph that leads it (weakly), and the visits seen so far."""
+    """A running meter, its leader (the graph that began it, weakly), and what was seen so far."""
 
     leader: weakref.ref[Any]
     resident_bytes: int
     calls: int
-    """Forward calls of the engine's graphs when it began."""
+    """The engine's count of forward calls as the session began."""
     step: int
-    """The number of the step that was under way then."""
+    """The number of the engine's step at that time."""
     meter: Meter
     thread: threading.Thread = field(default_factory=threading.current_thread)
     ending: threading.RLock = field(default_factory=threading.RLock)
-    """Held while it ends: who asks for a report may end it too, and so may the collector."""
+    """Held while the session ends: a report may end it too, and so may the garbage collector."""
     started: int = field(default_factory=time.time_ns)
     visits: list[Visit] = field(default_factory=list)
     interludes: list[Interlude] = field(default_factory=list)
     called: set[int] = field(default_factory=set)
-    """The graphs that wanted the meter for a forward call, by the identity of how they stand."""
+    """`id` of the statuses of graphs that wanted the meter for a forward call."""
     left: int = 0
-    """When the latest call ended."""
+    """When the latest call ended; 0: none did."""
     peak_bytes: int | None = None
-    """The step's peak, everything counted; known once the session has ended."""
+    """The step's device peak, everything counted, up to the last backward call. None until the
+    session ends."""
     lost: bool = False
-    """Whether it ended and its meter had nothing to tell."""
+    """Whether the session ended and its meter had nothing to report."""
     after_bytes: int | None = None
-    """The peak of what came after the last backward call: the optimizer's step, as a rule."""
+    """The device peak after the last backward call: usually that of the optimizer's step."""
     ends: weakref.finalize[..., Any] | None = None
-    """What ends it with its leader."""
+    """Ends the session when its leader is freed."""
 
     def start(self) -> bool:
-        """Begin; False where the meter cannot. Those left over are ended first."""
+        """Begin to meter; False if that is impossible. Sessions left over are ended first."""
         if in_backward():
             return False
         for thread, session in list(_running.items()):
@@ -170,20 +175,20 @@ class Session:
         return begun
 
     def sees(self, visit: Visit) -> bool:
-        """Whether the meter saw the visit, whose backward has just run on this thread."""
+        """Whether the meter saw all of `visit`, whose backward has just run on this thread."""
         return visit.forward_stop >= self.started and self.meter.sees()
 
     def _peak_bytes(self, reading: Reading, interlude: Interlude) -> int:
         return self.resident_bytes + reading.peak_bytes(interlude.start, interlude.stop)
 
     def here(self) -> bool:
-        """Whether this thread may end it."""
+        """Whether this thread may end the session."""
         return self.meter.anywhere or threading.current_thread() is self.thread
 
     def stop(self) -> None:
-        """End, and hand the reading to the visits that came through their backward call.
+        """End, and hand the reading to the visits whose backward call is over.
 
-        From another thread than may end it nothing can be read, and nothing is handed out.
+        From a thread that may not end the session nothing can be read, and this does nothing.
         """
         if not self.here() or in_backward():
             return
@@ -224,7 +229,7 @@ class Session:
 
 @atexit.register
 def _stop_all() -> None:
-    """End what still runs: a profiler alive while the interpreter goes down crashes it."""
+    """End all sessions: a profiler that runs while the interpreter exits crashes it."""
     for session in list(_running.values()):
         session.visits.clear()
         session.stop()

@@ -1,4 +1,7 @@
-"""shares: what one graph may take of a budget that the graphs of a step share."""
+"""shares: compute what one graph may use of the budget that the graphs of a step share.
+
+The rules are those of decisions 0004 and 0031.
+"""
 
 from __future__ import annotations
 
@@ -28,41 +31,44 @@ from outcore.runtime.calls import (
 from outcore.runtime.external import ExternalMemory, Room
 from outcore.runtime.margin import margin_bytes
 
-if TYPE_CHECKING:  # graphs are planned with these
+if TYPE_CHECKING:  # only for annotations: graphs are planned with these
     from outcore.runtime.graph import PlannedGraph
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The part of `graph`, one of those `active`, of a device's budget and of the outer tiers.
+    """The part of the budget, and of the outer tiers, for `graph`, one of the `active` graphs.
 
-    Graphs of one step nest: forwards in order, backwards in reverse. What the earlier ones hold is
-    resident; the later ones are left a share in proportion to what they would keep, no more than
-    they can use, and no less than they need. Graphs that take turns within a step are both.
+    Graphs of one step nest: forward calls run in order, backward calls in reverse. What earlier
+    graphs hold counts as external memory. Later graphs are left a share in proportion to what they
+    would keep: no more than they can use, and no less than they need. Graphs that alternate within
+    a step are both earlier and later.
     """
 
     graph: PlannedGraph
     active: Sequence[PlannedGraph]
     budget_bytes: int
+    """The device's budget."""
     state_bytes: int
-    """Of one state of the generator that random ops draw from."""
+    """Size of one state of the random generator of the device."""
     known: MutableMapping[PlannedGraph, Calls]
-    """What other graphs were found to take."""
+    """Cache: another graph -> its `Calls`, which know what they need."""
     left_at_least: int = 0
-    """What later graphs are left while this one waits, however little they seem to need."""
+    """The least to leave to later graphs while this one waits, even if they seem to need less."""
     afresh: bool = False
-    """Whether the others, too, are planned again as they come."""
+    """Whether to ignore the current plans of other graphs, because they will be planned again as
+    they are called."""
     unplanned_lean: bool = False
-    """Whether those without a plan will hold no more than the least: they are planned as they come.
+    """Whether to assume that graphs without a plan will hold no more than under their leanest plan.
     """
 
     def problem(
         self, hardware: Hardware, profile: Profile, external_bytes: int, between_bytes: int = 0
     ) -> Problem:
-        """The problem of one call, with `external_bytes` held besides the graph's own buffers.
+        """The problem of one call, with `external_bytes` held outside the graph.
 
-        Gradients of later graphs are among them. `between_bytes`: what the rest of the step was
-        seen to take while the graph waits.
+        These include gradients of later graphs. `between_bytes`: what the rest of the step was seen
+        to need between the graph's two calls.
         """
         trace, budget = self.graph.captured.trace, self.budget_bytes
         states = self.graph.status.planned_for * states_bytes(trace, self.state_bytes)
@@ -82,25 +88,29 @@ class Shares:
 
     @property
     def later(self) -> list[PlannedGraph]:
-        """The graphs that run while this one waits."""
+        """The graphs that were seen to run while this one waits."""
         return [g for g in self.active if self.graph in g.observed]
 
     @property
     def in_turn(self) -> list[PlannedGraph]:
-        """Those that take turns with this one: they run while it waits, and it while they do."""
+        """The graphs that alternate with this one: each runs while the other waits."""
         return [g for g in self.later if g in self.graph.observed]
 
     def left_bytes(self, problem: Problem, between_bytes: int) -> tuple[int, ...]:
-        """What later graphs may be left while this one waits: their part, or the least they need.
+        """What to leave to later graphs while this one waits: their part, then the least they need.
 
-        Which is what they take where they are planned and stay so. Nothing where there are none.
+        The first is the better one to plan with; the second is used if there is no such plan. The
+        least for a planned graph is what it needs under its plan. Without later graphs it is
+        `left_at_least` alone.
+
         `problem` is that of one call of this graph; `between_bytes`: what the rest of the step was
-        seen to take while it waits.
+        seen to need while it waits.
         """
         later = [(g, self._calls(g, problem.hardware)) for g in self.later]
         if not later:
             return (self.left_at_least,)
-        # Of graphs in turn, `Planned.external_bytes` counts what they hold under the one plan.
+        # For graphs in turn, `Planned.external_bytes` assumes the `least` plan, so that is the only
+        # choice.
         in_turn = set(self.in_turn)
         lean = [(g, (c.least,) if g in in_turn else c.lean) for g, c in later]
         least = least_together([self._meanwhile(g, choices) for g, choices in lean])
@@ -118,20 +128,21 @@ class Shares:
     def _seen_to_take(
         self, later: Sequence[tuple[PlannedGraph, Calls]], between_bytes: int
     ) -> int | None:
-        """What later graphs take by what the rest of the step took while they were profiled.
+        """What later graphs need, judged by what the step needed while they were profiled.
 
-        More where their plans take more than that. None if one was not there in all those steps.
+        It is more if their current plans need more than they did then. None if not all their calls
+        came back in each of those steps, or nobody knows what they needed.
         """
         met: Mapping[PlannedGraph, int] = self.graph.observed.met or {}
         waiting, work, given = 0, [0], 0
         for graph, calls in later:
-            # Each counts what it is given and returns as if that were there throughout.
+            # Plans count what a call is given and returns as if it were held throughout.
             given = max(given, call_tensor_bytes(graph.captured.trace))
             number = self._coming(graph)
             if met.get(graph, 0) < number:
                 return None
             if calls.program is None:
-                continue  # it may run as it was profiled
+                continue  # without a plan, it may still run as it was profiled
             before = None if graph.planned is None else graph.planned.profiled
             if before is None:
                 return None
@@ -140,22 +151,22 @@ class Shares:
         return between_bytes + waiting + max(work) + given
 
     def _coming(self, graph: PlannedGraph) -> int:
-        """Calls of a later graph that begin and come back while a call of this one waits."""
+        """Calls of a later graph that begin and come back while a call of this graph waits."""
         return graph.status.planned_for - self.graph.observed.called.before_first(graph)
 
     def most_bytes(self, hardware: Hardware) -> int:
-        """What later graphs take if all is kept, but for workspaces that are not known yet."""
+        """What later graphs need if everything is kept; workspaces count once they are measured."""
         return self._together({g: self._calls(g, hardware).most for g in self.later})
 
     def rooms(
         self, hardware: Hardware, external: ExternalMemory, calls: int | None = None
     ) -> tuple[Room, Room]:
-        """For what is held besides the graph and its calls: with the most calls of each, in a mix.
+        """Room for memory held outside the graph and its calls, in two sizes.
 
-        `calls`: how many of its own there are; None for all that it is planned for.
-
-        As a call begins or comes back. What runs in-core is counted where it is held: by what was
-        found besides.
+        The first assumes the most calls of each other graph, as seen in any mix; the second the
+        largest single mix that was seen. Each covers calls as they begin and as they come back.
+        `calls`: outstanding calls of this graph, including the one to plan; None: all that it is
+        planned for. A graph that runs in-core is part of the external memory that was measured.
         """
         graph, active, unknown = self.graph, set(self.active), external.returning_bytes
         if graph.observed.met is not None:
@@ -170,7 +181,7 @@ class Shares:
         return most, of_one
 
     def _alone(self, hardware: Hardware, graph: PlannedGraph) -> int:
-        """What each waiting call of another graph holds that nobody else does."""
+        """Bytes that each waiting call of another graph holds and nothing else does."""
         if graph.retired:
             return graph.private_bytes
         calls = self._calls(graph, hardware)
@@ -179,10 +190,10 @@ class Shares:
         return max(calls.least.alone_bytes, graph.private_bytes)
 
     def paused_bytes(self, hardware: Hardware, external: ExternalMemory, room: Room) -> int:
-        """What is held between calls while one waits, beyond what there is `room` for.
+        """What is held between calls while one of this graph waits, beyond `room`.
 
-        The tangents left out, for which there is room beside that. Where one call is all that waits
-        at once, the meter saw what was held in a timed step between its two ends.
+        Tangents are left out: there is room for them in addition. If only one call of the graph
+        waits at a time, what was seen in timed steps is in `Profiling.between_bytes` already.
         """
         graph, number = self.graph, self.graph.status.planned_for
         trace, active = graph.captured.trace, set(self.active)
@@ -198,9 +209,10 @@ class Shares:
         return max(0, external.base_bytes + paused - tangents - room.nbytes)
 
     def late_bytes(self) -> int:
-        """Gradients of graphs whose backward comes first, which no timed step had.
+        """Bytes of gradients of graphs that come back before this one, which no timed step had.
 
-        Sizes that never wait together are of one network: they add to the same gradients.
+        Graphs for different sizes that never wait together are of one network: they add to the same
+        gradients, which count once.
         """
         met = self.graph.observed.most_met
         calls = {g: self._coming(g) for g in self.later}
@@ -212,17 +224,17 @@ class Shares:
         return sum(map(_most_at_once, kinds.values()))
 
     def in_turn_bytes(self, hardware: Hardware) -> int:
-        """What graphs that take turns with this one take at their peak, beyond what waits."""
+        """What graphs that alternate with this one need at their peak, beyond what waits."""
         return self._together({g: self._calls(g, hardware).least for g in self.in_turn})
 
     def _together(self, taken: Mapping[PlannedGraph, Taken]) -> int:
-        """What calls of these graphs take at most while this one waits."""
+        """The most that calls of these graphs need while this one waits."""
         return together([each for g, t in taken.items() for each in self._meanwhile(g, (t,))])
 
     def _meanwhile(self, graph: PlannedGraph, choices: Iterable[Taken]) -> list[Taken]:
-        """What calls of `graph` take while this one waits, but for those that waited before it.
+        """What calls of `graph` need while this one waits, without those that waited before it.
 
-        With each of the `choices` of what one takes.
+        One entry for each of the `choices` of what a call needs.
         """
         more = max(0, graph.status.planned_for - self.graph.observed.most(graph))
         given = self._tangent_bytes(graph)
@@ -230,14 +242,14 @@ class Shares:
         return [taken.by_calls(more) for taken in each]
 
     def _tangent_bytes(self, graph: PlannedGraph) -> int:
-        """What the backward call of `graph` is given, but for gradients of graphs after it."""
+        """Bytes of the tangents of `graph`, without gradients made by graphs after it."""
         trace = graph.captured.trace
         given = nbytes_of(trace, tuple(map(Ref, trace.tangents)))
         after = (g for g in self.active if graph in g.observed)
         return max(0, given - sum(_input_gradient_bytes(g.captured.trace) for g in after))
 
     def _calls(self, graph: PlannedGraph, hardware: Hardware) -> Calls:
-        """The calls of `graph`, as measured if they were; with nothing between them."""
+        """The calls of `graph`, by its measured profile if it has one, and nothing between them."""
         number, profile = graph.status.planned_for, _profile(graph)
         program = None if graph.planned is None or self.afresh else graph.planned.program
         trace, calls = graph.captured.trace, self.known.get(graph)
@@ -261,9 +273,10 @@ class Shares:
         return calls
 
     def outer(self, tier: Tier, room: int) -> int:
-        """Bytes of the `room` in a tier that other graphs' plans leave, for one call.
+        """Bytes of `room` in an outer tier that other graphs' plans leave to each call of this one.
 
-        Of those that are under way together: shapes that take turns use the same room.
+        Only graphs whose calls are outstanding together with this one's count. Graphs for different
+        sizes, of which a step has one, use the same room.
         """
         others = [g for g in self.active if g is not self.graph]
         plans = [(g.planned, g.status.planned_for * self._nested(g)) for g in others]
@@ -278,7 +291,7 @@ class Shares:
 
 
 def _most_at_once(late: Mapping[PlannedGraph, int]) -> int:
-    """The bytes of graphs of one kind that may be in the same step, as far as was seen."""
+    """The bytes of `late`, graphs of one kind, that may be in the same step, as far as was seen."""
     if len({g.digest for g in late}) == 1:
         return sum(late.values())
 
@@ -294,17 +307,17 @@ def _call_tensor_bytes(graph: PlannedGraph) -> int:
 
 @once_per_trace
 def _input_gradient_bytes(trace: Trace) -> int:
-    """Bytes of gradients that go to the graphs before: those of inputs, not of parameters."""
+    """Bytes of gradients that are handed to earlier graphs: those of inputs, not of parameters."""
     pairs = zip(trace.inputs, trace.gradients, strict=False)
     roles = (
         (trace.buffers[trace.values[value].buffer].role, gradient) for value, gradient in pairs
     )
     found = tuple(gradient for role, gradient in roles if role is Role.INPUT)
-    return nbytes_of(trace, found)  # those of what was joined lie in one buffer
+    return nbytes_of(trace, found)  # gradients of inputs that were joined lie in one buffer
 
 
 def _profile(graph: PlannedGraph) -> Profile:
-    """As measured; zeros before that."""
+    """The measured profile of a graph; zeros before it was measured."""
     if graph.planned is not None:
         return graph.planned.problem.profile
     if graph.profiling is not None and graph.profiling.done:
@@ -319,7 +332,7 @@ def _measured(graph: PlannedGraph) -> bool:
 def kept_bytes(graph: PlannedGraph) -> int:
     """Device bytes that calls of a graph hold until their backward.
 
-    As planned, else with everything kept.
+    Under its plan; with everything kept if it has none.
     """
     if graph.planned is not None:
         return graph.status.planned_for * crossing_bytes(graph.planned.program)

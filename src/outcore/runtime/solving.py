@@ -1,4 +1,8 @@
-"""solving: from the problem of one call to its program: a plan of the policy, or one given."""
+"""solving: turn the problem of one call into a plan and a program.
+
+The plan comes from the file of plans or from the policy. Here the machine's links are measured,
+room is left for a GPU's allocator, and a disk beyond the host is added if nothing else helps.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +47,7 @@ from outcore.runtime.shares import Shares
 from outcore.simulate import simulate
 from outcore.spec import spec_text
 
-if TYPE_CHECKING:  # graphs are planned through here
+if TYPE_CHECKING:  # only for annotations: graphs are planned through here
     from outcore.runtime.graph import PlannedGraph
 
 
@@ -55,38 +59,41 @@ PIECES = (
 )
 
 LITTLE = 0.01
-"""What a step loses to an allocator without a word, as a part of it."""
+"""Allocator losses up to this part of a step's time are not mentioned in the report."""
 
 WITHOUT_DISK = "outcore: without strict, or with disk_budget=0, training goes on without a disk"
 
 
 class Solver:
-    """What solves the problems of one budget: the machine, the policy, what is given."""
+    """Solves the problems of one budget, by the user's policy, plans and rules, on this machine."""
 
     def __init__(self, settings: Settings, driver: Driver) -> None:
         self.settings, self.driver = settings, driver
         self.places = True
-        """Whether to say where tensors lie, on a GPU; until that turns out to be in vain."""
+        """Whether plans may have a layout on a GPU. False once a layout turned out to be of no use.
+        """
         self._hardware: Hardware | None = None
         self._unusable = ""
-        """What is wrong with the disk, where that is known."""
+        """Why the disk cannot be used; empty if it can, or if nobody has tried yet."""
         self._kept: tuple[Callable[[], Trace | None], Program | None] = (lambda: None, None)
-        """The trace of the graph that was planned last, and the program that keeps everything."""
+        """Cache for `kept`: the trace of the graph that was planned last (weakly), and its program.
+        """
         self._rules: WeakKeyDictionary[PlannedGraph, frozenset[Rule]] = WeakKeyDictionary()
-        """The overrides that have an effect on each graph."""
+        """Graph -> the overrides that affect it."""
         self._effective: set[Rule] = set()
-        """Those that ever had one: their graph may be idle by now, or gone."""
+        """Overrides that affected any graph so far. That graph may be idle by now, or gone."""
 
     def captured(self, graph: PlannedGraph) -> None:
-        """Remember which overrides have an effect on `graph`: on others they need have none."""
+        """Note which overrides affect `graph`, so that they need not affect others."""
         rules, trace = self.settings.given.rules, graph.captured.trace
         self._rules[graph] = frozenset(rule for rule in rules if has_effect(rule, [trace]))
         self._effective |= self._rules[graph]
 
     def hardware(self) -> Hardware:
-        """This machine, with its links as measured (once).
+        """This machine, with its links measured (once).
 
-        A disk that cannot be used is left out, with a warning; with `strict` it raises SpillError.
+        If the disk cannot be used, it is left out with a warning; with `strict`, SpillError is
+        raised.
         """
         if self._hardware is None:
             try:
@@ -101,7 +108,7 @@ class Solver:
         return self._hardware
 
     def kept(self, problem: Problem) -> Program:
-        """The program that keeps everything. Made once for a graph: budgets are nothing to it."""
+        """The program that keeps everything. It does not depend on budgets: one for each graph."""
         known, program = self._kept
         if known() is not problem.trace or program is None:
             program = lower(problem, make_plan({}, "keep-all"), fast=True)
@@ -119,16 +126,16 @@ class Solver:
 
     @property
     def may_haste(self) -> bool:
-        """Whether the policy can do with a small part of its time."""
+        """Whether the policy can plan in a small part of its usual time."""
         return isinstance(self.settings.policy, Hasty)
 
     def planned(self, shares: Shares, problem: Problem, *, in_haste: bool = False) -> Planned:
-        """The plan for `problem`: that of the file of plans, else the policy's.
+        """The plan for `problem`: from the file of plans if it has one, else from the policy.
 
-        `in_haste`: it takes a small part of its time where it can.
+        `in_haste`: the policy uses a small part of its time, if it can.
 
-        Raises InfeasibleError where the policy has none, or that of the file does not fit;
-        DigestError or VerifyError where that is for another graph or machine.
+        Raises InfeasibleError if the policy has no plan, or the file's does not fit; DigestError or
+        VerifyError if the file's is for another graph or machine.
         """
         in_core = self.kept(problem)
         in_core_timeline = simulate(problem, in_core)
@@ -172,7 +179,7 @@ class Solver:
         )
 
     def under(self, problem: Problem, plan: Plan) -> Planned:
-        """What `plan` makes of `problem`."""
+        """`plan` lowered and simulated for `problem`."""
         program, in_core = lower(problem, plan, fast=True), simulate(problem, self.kept(problem))
         return Planned(problem, plan, program, simulate(problem, program), in_core)
 
@@ -182,13 +189,13 @@ class Solver:
         yield f"nothing is offloaded: {self._unusable}" * bool(self._unusable)
 
     def _loss(self, problem: Problem, program: Program, seconds: float) -> str:
-        """How much longer than that a step may take for a GPU's allocator; empty where little."""
+        """A note on what a GPU's allocator costs a step of `seconds`; empty if it is little."""
         card = self._card()
         lost = 0.0 if card is None else card.lost_seconds(problem, program)
         return PIECES.format(part=lost / seconds) if lost > LITTLE * seconds else ""
 
     def _idle_rules(self, active: Sequence[PlannedGraph]) -> str:
-        """Which overrides are for none of the graphs that run now; empty where all are."""
+        """A note on overrides that affect none of the running graphs; empty if all affect some."""
         found = frozenset().union(*(self._rules[g] for g in active))
         idle = [rule for rule in self.settings.given.rules if rule not in found]
         listed = ", ".join(f'"{rule.match}: {rule.action}"' for rule in idle)
@@ -203,10 +210,11 @@ class Solver:
         *,
         in_haste: bool,
     ) -> Placed:
-        """The policy's plan, but for what is `fixed`; everything else is kept where that fits.
+        """The policy's plan with the choices in `fixed`; if everything else fits, it is kept.
 
-        It leaves room on the device where there is one that does, with no disk for that: it is one
-        for a smaller budget then, and so is the problem.
+        The plan leaves room on the device for the allocator if there is such a plan without a disk
+        beyond the host. It is then a plan for a smaller budget, and the returned problem has that
+        budget.
         """
         if fits(problem, in_core):
             kept = make_plan(dict(fixed), FORCED)
@@ -239,28 +247,28 @@ class Solver:
             raise
 
     def _may_place(self, shares: Shares, plan: Plan | None = None) -> bool:
-        """Whether to say where tensors lie: on a GPU that one call of one graph nearly fills."""
+        """Whether to make a layout: on a GPU that one call of one graph nearly fills."""
         card = self.settings.card
         grows = card is not None and isinstance(card.allocator, ExpandableSegments) and self.places
         alone = len(shares.active) == 1 and shares.graph.status.most_outstanding <= 1
         return grows and alone and any(self.settings.rooms) and (plan is None or bool(plan.moves))
 
     def _space(self, shares: Shares, budget_bytes: int) -> Space:
-        """That of a budget, or less: what is held may lie in pages, in part."""
+        """The space of a budget; no more than the card has apart from free parts of used pages."""
         card, most = self._card(), budget_bytes
         if card is not None and card.held is not None:
             most = min(most, card.limit_bytes - card.held.wasted_bytes)
         return Space(most, shares.graph.status.after_beyond_bytes)
 
     def _card(self) -> Card | None:
-        """The GPU, with what is held of it now; None where plans leave no room."""
+        """The GPU with what is held of it now; None if plans leave no room for its allocator."""
         card = self.settings.card
         if card is None or not any(self.settings.rooms):
             return None
         return replace(card, held=self.settings.read_held())
 
     def _with_tiers(self, shares: Shares, problem: Problem, plan: Plan) -> Problem:
-        """The problem with a disk beyond the host, where `plan` uses one and there is one."""
+        """The problem with a disk beyond the host, if `plan` uses one and the machine has one."""
         used = {c.tier for _, c in plan.choices if isinstance(c, Offload)}
         if Tier.DISK not in used or problem.hardware.capacity(Tier.DISK):
             return problem
@@ -269,9 +277,10 @@ class Solver:
         return replace(problem, hardware=hardware, disk_budget_bytes=room)
 
     def solve(self, shares: Shares, problem: Problem, make: Make) -> tuple[Problem, Plan]:
-        """The plan of `make`; if need be, with a disk beyond the host.
+        """The plan of `make`; if that has none, with a disk beyond the host.
 
-        Raises InfeasibleError as `make` does, with the budget that has a margin besides.
+        Returns the problem that the plan is for, too. Raises InfeasibleError as `make` does, naming
+        a budget that includes the margin.
         """
         try:
             return self._solve_somewhere(shares, problem, make)
@@ -307,7 +316,7 @@ class Solver:
         return wider, overflow(wider, plan)
 
     def _with_disk(self, hardware: Hardware) -> Hardware | None:
-        """`hardware` with a disk beyond the host (measured once); None where there is none."""
+        """`hardware` with a disk beyond the host (measured once); None if the machine has none."""
         if hardware.capacity(Tier.DISK):
             return hardware
         known = self.hardware()

@@ -1,4 +1,4 @@
-"""GraphStatus: how far a graph has come."""
+"""GraphStatus: how far a graph has come, what was measured of it, and which plans were refused."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from outcore.ir.timeline import Timeline
 from outcore.runtime.drift import Drift
 from outcore.units import format_bytes
 
-if TYPE_CHECKING:  # the engine makes plans
+if TYPE_CHECKING:  # only for annotations: the engine makes plans
     from outcore.runtime.planned import Planned
 
 
 WORTH_DIVISOR = 50
-"""What is left over is worth a word from this part of the budget on."""
+"""Memory left over from the step before is reported if it is at least the budget divided by this.
+"""
 
 LEFT_OVER = (
     "{left} were held while its forward call ran and had gone when its backward call began: as a "
@@ -31,11 +32,11 @@ LEFT_OVER = (
 )
 
 LATEST = 64
-"""How often graphs run is counted over so many steps, or calls."""
+"""Steps, and backward calls, over which `GraphStatus` counts how often a graph runs."""
 
 
 class State(Enum):
-    """What a graph is doing."""
+    """The stage of a graph."""
 
     PROFILING = "profiling"
     PLANNED = "planned"
@@ -43,118 +44,143 @@ class State(Enum):
 
 
 MOST_FRUITLESS = 4
-"""Forward calls in a row that are metered in vain; then the meter waits for a backward call."""
+"""Metered steps in a row with a forward call of a graph and no backward call of it, after which its
+calls are not metered any more until one comes back: nobody seems to differentiate it."""
 
 
 @dataclass(slots=True)
 class GraphStatus:
-    """How far a graph has come, for reports and for plans to come.
+    """The state of one graph, for reports and for later planning.
 
-    It holds no tensors, and may outlive its graph.
+    It holds no tensors, and may outlive its graph. All bytes are of device memory. A graph "waits"
+    while one of its calls is outstanding: the forward call is over, the backward call has not
+    begun.
     """
 
     state: State = State.PROFILING
     planned: Planned | None = None
+    """The current plan; None while there is none."""
     recent_work: deque[tuple[tuple[Moment, Moment], ...]] = field(
         default_factory=lambda: deque(maxlen=64)
     )
-    """Of the latest planned steps: from when to when each call ran, by the driver's clock."""
+    """Start and stop of each call (forward, then backward) in the latest planned steps, by the
+    driver's clock."""
     steps: int = 0
-    """Planned steps that were noted since it was planned."""
+    """Number of steps added to `recent_work` under the current plan. Metered, recorded and trial
+    steps are not among them."""
     bound_seconds: float | None = None
-    """The lower bound of the plan's problem, once somebody asked."""
+    """Lower bound on the seconds of a step under the current plan's problem. None until it is
+    requested."""
     last_step: int = 0
-    """Number of the engine's step in which its forward was called last."""
+    """Number of the engine's step with the latest forward call of the graph."""
     longest_pause: int = 0
-    """The most steps from one call of its forward to the next."""
+    """The most steps between two consecutive forward calls of the graph."""
     place: int = 0
-    """How many graphs of the same trace wait when it is called: alike blocks, compiled apart."""
+    """Number of other graphs with the same trace that wait when this one is called. It
+    distinguishes identical blocks that are compiled separately."""
     kind: tuple[str, ...] = ()
-    """The ops of the graph, by target: those of other shapes have the same, and layers alike."""
+    """Targets of the graph's ops, in order. Equal for the same layers at other sizes, and for
+    identical layers."""
     digest: str = ""
-    """That of its trace: those of layers alike are equal, those of other shapes are not."""
+    """Digest of the graph's trace. Equal for identical layers; different for other sizes."""
     latest_steps: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=LATEST))
-    """Numbers of the engine's steps in which its backward was called, and how often."""
+    """(number of the engine's step, backward calls of the graph in it), for the latest steps with
+    any."""
     latest_calls: deque[int] = field(default_factory=lambda: deque(maxlen=LATEST))
-    """How many forward calls the engine had counted when its backward was called."""
+    """For each of the latest backward calls: forward calls that the engine had counted by then."""
     measured: Timeline | None = None
-    """Of a step that was recorded under its plan."""
+    """Timeline of a step recorded under the current plan. None if none was recorded."""
     peak_bytes: int | None = None
-    """The peak of the latest metered step in which it ran, all of which was planned."""
+    """Device peak of the latest metered step with this graph in which no graph was profiled. None
+    if there is none since peaks were last forgotten."""
     after_bytes: int | None = None
-    """That of what came between the step's last backward call and the next step."""
+    """Device peak from the last backward call of that step to the next step, such as that of the
+    optimizer's step."""
     after_beyond_bytes: int = 0
-    """The most of that in profiled steps, beyond what was held as the next one began."""
+    """The most that was held between a backward call of the graph and the end of its profiled step,
+    above what was held at that end. Layouts leave room for it."""
     peak_tries: int = 0
-    """Steps that began with it and were metered for their peak, since that was forgotten."""
+    """Planned steps that began with this graph and were metered for their peak, since the tries
+    were last reset."""
     reason: str = ""
-    """Why it has no plan, where it runs in-core or is profiled for longer than usual."""
-    retained: bool = False
-    """Whether a backward call was asked to leave all as it was, for another one."""
-    most_outstanding: int = 1
-    """The most calls that waited for their backward at once."""
-    refused_calls: int = 0
-    """As many as were seen to wait at once, and had no plan."""
-    refused_external_bytes: float = inf
-    """The least `Planned.external_bytes` that was wanted and for which no plan was found."""
-    left_at_least: int = 0
-    """What it leaves to later graphs while it waits, however little they seem to need."""
-    asked_bytes: set[int] = field(default_factory=set)
-    """How much more each of those is to be left that have no plan beside it, until it heard them.
+    """Why it has no plan, if it runs in-core or is profiled for longer than usual. Otherwise empty.
     """
+    retained: bool = False
+    """Whether a backward call was made with `retain_graph=True`."""
+    most_outstanding: int = 1
+    """The most calls of the graph that were outstanding at once."""
+    refused_calls: int = 0
+    """The value of `most_outstanding` for which no plan was found last. 0: none was refused."""
+    refused_external_bytes: float = inf
+    """The smallest `Planned.external_bytes` for which no plan was found when calls of other graphs
+    needed more room. inf if none was refused."""
+    left_at_least: int = 0
+    """The least that its plans leave to later graphs while it waits, even if they seem to need
+    less."""
+    asked_bytes: set[int] = field(default_factory=set)
+    """Requests by graphs that lack room while this one waits: how many more bytes each of them
+    needs to be left. Emptied at the next call of this graph that can change its plan."""
     refused_left_bytes: float = inf
-    """The least that they were to be left while it waits, and for which no plan was found."""
+    """The smallest number of bytes to leave to later graphs while it waits for which no plan was
+    found. inf if none was refused; -inf if a new plan left no more than before."""
     planning_seconds: float = 0.0
-    """What planning it took so far, in vain too."""
+    """Seconds spent on planning the graph so far, failed attempts included."""
     fruitless: int = 0
-    """Metered steps in a row in which its forward was called, and its backward never."""
+    """Metered steps in a row with a forward call of the graph and no backward call of it."""
     growths: int = 0
-    """How often it was planned again beside more that the process came to hold."""
+    """How often it was planned again because external memory had grown."""
     refused_bytes: float = inf
-    """The least `ExternalMemory.base_bytes` for which no plan was found, less the margin."""
+    """The smallest `ExternalMemory.base_bytes` for which no plan was found when external memory had
+    grown, less the margin. inf if none was refused."""
     grown_bytes: int = 0
-    """What it was planned again beside, more than at first: it came later, or is about to."""
+    """External bytes that the current plan makes room for beyond those of the first plan. Some may
+    be expected growth that has not come yet."""
     came_bytes: int = 0
-    """What came to be held besides under its plan, which has room for it: the peak is higher."""
+    """External bytes that came since the current plan was made, without a new plan. Reports add
+    them to the predicted peak."""
     gone_bytes: int = 0
-    """What went while it waited in each timed step, and was not of that step."""
+    """Bytes that were freed in each timed step while the graph waited and were not part of that
+    step, such as results or gradients of the step before. The least of the timed steps."""
 
     @property
     def settled(self) -> bool:
-        """Whether it will run from now on as it runs now: planned, or for nobody's gradients."""
+        """Whether its way to run is settled: planned, in-core, or not differentiated by anybody."""
         return self.state is not State.PROFILING or self.fruitless >= MOST_FRUITLESS
 
     @property
     def planned_for(self) -> int:
-        """Calls that may wait at once under its plans: all that were seen, if there is one."""
+        """Number of outstanding calls that its plans make room for.
+
+        The most seen, or those of the current plan if no plan was found for more.
+        """
         if self.planned is not None and self.most_outstanding <= self.refused_calls:
             return self.planned.calls
         return self.most_outstanding
 
     def settle(self, planned: Planned) -> None:
-        """Stand with `planned` from now on."""
+        """Make `planned` the current plan, and forget what was measured under the previous one."""
         self.planned, self.bound_seconds, self.measured = planned, None, None
         self.recent_work.clear()
         self.steps = self.came_bytes = 0
         self.state = State.IN_CORE if planned.everything_kept else State.PLANNED
 
     def left_over(self, budget_bytes: int) -> str:
-        """What to free earlier, where it is much of the budget; else empty."""
+        """A note on memory left over from the step before, if it is much of the budget; else ""."""
         much = self.gone_bytes >= max(1, budget_bytes // WORTH_DIVISOR)
         return LEFT_OVER.format(left=format_bytes(self.gone_bytes)) * much
 
     def unsettle(self) -> None:
-        """Begin again."""
+        """Drop the plan: the graph is profiled again."""
         self.planned, self.measured, self.state = None, None, State.PROFILING
         self.refused_external_bytes = inf
 
     def called(self, step: int) -> None:
-        """Note a forward call in the engine's step of that number."""
+        """Note a forward call in the engine's step number `step`."""
         self.longest_pause = max(self.longest_pause, step - self.last_step)
         self.last_step = step
 
     def came_back(self, step: int, calls: int) -> None:
-        """Note a backward call in the engine's step of that number, after so many forward calls."""
+        """Note a backward call in the engine's step number `step`, after `calls` forward calls."""
         self.latest_calls.append(calls)
         latest, often = self.latest_steps.pop() if self.latest_steps else (step, 0)
         if latest != step:
@@ -163,33 +189,37 @@ class GraphStatus:
         self.latest_steps.append((step, often + 1))
 
     def returned(self, step: int) -> int:
-        """How often its backward was called in the engine's step of that number, so far."""
+        """Backward calls of the graph so far in the engine's step number `step`."""
         latest, often = self.latest_steps[-1] if self.latest_steps else (step, 0)
         return often if latest == step else 0
 
     def forget(self, step: int) -> None:
-        """Do not count that step: it was not one."""
+        """Drop step number `step` from the counts: it was not a real step."""
         if self.latest_steps and self.latest_steps[-1][0] == step:
             self.latest_steps.pop()
 
     def calls(self, under_way: int | None) -> int:
-        """How often a step calls it, mostly. One that is `under_way` does not count."""
+        """Median number of backward calls in a step; 1 if none is known.
+
+        Of two middle values it is the lower one. The step `under_way` does not count.
+        """
         often = [calls for step, calls in list(self.latest_steps) if step != under_way]
         return median_low(often) if often else 1
 
     def note(self, work: tuple[tuple[Moment, Moment], ...]) -> None:
-        """Take when the two calls of a planned step ran."""
+        """Note when the forward and the backward call of a planned step ran."""
         self.recent_work.append(work)
         self.steps += 1
 
     def measured_seconds(self, clock: Clock) -> float | None:
-        """Median time at work of the latest steps; None where there are none."""
+        """Median seconds of the two calls in the latest planned steps; None if there are none."""
         return _median(clock, list(self.recent_work))
 
     def drift(self, clock: Clock, steps: int, *, done: bool = False) -> Drift | None:
-        """What the last `steps` steps took beside the prediction; None: fewer, or no plan.
+        """Measured against predicted time of the last `steps` planned steps.
 
-        `done`: of those that the device is done with, so that the host need not wait for it.
+        None if there are fewer of them, or no plan. `done`: use only steps that the device has
+        finished, so that the host need not wait for it.
         """
         latest = (w for w in list(self.recent_work)[::-1] if not done or clock.come(w[-1][1]))
         work = list(islice(latest, steps))

@@ -1,43 +1,43 @@
-"""Steps: the forward calls of the graphs of one budget, and which of them make a step."""
+"""Steps: counts the forward calls of one budget's graphs, and which of them make a step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 LONGEST_STEP = 1024
-"""Forward calls after which a step counts as over, where one of its calls never goes back."""
+"""Forward calls after which a step counts as over even if one of its calls never comes back."""
 
 
 @dataclass(slots=True)
 class Steps:
-    """A step begins where no call waits for its backward, however many calls it has."""
+    """A step begins with a forward call while no call is outstanding. It may have many calls."""
 
     calls: int = 0
-    """Forward calls so far, of all graphs."""
+    """Forward calls of all graphs so far."""
     returns: int = 0
     """Backward calls so far."""
     number: int = 0
-    """Steps so far, the one under way included."""
+    """Steps so far, including the current one."""
     _before: int = 0
-    """Forward calls before the step under way."""
+    """Forward calls before the current step."""
     _passed: set[int] = field(default_factory=set)
-    """Graphs that cannot be planned and were called in the step under way."""
+    """Graphs that cannot be planned and were called in the current step."""
 
     @property
     def overlong(self) -> bool:
-        """Whether the step under way has so many calls that it is none."""
+        """Whether the current step has too many calls to be a real step."""
         return self.calls - self._before >= LONGEST_STEP
 
     def call(self, *, begins: bool) -> None:
-        """Count a forward call, with which a step `begins` or not."""
+        """Count a forward call; `begins`: a step begins with it."""
         if begins:
             self._begin()
         self.calls += 1
 
     def pass_by(self, caller: int, *, waiting: bool) -> None:
-        """Count a call of a graph that cannot be planned; `waiting`: calls of others are.
+        """Count a call of a graph that cannot be planned; `waiting`: other calls are outstanding.
 
-        When it comes round, and no step of planned graphs began in between, that is a step.
+        If the graph is called again, and no step of planned graphs began in between, a step begins.
         """
         if caller in self._passed and not waiting:
             self._begin()

@@ -1,7 +1,7 @@
-"""Store: what one forward call leaves for its backward call.
+"""Store: holds what one forward call leaves for its backward call.
 
-A store is named by a number in the stand-in tensor that autograd saves. It dies with that tensor's
-storage, that is with its autograd graph, whether or not backward ran.
+A number in the stand-in tensor, which autograd saves, names the store. The store dies with that
+tensor's storage, that is, with its autograd graph, whether or not backward ran.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from outcore.execute import Executable, Lane
 from outcore.runtime.session import Visit
 
 Owner: TypeAlias = weakref.ref[Any]
-"""The graph of a forward call."""
+"""The graph of a forward call, weakly."""
 
 _numbers = count()
 
 
 @dataclass(slots=True)
 class Store:
-    """The crossing of one forward call, the lane its copies went through, and the way back.
+    """What crosses from one forward call to its backward call, and what runs the latter.
 
-    `visit`: the step it belongs to. `versions`: per entry of the crossing how often that tensor had
-    been written when the forward call ended; None for what is no tensor, or may change.
+    `visit`: the record of the two calls. `lane`: what the copies go through. `crossing`: the
+    tensors and other values that backward gets. `versions`: for each of these how often that tensor
+    had been written as the forward call ended; None for what is not a tensor, or may change.
     """
 
     visit: Visit
@@ -41,7 +42,7 @@ class Store:
     number: int = field(default_factory=lambda: next(_numbers))
 
     def check_versions(self) -> None:
-        """Raise StepError where something that backward will read was overwritten since."""
+        """Raise StepError if something that backward will read was overwritten since."""
         for tensor, version in zip(self.crossing, self.versions, strict=True):
             if version is not None and tensor._version != version:
                 shape = tuple(tensor.shape)
@@ -54,55 +55,55 @@ class Store:
 
     @property
     def private_bytes(self) -> int:
-        """What nobody else can hold, unless backward has taken it."""
+        """Bytes that only this call holds; 0 once backward has taken the crossing."""
         return self.executable.private_bytes if self.crossing else 0
 
     def release(self) -> None:
-        """Drop everything held. Called once, from anywhere, also from a finaliser."""
-        self.lane.close()  # first: what is freed below is then held by no copy any more
+        """Drop everything held. Called once, from any thread, also from a finalizer."""
+        self.lane.close()  # first, so that no copy holds what is freed below
         self.crossing.clear()
         self.versions = ()
 
 
 class _Name(bytearray):
-    """The memory of a stand-in: a number that can be watched.
+    """The memory of a stand-in tensor: a number that weak references can watch.
 
     The tensor's storage owns it, so it lives as long as any alias of the stand-in. A weak reference
-    to the tensor itself would end with the object that Python sees, which autograd may replace.
+    to the tensor itself would end with its Python object, which autograd may replace.
     """
 
 
 class Stores:
-    """The stores of forward calls whose backward is still to come."""
+    """The stores of the outstanding forward calls."""
 
     def __init__(self) -> None:
         self._live: dict[int, Store] = {}
         self._calls: dict[Owner, dict[int, Store]] = {}
-        """The same by their graphs. Some may have none: finalisers drop stores at any time."""
+        """The same stores by graph. A graph may have none: finalizers drop stores at any time."""
 
     def __len__(self) -> int:
-        """How many forward calls are outstanding."""
+        """Number of outstanding forward calls."""
         return len(self._live)
 
     def __contains__(self, number: int) -> bool:
-        """Whether the store of this number is still there."""
+        """Whether the store with this number still exists."""
         return number in self._live
 
     def all(self) -> list[Store]:
-        """Those of all outstanding forward calls, oldest first."""
+        """All stores, oldest first."""
         return list(self._live.values())
 
     def counts(self) -> dict[Any, int]:
-        """The graphs of the outstanding forward calls that live, and how many calls of each."""
+        """Live graph -> number of its outstanding calls, for graphs with any."""
         counts = ((each(), len(calls)) for each, calls in list(self._calls.items()))
         return {owner: calls for owner, calls in counts if calls and owner is not None}
 
     def of(self, owner: Any) -> list[Store]:
-        """Those of the outstanding forward calls of one graph, oldest first."""
+        """The stores of one graph, oldest first."""
         return list(self._calls.get(weakref.ref(owner), {}).values())
 
     def external(self, owner: Any) -> list[Store]:
-        """Those of the other graphs that live."""
+        """The stores of all other live graphs."""
         calls = ((each(), calls) for each, calls in list(self._calls.items()))
         others = (c for each, c in calls if each is not None and each is not owner)
         return [store for each in others for store in list(each.values())]
@@ -110,8 +111,8 @@ class Stores:
     def add(self, store: Store, *, follow: bool) -> torch.Tensor:
         """Keep `store`; returns the stand-in that names it.
 
-        `follow`: the store dies with the stand-in. Otherwise (saved-tensor hooks of the user may
-        replace the stand-in) it lives until its backward ran.
+        `follow`: the store dies with the stand-in. Otherwise it lives until its backward ran,
+        because saved-tensor hooks of the user may replace the stand-in.
         """
         name = _Name(store.number.to_bytes(8, sys.byteorder))
         if not self._live:
@@ -123,7 +124,7 @@ class Stores:
         return torch.frombuffer(name, dtype=torch.int64)
 
     def find(self, stand_in: torch.Tensor) -> Store:
-        """The store that `stand_in` names. Raises StepError where it is gone."""
+        """The store that `stand_in` names. Raises StepError if it is gone."""
         number = int(stand_in.item())
         if number not in self._live:
             raise StepError(
@@ -133,7 +134,7 @@ class Stores:
         return self._live[number]
 
     def drop(self, number: int) -> None:
-        """Release a store, if it is still there."""
+        """Release a store, if it still exists."""
         store = self._live.pop(number, None)
         if store is not None:
             self._calls.get(store.visit.owner, {}).pop(number, None)

@@ -1,4 +1,4 @@
-"""report_of: the Report of a Backend, summed over its graphs."""
+"""summary: make the Report of a Backend, summed over its graphs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from outcore.runtime.planned import Planned
 from outcore.runtime.status import LATEST, GraphStatus, State
 from outcore.units import format_bytes, format_seconds, parse_size
 
-if TYPE_CHECKING:  # the backend makes its report through here
+if TYPE_CHECKING:  # only for annotations: the backend makes its report here
     from outcore.runtime.backend import Backend
 
 
 class Part(NamedTuple):
-    """A graph that has a plan, and what a step has of it."""
+    """A graph with a plan, and what it adds to a step."""
 
     status: GraphStatus
     planned: Planned
@@ -34,11 +34,12 @@ class Part(NamedTuple):
 
 
 ROUNDING = 1e-9
-"""Relative error of sums of floats, well above what they have."""
+"""Relative error allowed for sums of floats, well above what they have."""
 
 
 RARE_DIVISOR = 16
-"""Graphs with fewer calls than the most usual one of their kind over this are rare."""
+"""Graphs with fewer calls than this part of those of the most frequent graph of their kind are
+rare."""
 
 
 NOTHING = (
@@ -48,9 +49,9 @@ NOTHING = (
 
 
 def report_of(backend: Backend, *, bound: bool = False) -> Report:
-    """Everything known now; figures of graphs that are not planned yet are left out.
+    """Everything known now; figures leave out graphs that are not planned yet.
 
-    `bound`: the lower bound too, where scipy is installed.
+    `bound`: add the lower bound, if scipy is installed.
     """
     engine = backend.engine
     if engine is None:
@@ -80,13 +81,13 @@ def report_of(backend: Backend, *, bound: bool = False) -> Report:
 
 
 def _usual(graphs: list[GraphStatus]) -> list[GraphStatus]:
-    """All but those that run rarely beside one of their kind, and in steps of their own."""
+    """All graphs but rare ones (`_rare`), which have steps of their own."""
     rare = {id(graph) for alike in _by_kind(graphs).values() for graph in _rare(alike)}
     return [graph for graph in graphs if id(graph) not in rare]
 
 
 def _by_kind(graphs: list[GraphStatus]) -> dict[tuple[str, ...], list[GraphStatus]]:
-    """Those of the same ops, together."""
+    """The graphs by kind (`GraphStatus.kind`)."""
     kinds: dict[tuple[str, ...], list[GraphStatus]] = {}
     for graph in graphs:
         kinds.setdefault(graph.kind, []).append(graph)
@@ -94,10 +95,11 @@ def _by_kind(graphs: list[GraphStatus]) -> dict[tuple[str, ...], list[GraphStatu
 
 
 def _rare(alike: list[GraphStatus]) -> Iterator[GraphStatus]:
-    """Those with few of the latest calls, in no step of the one with most.
+    """Of graphs of one kind, those with few of the latest calls that run in steps of their own.
 
-    One that never came to a backward call may run in each step. What is gone through are copies:
-    another thread may be in the middle of a step.
+    None of these steps has a call of the most frequent graph. A graph without any backward call may
+    run in each step, so it is not rare. Lists are copied first: another thread may be in the middle
+    of a step.
     """
     calls = sorted((call, i) for i, graph in enumerate(alike) for call in list(graph.latest_calls))
     often = Counter(i for _, i in calls[-LATEST:])
@@ -110,9 +112,10 @@ def _rare(alike: list[GraphStatus]) -> Iterator[GraphStatus]:
 
 
 def _shares(graphs: list[GraphStatus], under_way: int | None) -> Iterator[float]:
-    """In which part of the latest steps each ran: 1 but where it takes turns with other sizes.
+    """For each graph, the part of the latest steps in which it ran.
 
-    0 where another size ran, and it did not yet. The like of it (twins, layers) have their own.
+    It is 1 unless graphs for other sizes ran too, and 0 if only those did. Graphs with the same
+    trace (twins, layers) are not its other sizes.
     """
     ran = {id(g): {step for step, _ in list(g.latest_steps) if step != under_way} for g in graphs}
     kinds = _by_kind(graphs)
@@ -130,7 +133,7 @@ OTHERS = (
 
 
 def _others_notes(others: int) -> Iterator[str]:
-    """That figures leave some graphs out, where they do."""
+    """A note that figures leave some graphs out, if they do."""
     if others:
         yield OTHERS.format(graphs=f"{others} graph{'s run' if others > 1 else ' runs'}")
 
@@ -142,14 +145,14 @@ TURNS = (
 
 
 def _turns_notes(steps: Iterable[PlannedStep]) -> Iterator[str]:
-    """That figures are averages, where they are."""
+    """A note that figures are averages, if they are."""
     turns = sum(step.share < 1 for step in steps)
     if turns:
         yield TURNS.format(turns=turns)
 
 
 def _bytes_known_anywhere(budget: str | float | None) -> int:
-    """Those of a budget that is no part of a device; 0 where it is."""
+    """Bytes of a budget that is not a part of a device; 0 for one that is."""
     if budget is None:
         return 0
     try:
@@ -159,7 +162,7 @@ def _bytes_known_anywhere(budget: str | float | None) -> int:
 
 
 def _state(graphs: Sequence[GraphStatus]) -> str:
-    """That of the graphs whose gradients are asked for, where there are any."""
+    """The state of the graphs that somebody differentiates, if there are any; else of all."""
     order = (State.PROFILING, State.PLANNED, State.IN_CORE)
     asked = [g for g in graphs if g.planned or not g.settled] or graphs
     first = min((order.index(g.state) for g in asked), default=2)
@@ -167,7 +170,7 @@ def _state(graphs: Sequence[GraphStatus]) -> str:
 
 
 def _planned_steps(engine: Engine, graphs: list[GraphStatus]) -> Iterator[Part]:
-    """Those of `graphs` that have a plan, and what a step has of each."""
+    """The graphs that have a plan, and what each adds to a step."""
     under_way = engine.steps.number if len(engine.stores) else None
     found = [(graph, graph.planned) for graph in graphs if graph.planned is not None]
     shares = _shares([graph for graph, _ in found], under_way)
@@ -180,7 +183,7 @@ def _planned_steps(engine: Engine, graphs: list[GraphStatus]) -> Iterator[Part]:
 def _with_plans(
     common: Report, engine: Engine, parts: list[Part], everything: list[GraphStatus]
 ) -> Report:
-    """`common` with the figures of `parts`; with the peaks of `everything`."""
+    """`common` with the figures of `parts`, and with the peaks of `everything`."""
     clock = engine.driver.clock
     planned = [(g.planned, g.came_bytes) for g in everything if g.planned is not None]
     steps = [part.step for part in parts]
@@ -206,7 +209,7 @@ def _with_plans(
 
 
 def _measured_seconds(clock: Clock, parts: list[Part]) -> float | None:
-    """What a step takes; None where one of its graphs has not run under its plan."""
+    """Measured seconds of a step; None if one of its graphs has not run under its plan."""
     found = 0.0
     for part in parts:
         seconds = part.status.measured_seconds(clock)
@@ -239,7 +242,7 @@ def _with_bound(report: Report, parts: list[Part]) -> Report:
 
 
 def _bound(status: GraphStatus, planned: Planned) -> float:
-    """Worked out once per plan."""
+    """The lower bound of the plan's problem, computed once for each plan."""
     if status.bound_seconds is None:
         least, predicted = lower_bound(planned.problem), planned.predicted.seconds
         if predicted < least <= predicted * (1 + ROUNDING):
@@ -276,7 +279,7 @@ CROWDED = (
 def _named(
     graphs: list[GraphStatus], everything: list[GraphStatus]
 ) -> Iterator[tuple[str, GraphStatus]]:
-    """What notes on each graph begin with; as the page numbers them."""
+    """(start of the notes on a graph, graph); numbers are those of the report's page."""
     numbers = {id(graph): number for number, graph in enumerate(graphs, 1)}
     for graph in everything:
         number = numbers.get(id(graph))
@@ -285,7 +288,7 @@ def _named(
 
 
 def _plan_notes(graphs: list[tuple[str, GraphStatus]]) -> Iterator[str]:
-    """Where plans come from, if the user gave a file of them; and what they do not know of."""
+    """Notes on where plans come from, if the user gave a file, and what they do not account for."""
     for name, status in graphs:
         planned = status.planned
         if planned is None:
@@ -302,7 +305,7 @@ def _plan_notes(graphs: list[tuple[str, GraphStatus]]) -> Iterator[str]:
 
 
 def _peak_notes(engine: Engine, planned: list[Planned]) -> Iterator[str]:
-    """Whether a step held more than was promised: not by its graphs, then."""
+    """A note if a step held more than was promised: then not because of its graphs."""
     measured, budget = engine.metering.peak_bytes, engine.settings.budget_bytes
     promised = max((p.peak_bytes for p in planned), default=budget)
     if measured is not None and measured > max(budget, promised):
@@ -314,7 +317,7 @@ def _peak_notes(engine: Engine, planned: list[Planned]) -> Iterator[str]:
 
 
 def _after_notes(engine: Engine) -> Iterator[str]:
-    """Whether more was held after backward than the budget: plans know nothing of that."""
+    """A note if more than the budget was held after backward, which plans know nothing about."""
     after, budget = engine.metering.after_bytes, engine.settings.budget_bytes
     if after is not None and after > max(budget, engine.metering.peak_bytes or 0):
         yield (
@@ -335,7 +338,7 @@ def _drift_notes(
 
 
 def _drift_note(status: GraphStatus, clock: Clock, margin: float | None) -> str:
-    """How far the steps of a graph were from the prediction, where that is beyond `margin`."""
+    """How far the steps of a graph were from the prediction, if beyond `margin`; else empty."""
     planned = status.planned
     if planned is None:
         return ""

@@ -1,4 +1,4 @@
-"""this_machine: the machine at hand as a Preset, its rates measured on the spot."""
+"""this_machine: measure this machine's rates and return it as a Preset."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ SIDE = {"cpu": 1024, "cuda": 8192}
 """Rows and columns of the matrices that are multiplied, by type of device."""
 
 COPIED_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
-"""What is copied within the device's memory: more than its caches hold."""
+"""Bytes that are copied within the device's memory: more than its caches hold."""
 
 PLANES, PIXELS = 64, 56
-"""The convolution that is timed: 3x3, as many planes in as out, on a square of so many pixels."""
+"""The timed convolution: 3x3, with `PLANES` planes in and out, on squares of side `PIXELS`."""
 
 LEAST_SECONDS = 0.2
-"""How long each rate is measured."""
+"""How long each rate is measured at least."""
 
 
 def this_machine() -> Preset:
     """The current GPU and its host, or the CPU and a disk; takes a few seconds.
 
-    Rates are those that torch reaches in products of large matrices and in copies, and efficiencies
-    are relative to them: that of convolutions is measured, attention counts as products. Raises
-    SpillError where the disk is needed and no file can be made in the folder for that.
+    Rates are those that torch reaches in products of large matrices and in copies. Efficiencies are
+    relative to these: that of convolutions is measured, attention counts as matrix products. Raises
+    SpillError if the disk is needed and no file can be made in the spill folder.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     folder = spill_folder()
@@ -54,7 +54,7 @@ def this_machine() -> Preset:
 
 
 def _linked(device: torch.device, folder: Path) -> Hardware:
-    """Tiers, and links as the driver measures them."""
+    """The tiers, and their links as measured by the driver."""
     driver = open_driver(device, folder, None)
     try:
         return driver.hardware(_capacities(device, folder))

@@ -1,4 +1,4 @@
-"""trial: a planned program under instruments for some steps, to plan from what they tell."""
+"""trial: time a planned program for some steps, to plan again from the measured times."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from outcore.runtime.drift import Copies, Drift, Way, as_measured
 from outcore.runtime.planned import Planned
 
 TRIAL_STEPS = 3
-"""Steps that are timed before the graph is planned again."""
+"""Timed steps before the graph is planned again."""
 
 LONGEST_TRIAL = 256
 """Steps after which a trial is ended: its graph may not run any more."""
 
 LATEST_COPIES = 4096
-"""Copies that are remembered: a trial may be long in coming to its end."""
+"""Copies that are remembered at most: a trial may take long to end."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Trial:
-    """Some steps of `planned`, whose time was off by `drift`."""
+    """Some timed steps of `planned`, whose time was off by `drift`."""
 
     planned: Planned
     drift: Drift
     executable: Executable
-    """The program of the plan, timed."""
+    """The program of the plan, with timers."""
     stopwatch: Stopwatch
     began: int
-    """Number of the engine's step in which it began."""
+    """Number of the engine's step in which the trial began."""
     copies: deque[CopySpan] = field(default_factory=lambda: deque(maxlen=LATEST_COPIES))
-    """What the driver copied meanwhile, for other graphs too: they use the same links."""
+    """Copies of the driver since then, those of other graphs too: they use the same links."""
     steps: int = 0
 
     @property
     def done(self) -> bool:
-        """Whether there is enough to plan from."""
+        """Whether enough was measured to plan again."""
         return self.steps >= TRIAL_STEPS
 
     def problem(self) -> Problem:
-        """The problem of the plan, with seconds per op and links as they were at work."""
+        """The problem of the plan, with measured seconds per op and measured links."""
         problem, hardware = self.planned.problem, self.planned.problem.hardware
         seconds = self.stopwatch.seconds(len(problem.trace.ops))
         profile = replace(problem.profile, seconds=seconds, source=Source.MEASURED)
@@ -55,7 +55,10 @@ class Trial:
         return replace(problem, profile=profile, hardware=links)
 
     def _by_way(self, outer: Tier) -> dict[Way, Copies]:
-        """Drivers report copies over the link next to the device, and of longer ways that half."""
+        """The measured copies in each direction over the link next to the device.
+
+        Of copies that go further, drivers report only that part.
+        """
 
         def pairs(direction: str) -> Copies:
             spans = (span for span in self.copies if span.direction == direction)
@@ -65,24 +68,24 @@ class Trial:
 
 
 class Trials:
-    """Trials of a driver's plans, one at a time: it hears of the driver's copies."""
+    """Runs trials, one at a time: it receives the driver's copies."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self._current: ref[Trial] | None = None
-        """Its graph holds it."""
+        """The trial under way. Its graph holds it."""
 
     @property
     def busy(self) -> bool:
-        """Whether one is under way."""
+        """Whether a trial is under way."""
         return self._current is not None
 
     def hears(self, trial: Trial) -> bool:
-        """Whether it is `trial` that hears of copies."""
+        """Whether `trial` is the one under way."""
         return self._current is not None and self._current() is trial
 
     def begin(self, trace: Trace, planned: Planned, drift: Drift, step: int) -> Trial:
-        """Build the program of `planned` with its instruments. None other may be under way."""
+        """Build the program of `planned` with timers. No other trial may be under way."""
         clock = self.driver.clock
         stopwatch = Stopwatch(planned.program, clock, reruns=True)
         timed = Instruments(timed=True)
@@ -95,12 +98,12 @@ class Trials:
         return trial
 
     def end(self, trial: Trial | None) -> None:
-        """Record copies no more, if it is `trial` that hears of them."""
+        """End `trial`, if it is the one under way."""
         if trial is not None and self.hears(trial):
             self._stop()
 
     def check(self, step: int) -> None:
-        """End one whose graph is gone, or does not go on."""
+        """End a trial whose graph is gone, or takes too long to go on."""
         if self._current is None:
             return
         trial = self._current()

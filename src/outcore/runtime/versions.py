@@ -1,4 +1,4 @@
-"""versions: how often tensors were written, by torch's own count."""
+"""versions: read how often tensors were written, by torch's own count."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import torch
 
 
 def versions_of(things: Sequence[Any], may_change: Sequence[Any]) -> list[int | None]:
-    """Per thing how often it was written so far; None for what is no tensor, or in `may_change`."""
+    """For each thing, how often it was written so far.
+
+    None for what is not a tensor, or is in `may_change`.
+    """
     exempt = {id(t) for t in may_change}
     return [None if id(t) in exempt else _version(t) for t in things]
 
