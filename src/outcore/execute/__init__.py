@@ -1,4 +1,4 @@
-"""execute: Program -> results, on a driver."""
+"""execute: run a Program on a device, through a driver."""
 
 from __future__ import annotations
 

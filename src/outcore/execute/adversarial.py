@@ -1,9 +1,10 @@
-"""A driver for tests: legal, and as unhelpful as the rules allow.
+"""adversarial: a driver for tests that is as unhelpful as the rules allow.
 
-A copy happens only once it is waited for, directly or by way of `after`, or by a later copy of its
-direction; so as late as can be, and in an order between the directions that no real device has.
-Memory that holds nothing yet, or nothing any more, holds poison: all bits set, which is NaN in
-every float and -1 in every signed integer. A program that misses a wait computes wrong numbers.
+A copy happens only once something waits for it: directly, by way of `after`, or through a later
+copy of its direction. So copies happen as late as possible, and in an order between the directions
+that no real device has. Memory without a value, before or after, holds poison: all bits set, which
+is NaN in every float and -1 in every signed integer. A program that misses a wait computes wrong
+numbers.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from outcore.gauges import Ledger, WallClock
 from outcore.ir.hardware import Hardware, Link, Tier
 
 POISON = 0xFF
-"""What every byte of memory without a value holds."""
+"""Every byte of memory without a value."""
 
 
 class LateCopy:
-    """A copy issued: what has to happen before it, and whether it has happened itself."""
+    """A copy that was issued."""
 
     __slots__ = ("after", "direction", "pending", "region", "storage")
 
@@ -29,25 +30,28 @@ class LateCopy:
         self, direction: Direction, region: int, storage: torch.Tensor, after: tuple[LateCopy, ...]
     ) -> None:
         self.direction, self.region, self.storage, self.after = direction, region, storage, after
+        """`after`: copies that must happen first."""
         self.pending = True
+        """Whether the copy has not happened yet."""
 
 
 class AdversarialLane:
-    """A lane in memory (`driver.Lane`), with what it takes to go wrong."""
+    """A lane whose outer tier is memory, built to expose missing waits (`driver.Lane`)."""
 
     def __init__(self, driver: AdversarialDriver, regions: Mapping[int, Region]) -> None:
         self.driver, self.regions = driver, regions
         nbytes = lane_nbytes(regions, int)
         self.memory = torch.full((nbytes,), POISON, dtype=torch.uint8, device="cpu")
+        """The lane's outer memory."""
         self.issued: list[LateCopy] = []
-        """Copies not done yet, in order of issue."""
+        """Copies that have not happened yet, in order of issue."""
 
     def copy_out(self, tensor: torch.Tensor, region: int, *after: LateCopy) -> LateCopy:
         """Promise to copy the storage of `tensor` to `region`."""
         return self._issue(LateCopy("out", region, _bytes_of(tensor), after))
 
     def copy_in(self, region: int, *after: LateCopy) -> tuple[torch.Tensor, LateCopy]:
-        """The root tensor of `region`, poisoned, and a promise to fill it."""
+        """Return the root tensor of `region`, poisoned, and a promise to fill it."""
         place = self.regions[region]
         storage = torch.full((place.nbytes,), POISON, dtype=torch.uint8, device="cpu")
         tensor = torch.empty(0, dtype=place.dtype, device="cpu")
@@ -55,7 +59,7 @@ class AdversarialLane:
         return tensor, self._issue(LateCopy("in", region, storage, after))
 
     def wait(self, handle: LateCopy) -> None:
-        """Do the copy now, and before it only what must come before it."""
+        """Do the copy now, preceded only by what must come before it."""
         while handle.pending:
             self._do(self._first(handle))
 
@@ -64,11 +68,14 @@ class AdversarialLane:
         _bytes_of(tensor).fill_(POISON)
 
     def release(self, region: int) -> None:
-        """Poison `region`: nobody will copy it in again, and whoever did has waited for that."""
+        """Poison `region`, which will not be copied in again.
+
+        Earlier copies in must have been waited for.
+        """
         self._place(region).fill_(POISON)
 
     def close(self) -> None:
-        """Do what is left, the latest first as far as the order allows."""
+        """Do the remaining copies, the latest first as far as the order allows."""
         while self.issued:
             self.wait(self.issued[-1])
         if self in self.driver.lanes:
@@ -79,7 +86,7 @@ class AdversarialLane:
         return copy
 
     def _first(self, copy: LateCopy) -> LateCopy:
-        """What has to be done first for `copy` to be done, perhaps itself."""
+        """Return the copy to do next so that `copy` can be done, possibly `copy` itself."""
         while True:
             before = [c for c in copy.after if c.pending]
             if self.driver.stream_order:
@@ -90,6 +97,7 @@ class AdversarialLane:
             copy = before[-1]
 
     def _do(self, copy: LateCopy) -> None:
+        """Do one copy now, and report it."""
         self.issued.remove(copy)
         copy.pending = False
         place = self._place(copy.region)
@@ -101,15 +109,16 @@ class AdversarialLane:
             self.driver.recorder(span)
 
     def _place(self, region: int) -> torch.Tensor:
+        """The bytes of `region`."""
         place = self.regions[region]
         return self.memory[place.offset : place.offset + place.nbytes]
 
 
 class AdversarialDriver:
-    """A driver whose outer tier is memory, and whose copies come late (`driver.Driver`).
+    """A driver whose outer tier is memory, and whose copies happen late (`driver.Driver`).
 
-    `stream_order`: copies of one direction are done in the order they were issued, as real drivers
-    promise. Without it, nothing but `after` and `wait` orders copies.
+    `stream_order`: copies of one direction happen in the order of issue, as real drivers promise.
+    Without it, only `after` and `wait` order copies.
     """
 
     def __init__(self, *, stream_order: bool = True) -> None:
@@ -118,10 +127,10 @@ class AdversarialDriver:
         self.clock = WallClock()
         self.recorder: Recorder | None = None
         self.lanes: list[AdversarialLane] = []
-        """Those open."""
+        """Those that are open."""
 
     def hardware(self, budgets: Mapping[Tier, int]) -> Hardware:
-        """A machine with made-up links, the same ones every time."""
+        """Describe a machine with made-up links, the same every time."""
         link = Link(bytes_per_second=float(1 << 30), latency_seconds=1e-4)
         return Hardware(
             name="adversarial",
@@ -130,38 +139,38 @@ class AdversarialDriver:
         )
 
     def wider_hardware(self, _budgets: Mapping[Tier, int]) -> Hardware | None:
-        """None: there is nothing beyond the disk."""
+        """Return None: there is no tier behind the disk."""
         return None
 
     def reserve(self, nbytes: Mapping[Tier, int]) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def ledger(self) -> Ledger | None:
-        """None: it has no allocator of its own."""
+        """Return None: it has no allocator."""
         return None
 
     def bound_memory(self, held_bytes: int, most_bytes: int | None) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def disk_bytes_written(self) -> int:
-        """Nothing: what it plays is memory."""
+        """Return 0: what stands for the disk is memory."""
         return 0
 
     def notes(self) -> tuple[str, ...]:
-        """Nothing."""
+        """Return no notes."""
         return ()
 
     def open_lane(self, regions: Mapping[int, Region]) -> Lane:
-        """A lane of poison."""
+        """Open a lane whose memory is poisoned."""
         self.lanes.append(AdversarialLane(self, regions))
         return self.lanes[-1]
 
     def record(self, recorder: Recorder | None) -> None:
-        """Report every copy done from now on; without times."""
+        """Report every copy from now on, without times."""
         self.recorder = recorder
 
     def drain(self) -> None:
-        """Do what was promised in every lane, the latest lane first."""
+        """Do the promised copies of every lane, the latest lane first."""
         for lane in reversed(self.lanes):
             while lane.issued:
                 lane.wait(lane.issued[-1])

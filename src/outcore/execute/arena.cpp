@@ -1,13 +1,15 @@
-// A CPU allocator for torch whose resident memory follows the tensors that live.
+// A CPU allocator for torch whose resident memory follows the live tensors.
 //
 // Buffers lie in one range of reserved addresses, without headers or gaps between them, so that a
-// hole fits the size it came from. The range is made of blocks, each one huge page of the kernel's.
-// Where a buffer needs a block that has no memory yet, the memory of a block that holds nothing is
-// moved there (mremap: no copy, no page fault, no zeroes to write); the kernel is asked for more
-// only if there is none. So resident memory is the most that was ever in use at once, to within the
-// blocks that are used in part, however the holes lie; above a limit these give up what they do not
-// use, page by page. This is the virtual-address allocation of Sony's out-of-core paper (section
-// 4), with the kernel's page tables in the place of CUDA's.
+// hole fits the size that it came from. The range consists of blocks, each of which is one huge
+// page of the kernel. If a buffer needs a block that has no memory yet, the memory of an empty
+// block is moved there (mremap: no copy, no page fault, no zeroes to write). The kernel provides
+// more memory only if there is no empty block. So resident memory is the most that was ever in use
+// at once, plus what is unused in partly used blocks, wherever the holes are. Above a limit, those
+// blocks give up what they do not use, page by page.
+//
+// This is the virtual-address allocation of Sony's out-of-core paper (section 4), with the kernel's
+// page tables in place of CUDA's.
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -16,7 +18,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #ifndef MREMAP_DONTUNMAP
-#define MREMAP_DONTUNMAP 4  // of Linux 5.7; the C library's headers may be older
+#define MREMAP_DONTUNMAP 4  // since Linux 5.7; the C library's headers may be older
 #endif
 
 #include <algorithm>
@@ -34,7 +36,7 @@ namespace {
 using Address = std::uintptr_t;
 
 constexpr std::size_t kBlockBytes = std::size_t{2} << 20;
-constexpr std::size_t kAlignmentBytes = 512;  // what direct I/O needs; torch's own promises 64
+constexpr std::size_t kAlignmentBytes = 512;  // direct I/O needs this; torch itself promises 64
 constexpr std::size_t kPatienceBytes = 8 * kBlockBytes;
 const std::size_t kPageBytes = sysconf(_SC_PAGESIZE);
 
@@ -46,7 +48,7 @@ void* map(void* where, std::size_t nbytes, int how) {
   return range;
 }
 
-// Moves the memory of one block to another, which has none.
+// Moves the memory of one block to another, which has no memory.
 bool move_block(void* from, void* to) {
   constexpr int kHow = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
   return mremap(from, kBlockBytes, kBlockBytes, kHow, to) != MAP_FAILED;
@@ -65,18 +67,18 @@ struct Buffer {
 
 struct Block {
   std::uint32_t used_bytes;
-  std::uint32_t absent_bytes;  // given up in the sweep of that number, and not used since
+  std::uint32_t absent_bytes;  // given up in sweep number `sweep`, and not used since
   std::uint32_t sweep;
   bool resident;
-  bool torn;     // into small pages, since some were given up
-  bool mapping;  // of its own, because memory was once moved here
+  bool torn;     // split into small pages, because some were given up
+  bool mapping;  // a separate mapping, because memory was once moved here
 };
 
 class Arena {
  public:
-  // Takes `nbytes` of reserved addresses at `base`, both multiples of the block, and `blocks`, one
-  // for each. At most `most_mappings` blocks are ever moved: each then is a mapping of the
-  // process, which needs others too.
+  // Manages `nbytes` of reserved addresses at `base`, both multiples of the block size. `blocks`
+  // has one entry per block. At most `most_mappings` blocks ever receive moved memory: each of them
+  // is then a mapping of the process, and the process needs other mappings, too.
   Arena(Address base, std::size_t nbytes, Block* blocks, std::size_t most_mappings)
       : base_(base), stop_(base + nbytes), most_mappings_(most_mappings), blocks_(blocks) {
     insert_hole(base, nbytes);
@@ -87,8 +89,8 @@ class Arena {
     return base_ <= address && address < stop_;
   }
 
-  // The address of `nbytes`, at least one and less than all; null where there is none.
-  // `watched`: a profiler hears of it.
+  // Allocates `nbytes`, at least 1 and less than the range. Returns null if there is no room.
+  // `watched`: a profiler is informed of this buffer.
   void* take(std::size_t nbytes, bool watched) {
     const std::size_t size = round_up(nbytes, kAlignmentBytes);
     const std::lock_guard<std::mutex> guard(mutex_);
@@ -107,7 +109,7 @@ class Arena {
   void give(void* pointer) {
     const std::lock_guard<std::mutex> guard(mutex_);
     const auto entry = used_.find(reinterpret_cast<Address>(pointer));
-    if (entry == used_.end()) std::abort();  // freed twice, or not at its start
+    if (entry == used_.end()) std::abort();  // freed twice, or not by its start address
     Address start = entry->first;
     std::size_t size = round_up(entry->second.nbytes, kAlignmentBytes);
     used_.erase(entry);
@@ -129,9 +131,10 @@ class Arena {
     insert_hole(start, size);
   }
 
-  // The bytes whose end a profiler is to hear of that began with number `first`: of what it heard
-  // of before, and of what is older than itself. What threads took meanwhile that it does not
-  // follow was never counted.
+  // The bytes to report when this buffer is freed, to a profiler that began after buffer number
+  // `first`. They are reported if the allocation was reported, or if the buffer is older than the
+  // profiler. Buffers allocated since then on threads that the profiler does not follow were never
+  // counted.
   std::size_t watched_bytes(void* pointer, std::size_t first) {
     const std::lock_guard<std::mutex> guard(mutex_);
     const Buffer& buffer = used_.at(reinterpret_cast<Address>(pointer));
@@ -149,19 +152,19 @@ class Arena {
     return live_bytes_;
   }
 
-  // From now on, whenever more than `nbytes` are resident, what is not used is given up.
+  // From now on, gives up unused memory whenever more than `nbytes` are resident.
   void limit(std::size_t nbytes) {
     const std::lock_guard<std::mutex> guard(mutex_);
     limit_bytes_ = threshold_bytes_ = nbytes;
   }
 
-  // Gives the memory of all blocks that hold nothing back to the system.
+  // Gives the memory of all empty blocks back to the system.
   void trim() {
     const std::lock_guard<std::mutex> guard(mutex_);
     while (!idle_.empty()) drop(*idle_.begin());
   }
 
-  // Bytes of buffers, of blocks with memory, and of memory moved so far; where it begins and ends.
+  // Bytes in buffers, in blocks with memory, and moved so far; where the range begins and ends.
   void figures(std::size_t* out) {
     const std::lock_guard<std::mutex> guard(mutex_);
     out[0] = live_bytes_;
@@ -194,7 +197,7 @@ class Arena {
       block.used_bytes -= part;
       if (block.used_bytes != 0) return;
       idle_.insert(index);
-      if (block.torn) drop(index);  // the next memory here is a huge page again
+      if (block.torn) drop(index);  // so that its next memory is a huge page
     });
   }
 
@@ -208,14 +211,14 @@ class Arena {
     }
   }
 
-  // Memory for a block without: that of an idle block, else the kernel's at first touch. False
-  // where the addresses got lost.
+  // Provides memory for a block that has none: from an empty block, else from the kernel at the
+  // first touch. Returns false if the addresses were lost.
   bool fill(std::size_t index) {
     if (!idle_.empty()) {
-      const std::size_t idle = *idle_.rbegin();  // best fit comes last to the far end
+      const std::size_t idle = *idle_.rbegin();  // best fit gets to the far end last
       if (!may_move(index) || !move_block(pointer(idle), pointer(index))) {
         drop(idle);
-        // A move that fails may have unmapped the target before.
+        // A move that fails may have unmapped the target first.
         if (!map(pointer(index), kBlockBytes, MAP_FIXED)) return false;
       } else {
         ++moved_blocks_;
@@ -240,7 +243,7 @@ class Arena {
     forget(index);
   }
 
-  // Where that does not help enough, it is tried again once more has come on top.
+  // If this does not help enough, it is tried again only after resident memory has grown further.
   void give_up() {
     while (!idle_.empty() && resident_bytes() > limit_bytes_) drop(*idle_.begin());
     if (resident_bytes() > limit_bytes_) give_up_holes();
@@ -248,8 +251,8 @@ class Arena {
     threshold_bytes_ = left <= limit_bytes_ ? limit_bytes_ : left + kPatienceBytes;
   }
 
-  // Takes the pages of holes in blocks that are used in part, the largest holes first. What is put
-  // there later is faulted in page by page: for the peaks of a step, which are short.
+  // Gives up the pages of holes in partly used blocks, the largest holes first. What is put there
+  // later is faulted in page by page. That is meant for the peaks of a step, which are short.
   void give_up_holes() {
     ++sweeps_;
     for (auto hole = by_size_.rbegin(); hole != by_size_.rend(); ++hole) {
@@ -263,7 +266,7 @@ class Arena {
     }
   }
 
-  // All in one block.
+  // Gives up the whole pages of a hole that lies in one block.
   void give_up_hole(Address start, Address stop) {
     Block& block = blocks_[(start - base_) / kBlockBytes];
     start = round_up(start, kPageBytes);
@@ -298,7 +301,8 @@ class Arena {
     by_size_.erase({size, start});
   }
 
-  // What is used of a block whose holes were given up counts as all of it, until they are again.
+  // Once a block is used again after its holes were given up, all of it counts as resident until
+  // they are given up again.
   std::size_t resident_bytes() const { return resident_blocks_ * kBlockBytes - absent_bytes_; }
 
   Address address(std::size_t index) const { return base_ + index * kBlockBytes; }
@@ -307,7 +311,7 @@ class Arena {
   const Address base_, stop_;
   const std::size_t most_mappings_;
   Block* const blocks_;
-  std::set<std::size_t> idle_;  // blocks with memory that hold nothing
+  std::set<std::size_t> idle_;  // empty blocks that have memory
   std::map<Address, std::size_t> by_address_;
   std::set<std::pair<std::size_t, Address>> by_size_;
   std::unordered_map<Address, Buffer> used_;
@@ -325,8 +329,8 @@ std::atomic<bool> watching{false};
 std::atomic<std::size_t> first_watched{0};
 thread_local bool began_to_watch = false;
 
-// Whether a profiler follows this thread. It counts as begun with the first that it sees, and as
-// over with what the same thread does next without one.
+// Whether a profiler follows this thread. The profiler is taken to begin with the first thread that
+// it follows here, and to end when that thread next gets here without one.
 bool watched() {
   const bool now = c10::memoryProfilingEnabled();
   if (now && !watching.exchange(true)) {
@@ -338,7 +342,7 @@ bool watched() {
   return now;
 }
 
-// torch's own reporter is silent about the end of what is older than the profiler.
+// torch's own reporter does not report that buffers older than the profiler are freed.
 void report(void* pointer, std::int64_t change) {
   const c10::Device cpu(c10::DeviceType::CPU);
   c10::reportMemoryUsageToProfiler(pointer, change, arena->live_bytes(), 0, cpu);
@@ -382,7 +386,7 @@ class ArenaAllocator final : public c10::Allocator {
   const std::size_t least_bytes_, most_bytes_;
 };
 
-// Whether this kernel moves memory and leaves both addresses mapped.
+// Whether this kernel can move memory and leave both addresses mapped.
 bool moves(char* first, char* second) {
   *first = 42;
   const bool moved = move_block(first, second) && *second == 42 && *first == 0;
@@ -395,8 +399,8 @@ bool moves(char* first, char* second) {
 
 extern "C" {
 
-// Serves tensors of `least_bytes` to `most_bytes` from now on. Returns null, else why it cannot. To
-// be called once.
+// Serves tensors of `least_bytes` to `most_bytes` from now on. Returns null, or the reason why it
+// cannot. Call it once.
 const char* outcore_arena_install(std::size_t reserve_bytes, std::size_t least_bytes,
                                   std::size_t most_bytes, std::size_t most_mappings) {
   previous = c10::GetCPUAllocator();

@@ -1,12 +1,12 @@
-"""arena: torch's CPU allocator, replaced by one that reuses memory however the holes lie.
+"""arena: replace torch's CPU allocator by one that reuses memory wherever the holes are.
 
-The allocator is a file of C++ (`arena.cpp`) against torch's own headers. It is compiled when it is
-first needed, which takes seconds, and kept in the user's cache folder. Where there is no compiler,
-all works without; then `malloc.ResidentLimit` keeps resident memory near the budget, at the price
-of page faults.
+The allocator is a C++ file (`arena.cpp`) that uses torch's own headers. It is compiled when it is
+first needed, which takes seconds, and kept in the user's cache folder. Without a compiler,
+everything works without the arena. Then `malloc.ResidentLimit` keeps resident memory near the
+budget, at the cost of page faults.
 
 Measured on a ResNet-50 step (batch 16, 224x224) whose live tensors peak at 610 MiB: the process
-grows by 0.7 GiB, where with glibc's malloc, tuned for speed, it grows by 1.7 GiB (decision 0007).
+grows by 0.7 GiB. With glibc's malloc, tuned for speed, it grows by 1.7 GiB (decision 0007).
 """
 
 from __future__ import annotations
@@ -29,58 +29,60 @@ from typing import Final, NamedTuple
 import torch
 
 VARIABLE: Final = "OUTCORE_ARENA"
-"""The environment variable that turns the arena off."""
+"""The environment variable that can turn the arena off."""
 
 LEAST_BYTES: Final = 32 << 10
-"""Smaller tensors stay with malloc: there are many, and together they are little."""
+"""Smaller tensors stay with malloc: there are many, but they need little memory in total."""
 
 _RESERVED: Final = 4
-"""Addresses to reserve, as a multiple of the machine's memory; they cost nothing."""
+"""How many times the machine's memory to reserve as addresses, which cost nothing."""
 
 _PART_OF_MAPPINGS: Final = 4
-"""One in so many of the mappings that a process may have is for moved memory."""
+"""The arena may use the process's limit on mappings, divided by this, for moved memory."""
 
 _MAX_MAP_COUNT: Final = Path("/proc/sys/vm/max_map_count")
 
 _COMPILE_SECONDS: Final = 120.0
 _SOURCE: Final = Path(__file__).with_name("arena.cpp")
 _lock = threading.Lock()
+"""Held while the arena is installed."""
 
 
 class ArenaFigures(NamedTuple):
-    """Bytes: in tensors now; resident; moved between addresses instead of being faulted in.
-
-    All tensors lie from address `start` to `stop`.
-    """
+    """What the arena holds, in bytes; its tensors lie between two addresses."""
 
     live_bytes: int
+    """In tensors now."""
     resident_bytes: int
+    """In blocks that have memory."""
     moved_bytes: int
+    """Memory moved between addresses so far, instead of being faulted in."""
     start: int
+    """All tensors lie from this address to `stop`."""
     stop: int
 
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """The allocator at work. One per process, for as long as it lives."""
+    """The installed allocator. There is one per process, until the process ends."""
 
     library: ctypes.CDLL
 
     def trim(self) -> None:
-        """Give the memory that holds nothing back to the system."""
+        """Give unused memory back to the system."""
         self.library.outcore_arena_trim()
 
     def limit(self, nbytes: int | None) -> None:
-        """Keep what is resident below `nbytes` from now on, where the tensors that live allow it.
+        """Keep resident memory below `nbytes` from now on, as far as live tensors allow it.
 
-        Above that, blocks that are used in part lose the pages of their holes, which are faulted in
+        Above the limit, partly used blocks lose the pages of their holes, which are faulted in
         again when used. None: no limit.
         """
         most = ctypes.c_size_t(-1) if nbytes is None else ctypes.c_size_t(nbytes)
         self.library.outcore_arena_limit(most)
 
     def figures(self) -> ArenaFigures:
-        """What it holds now."""
+        """Return what the arena holds now."""
         out = (ctypes.c_size_t * len(ArenaFigures._fields))()
         self.library.outcore_arena_figures(out)
         return ArenaFigures(*out)
@@ -88,15 +90,15 @@ class Arena:
 
 @dataclass(frozen=True, slots=True)
 class NoArena:
-    """Why there is none."""
+    """Says why there is no arena."""
 
     reason: str
 
 
 def own_arena() -> Arena | NoArena:
-    """Let the arena serve torch's CPU tensors from now on, for the whole process, once.
+    """Let the arena serve torch's CPU tensors from now on, for the whole process.
 
-    Compiles it where that was not done before. Never raises: torch's own allocator will do.
+    Installs it once, and compiles it if needed. Never raises: torch's own allocator works, too.
     """
     with _lock:
         return _own_arena()
@@ -118,13 +120,13 @@ def _own_arena() -> Arena | NoArena:
     install = library.outcore_arena_install
     install.argtypes, install.restype = (ctypes.c_size_t,) * 4, ctypes.c_char_p
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    # What is larger than all memory is left to torch, which refuses it.
+    # Requests larger than all memory are left to torch, which refuses them.
     refused: bytes | None = install(memory * _RESERVED, LEAST_BYTES, memory, most_mappings)
     return Arena(library) if refused is None else NoArena(refused.decode())
 
 
 def _compiled() -> Path:
-    """The shared library for this source, torch and compiler; made where the cache has none."""
+    """Return the shared library for this source, torch and compiler; compile it if need be."""
     command = _command()
     made_of = (_SOURCE.read_text("utf-8"), torch.__version__, *command)
     digest = hashlib.blake2b("\0".join(made_of).encode(), digest_size=12).hexdigest()
@@ -135,7 +137,7 @@ def _compiled() -> Path:
 
 
 def _command() -> Sequence[str]:
-    """The compiler with its flags. Raises FileNotFoundError where there is none."""
+    """The compiler command with its flags. Raises FileNotFoundError if there is no compiler."""
     named = os.environ.get("CXX", "").split()
     compiler = shutil.which(named[0] if named else "c++") or shutil.which("g++")
     if compiler is None:
@@ -147,7 +149,7 @@ def _command() -> Sequence[str]:
 
 
 def _cache_folder() -> Path:
-    """A folder that only this user can write. Raises OSError where there can be none."""
+    """A folder that only this user can write to. Raises OSError if there can be none."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(home) / "outcore"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -158,7 +160,7 @@ def _cache_folder() -> Path:
 
 
 def _compile(command: Sequence[str], library: Path) -> None:
-    """Compile beside `library` and put it in place at once: several processes may try."""
+    """Compile in the folder of `library` and move it into place: several processes may try."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder, library.name)
         subprocess.run(  # noqa: S603 - the user's own compiler on our own source

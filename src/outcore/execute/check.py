@@ -1,8 +1,8 @@
-"""check: what an op returned against what the trace says of it.
+"""check: compare what an op returned with what the trace says about it.
 
-A trace knows sizes and layouts from fake tensors, and a kernel now and then does otherwise (batch
-norm in bfloat16 saves its statistics in float32). A view replayed from wrong strides would be wrong
-without a sound, so the first run is checked, and the graph captured again where that is possible.
+A trace knows sizes and layouts from fake tensors, and sometimes a kernel does otherwise: batch norm
+in bfloat16 saves its statistics in float32. A view replayed with wrong strides would be silently
+wrong. So the first run is checked, and the graph is captured again if possible.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from outcore.ir.trace import Trace, Value
 
 @dataclass(kw_only=True, eq=False)
 class MismatchError(CaptureError):
-    """Results of `op` are not as captured: `real` has their positions, and what they really are."""
+    """Results of `op` are not as captured; `real` lists those that differ."""
 
     op: int
+    """The op's id in the trace."""
     real: tuple[tuple[int, Value, int], ...]
-    """Position, the Value as it is, and the bytes of its storage."""
+    """For each such result: its position, the Value that describes it, and the bytes of its
+    storage."""
 
 
 def checker(trace: Trace) -> Callable[[int, tuple[Any, ...], tuple[Any, ...]], None]:
-    """A function for `Instruments.checked`.
+    """Return a function for the `checked` instrument (`Instruments.checked`).
 
-    It raises MismatchError at the first op with results that are laid out otherwise than captured,
-    and CaptureError at one with a result that shares memory it should not.
+    It raises MismatchError at the first op whose results are laid out differently than captured,
+    and CaptureError at the first op with a result that shares memory which it should not share.
     """
 
     def check(index: int, results: tuple[Any, ...], arguments: tuple[Any, ...]) -> None:
@@ -58,6 +60,7 @@ def checker(trace: Trace) -> Callable[[int, tuple[Any, ...], tuple[Any, ...]], N
 
 
 def _as_it_is(value: Value, tensor: torch.Tensor) -> Value:
+    """`value` with the dtype, shape, strides and so on that `tensor` really has."""
     return replace(
         value,
         dtype=str(tensor.dtype).removeprefix("torch."),
@@ -74,10 +77,10 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _fault(trace: Trace, value: Value, tensor: torch.Tensor) -> str:
-    """What is not as captured; empty where all is."""
+    """How `tensor` differs from what was captured; empty if it does not."""
     if (str(tensor.dtype), tuple(tensor.shape)) != (f"torch.{value.dtype}", value.shape):
         return f"is {tensor.dtype} {tuple(tensor.shape)}, captured {value.dtype} {value.shape}"
-    if tensor.numel() > 1 and tensor.stride() != value.stride:  # sides of 1 choose kernels too
+    if tensor.numel() > 1 and tensor.stride() != value.stride:  # sizes of 1 matter, too
         return f"has strides {tensor.stride()}, captured {value.stride}"
     if (tensor.is_conj(), tensor.is_neg()) != (value.conj, value.neg):
         return f"is read conjugated ({tensor.is_conj()}) or negated ({tensor.is_neg()})"

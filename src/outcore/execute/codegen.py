@@ -1,15 +1,15 @@
-"""codegen: a Program as two straight-line Python functions.
+"""codegen: generate the source of a Program as two straight-line Python functions.
 
-`forward(A, L)` takes the list of arguments (emptied) and a lane of the driver, and returns
-(results, crossing): what the caller gets, and the locals that the backward call needs.
-`backward(C, T, L)` takes those and the list of tangents (both emptied), and returns the gradients.
-All decisions were made before: what is left is calls, copies, waits and `del`.
+`forward(A, L)` gets the list of arguments and a lane of the driver. It returns (results, crossing):
+what the caller gets, and the locals that the backward call needs. `backward(C, T, L)` gets those
+locals, the list of tangents and the lane, and returns the gradients. Both empty the lists. All
+decisions are already made: the functions consist of calls, copies, waits and `del`.
 
-Where a Layout says where slots lie, `place` comes before what asks for memory, `placed` after it,
-and results are `moved`, or made `at_home`.
+If a Layout says where slots lie, `place` precedes each instruction that requests memory and
+`placed` follows it. Results are `moved`, or made `at_home`.
 
-Names: `s3` slot 3, `k17` the copy at body position 17, `r5` the generator's states before and after
-op 5's first run, `o2` the third distinct op.
+Names: `s3` is slot 3, `k17` the copy at body position 17, `r5` the generator's states before and
+after op 5's first run, `o2` the third distinct op.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ from outcore.ir.verify import ITEM_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Instruments:
-    """What a generated program does besides running: nothing, by default.
-
-    `timed`: call `note(position, start, stop)` around each Run. `checked`: call `check(op, results,
-    arguments)` after each Run. `poisoned`: call `discard(tensor)` before memory is given back.
-    """
+    """What a generated program does in addition to the step: nothing, by default."""
 
     timed: bool = False
+    """Call `note(position, start, stop)` after each Run, with readings of the clock around it."""
     checked: bool = False
+    """Call `check(op, results, arguments)` after the first Run of each op."""
     poisoned: bool = False
+    """Call `discard(tensor)` before memory is freed."""
 
 
 NONE = Instruments()
@@ -46,11 +45,12 @@ NONE = Instruments()
 
 @dataclass(slots=True)
 class Source:
-    """Generated text of two functions, and the globals they need besides the driver's verbs."""
+    """The generated text of both functions."""
 
     forward: str
     backward: str
     names: dict[str, object] = field(default_factory=dict)
+    """The globals that the text needs, besides those that `build` adds."""
 
 
 def generate(
@@ -59,11 +59,13 @@ def generate(
     instruments: Instruments = NONE,
     layout: Layout | None = None,
 ) -> Source:
-    """The source of `program`. Linear in instructions."""
+    """Generate the source of `program`. Takes time linear in the number of instructions."""
     return _Writer(trace, program, instruments, layout).write()
 
 
 class _Writer:
+    """Writes the text of the two functions of one program."""
+
     def __init__(
         self, trace: Trace, program: Program, instruments: Instruments, layout: Layout | None
     ) -> None:
@@ -71,18 +73,24 @@ class _Writer:
         self.layout = layout
         self.slots = program.slots
         self.names: dict[str, object] = {}
+        """Globals of the generated text."""
         self.ops: dict[str, str] = {}
+        """Overload -> its name in the text."""
         self.roots = root_values(trace)
+        """Per buffer, the Value that its slot's tensor has."""
         self.slot_of: dict[int, int] = {}
-        """Buffer -> slot, for the arguments of the run being written."""
+        """Buffer -> slot, for the arguments and results of the line being written."""
         self.replayed = {
             x.action.op for x in program.body if isinstance(x.action, Run) and x.action.again
         }
+        """Ops that run more than once."""
         self.last_copy: dict[int, int] = {}
         """Body position on a copy stream -> the last copy at or before it on that stream."""
         self.waits = self._copy_waits()
+        """Body position -> the copies that it waits for."""
 
     def write(self) -> Source:
+        """Write both functions."""
         body, cut = self.program.body, self.program.boundary
         forward = [line for i in range(cut) for line in self._instruction(i, body[i])]
         backward = [line for i in range(cut, len(body)) for line in self._instruction(i, body[i])]
@@ -103,13 +111,14 @@ class _Writer:
         return Source("\n".join([*forward, "", ""]), "\n".join([*backward, ""]), self.names)
 
     def _verbs(self, lines: Iterable[str]) -> Iterator[str]:
+        """Lines that bind the methods of the lane that `lines` call."""
         text = "\n".join(lines)
         for verb in _VERBS:
             if f"{verb}(" in text:
                 yield f"{verb} = L.{verb}"
 
     def _crossing(self, forward: list[str], backward: list[str]) -> list[str]:
-        """Names that the forward function makes (or takes) and the backward function reads."""
+        """Names that the forward function makes or gets, and the backward function reads."""
         made = {n for line in forward for n in _names(line)}
         made |= {n for v in self._values(self.trace.inputs) for n in _names(v)}
         own = {n for v in self._values(self.trace.tangents) for n in _names(v)}
@@ -118,26 +127,29 @@ class _Writer:
         return [n for n in read if n in made and n not in own]
 
     def _crossed(self, name: str) -> str:
-        """`name` as the backward call gets it.
+        """`name` as it is passed to the backward call.
 
-        What the caller is given must not be held itself: autograd makes that tensor the owner of
-        the whole graph, which would then never die.
+        A tensor object that the caller gets must not be held: autograd makes it the owner of the
+        whole graph, which would then never be freed.
         """
         outputs = self.trace.value_buffers(self.trace.outputs)
         given = name[0] == "s" and self.slots[int(name[1:])].buffer in outputs
         return f"{name}.detach()" if given else name
 
     def _values(self, values: Iterable[int]) -> list[str]:
+        """The names of the slots of `values`, which the caller passes."""
         slots = {self.slots[s].buffer: s for s in (*self.program.arguments, *self.program.tangents)}
         return [f"s{slots[self.trace.values[v].buffer]}" for v in values]
 
     def _results(self, results: tuple[Arg, ...]) -> str:
+        """A tuple of `results`, as text."""
         self.slot_of = {self.slots[s].buffer: s for s in self.program.results}
         return "(" + "".join(f"{self._arg(r)}, " for r in results) + ")"
 
     # ---- instructions ---------------------------------------------------------------------------
 
     def _instruction(self, position: int, instruction: Instruction) -> Iterator[str]:
+        """The lines of one instruction."""
         action = instruction.action
         if instruction.stream is Stream.COMPUTE:
             for copy in self.waits.get(position, ()):
@@ -152,7 +164,7 @@ class _Writer:
             yield f"del s{action.slot}"
 
     def _placing(self, position: int, lines: Iterable[str], slots: Iterable[int]) -> Iterator[str]:
-        """`lines`, which ask for the memory of `slots`, where that lies as the layout says."""
+        """Wrap `lines`, which allocate `slots`, so that the slots lie as the layout says."""
         layout = self.layout
         if layout is not None and position in layout.at_home:
             yield "with at_home() as made:"
@@ -171,10 +183,11 @@ class _Writer:
             yield f"s{slot} = moved(s{slot})"
 
     def _copy_waits(self) -> dict[int, tuple[int, ...]]:
-        """Body position -> the copies that it must wait for, on other streams than its own.
+        """Map each body position to the copies on other streams that it must wait for.
 
-        Allocs and frees of the outer tiers are no calls: a wait for one is a wait for the last copy
-        before it on its stream, and a wait by one is a wait by the next copy on its stream.
+        Allocs and frees of the outer tiers generate no calls. A wait for one becomes a wait for the
+        last copy before it on its stream. A wait by one becomes a wait by the next copy on its
+        stream.
         """
         latest: dict[Stream, int] = {}
         carried: dict[Stream, set[int]] = {Stream.OUT: set(), Stream.IN: set()}
@@ -197,12 +210,14 @@ class _Writer:
         return waits
 
     def _copy(self, position: int, copy: Copy) -> str:
+        """The line that issues a copy."""
         after = "".join(f", k{i}" for i in self.waits.get(position, ()))
         if self.slots[copy.source].tier is Tier.DEVICE:
             return f"k{position} = copy_out(s{copy.source}, {copy.target}{after})"
         return f"s{copy.target}, k{position} = copy_in({copy.source}{after})"
 
     def _run(self, position: int, run: Run) -> Iterator[str]:
+        """The lines that run an op."""
         op = self.trace.ops[run.op]
         self.slot_of = {self.slots[s].buffer: s for s in (*run.reads, *run.writes)}
         call = [self._call(op, run)]
@@ -218,9 +233,10 @@ class _Writer:
             yield f"check({op.id}, ({made}), ({read}))"
 
     def _drawing(self, op: Op, call: list[str], *, again: bool) -> Iterator[str]:
-        """The call of a random op, in which no other program draws.
+        """Wrap the call of a random op so that no other program draws meanwhile.
 
-        Run again, it draws what it drew at first, and what follows it draws as if it had not.
+        When the op runs again, it draws the same numbers as at first, and later ops draw as if it
+        had not run again.
         """
         states = f"r{op.id}"
         if again:
@@ -235,9 +251,11 @@ class _Writer:
         yield from _indent(call)
 
     def _made(self, value: int | None) -> str:
+        """The name of the slot of a result; "None" for a result that is not returned."""
         return "None" if value is None else f"s{self.slot_of[self.trace.values[value].buffer]}"
 
     def _call(self, op: Op, run: Run) -> str:
+        """The call of an op, as an assignment to the slots that it writes."""
         overload = aten.resolve(op.target)
         if run.donate and overload.namespace == aten.FUSED:
             return self._call_over(op, run)
@@ -259,11 +277,12 @@ class _Writer:
         return f"{made}, = {call}"
 
     def _lies_in(self, arg: Arg, slot: int) -> bool:
+        """Whether `arg` is a tensor in `slot`."""
         buffer = self.slots[slot].buffer
         return isinstance(arg, Ref) and self.trace.values[arg.value].buffer == buffer
 
     def _call_over(self, op: Op, run: Run) -> str:
-        """The call of a fused op that writes over what it is given."""
+        """The call of a fused op that writes over donated arguments."""
         (given,) = op.args
         sources = {self.slots[source].buffer for source, _ in run.donate}
         buffers = [self.trace.values[r.value].buffer for r in refs(given)]
@@ -274,13 +293,14 @@ class _Writer:
         return f"{made}, = {name}({self._arg(given)}, {donated})"
 
     def _follows_caller(self, op: Op) -> bool:
-        """Whether the result lies in its storage as a tensor of the caller's does: anywhere."""
+        """Whether the result lies in its storage as a tensor of the caller does, at any offset."""
         into = op.args[0] if op.target in aten.WRITES else None
         if not isinstance(into, Ref):
             return False
         return self.trace.buffers[self.trace.values[into.value].buffer].borrowed
 
     def _laid(self, call: str, op: Op) -> str:
+        """`call`, with its result at the captured offset in a storage of the captured size."""
         made = op.outputs[0]
         assert made is not None  # noqa: S101 - the op has no other result
         value = self.trace.values[made]
@@ -289,6 +309,7 @@ class _Writer:
         return f"laid({call}, {nbytes}, {value.shape}, {value.stride}, {value.offset})"
 
     def _name(self, overload: torch._ops.OpOverload) -> str:
+        """The name of `overload` in the text."""
         key = str(overload)
         if key not in self.ops:
             self.ops[key] = f"o{len(self.ops)}"
@@ -298,6 +319,7 @@ class _Writer:
     # ---- arguments ------------------------------------------------------------------------------
 
     def _arg(self, arg: Arg) -> str:
+        """An argument of an op, as text."""
         if isinstance(arg, Ref):
             return self._value(self.trace.values[arg.value])
         if isinstance(arg, tuple):
@@ -309,6 +331,7 @@ class _Writer:
         return repr(arg)
 
     def _symbol(self, symbol: Symbol) -> str:
+        """A symbol of torch, as text."""
         if symbol.kind == "device":
             self.names["device"] = torch.device
             return f"device({symbol.name!r})"
@@ -318,7 +341,7 @@ class _Writer:
         return f"{symbol.kind}_{symbol.name}"
 
     def _value(self, value: Value) -> str:
-        """The tensor in the buffer's slot, or a view of it."""
+        """The tensor in the buffer's slot or a view of it, as text."""
         text = self._laid_out(value)
         for turned, name, function in (
             (value.conj, "conjugate", torch._conj),  # noqa: SLF001 - torch.conj leaves reals alone
@@ -330,7 +353,7 @@ class _Writer:
         return text
 
     def _laid_out(self, value: Value) -> str:
-        """The same, read as it lies."""
+        """The same without conjugation and negation."""
         slot = f"s{self.slot_of[value.buffer]}"
         root = self.roots[value.buffer]
         if (value.dtype, value.shape, value.stride, value.offset) == (
@@ -356,7 +379,7 @@ class _Writer:
 def laid(
     tensor: torch.Tensor, nbytes: int, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
 ) -> torch.Tensor:
-    """`tensor` at `offset` in a storage of `nbytes`: itself where it is there, else a copy."""
+    """Return `tensor` at `offset` in a storage of `nbytes`: itself if it is there, else a copy."""
     if tensor.storage_offset() == offset and tensor.untyped_storage().nbytes() == nbytes:
         return tensor
     whole = tensor.new_empty(nbytes // tensor.itemsize)
@@ -377,7 +400,7 @@ def reinterpret(
 
 
 def root_values(trace: Trace) -> list[Value]:
-    """Per buffer the Value that its maker returns, or that the caller passes."""
+    """Per buffer, the Value that its op returns or that the caller passes."""
     roots: dict[int, Value] = {}
     for value in trace.values:
         roots.setdefault(value.buffer, value)
@@ -385,7 +408,7 @@ def root_values(trace: Trace) -> list[Value]:
 
 
 def _unpack(names: Iterable[str], source: str) -> list[str]:
-    """Lines that take `names` out of the list `source` and empty it."""
+    """Lines that bind `names` to the items of the list `source` and empty it."""
     names = list(names)
     unpack = [f"{', '.join(names)}, = {source}"] if names else []
     return [*unpack, f"{source}.clear()"]
@@ -396,7 +419,7 @@ def _indent(lines: Iterable[str]) -> Iterator[str]:
 
 
 _VERBS = ("copy_out", "copy_in", "wait", "discard", "place", "placed", "moved", "at_home")
-"""Methods of lanes."""
+"""Methods of lanes that generated code calls."""
 
 _NAME = re.compile(r"\b[skr][0-9]+\b")
 

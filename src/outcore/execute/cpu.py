@@ -1,4 +1,4 @@
-"""The CPU driver: RAM is the device, a file is the outer tier, two threads move the bytes."""
+"""cpu: the driver for a CPU: RAM is the device, a file the outer tier, and two threads copy."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ from outcore.ir.hardware import Hardware, Tier
 from outcore.units import format_bytes
 
 COPY_IN_OVERHEAD_BYTES: Final = MEMORY_ALIGNMENT_BYTES
-"""Device bytes that a tensor copied in takes besides its own, to lie where direct I/O can reach."""
+"""Extra device bytes of a tensor that is copied in, so that direct I/O can reach its storage."""
 
 HOLES_DIVISOR: Final = 50
-"""The arena keeps holes resident up to its limit over this. Measured on ResNet-50: that costs 2 %
-of the step's time, and to keep none costs 8 %."""
+"""The arena may keep holes resident: its limit is the bound plus the bound over this. Measured on
+ResNet-50: that costs 2 % of the step's time; a limit without room for holes costs 8 %."""
 
 
 class Watch(Protocol):
-    """What a lane asks of its driver."""
+    """The part of a driver that a lane needs."""
 
     @property
     def recorder(self) -> Recorder | None:
-        """Who wants to hear of finished copies."""
+        """Called with each finished copy; None if nothing records."""
         ...
 
     def check_resident(self) -> None:
-        """Keep resident memory bounded; called when a copy is issued."""
+        """Keep resident memory bounded. Called whenever a copy is issued."""
         ...
 
 
@@ -84,15 +84,17 @@ class CpuLane:
         self.driver, self.file, self.regions = driver, spill.file, regions
         self._base, self._spill = base, spill
         self._out, self._into = spill.out.put, spill.into.put
+        """Give a copy to the worker of that direction."""
         self._copies: deque[Copy] = deque()
-        """In order; those at its head may be done."""
+        """Copies in order of issue. Those at the head may be done already."""
         self._residues: dict[int, int] = {}
-        """Region -> how far from an aligned address the storage lay that was copied to it."""
+        """Region -> address of the storage that was copied to it, modulo the alignment of
+        memory."""
         self._open = [nbytes]
-        """Emptied by `close`: one `pop` succeeds, whichever threads try."""
+        """The lane's size until `close` pops it. Only one `pop` succeeds, whichever threads try."""
 
     def copy_out(self, tensor: torch.Tensor, region: int, *after: Copy) -> Copy:
-        """Start copying the storage of `tensor` to `region` once all of `after` are done."""
+        """Start to copy the storage of `tensor` to `region`, once all of `after` are done."""
         storage = tensor.untyped_storage()
         if storage.nbytes() < self.regions[region].nbytes:
             raise self._too_small(storage.nbytes(), region)
@@ -104,7 +106,7 @@ class CpuLane:
         return copy
 
     def copy_in(self, region: int, *after: Copy) -> tuple[torch.Tensor, Copy]:
-        """Take memory for the root tensor of `region`; start filling it once `after` are done."""
+        """Allocate the root tensor of `region`; start to fill it once all of `after` are done."""
         if region not in self._residues:
             raise VerifyError(noun="program", rule="written before read", where=f"region {region}")
         self.driver.check_resident()
@@ -114,26 +116,28 @@ class CpuLane:
         return tensor, copy
 
     def wait(self, handle: Copy) -> None:
-        """Return once the copy is done. Raises `SpillError` where it failed or was dropped."""
+        """Return once the copy is done. Raises `SpillError` if it failed or was dropped."""
         with handle.done:
             pass
         if handle.error is not None:
             raise self._failed(handle, handle.error) from handle.error
 
     def discard(self, tensor: torch.Tensor) -> None:
-        """Nothing to do: memory is given back by the last reference."""
+        """Do nothing: memory is freed with its last reference."""
 
     def close(self) -> None:
-        """Drop what has not begun, wait for what has, which ends soon; give the room back.
+        """Drop copies that have not begun, wait for those that have, and release the room.
 
-        Memory is then free at once: whoever dropped a step may count on all of it.
+        Running copies end soon. Their memory is free when this returns, so after a step is dropped,
+        all of its memory can be used.
         """
         try:
             nbytes = self._open.pop()
         except IndexError:
             return
         base, file = self._base, self.file
-        # A worker would free what it holds last, where no meter sees that: kept until it is over.
+        # Keep what the copies keep alive until they are over. Otherwise a worker may hold the last
+        # reference, and free the memory on its own thread, which no meter sees.
         kept = [copy.kept for copy in self._copies]
         try:
             for copy in self._copies:
@@ -142,25 +146,26 @@ class CpuLane:
                 for copy in self._copies:
                     with copy.done:
                         pass
-        finally:  # an interrupt too
+        finally:  # also after an interrupt
             kept.clear()
             self._out(Barrier(lambda: file.give(base, nbytes)))
 
     @property
     def recorder(self) -> Recorder | None:
-        """Who wants to hear of finished copies."""
+        """Called with each finished copy; None if nothing records."""
         return self.driver.recorder
 
     def offset(self, region: int) -> int:
-        """Where `region` lies in the file."""
+        """Where `region` begins in the file."""
         return self._base + self.regions[region].offset
 
     def check_open(self) -> None:
-        """Raise CancelledError where nobody can be interested in the copies of this lane."""
+        """Raise CancelledError if the lane or the file is closed."""
         if not self._open or self._spill.closed:
             raise dropped()
 
     def _issue(self, copy: Copy, put: Callable[[Copy], None]) -> None:
+        """Give `copy` to a worker by its `put`. Raises SpillError if the driver is closed."""
         if self._spill.closed:
             raise self.file.error("the driver is closed")
         while self._copies and self._copies[0].kept is None:
@@ -180,18 +185,19 @@ class CpuLane:
 
 
 def _empty(region: Region, residue: int) -> torch.Tensor:
-    """A root tensor whose storage has the region's bytes, and begins at an address of `residue`.
+    """Allocate the root tensor of `region`; its storage begins at an address of the given residue.
 
-    In the arena it does so by itself, and then fits the hole that the original left.
+    The storage has exactly the region's bytes. Memory from the arena has that residue without extra
+    bytes, and so fits the hole that the original left.
     """
-    # At least a byte: a view of nothing has no stride.
+    # At least one byte: a view of nothing has no stride.
     memory = torch.empty(region.nbytes or 1, dtype=torch.uint8, device="cpu")
     if memory.data_ptr() % MEMORY_ALIGNMENT_BYTES != residue:
-        del memory  # first: the plan has room for one
+        del memory  # free it first: the plan has room for one
         nbytes = region.nbytes + COPY_IN_OVERHEAD_BYTES
         memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
     start = (residue - memory.data_ptr()) % MEMORY_ALIGNMENT_BYTES
-    # By way of numpy: a torch view would share the whole storage and have an offset in it.
+    # Slice with NumPy: a view by torch would share the whole storage, at an offset.
     storage = torch.from_numpy(memory.numpy()[start : start + region.nbytes])
     return storage.view(region.dtype).as_strided(region.shape, region.stride, region.start)
 
@@ -200,8 +206,9 @@ class CpuDriver:
     """RAM as the device, a file in `spill_dir` as the outer tier (`driver.Driver`).
 
     `link_bytes_per_second` slows each direction down to that rate; None: as fast as the disk. The
-    file and the threads are made when first needed, which is when a `spill_dir` that is missing,
-    unwritable or full raises `SpillError`. Closed when collected, or at the end of the program.
+    file and the threads are made when they are first needed. A `spill_dir` that is missing,
+    unwritable or full raises `SpillError` then. The driver is closed when it is collected, or when
+    the program ends.
     """
 
     def __init__(
@@ -212,26 +219,31 @@ class CpuDriver:
         self.generator = torch.default_generator
         self.clock = WallClock()
         self.malloc = own_malloc()
+        """How malloc was set up, for reports."""
         self.arena = own_arena()
+        """The allocator that serves torch's CPU tensors, or why there is none."""
         self.recorder: Recorder | None = None
         self._resident_limit: ResidentLimit | None = None
+        """Bounds resident memory if there is no arena; None: no bound."""
         self._unbound: weakref.finalize[[], CpuDriver] | None = None
-        """Lifts the arena's limit, where this driver set it."""
+        """Removes the arena's limit, if this driver set it."""
         self._spill_dir, self._rate = spill_dir, link_bytes_per_second
         self._spill: Spill | None = None
         self._finalizer: weakref.finalize[[], CpuDriver] | None = None
+        """Closes `_spill` when the driver is collected."""
         self._closed = False
         self._lock = threading.Lock()
 
     def hardware(self, budgets: Mapping[Tier, int]) -> Hardware:
-        """RAM and disk with links as measured now (a fraction of a second).
+        """Describe RAM and disk, with their links as measured now (a fraction of a second).
 
-        No disk where it has no budget. Raises SpillError where it cannot be used.
+        There is no disk if it has no budget. Raises SpillError if the disk cannot be used.
         """
         budget_bytes = budgets[Tier.DEVICE]
         if not budgets[Tier.DISK]:
             return Hardware("this-machine", ((Tier.DEVICE, budget_bytes),), links=())
-        # The trial needs memory too, twice its largest size, and disk space for one of each size.
+        # The trial also needs memory, twice its largest size, and disk space for one copy of each
+        # size.
         largest = min(budget_bytes // 16, budgets[Tier.DISK] // 2)
         tables = measure_link(self, largest_nbytes=largest)
         return Hardware(
@@ -247,20 +259,20 @@ class CpuDriver:
         )
 
     def wider_hardware(self, _budgets: Mapping[Tier, int]) -> Hardware | None:
-        """None: there is nothing beyond the disk."""
+        """Return None: there is no tier behind the disk."""
         return None
 
     def reserve(self, nbytes: Mapping[Tier, int]) -> None:
-        """Take the disk space of a lane now. Raises `SpillError` where it is full."""
+        """Take the disk space of a lane now. Raises `SpillError` if the disk is full."""
         room = region_nbytes(nbytes.get(Tier.DISK, 0))
         if room:
             spill = self._ready()
             spill.file.give(spill.take(room), room)
 
     def open_lane(self, regions: Mapping[int, Region]) -> Lane:
-        """A lane of `regions`, at offsets that are multiples of `FILE_BLOCK_BYTES`.
+        """Open a lane of `regions`, whose offsets are multiples of `FILE_BLOCK_BYTES`.
 
-        Raises `SpillError` where the disk has no room for one more.
+        Raises `SpillError` if the disk has no room for it.
         """
         if not regions:
             return EmptyLane()
@@ -269,20 +281,23 @@ class CpuDriver:
         return CpuLane(self, spill, regions, spill.take(nbytes), nbytes)
 
     def record(self, recorder: Recorder | None) -> None:
-        """Report every copy from now on to `recorder`, called on the worker threads."""
+        """Report every copy from now on to `recorder`, which the worker threads call."""
         self.recorder = recorder
 
     def ledger(self) -> Ledger | None:
-        """What the arena holds; None where there is none."""
+        """What the arena holds now; None if there is no arena."""
         if not isinstance(self.arena, Arena):
             return None
         now = self.arena.figures()
         return Ledger(now.live_bytes, now.start, now.stop)
 
     def bound_memory(self, held_bytes: int, most_bytes: int | None) -> None:
-        """Bound resident memory by `most_bytes` and what the process takes besides its tensors.
+        """Bound resident memory by `most_bytes`.
 
-        Where there is no arena, and resident memory cannot be read, there is no bound.
+        With an arena, the bound applies to the arena's memory, with some room for holes
+        (`HOLES_DIVISOR`). Otherwise it applies to the whole process, and what the process holds
+        besides its tensors is added. If there is no arena and resident memory cannot be read, there
+        is no bound.
         """
         if isinstance(self.arena, Arena):
             self._bound_arena(self.arena, most_bytes)
@@ -305,24 +320,24 @@ class CpuDriver:
         trim()
 
     def limit_resident(self, nbytes: int | None) -> None:
-        """Give free memory back whenever a copy is issued with more than `nbytes` resident.
+        """Return free memory to the system if more than `nbytes` are resident as a copy is issued.
 
-        Of the whole process, by way of `malloc_trim`; None: keep it for speed (see `malloc.py`).
-        Raises OSError where resident memory cannot be read.
+        This applies to the whole process, and uses `malloc_trim`. None: keep free memory for speed
+        (see `malloc.py`). Raises OSError if resident memory cannot be read.
         """
         self._resident_limit = None if nbytes is None else ResidentLimit(nbytes)
 
     def check_resident(self) -> None:
-        """Give free memory back if there is a limit and it is passed."""
+        """Return free memory to the system if resident memory exceeds the limit."""
         if self._resident_limit is not None:
             self._resident_limit.check()
 
     def disk_bytes_written(self) -> int:
-        """What was written to the file so far, to measure the disk included."""
+        """Bytes written to the file so far, including those that measured the disk."""
         return 0 if self._spill is None else self._spill.file.written_bytes
 
     def notes(self) -> tuple[str, ...]:
-        """Nothing."""
+        """Return no notes."""
         return ()
 
     def drain(self) -> None:
@@ -331,7 +346,7 @@ class CpuDriver:
             self._spill.drain()
 
     def close(self) -> None:
-        """Drop what is under way, end the threads, give the disk space back."""
+        """Drop copies in progress, end the threads and release the disk space."""
         self._closed = True
         if self._finalizer is not None:
             self._finalizer()
@@ -339,6 +354,10 @@ class CpuDriver:
             self.arena.trim()
 
     def _ready(self) -> Spill:
+        """Return the spill file and its workers, made if needed.
+
+        Raises SpillError if the driver is closed, and StepError in a forked process.
+        """
         with self._lock:
             if self._spill is None and not self._closed:
                 self._spill = Spill(self._spill_dir, self._rate)
@@ -352,11 +371,15 @@ class CpuDriver:
 
 
 _limits: list[object] = []
-"""What stands for the arena's limit, which is the process's: at most one, the latest."""
+"""A mark of the arena's current limit. There is one arena per process, so at most one mark."""
 
 
 def _limit(driver: CpuDriver, arena: Arena, nbytes: int) -> weakref.finalize[[], CpuDriver]:
-    """Limit the arena until this is called, `driver` is collected, or another limit is set."""
+    """Limit the arena to `nbytes`.
+
+    Calling what this returns lifts the limit, unless a later one replaced it. The limit is also
+    lifted when `driver` is collected.
+    """
     mine = object()
     _limits[:] = [mine]
     arena.limit(nbytes)

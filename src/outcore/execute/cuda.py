@@ -1,6 +1,6 @@
-"""A CUDA device as queues: torch's streams and events, and its caching allocator.
+"""CudaDevice: a GPU as a device with queues: torch's streams, events and caching allocator.
 
-Nothing here waits for the device, but for `finish`, `attend`, `seconds` and `trim`.
+Only `finish`, `attend`, `seconds` and `trim` wait for the device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from outcore.execute.segments import (
 )
 
 BLOCK_BYTES = 512
-"""What torch's allocator rounds sizes up to, with segments that expand."""
+"""torch's allocator rounds sizes up to this, with expandable segments."""
 
 
 class CudaDevice:
@@ -38,10 +38,10 @@ class CudaDevice:
         _set_allocator()
         properties = torch.cuda.get_device_properties(self.device)
         self.shares_memory = bool(getattr(properties, "is_integrated", False))
-        # Copies are what the compute queue waits for: they go first where engines are shared.
+        # The compute queue waits for copies, so their streams have priority if engines are shared.
         self.out = _stream(self.device)
         self.into = _stream(self.device)
-        self.stage = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # as above
+        self.stage = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch has no types for it
         self.generator = torch.cuda.default_generators[index]
         self.notes: tuple[str, ...] = ()
 
@@ -50,12 +50,12 @@ class CudaDevice:
         return torch.cuda.current_stream(self.device)
 
     def on(self, queue: torch.cuda.Stream) -> AbstractContextManager[object]:
-        """The stream as this thread's current one."""
+        """Make the stream this thread's current one."""
         return torch.cuda.stream(queue)
 
     def event(self, *, timed: bool = False) -> torch.cuda.Event:
-        """A CUDA event; a host that waits for it sleeps, unless it is timed."""
-        return torch.cuda.Event(enable_timing=timed, blocking=not timed)  # type: ignore[no-untyped-call]  # torch has no types for it
+        """Make a CUDA event. A host that waits for it sleeps, unless the event is timed."""
+        return torch.cuda.Event(enable_timing=timed, blocking=not timed)  # type: ignore[no-untyped-call]  # as above
 
     def record(self, event: torch.cuda.Event, queue: torch.cuda.Stream) -> None:
         """Record `event` on a stream."""
@@ -66,21 +66,22 @@ class CudaDevice:
         queue.wait_event(event)
 
     def copy(self, queue: torch.cuda.Stream, target: torch.Tensor, source: torch.Tensor) -> None:
-        """An asynchronous copy on a stream."""
-        # Where a worker is on another device, leaving a stream alone would make a context there.
+        """Copy asynchronously on a stream."""
+        # If a worker thread is on another device, leaving the stream context alone would make a
+        # context there.
         with torch.cuda.device(self.device), torch.cuda.stream(queue):
             target.copy_(source, non_blocking=True)
 
     def empty(self, nbytes: int) -> torch.Tensor:
-        """Memory from torch's allocator, on the current stream."""
+        """Allocate from torch's allocator, on the current stream."""
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether it is on a GPU: attention in float32 gives its seeds on the host."""
+        """Whether the tensor is on a GPU: attention in float32 returns its seeds on the host."""
         return tensor.is_cuda
 
     def share(self, tensor: torch.Tensor, queue: torch.cuda.Stream) -> None:
-        """Record a stream that uses it; nothing where it was made on that."""
+        """Record a stream that uses the tensor; no effect if the tensor was made on that stream."""
         tensor.record_stream(queue)
 
     def trim(self) -> None:
@@ -88,14 +89,15 @@ class CudaDevice:
         torch.cuda.empty_cache()
 
     def host(self, nbytes: int) -> torch.Tensor:
-        """Registered host memory."""
+        """Allocate registered host memory."""
         return pinned(nbytes, self.device, self._tell)
 
     def shrink(self, memory: torch.Tensor, nbytes: int) -> torch.Tensor:
-        """The same pages, registered anew."""
+        """Keep the first pages of registered host memory, registered again."""
         return shrink(memory, nbytes, self.device, self._tell)
 
     def _tell(self, refusal: str) -> None:
+        """Warn about host memory that could not be locked, and note it for reports."""
         warnings.warn(refusal, stacklevel=2)
         self.notes = tuple(dict.fromkeys((*self.notes, refusal.removeprefix("outcore: "))))
 
@@ -108,21 +110,22 @@ class CudaDevice:
         event.synchronize()
 
     def come(self, event: torch.cuda.Event) -> bool:
-        """Whether a stream has run what was before `event`."""
+        """Whether the stream has run what precedes `event`."""
         return bool(event.query())  # type: ignore[no-untyped-call]  # as above
 
     def seconds(self, start: torch.cuda.Event, stop: torch.cuda.Event) -> float:
-        """Time between two events, in seconds; waits for the second."""
+        """Time between two events, in seconds. Waits for the second one."""
         stop.synchronize()
         return float(start.elapsed_time(stop)) * 1e-3
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream of high priority, for copies."""
     return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]  # as above
 
 
 def _set_allocator() -> None:
-    """Let segments grow, besides what the user has set, and tell what of that is in the way."""
+    """Turn on expandable segments unless the user has set them; warn about settings in the way."""
     name, text = asked(os.environ)
     said = expands(text)
     if said is None:

@@ -1,9 +1,9 @@
-"""What a driver with queues asks of a device that works in queues: commands, events, memory.
+"""device: the interface to a device that works in queues: commands, events and memory.
 
-A queue runs what is put into it in order, beside all other queues and beside the host, which never
-waits. An event marks a place in a queue; another queue that waits for it goes on once the first
-has come there. Everything that orders two queues passes through here, so that a device of tests can
-check that nothing is left out (`tests/cpu/queues.py`).
+A queue runs its commands in order, concurrently with all other queues and with the host. The host
+never waits unless a method says so. An event marks a position in a queue. Another queue that waits
+for the event continues once the first queue has reached it. Everything that orders two queues is a
+call of this interface, so a test device can check that no wait is missing (`tests/cpu/queues.py`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Queue: TypeAlias = Any
 """A queue of the device; opaque to all but the device."""
 
 Event: TypeAlias = Any
-"""A place in a queue, once recorded; opaque to all but the device."""
+"""A position in a queue, once recorded; opaque to all but the device."""
 
 
 class Device(Protocol):
-    """A device, its two queues for copies, and whatever queue computes at the moment."""
+    """A device with two queues for copies, and a current queue for each thread that computes."""
 
     @property
     def out(self) -> Queue:
@@ -30,103 +30,105 @@ class Device(Protocol):
 
     @property
     def into(self) -> Queue:
-        """The queue for copies back."""
+        """The queue for copies back to the device."""
         ...
 
     @property
     def generator(self) -> Any:
-        """The generator that the device's random ops draw from (`driver.Generator`)."""
+        """The generator that random ops on the device draw from (`driver.Generator`)."""
         ...
 
     @property
     def rounding_bytes(self) -> int:
-        """Device memory is taken in multiples of this."""
+        """Sizes of device memory are rounded up to a multiple of this."""
         ...
 
     @property
     def shares_memory(self) -> bool:
-        """Whether the host's memory is the device's: then there is nothing to move."""
+        """Whether host memory and device memory are the same: then there is nothing to move."""
         ...
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What reports should tell of how it fares; as a rule, nothing."""
+        """Notes for reports about problems of the device; usually none."""
         ...
 
     def current(self) -> Queue:
-        """The queue that this thread computes on, and takes memory on."""
+        """The queue on which this thread computes and allocates now."""
         ...
 
     @property
     def stage(self) -> Queue:
-        """A queue to compute on whose memory is kept apart from that of others."""
+        """A queue to compute on. The allocator keeps its memory apart from that of others."""
         ...
 
     def on(self, queue: Queue) -> AbstractContextManager[object]:
-        """Within it, this thread computes on `queue`, and takes memory on it."""
+        """Context in which this thread computes and allocates on `queue`."""
         ...
 
     def event(self, *, timed: bool = False) -> Event:
-        """An event, not recorded yet; `timed`: for `seconds`."""
+        """Make an event, not recorded yet. `timed`: it can be used with `seconds`."""
         ...
 
     def record(self, event: Event, queue: Queue) -> None:
-        """Let `event` mark what was put into `queue` so far. May be done again."""
+        """Let `event` mark everything put into `queue` so far. An event may be recorded again."""
         ...
 
     def wait(self, queue: Queue, event: Event) -> None:
-        """What is put into `queue` from now on begins once `event`, as it is now, has come."""
+        """Let what is put into `queue` from now on begin after `event` as recorded now."""
         ...
 
     def copy(self, queue: Queue, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Put a copy between two flat tensors of bytes, one of them on the host, into `queue`."""
+        """Put a copy into `queue`. Both tensors are flat bytes, one of them in host memory."""
         ...
 
     def empty(self, nbytes: int) -> torch.Tensor:
-        """Flat bytes of device memory, free for use in the order of the current queue."""
+        """Allocate flat bytes of device memory, to be used in the order of the current queue."""
         ...
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether `tensor` is in device memory; ops give a few scalars on the host instead."""
+        """Whether `tensor` is in device memory. A few ops return scalars on the host."""
         ...
 
     def share(self, tensor: torch.Tensor, queue: Queue) -> None:
-        """Once `tensor` is gone, let its memory wait for what was put into `queue` by then."""
+        """Once `tensor` is freed, reuse its memory only after all that is in `queue` by then."""
         ...
 
     def trim(self) -> None:
-        """Give back device memory that is kept for tensors to come. The host may wait."""
+        """Release the free device memory that the allocator caches. The host may wait."""
         ...
 
     def host(self, nbytes: int) -> torch.Tensor:
-        """Flat bytes of host memory that copies reach at full speed, where the system allows.
+        """Allocate flat bytes of host memory that copies reach at full speed, if possible.
 
-        They may be dropped with a copy under way: the device sees to it that they last so long.
+        The caller may drop the tensor while a copy is in progress: the device keeps the memory
+        alive.
         """
         ...
 
     def shrink(self, memory: torch.Tensor, nbytes: int) -> torch.Tensor:
-        """The first `nbytes` of what `host` gave; the rest goes back to the system, or all stays.
+        """Return the first `nbytes` of what `host` returned; the system gets the rest back.
 
-        Faster than other memory would be. Nobody else may use it, nor a copy be under way.
+        If the system does not take it, all of the memory is returned. This is faster than to
+        allocate anew. Nothing else may use the memory, and no copy may be in progress.
         """
         ...
 
     def finish(self, queue: Queue) -> None:
-        """Let the host wait until `queue` has run all that was put into it."""
+        """Let the host wait until `queue` has run everything put into it."""
         ...
 
     def attend(self, event: Event) -> None:
-        """Let the host wait until `event` has come.
+        """Let the host wait until `event` is reached.
 
-        Worker threads call this, `record`, `wait` and `copy` too.
+        Worker threads call this method too, and `record`, `wait` and `copy`.
         """
         ...
 
     def come(self, event: Event) -> bool:
-        """Whether `event` has come. The host does not wait."""
+        """Whether `event` is reached. The host does not wait."""
         ...
 
     def seconds(self, start: Event, stop: Event) -> float:
-        """Time between two timed events that were recorded; the host waits for them."""
+        """Time between two recorded timed events. The host waits for them."""
         ...

@@ -1,13 +1,14 @@
-"""The disk as a memory tier: one private file, read and written past the page cache.
+"""disk: a private file as a memory tier, read and written without the page cache.
 
-The file knows addresses and offsets, not tensors. Where the file system takes it, bytes go from
-memory to the disk with no copy in between (O_DIRECT), for which addresses, offsets and lengths must
-be aligned. Storages are not, so a storage is cut in three. The body, of whole blocks, begins at the
-first aligned address and is moved from where it lies; head and tail, together little more than a
-block, pass through an aligned buffer. In the file, the body is followed by tail and head.
+The file knows addresses and offsets, not tensors. If the file system supports O_DIRECT, bytes move
+between memory and the disk without a copy in between. Addresses, offsets and lengths must then be
+aligned, and storages are not. So a storage is cut into three parts. The body consists of whole
+blocks, begins at the first aligned address, and is moved from where it is. The head and the tail,
+together little more than a block, pass through an aligned buffer. In the file, the tail and the
+head follow the body.
 
-For the body to come back the same way, memory to read into must lie as far from an aligned address
-as the memory that was written.
+To read the body back the same way, the target memory must be as far from an aligned address as the
+memory that was written.
 """
 
 from __future__ import annotations
@@ -29,17 +30,18 @@ from outcore.errors import SpillError
 from outcore.execute.folders import spill_folder
 
 MEMORY_ALIGNMENT_BYTES = 512
-"""Direct I/O needs memory at multiples of this. Kernels before 6.0 ask for the disk's block size,
-which is 4096 on some disks; the file is then buffered."""
+"""Direct I/O needs memory at multiples of this. Kernels before 6.0 require the disk's block size,
+which is 4096 on some disks. The file is then buffered."""
 
 FILE_BLOCK_BYTES = 4096
-"""Offsets and lengths in the file are multiples of this: a multiple of every common block size, so
-that offsets can be planned before the disk is known."""
+"""Offsets and lengths in the file are multiples of this. It is a multiple of every common block
+size, so offsets can be planned before the disk is known."""
 
 _WRITABLE = 0x200
 """PyBUF_WRITE of CPython's buffer interface."""
 
 _memory = ctypes.pythonapi.PyMemoryView_FromMemory
+"""Makes a memoryview of an address and a size."""
 _memory.restype = ctypes.py_object
 _memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 
@@ -48,12 +50,12 @@ _Call: TypeAlias = Callable[[int, _Views, int], int]
 
 
 def region_nbytes(nbytes: int) -> int:
-    """Bytes of the file that a storage of `nbytes` takes, wherever in memory it lies."""
+    """Bytes of the file that a storage of `nbytes` needs, at any memory address."""
     return -(-nbytes // FILE_BLOCK_BYTES) * FILE_BLOCK_BYTES
 
 
 class Cut(NamedTuple):
-    """A storage in three, in bytes: what precedes the aligned body, the body, what follows it."""
+    """Bytes of a storage's three parts: before the aligned body, the body, after it."""
 
     head: int
     body: int
@@ -61,57 +63,61 @@ class Cut(NamedTuple):
 
 
 def cut(address: int, nbytes: int) -> Cut:
-    """Cut `nbytes` at `address` so that the body is aligned in memory and of whole file blocks."""
+    """Cut `nbytes` at `address`; the body is aligned in memory and a whole number of blocks."""
     head = min(-address % MEMORY_ALIGNMENT_BYTES, nbytes)
     tail = (nbytes - head) % FILE_BLOCK_BYTES
     return Cut(head, nbytes - head - tail, tail)
 
 
 def new_bounce() -> memoryview:
-    """An aligned buffer for the head and the tail of one storage. One per worker thread."""
+    """Make an aligned buffer for the head and the tail of one storage.
+
+    Each worker thread has one.
+    """
     return memoryview(mmap.mmap(-1, 2 * FILE_BLOCK_BYTES))
 
 
 class SpillFile:
     """A private file in `directory`: mode 0600, without a name, gone when closed.
 
-    `direct` tells whether the page cache is bypassed. Raises `SpillError` where the directory is
-    missing or cannot be written.
+    Raises `SpillError` if the directory is missing or cannot be written.
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         self.directory = os.fspath(spill_folder() if directory is None else directory)
         self.nbytes = 0
+        """Size of the file: all disk space taken so far."""
         self.written_bytes = 0
-        """What `write` has moved so far."""
+        """Bytes that `write` has moved so far."""
         self._free: list[tuple[int, int]] = []
-        """Ranges (start, stop) that nobody holds, ascending, neighbours merged."""
+        """Ranges (start, stop) that are free, ascending, neighbors merged."""
         self._lock = threading.Lock()
         try:
             self.fd, path = tempfile.mkstemp(prefix="outcore-", suffix=".spill", dir=self.directory)
         except OSError as error:
             raise self.error(f"cannot create the spill file: {words(error)}") from error
-        # Without a name the file cannot outlive the process, however that ends.
+        # Without a name the file cannot outlive the process, however the process ends.
         os.unlink(path)  # noqa: PTH108 - directory may be given as text
         self._close = weakref.finalize(self, os.close, self.fd)
         self.direct = self._go_direct()
+        """Whether the page cache is bypassed."""
 
     def error(self, reason: str, needed_bytes: int | None = None) -> SpillError:
-        """A `SpillError` about this file; with `needed_bytes`, also what is free."""
+        """Make a `SpillError` about this file; with `needed_bytes`, it says what is free, too."""
         free = None if needed_bytes is None else self.free_bytes()
         return SpillError(
             directory=self.directory, reason=reason, needed_bytes=needed_bytes, free_bytes=free
         )
 
     def free_bytes(self) -> int:
-        """What the file system has left for this user."""
+        """Bytes that the file system has left for this user."""
         status = os.fstatvfs(self.fd)
         return status.f_bavail * status.f_frsize
 
     def take(self, nbytes: int) -> int:
-        """The offset of `nbytes` that nobody holds: what was given back, else more of the disk.
+        """Take `nbytes` and return their offset: freed space if it suffices, else new space.
 
-        Raises `SpillError`, and leaves the file as it was, where the disk is full.
+        If the disk is full, raises `SpillError` and leaves the file as it was.
         """
         with self._lock:
             offset = self._take_free(nbytes)
@@ -121,19 +127,19 @@ class SpillFile:
             return self._free.pop()[0]
 
     def take_free(self, nbytes: int) -> int | None:
-        """As `take`, but None where what was given back does not suffice."""
+        """Do as `take`, but return None if the freed space does not suffice."""
         with self._lock:
             return self._take_free(nbytes)
 
     def give(self, offset: int, nbytes: int) -> None:
-        """Take back what `take` gave."""
+        """Free what `take` took."""
         with self._lock:
             self._give(offset, offset + nbytes)
 
     def write(
         self, address: int, nbytes: int, offset: int, bounce: memoryview, chunk_bytes: int
     ) -> Iterator[int]:
-        """Write `nbytes` of memory at `address` to `offset`, and yield the bytes of each chunk.
+        """Write `nbytes` of memory at `address` to `offset`, and yield the size of each chunk.
 
         `offset` and `chunk_bytes` are multiples of `FILE_BLOCK_BYTES`. Raises OSError.
         """
@@ -149,9 +155,9 @@ class SpillFile:
     def read(
         self, address: int, nbytes: int, offset: int, bounce: memoryview, chunk_bytes: int
     ) -> Iterator[int]:
-        """Read to memory at `address` what `write` put at `offset`, chunk by chunk as there.
+        """Read to `address` what `write` put at `offset`, and yield the size of each chunk.
 
-        `address` must be that of the memory written, modulo `MEMORY_ALIGNMENT_BYTES`. Raises
+        `address` must equal the address that was written, modulo `MEMORY_ALIGNMENT_BYTES`. Raises
         OSError.
         """
         parts = cut(address, nbytes)
@@ -162,10 +168,11 @@ class SpillFile:
         _view(address, parts.head)[:] = bounce[parts.tail : edges]
 
     def close(self) -> None:
-        """Give the disk space back. No copy may be under way; more than once is fine."""
+        """Release the disk space. No copy may be in progress. May be called more than once."""
         self._close()
 
     def _take_free(self, nbytes: int) -> int | None:
+        """Do as `take_free`, with the lock held."""
         for index, (start, stop) in enumerate(self._free):
             if stop - start >= nbytes:
                 rest = (start + nbytes, stop)
@@ -174,7 +181,7 @@ class SpillFile:
         return None
 
     def _grow(self, nbytes: int) -> None:
-        """Take as much more of the disk as makes the last free range one of `nbytes`."""
+        """Take more disk space, until the last free range has `nbytes`."""
         end = self.nbytes
         start, stop = self._free[-1] if self._free else (end, end)
         more = nbytes - (end - start if stop == end else 0)
@@ -190,6 +197,7 @@ class SpillFile:
         self._give(end, self.nbytes)
 
     def _give(self, start: int, stop: int) -> None:
+        """Add a range to the free ones, and merge neighbors."""
         insort(self._free, (start, stop))
         merged: list[tuple[int, int]] = []
         for low, high in self._free:
@@ -200,17 +208,19 @@ class SpillFile:
         self._free = merged
 
     def _move(self, call: _Call, views: _Views, offset: int, chunk_bytes: int) -> Iterator[int]:
+        """Move `views` from or to `offset` chunk by chunk, and yield the size of each."""
         start = offset
         for chunk in _chunks(views, chunk_bytes):
             moved = _move_all(call, self.fd, chunk, offset)
             offset += moved
             yield moved
         if not self.direct:
-            # What is spilled is read once, much later: in the page cache it would only take RAM.
+            # Spilled bytes are read once, much later. In the page cache they would only take up
+            # RAM.
             os.posix_fadvise(self.fd, start, offset - start, os.POSIX_FADV_DONTNEED)
 
     def _go_direct(self) -> bool:
-        """Bypass the page cache from now on if a write, aligned as ours will be, goes through."""
+        """Bypass the page cache from now on, if a trial write with our alignment succeeds."""
         flags = fcntl.fcntl(self.fd, fcntl.F_GETFL)
         block = new_bounce()[MEMORY_ALIGNMENT_BYTES:][:FILE_BLOCK_BYTES]
         try:
@@ -225,18 +235,19 @@ class SpillFile:
 
 
 def words(error: BaseException) -> str:
-    """What an operating system error says, without the numbers and names around it."""
+    """The message of an operating system error, without the numbers and names around it."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or repr(error)
 
 
 def _view(address: int, nbytes: int) -> memoryview:
-    # Owns nothing: whoever asks for a copy keeps the memory alive until it is done.
+    """A memoryview of memory at an address."""
+    # It owns nothing. The code that requests a copy keeps the memory alive until the copy is done.
     view: memoryview = _memory(address, nbytes, _WRITABLE)
     return view
 
 
 def _chunks(views: _Views, chunk_bytes: int) -> Iterator[_Views]:
-    """Group the bytes of `views` in lists of at most `chunk_bytes`, in order."""
+    """Group the bytes of `views` into lists of at most `chunk_bytes`, in order."""
     chunk: _Views = []
     room = chunk_bytes
     for view in views:
@@ -253,7 +264,7 @@ def _chunks(views: _Views, chunk_bytes: int) -> Iterator[_Views]:
 
 
 def _move_all(call: _Call, fd: int, views: _Views, offset: int) -> int:
-    """Call until all of `views` is moved, and return their bytes: the kernel may stop early."""
+    """Call until all of `views` is moved, and return the byte count: the kernel may stop early."""
     total = 0
     while views:
         moved = call(fd, views, offset + total)

@@ -1,15 +1,15 @@
-"""What lowered code asks of a device: copies between device memory and an outer tier.
+"""driver: the interface between generated code and a device, to copy to an outer tier and back.
 
-The compute thread calls; copies run beside it. One direction is one queue: copies away from the
-device run in the order they were issued, and so do copies back. Between the two directions, and
-between a copy and the compute thread, nothing is ordered but by `wait` and `after`.
+The compute thread issues copies, and they run concurrently with it. Each direction is one queue:
+copies out run in the order in which they were issued, and so do copies back. Only `wait` and
+`after` order anything else: copies of different directions, or a copy and the compute thread.
 
-    lane = driver.open_lane(regions)         # one outstanding step
-    out = lane.copy_out(tensor, 4)           # starts
-    lane.wait(out); del tensor               # only now may the memory go
-    tensor, back = lane.copy_in(4)           # the memory is taken now, the bytes come later
-    lane.wait(back)                          # only now may `tensor` be read
-    lane.close()                             # the lane's outer memory serves the next step
+    lane = driver.open_lane(regions)         # for one step, until its backward call is over
+    out = lane.copy_out(tensor, 4)           # starts a copy to region 4
+    lane.wait(out); del tensor               # the memory may be freed only after the wait
+    tensor, back = lane.copy_in(4)           # allocates now; the bytes arrive later
+    lane.wait(back)                          # `tensor` may be read only after the wait
+    lane.close()                             # the next step may use the lane's outer memory
 """
 
 from __future__ import annotations
@@ -26,83 +26,100 @@ from outcore.gauges import Clock, Ledger
 from outcore.ir.hardware import Hardware, Link, Tier
 
 FORKED: Final = "this process was forked from the one that wrapped the model: wrap it again here"
+"""The reason of the StepError in a forked process, which has none of the driver's threads."""
 
 Direction: TypeAlias = Literal["out", "in"]
-"""Away from the device, or back."""
+"""Out: away from the device. In: back to it."""
 
 Handle: TypeAlias = Any
-"""What a lane gives for a copy under way, to be handed back to the same lane; opaque to others."""
+"""A copy in progress. A lane returns it, and its methods accept it; opaque to everything else."""
 
 LinkTable: TypeAlias = tuple[tuple[int, float], ...]
-"""Pairs (nbytes, seconds) of single copies in one direction, ascending."""
+"""Pairs (nbytes, seconds), one for each size of a single copy in one direction, ascending."""
 
 _PROBE_NBYTES = tuple(1 << shift for shift in range(16, 27, 2))
+"""The sizes to try: 64 KiB to 64 MiB, each four times the previous one."""
 _PROBE_SECONDS = 0.1
+"""A size is timed again until its copies have taken this long in total, or often enough."""
 _FEWEST_REPEATS, _MOST_REPEATS = 2, 5
 _PROBE_PATIENCE_SECONDS = 0.2
+"""A copy that takes this long is not repeated, and larger sizes are not tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A place in the outer tier for one storage, and the root tensor that lies in the storage.
+    """A place in an outer tier for one storage, and the root tensor that lies in the storage.
 
-    `offset` is in bytes from the start of the lane's part of its tier; `nbytes` is the whole
-    storage, of which the root tensor (`dtype`, `shape`, `stride`, `start`) may leave gaps unused.
+    A buffer's root tensor is the one that its op returns, or that the caller passes.
     """
 
     offset: int
+    """In bytes from the start of the lane's part of the tier."""
     nbytes: int
+    """Size of the whole storage. The root tensor may leave gaps in it unused."""
     dtype: torch.dtype
+    """Of the root tensor, as are `shape` and `stride`."""
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     tier: Tier = Tier.HOST
-    """Which outer tier it lies in, for drivers that have two."""
+    """Which outer tier it is in, for drivers that have two."""
     start: int = 0
     """Where the root tensor begins in its storage, in elements."""
 
 
 class CopySpan(NamedTuple):
-    """One finished copy: its direction, region, times by `time.perf_counter`, and size.
-
-    `lane` is the `id` of its lane, which tells steps apart while they are under way.
-    """
+    """One finished copy."""
 
     direction: Direction
     region: int
+    """The key of the region in `Driver.open_lane`."""
     start_seconds: float
+    """By `time.perf_counter`, as is `stop_seconds`."""
     stop_seconds: float
     nbytes: int
     lane: int = 0
+    """The `id` of its lane, which identifies the step."""
 
 
 Recorder: TypeAlias = Callable[[CopySpan], object]
-"""Takes each finished copy, on whichever thread ran it: `list.append` will do."""
+"""Called with each finished copy, on a worker thread or by `drain`; `list.append` is enough."""
 
 
 class Lane(Protocol):
-    """The outer memory of one outstanding step. Regions go by their key in `Driver.open_lane`."""
+    """The memory of one step in the outer tiers.
+
+    Regions are named by their key in `Driver.open_lane`.
+    """
 
     def copy_out(self, tensor: torch.Tensor, region: int, /, *after: Handle) -> Handle:
-        """Start copying the storage of `tensor` to `region` once all of `after` are done."""
+        """Start to copy the storage of `tensor` to `region`, once all of `after` are done."""
         ...
 
     def copy_in(self, region: int, /, *after: Handle) -> tuple[torch.Tensor, Handle]:
-        """Take memory for the root tensor of `region`; start filling it once `after` are done."""
+        """Allocate the root tensor of `region`; start to fill it once all of `after` are done."""
         ...
 
     def wait(self, handle: Handle, /) -> None:
-        """Return once the copy is done. Raises `SpillError` where it failed."""
+        """Let computation continue only when the copy is done.
+
+        Raises `SpillError` if the copy failed. On a CPU the calling thread waits. On a device with
+        queues the compute queue does; the calling thread continues unless a copy from a disk
+        precedes.
+        """
         ...
 
     def discard(self, tensor: torch.Tensor, /) -> None:
-        """Hear that the bytes of `tensor` will not be read again. Only drivers for tests care."""
+        """Note that the bytes of `tensor` will not be read again.
+
+        Only drivers for tests use this.
+        """
         ...
 
     def close(self) -> None:
-        """Give the lane back. Copies not waited for may be dropped.
+        """Release the lane's outer memory. Copies that nothing waited for may be dropped.
 
-        Never raises; from any thread, finalisers included; more than once. Waits for no more than
-        copies that have begun, whose memory would be given to others.
+        Never raises. May be called more than once, and from any thread, also by a finalizer. Waits
+        only for copies that have begun, because their memory would otherwise be given to others.
         """
         ...
 
@@ -111,70 +128,71 @@ class Generator(Protocol):
     """The random generator of the device."""
 
     def get_state(self) -> torch.Tensor:
-        """The generator's state now."""
+        """Return the generator's current state."""
         ...
 
     def set_state(self, state: torch.Tensor) -> object:
-        """Put the generator back into `state`."""
+        """Set the generator to `state`."""
         ...
 
 
 class Driver(Protocol):
-    """A device and its outer tier, for any number of Programs."""
+    """A device and its outer tiers, for any number of Programs."""
 
     @property
     def generator(self) -> Generator:
-        """The generator that the device's random ops draw from."""
+        """The generator that random ops on the device draw from."""
         ...
 
     @property
     def clock(self) -> Clock:
-        """The clock of the device's work."""
+        """The clock that times work on the device."""
         ...
 
     def hardware(self, budgets: Mapping[Tier, int]) -> Hardware:
-        """This device and its nearest outer tier: links as measured, capacities as given."""
+        """Describe this device and its nearest outer tier: measured links, given capacities."""
         ...
 
     def wider_hardware(self, budgets: Mapping[Tier, int], /) -> Hardware | None:
-        """The same with a tier beyond that, for what it has no room for; None where there is none.
+        """Describe the device, the nearest outer tier and the one behind it; None if there is none.
 
-        Raises `SpillError` where that is a disk that cannot be used.
+        Raises `SpillError` if that tier is a disk that cannot be used.
         """
         ...
 
     def reserve(self, nbytes: Mapping[Tier, int]) -> None:
-        """See to it that a lane that takes `nbytes` of each outer tier finds room.
+        """Make sure that a lane can be opened that needs `nbytes` of each outer tier.
 
-        Raises `SpillError` (a disk) or `HostMemoryError` (a host) where none is left.
+        Raises `SpillError` (disk) or `HostMemoryError` (host memory) if there is no room.
         """
         ...
 
     def open_lane(self, regions: Mapping[int, Region]) -> Lane:
-        """A lane for one more outstanding step. Raises as `reserve` does."""
+        """Open a lane for one more outstanding step. Raises as `reserve` does."""
         ...
 
     def record(self, recorder: Recorder | None) -> None:
-        """Report every copy issued from now on to `recorder`; None stops it."""
+        """Report every copy issued from now on to `recorder`; None stops the reports."""
         ...
 
     def ledger(self) -> Ledger | None:
-        """What the device's allocator has given out now, where it keeps count."""
+        """What the driver's own allocator holds now; None if it has none that counts."""
         ...
 
     def bound_memory(self, held_bytes: int, most_bytes: int | None) -> None:
-        """Keep what the process takes of the device near `most_bytes`, where the driver can.
+        """Keep the device memory of the process near `most_bytes`, if the driver can.
 
-        `held_bytes` are in tensors now; None: no bound, memory is kept for speed.
+        `held_bytes` is what tensors hold now. None for `most_bytes` removes the bound: freed memory
+        is then kept for speed.
         """
         ...
 
     def disk_bytes_written(self) -> int:
-        """What was written to a disk so far, to measure it included."""
+        """Bytes written to a disk so far, including those that measured it."""
         ...
 
     def notes(self) -> tuple[str, ...]:
-        """What reports should tell of how the device fares; as a rule, nothing."""
+        """Notes for reports about problems of the device; usually none."""
         ...
 
     def drain(self) -> None:
@@ -182,12 +200,12 @@ class Driver(Protocol):
         ...
 
     def close(self) -> None:
-        """Drop what is under way and give everything back. More than once is fine."""
+        """Drop what is in progress and release everything. May be called more than once."""
         ...
 
 
 def lane_nbytes(regions: Mapping[int, Region], region_nbytes: Callable[[int], int]) -> int:
-    """Bytes of the outer tier that a lane of `regions` takes, each rounded by `region_nbytes`."""
+    """Bytes of a tier that a lane of `regions` needs, each rounded up by `region_nbytes`."""
     return max((r.offset + region_nbytes(r.nbytes) for r in regions.values()), default=0)
 
 
@@ -203,37 +221,40 @@ class EmptyLane:
         raise KeyError(arguments)
 
     def wait(self, *_: object) -> None:
-        """There is nothing to wait for."""
+        """Do nothing."""
 
     def discard(self, *_: object) -> None:
-        """There is nothing to do."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing."""
 
 
 class OpensLanes(Protocol):
-    """What copies can be timed through."""
+    """The part of a driver that `measure_link` needs."""
 
     def open_lane(self, regions: Mapping[int, Region]) -> Lane:
-        """A lane of `regions`."""
+        """Open a lane of `regions`."""
         ...
 
 
 class LinkTables(NamedTuple):
-    """A link as measured: each direction alone, and whether both run at full rate together."""
+    """The measured times of a link: each direction alone, and whether both overlap."""
 
     copy_out: LinkTable
+    """Times of single copies of each size; `copy_in` likewise."""
     copy_in: LinkTable
     duplex: bool
+    """Whether both directions run at full rate at the same time."""
 
 
 def measure_link(driver: OpensLanes, largest_nbytes: int = _PROBE_NBYTES[-1]) -> LinkTables:
     """Time single copies of 64 KiB to 64 MiB, or to `largest_nbytes`, in both directions.
 
-    Takes a second or two: larger sizes are left out once a copy takes 0.2 s. The first copy to a
-    place counts only where there is no time for another: a disk takes several times as long for it
-    as for those that later steps make. Raises `SpillError` where the outer tier has no room to try.
+    This takes a second or two. Once a copy takes 0.2 s, larger sizes are left out. The first copy
+    to a place counts only if there is no time for a second one, because a disk takes several times
+    as long for it as for the later ones, which are what steps make. Raises `SpillError` if the
+    outer tier has no room for the copies.
     """
     sizes = [n for n in _PROBE_NBYTES if n <= largest_nbytes] or [_PROBE_NBYTES[0]]
     lane = driver.open_lane(
@@ -249,7 +270,7 @@ def measure_link(driver: OpensLanes, largest_nbytes: int = _PROBE_NBYTES[-1]) ->
             if max(copy_out[-1][1], copy_in[-1][1]) > _PROBE_PATIENCE_SECONDS:
                 break
         alone = copy_out[-1][1], copy_in[-1][1]
-        # Halfway between the time of the slower one and that of one after the other.
+        # The threshold is halfway between perfect overlap (the slower copy) and none (the sum).
         duplex = _median_seconds(probe.copy_both) < (max(alone) + sum(alone)) / 2
     finally:
         lane.close()
@@ -257,7 +278,7 @@ def measure_link(driver: OpensLanes, largest_nbytes: int = _PROBE_NBYTES[-1]) ->
 
 
 def fit_link(table: LinkTable) -> Link:
-    """The latency and the rate nearest to `table` by least squares of the relative errors."""
+    """Fit a latency and a rate to `table`: least squares of the relative errors."""
     weights = [1 / seconds**2 for _, seconds in table]
     total = sum(weights)
     mean_nbytes = sum(w * n for w, (n, _) in zip(weights, table, strict=True)) / total
@@ -268,13 +289,13 @@ def fit_link(table: LinkTable) -> Link:
     variance = sum(w * n * n for w, n, _ in rows)
     slope = sum(w * n * s for w, n, s in rows) / variance if variance else 0.0
     latency = mean_seconds - slope * mean_nbytes
-    if slope <= 0 or latency < 0:  # noise, or one size only: no latency to be told from the rate
+    if slope <= 0 or latency < 0:  # noise, or a single size: no latency
         return Link(sum(n / s for n, s in table) / len(table))
     return Link(1 / slope, latency)
 
 
 class _Probe:
-    """Copies of `nbytes` through the region of that key."""
+    """Copies of `nbytes` bytes through the region whose key is `nbytes`."""
 
     def __init__(self, lane: Lane, nbytes: int) -> None:
         self.lane, self.region = lane, nbytes
@@ -294,7 +315,7 @@ class _Probe:
 
 
 def _median_seconds(copy: Callable[[], None]) -> float:
-    """Median time of `copy`, called until it has had its share of time; the first is warm-up."""
+    """Median time of `copy`, called until its time is used up. The first call is a warm-up."""
     first = _seconds(copy)
     times: list[float] = []
     while first < _PROBE_PATIENCE_SECONDS and (
@@ -306,6 +327,7 @@ def _median_seconds(copy: Callable[[], None]) -> float:
 
 
 def _seconds(copy: Callable[[], None]) -> float:
+    """Wall-clock time of one call of `copy`."""
     start = time.perf_counter()
     copy()
     return time.perf_counter() - start

@@ -35,21 +35,27 @@ DREW = (
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Executable:
-    """`forward(arguments, lane) -> (results, crossing)`; `backward(crossing, tangents, lane)`.
+    """Two compiled functions that run the forward and the backward call of a step.
 
-    Both empty the lists they are given. `regions` says what each outer slot holds, for the driver;
-    `program` is None for a graph that runs as torch captured it.
+    `forward(arguments, lane) -> (results, crossing)`; `backward(crossing, tangents, lane) ->
+    gradients`. Both empty the lists that they are given.
     """
 
     program: Program | None
+    """The program that the functions were generated from; None if the graph runs as torch captured
+    it."""
     forward: Callable[[list[Any], Any], tuple[tuple[Any, ...], list[Any]]]
+    """Returns the results for the caller, and `crossing`: what the backward call needs."""
     backward: Callable[[list[Any], list[Any], Any], tuple[Any, ...]]
+    """Returns the gradients."""
     regions: dict[int, Region]
+    """Slot in an outer tier -> what it holds, for `Driver.open_lane`."""
     text: str
+    """The generated source; empty without a program."""
     layout: Layout | None = None
-    """Where tensors lie; None: where the allocator finds room."""
+    """Where large tensors lie on a GPU; None: where the allocator finds room."""
     private_bytes: int = 0
-    """Device bytes that a call alone holds between the two, by its program (`ir.memory`)."""
+    """Device bytes that an outstanding call alone holds, by its program (`ir.memory`)."""
 
 
 def build(
@@ -62,10 +68,11 @@ def build(
     clock: Callable[[], Moment] = time.time_ns,
     layout: Layout | None = None,
 ) -> Executable:
-    """Generate and compile `program`; its tensors lie as `layout` says, if it is given.
+    """Generate and compile `program`; tensors lie as `layout` says, if it is given.
 
-    `note(position, start, stop)` gets what `clock()` said around each run, where the instruments
-    ask for it; `check(op, results, arguments)` gets what each run returned and read.
+    `note(position, start, stop)` gets the readings of `clock()` around each run, if the instruments
+    say `timed`. `check(op, results, arguments)` gets what each op's first run returned and read, if
+    they say `checked`.
 
     Raises VerifyError for a program with variants of ops: torch has none (docs/decisions/0010).
     """
@@ -87,10 +94,11 @@ def build(
             "same_draws": partial(_same_draws, random),
             "stack": torch.stack,
         }
-    # A file name of its own, known to linecache, gives tracebacks the generated line.
+    # A unique file name, known to linecache, makes tracebacks show the generated line.
     file = f"<outcore program {next(_numbers)}>"
     before = "\n" * source.forward.count("\n")
-    for part in source.forward, before + source.backward:  # at once it takes twice the memory
+    # Compiled together they need twice the memory.
+    for part in source.forward, before + source.backward:
         exec(compile(part, file, "exec"), names)  # noqa: S102 - our own generated text
     text = source.forward + source.backward
     executable = Executable(
@@ -108,10 +116,10 @@ def build(
 
 
 def drawing() -> AbstractContextManager[Any]:
-    """The lock that is held while a random op runs: several threads draw from one generator.
+    """The lock to hold while a random op runs, because several threads draw from one generator.
 
-    It is dynamo's own: while it compiles, on whatever thread, it holds that, and in the end it sets
-    the generator back to what it was when that began.
+    It is dynamo's own lock. Dynamo holds it while it compiles, on any thread, and ends by setting
+    the generator back to its state from before the compilation.
     """
     from torch._dynamo.convert_frame import compile_lock  # noqa: PLC0415 - loads all of dynamo
 
@@ -121,15 +129,17 @@ def drawing() -> AbstractContextManager[Any]:
 def _same_draws(
     targets: Mapping[int, str], op: int, expected: torch.Tensor, state: torch.Tensor
 ) -> None:
-    """Raise StepError where `op` left the generator otherwise than when it first ran.
+    """Raise StepError unless `op` left the generator in the state that its first run left it in.
 
-    Then some other thread drew meanwhile, here or there, and the op drew other numbers.
+    If the states differ, another thread drew during one of the two runs, so the op drew other
+    numbers.
     """
     if not torch.equal(expected, state):
         raise StepError(reason=DREW.format(op=op, target=targets[op]))
 
 
 def _refuse_variants(trace: Trace, program: Program) -> None:
+    """Raise VerifyError if an op of `program` is to run by an alternative algorithm."""
     for position, instruction in enumerate(program.body):
         run = instruction.action
         if isinstance(run, Run) and run.variant:
@@ -142,6 +152,7 @@ def _refuse_variants(trace: Trace, program: Program) -> None:
 
 
 def _regions(trace: Trace, program: Program) -> dict[int, Region]:
+    """Describe what each slot in an outer tier holds."""
     roots = root_values(trace)
     return {
         slot.id: _region(slot, trace.buffers[slot.buffer].nbytes, roots[slot.buffer])

@@ -1,4 +1,4 @@
-"""Where offloaded bytes lie if nobody says so: in a folder on a disk, not in memory."""
+"""folders: choose the default folder for offloaded bytes: one on a disk, not in memory."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ import tempfile
 from pathlib import Path
 
 MOUNTS = Path("/proc/self/mountinfo")
-"""What Linux says of the file systems that this process sees."""
+"""Lists the file systems that this process sees (Linux)."""
 
 IN_MEMORY = frozenset({b"tmpfs", b"ramfs"})
+"""File systems that store files in memory."""
 
-ELSEWHERE = Path("/var/tmp")  # noqa: S108 - files in it have no names, and are the user's alone
-"""For temporary files too; unlike the first choice, it outlives a restart, so it is on a disk."""
+ELSEWHERE = Path("/var/tmp")  # noqa: S108 - files in it have no names, and belong to the user alone
+"""Also for temporary files. Unlike the first choice it survives a restart, so it is on a disk."""
 
 
 def spill_folder() -> Path:
-    """The system's temporary folder, or `/var/tmp` where that is in memory and this is not."""
+    """Return the system's temporary folder, or `/var/tmp` if only the former is in memory."""
     folder = Path(tempfile.gettempdir())
     usable = os.access(ELSEWHERE, os.W_OK | os.X_OK) and not in_memory(ELSEWHERE)
     return ELSEWHERE if in_memory(folder) and usable else folder
 
 
 def in_memory(folder: str | os.PathLike[str]) -> bool:
-    """Whether what is written to a folder takes memory; False where the system does not tell."""
+    """Whether files in `folder` take memory; False if the system does not say."""
     try:
         device = os.stat(folder).st_dev  # noqa: PTH116 - may be given as text
-        lines = MOUNTS.read_bytes().splitlines()  # paths are in any encoding, or none
+        lines = MOUNTS.read_bytes().splitlines()  # paths may have any encoding, or none
     except OSError:
         return False
     number = f"{os.major(device)}:{os.minor(device)}".encode()
@@ -34,5 +35,8 @@ def in_memory(folder: str | os.PathLike[str]) -> bool:
 
 
 def _kind(line: bytes) -> bytes:
-    """The file system's kind: the word after the lone hyphen, before which fields are optional."""
+    """The type of the file system: the word after the lone hyphen.
+
+    The fields before the hyphen are optional.
+    """
     return line.partition(b" - ")[2].partition(b" ")[0]

@@ -1,4 +1,4 @@
-"""handles: what a lane of a device with queues gives for a copy, and what comes before it."""
+"""handles: the handles of copies on a device with queues, and what precedes each copy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from outcore.execute.driver import Direction
 
 
 class Known(NamedTuple):
-    """How many copies of a lane, to the disk and from it, come before something."""
+    """How many copies of a lane to a disk (`away`) and from it (`back`) come before some point.
+
+    A vector clock: the queues of the device do not order what worker threads do.
+    """
 
     away: int = 0
     back: int = 0
@@ -21,25 +24,25 @@ NOTHING: Final = Known()
 
 
 class Over(NamedTuple):
-    """How many copies of a lane are over by then: those out, and those in."""
+    """How many copies of a lane are complete at some point, per direction."""
 
     out: int = 0
     into: int = 0
 
     def joined(self, other: Over | None) -> Over:
-        """What is over after both."""
+        """What is complete once both points are reached."""
         if other is None:
             return self
         return Over(max(self.out, other.out), max(self.into, other.into))
 
     def with_one(self, direction: Direction) -> Over:
-        """The same with one copy more in `direction`."""
+        """The same with one more copy in `direction`."""
         more = direction == "out"
         return Over(self.out + more, self.into + (not more))
 
 
 class QueuedCopy:
-    """A copy under way: the handle of a lane."""
+    """A copy in progress: the handle that a lane returns."""
 
     __slots__ = ("direction", "event", "issued", "kept", "known", "over", "queue", "staged")
 
@@ -47,10 +50,13 @@ class QueuedCopy:
         self, direction: Direction, queue: Queue, event: Event, kept: torch.Tensor, known: Known
     ) -> None:
         self.direction, self.queue, self.event, self.known = direction, queue, event, known
+        """`event` marks the end of the copy in `queue`; `known`: the disk copies that come before
+        it."""
         self.over: Over | None = None
-        """What is over once this copy is, itself included. None: it is not on its way yet."""
+        """What is complete once this copy is, itself included. None: the copy is not issued
+        completely."""
         self.staged = False
-        """Whether a worker issues it, once its bytes have come from a disk."""
+        """Whether a worker thread issues it, once its bytes have been read from the disk."""
         self.issued = False
         """Whether `event` is recorded."""
         self.kept: torch.Tensor | None = kept

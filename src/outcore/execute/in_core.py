@@ -1,4 +1,4 @@
-"""in_core: a captured graph run as torch captured it, behind the same two calls."""
+"""in_core: run a captured graph as torch captured it, with the interface of an Executable."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Call = Callable[[list[Any]], Any]
 
 
 def in_core(forward: Call, backward: Call, forward_outputs: int, constants: int) -> Executable:
-    """An Executable of two boxed functions; no plan, no copies.
+    """Make an Executable from two boxed functions: no plan, no copies.
 
-    `forward([*inputs])` returns `forward_outputs` results and then what it saves;
-    `backward([*saved, *tangents])` returns the gradients. Both empty the list they are given, so
-    that what they read dies at its last use. The last `constants` arguments of the forward call are
-    not passed on: the functions hold them.
+    `forward([*inputs])` returns `forward_outputs` results, followed by what it saves for backward.
+    `backward([*saved, *tangents])` returns the gradients. Both empty the list that they are given,
+    so that its tensors are freed after their last use. The last `constants` arguments of the
+    forward call are not passed on, because the functions hold them.
     """
 
     def run_forward(arguments: list[Any], _: object) -> tuple[tuple[Any, ...], list[Any]]:
@@ -36,5 +36,8 @@ def in_core(forward: Call, backward: Call, forward_outputs: int, constants: int)
 
 
 def _apart(saved: Any, results: tuple[Any, ...]) -> Any:
-    """`saved`, but not the very object given to the caller, which owns the graph."""
+    """Return `saved`, or a detached copy of the tensor object if it is also a result.
+
+    The caller's tensor owns the autograd graph, so it must not be held itself.
+    """
     return saved.detach() if any(saved is r for r in results) else saved

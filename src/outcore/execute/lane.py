@@ -1,10 +1,10 @@
-"""lane: one outstanding step on a device with queues, with an event for each hazard.
+"""lane: the copies of one outstanding step on a device with queues, each with the events it needs.
 
-Device memory is taken and given back in the order of the compute queue, which is that of the host.
-So each copy waits for the compute queue as it is when the copy is issued: its source is written,
-its target is free by then. And the compute queue waits for a copy before the memory at either end
-of it is given back or read. Between two copies of different directions the Program says what has
-to be waited for.
+Device memory is allocated and freed in the order of the compute queue, which is the order in which
+the host issues commands. So a copy waits for everything in the compute queue when the copy is
+issued: by then its source is written and its target is free. The compute queue waits for a copy
+before the memory at either end of the copy is freed or read. Between copies of different
+directions, the Program says what to wait for.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from outcore.ir.hardware import Tier
 
 
 class Times(Protocol):
-    """What a lane asks of its driver: slabs, and whether to time copies."""
+    """The part of a driver that a lane needs: slabs, and whether copies are timed."""
 
     @property
     def slabs(self) -> Slabs:
-        """Where the lane's slab goes in the end."""
+        """Where the lane gives its slab back to."""
         ...
 
     def timed_event(self, queue: Queue) -> Event | None:
-        """A timed event in `queue`, where somebody records."""
+        """Record a timed event in `queue`; None if nothing records copies."""
         ...
 
     def finished(
@@ -46,12 +46,12 @@ class Times(Protocol):
         nbytes: int,
         lane: int,
     ) -> None:
-        """Note a copy that began at `start` and ends at what is now the end of `queue`."""
+        """Note a copy that began at `start` and ends at the current end of `queue`."""
         ...
 
 
 class QueuedLane:
-    """One outstanding step (`driver.Lane`)."""
+    """One outstanding step on a device with queues (`driver.Lane`)."""
 
     __slots__ = (
         "_disk",
@@ -77,25 +77,27 @@ class QueuedLane:
     ) -> None:
         self.driver, self.device, self.regions = driver, device, regions
         self.compute = device.current()
+        """The queue on which the step computes, in both calls."""
         self._disk = disk
-        """For the regions on a disk; None: there are none."""
+        """The part of the lane on a disk; None if no region is there."""
         self._mark = device.event()
+        """An event for positions in the compute queue, recorded again each time."""
         self._pending: dict[Direction, deque[QueuedCopy]] = {"out": deque(), "in": deque()}
         """Copies that the compute queue has not waited for, oldest first."""
         self._last: dict[Direction, Over] = {"out": Over(), "in": Over()}
-        """What is over once the last copy of a direction is."""
+        """What is complete once the last copy in a direction is."""
         self._over = Over()
-        """What is over before the next command of the compute queue."""
+        """What is complete before the next command of the compute queue."""
         self._strays: dict[int, torch.Tensor] = {}
-        """Region -> what should have been copied there, and is on the host as it is."""
+        """Region -> a tensor that is not copied there, because its op returned it on the host."""
         self._open = [slab]
-        """Emptied by `close`: one `pop` succeeds, whichever threads try."""
+        """The lane's slab until `close` pops it. Only one `pop` succeeds, whichever threads try."""
         if slab.free is not None:
             for queue in (device.out, device.into):
                 device.wait(queue, slab.free)
 
     def copy_out(self, tensor: torch.Tensor, region: int, /, *after: QueuedCopy) -> QueuedCopy:
-        """Put a copy of the storage of `tensor` to `region` into the queue of that direction."""
+        """Put a copy of the storage of `tensor` to `region` into the queue for copies out."""
         source, nbytes = _bytes_of(tensor), self.regions[region].nbytes
         if len(source) < nbytes:
             rule = "a storage has the bytes of its buffer"
@@ -109,7 +111,7 @@ class QueuedLane:
         return self._issue("out", region, source[:nbytes], after)
 
     def copy_in(self, region: int, /, *after: QueuedCopy) -> tuple[torch.Tensor, QueuedCopy]:
-        """Take memory in the order of the compute queue; put the copy that fills it into its."""
+        """Allocate in the order of the compute queue; put the copy into the queue for copies in."""
         self._check()
         place, stray = self.regions[region], self._strays.get(region)
         memory = self.device.empty(place.nbytes) if stray is None else stray
@@ -120,15 +122,17 @@ class QueuedLane:
         return root, self._issue("in", region, memory, after)
 
     def wait(self, handle: QueuedCopy, /) -> None:
-        """Let the compute queue wait for the copy, and for all that comes before it.
+        """Let the compute queue wait for the copy, and for all copies that precede it.
 
-        Their device memory is free then. The host goes on, unless a copy from a disk is among them:
-        it waits until that has been issued. Raises SpillError where it failed.
+        Their device memory may be reused after that. The host continues, unless a copy from a disk
+        is among them: then it waits until a worker has issued that copy. Raises SpillError if the
+        copy failed.
         """
         self._order(self.compute, handle)
         if self._disk is not None:
             self._disk.learn("compute", handle.known)
-        # A program leaves out each wait that this one implies: theirs is over, too.
+        # A program leaves out each wait that this one implies, so the preceding copies are
+        # complete, too.
         self._over = self._over.joined(handle.over)
         for place, copies in enumerate(self._pending.values()):
             while copies and (over := copies[0].over) and over[place] <= self._over[place]:
@@ -136,19 +140,21 @@ class QueuedLane:
                 copies.popleft()
 
     def discard(self, tensor: torch.Tensor, /) -> None:
-        """Nothing to do: memory is given back by the last reference."""
+        """Do nothing: memory is freed with its last reference."""
 
     def close(self) -> None:
-        """Let the compute queue wait for what is under way, and give the slab back."""
+        """Let the compute queue wait for copies in progress, and give the slab back."""
         try:
             slab = self._open.pop()
         except IndexError:
             return
         self._strays.clear()
         if self._disk is not None:
-            self._disk.close()  # first: a worker that issues a copy from now on waits for it
+            # Close the disk's part first. A worker that issues a copy after this waits for the copy
+            # itself.
+            self._disk.close()
         for handle in chain(*self._pending.values()):
-            if not (handle.issued or handle.staged):  # interrupted on the way: perhaps it runs
+            if not (handle.issued or handle.staged):  # interrupted while issued; it may run
                 self.device.record(handle.event, handle.queue)
                 handle.issued = True
             if handle.issued:
@@ -161,6 +167,7 @@ class QueuedLane:
         self.driver.slabs.give(slab)
 
     def _check(self) -> None:
+        """Raise StepError if the lane is closed, or if this thread computes on another queue."""
         if not self._open:
             raise StepError(reason="this step's data was dropped")
         if self.device.current() != self.compute:
@@ -170,9 +177,10 @@ class QueuedLane:
     def _nothing(
         self, direction: Direction, tensor: torch.Tensor, after: tuple[QueuedCopy, ...]
     ) -> QueuedCopy:
-        """The handle of a copy that there is no need for.
+        """Make the handle of a copy that is not needed.
 
-        It has its place in the queue of that direction: who waits for it may count on all before.
+        The handle has its place in the queue of that direction, so waiting for it also covers all
+        copies before it.
         """
         copy = self._ordered(direction, tensor, after)
         self._mark_compute(copy.queue)
@@ -188,6 +196,7 @@ class QueuedLane:
         memory: torch.Tensor,
         after: tuple[QueuedCopy, ...],
     ) -> QueuedCopy:
+        """Issue a copy between device memory and `region`, which is on the host or a disk."""
         copy = self._ordered(direction, memory, after)
         place = self.regions[region]
         if place.tier is not Tier.DISK:
@@ -203,7 +212,7 @@ class QueuedLane:
     def _ordered(
         self, direction: Direction, memory: torch.Tensor, after: tuple[QueuedCopy, ...]
     ) -> QueuedCopy:
-        """A copy to come, in a queue that has been told to wait for `after`."""
+        """Make a copy that is not issued yet; its queue waits for `after`."""
         queue = self.device.out if direction == "out" else self.device.into
         for earlier in after:
             if earlier.queue is not queue:
@@ -216,20 +225,23 @@ class QueuedLane:
         return copy
 
     def _mark_compute(self, queue: Queue) -> None:
-        """Let `queue` wait for the compute queue as it is now."""
+        """Let `queue` wait for everything in the compute queue so far."""
         self.device.record(self._mark, self.compute)
         self.device.wait(queue, self._mark)
 
     def _count(self, copy: QueuedCopy, after: tuple[QueuedCopy, ...]) -> None:
-        """Note what is over once `copy` is; an interrupt before this leaves it to `close`."""
+        """Note what is complete once `copy` is.
+
+        If an interrupt comes earlier, `close` handles the copy.
+        """
         over = self._last[copy.direction].joined(self._over)
         for earlier in after:
             over = over.joined(earlier.over)
         copy.over = self._last[copy.direction] = over.with_one(copy.direction)
 
     def _stage(self, disk: StagedLane, copy: QueuedCopy, direction: Direction, region: int) -> None:
-        """Issue a copy to or from a disk."""
-        mark = self.device.event()  # of its own: a worker may wait for it later
+        """Issue a copy to or from the disk."""
+        mark = self.device.event()  # not `_mark`: a worker may wait for it later
         self.device.record(mark, self.compute)
         if direction == "in":
             copy.staged = True
@@ -243,7 +255,7 @@ class QueuedLane:
     def _put(self, copy: QueuedCopy, direction: Direction, region: int, host: torch.Tensor) -> None:
         """Put the copy between device memory and `host` into its queue."""
         device, driver, queue, memory = self.device, self.driver, copy.queue, copy.kept
-        assert memory is not None  # noqa: S101 - nobody has waited for it yet
+        assert memory is not None  # noqa: S101 - nothing has waited for it yet
         start = driver.timed_event(queue)
         device.copy(queue, *((host, memory) if direction == "out" else (memory, host)))
         device.record(copy.event, queue)
@@ -253,7 +265,7 @@ class QueuedLane:
             driver.finished(direction, region, start, queue, nbytes, id(self))
 
     def _order(self, queue: Queue, handle: QueuedCopy) -> None:
-        """Let `queue` wait for `handle` and all that comes before it."""
+        """Let `queue` wait for `handle` and all copies that precede it."""
         if self._disk is not None:
             last = self._disk.settle(handle.known)
             if last is not None:

@@ -1,8 +1,9 @@
-"""link: one worker thread per direction moves bytes between memory and the spill file.
+"""link: move bytes between memory and the spill file, on one worker thread per direction.
 
-Each direction has one queue. What must happen after all copies issued so far (a lane's room is
-free, the file may be closed) is a barrier that passes through both queues in turn. Whoever issues
-one need not wait for it. Copies can be called off until a worker begins with them.
+Each direction has one queue. Work that must come after all copies issued so far, such as releasing
+a lane's room or closing the file, is a barrier that passes through both queues, one after the
+other. The thread that issues a barrier need not wait for it. A copy can be called off until a
+worker begins with it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from outcore.execute.folders import in_memory
 from outcore.gauges import OWN_THREADS
 
 CHUNK_BYTES: Final = 8 << 20
-"""One call to the kernel. Measured: from 4 MiB on, larger chunks are no faster."""
+"""The most bytes that one system call moves. Measured: larger chunks than 4 MiB are no faster."""
 
 SPILLS_TO_MEMORY = (
     "outcore: the spill folder {folder} lies in memory, so what is offloaded there frees none; "
@@ -32,14 +33,17 @@ SPILLS_TO_MEMORY = (
 )
 
 _THROTTLED_CHUNK_SECONDS = 0.02
+"""A throttled link moves at most this much time's worth of bytes at once."""
 _THROTTLE_CREDIT_SECONDS = 0.05
+"""How much time a throttled link may make up for after it slept too long."""
 
 
 class Throttle:
-    """One direction of a link of `bytes_per_second`; None: as fast as it goes.
+    """Limits one direction of a link to `bytes_per_second`; None: no limit.
 
     Keeps the time at which an ideal link would have moved all bytes so far, and sleeps until then.
-    A sleep that took too long is made up for, up to the credit; time without copies is not.
+    If a sleep was too long, later copies make up for it, up to a credit. Time without copies gives
+    no credit.
     """
 
     def __init__(
@@ -56,13 +60,14 @@ class Throttle:
             self.chunk_bytes = min(CHUNK_BYTES, max(1, blocks) * FILE_BLOCK_BYTES)
         self._clock, self._sleep = clock, sleep
         self._due = -float("inf")
+        """When an ideal link would have moved all bytes so far, by `clock`."""
 
     def begin(self, ready_seconds: float) -> None:
-        """Start a copy that could have started at `ready_seconds`, had the link been free."""
+        """Begin a copy that could have started at `ready_seconds` on an idle link."""
         self._due = max(self._due, ready_seconds)
 
     def moved(self, nbytes: int) -> None:
-        """Count `nbytes`; return no sooner than the link would have moved them."""
+        """Count `nbytes`, and return no sooner than the link would have moved them."""
         if self.bytes_per_second is None:
             return
         now = self._clock()
@@ -72,11 +77,11 @@ class Throttle:
 
 
 class Room(Protocol):
-    """What a copy asks of the lane it belongs to."""
+    """The part of a lane that its copies need."""
 
     @property
     def file(self) -> SpillFile:
-        """The file that the lane's regions lie in."""
+        """The file that contains the lane's regions."""
         ...
 
     @property
@@ -86,20 +91,20 @@ class Room(Protocol):
 
     @property
     def recorder(self) -> Recorder | None:
-        """Who wants to hear of finished copies."""
+        """Called with each finished copy; None if nothing records."""
         ...
 
     def offset(self, region: int) -> int:
-        """Where `region` lies in the file."""
+        """Where `region` begins in the file."""
         ...
 
     def check_open(self) -> None:
-        """Raise CancelledError where nobody can be interested in the copy any more."""
+        """Raise CancelledError if the copy's result can no longer be of use."""
         ...
 
 
 class Copy:
-    """A copy issued: the job of a worker, and the handle that a lane gives out."""
+    """One copy: the job of a worker, and the handle that a lane returns."""
 
     __slots__ = (
         "_unclaimed",
@@ -124,49 +129,57 @@ class Copy:
         after: tuple[Copy, ...],
     ) -> None:
         self.lane: Room | None = lane
+        """The lane of the copy; None once the copy is done."""
         self.direction, self.region, self.address = direction, region, address
+        """`address`: of the memory at the device's end of the copy."""
         self.kept: torch.Tensor | torch.UntypedStorage | None = kept
         """Keeps the memory at `address` alive until the copy is done."""
         self.after = after
+        """Copies that must be done before this one begins."""
         self.ready_seconds = time.perf_counter()
-        """When it was issued; once done, when that was."""
+        """When the copy was issued; once it is done, when it finished."""
         self.error: Exception | None = None
+        """Why the copy failed or was dropped; None otherwise."""
         self.done = threading.Lock()
         """Held until the copy is done."""
         self.done.acquire()
         self._unclaimed = [True]
-        """Emptied by who runs it, or calls it off: one `pop` succeeds."""
+        """Popped by whoever runs the copy or calls it off. Only one `pop` succeeds."""
 
     def run(self, bounce: memoryview, throttle: Throttle) -> None:
-        """Copy, on a worker thread; what goes wrong is kept for whoever waits."""
+        """Copy, on a worker thread. An error is stored for the thread that waits."""
         if not self._claimed():
             return
         try:
             self._move(bounce, throttle)
         except Exception as error:  # noqa: BLE001 - the lane's `wait` raises it
-            self.error = error.with_traceback(None)  # its frames lead back here
+            self.error = error.with_traceback(None)  # its frames refer to this copy
         self._end()
 
     def call_off(self) -> None:
-        """Do not copy, unless a worker has begun. Its memory is then free on this thread."""
+        """Drop the copy, unless a worker has begun. Its memory is then freed on this thread."""
         if self._claimed():
             self.error = dropped()
             self._end()
 
     def _claimed(self) -> bool:
+        """Whether this call is the first, so that its caller may run or drop the copy."""
         try:
             return self._unclaimed.pop()
         except IndexError:
             return False
 
     def _end(self) -> None:
-        # Before `done`: from then on the compute thread counts on its `del` to free the memory.
+        """Mark the copy as done."""
+        # Before `done` is released: after that, the compute thread relies on its `del` to free the
+        # memory.
         self.lane = self.kept = None
         self.after = ()
         self.ready_seconds = time.perf_counter()
         self.done.release()
 
     def _move(self, bounce: memoryview, throttle: Throttle) -> None:
+        """Move the bytes once `after` is done. Raises what goes wrong."""
         lane = self.lane
         assert lane is not None  # noqa: S101 - a copy runs once
         for earlier in self.after:
@@ -190,22 +203,23 @@ class Copy:
 
 
 def dropped() -> CancelledError:
-    """The error of a copy that nobody can be interested in any more."""
+    """The error of a copy whose result can no longer be of use."""
     return CancelledError("it was dropped when its lane was closed")
 
 
 class Barrier:
-    """Runs `action` once all that was issued before it is done. `last`: the workers end with it."""
+    """Runs `action` once everything issued before it is done. `last`: the workers end with it."""
 
     __slots__ = ("action", "done", "last")
 
     def __init__(self, action: Callable[[], None] | None = None, *, last: bool = False) -> None:
         self.action, self.last = action, last
         self.done = threading.Lock()
+        """Held until `action` has run."""
         self.done.acquire()
 
     def run(self) -> None:
-        """Act, and let go who waits."""
+        """Run `action`, and release the threads that wait."""
         if self.action is not None:
             self.action()
         self.done.release()
@@ -215,7 +229,7 @@ _Queue: TypeAlias = SimpleQueue[Copy | Barrier]
 
 
 def _serve(queue: _Queue, throttle: Throttle, onward: _Queue | None) -> None:
-    """Run what comes, in order. Barriers go `onward`; on the last worker they run."""
+    """Run the jobs of one queue in order. Barriers move to `onward`; the last worker runs them."""
     bounce = new_bounce()
     last = False
     while not last:
@@ -225,18 +239,20 @@ def _serve(queue: _Queue, throttle: Throttle, onward: _Queue | None) -> None:
         else:
             last = job.last
             job.run() if onward is None else onward.put(job)
-        del job  # while waiting, hold nothing: an error's traceback leads to the driver
+        del job  # hold nothing while waiting: an error's traceback refers to the driver
 
 
 class Spill:
-    """What a driver has from its first copy on: the file and the workers."""
+    """The spill file and its two workers, made when a driver first needs them."""
 
     def __init__(self, spill_dir: str | os.PathLike[str] | None, rate: float | None) -> None:
         self.file = SpillFile(spill_dir)
         if in_memory(self.file.directory):
             warnings.warn(SPILLS_TO_MEMORY.format(folder=self.file.directory), stacklevel=2)
         self.closed = False
+        """Whether copies are refused; those that wait are dropped."""
         self.pid = os.getpid()
+        """The process in which the workers run; a fork does not have them."""
         self.out: _Queue = SimpleQueue()
         self.into: _Queue = SimpleQueue()
         self.threads = (
@@ -245,15 +261,15 @@ class Spill:
         )
 
     def take(self, nbytes: int) -> int:
-        """Room for a lane of `nbytes`. Raises `SpillError` where the disk is full."""
+        """Take room in the file for a lane of `nbytes`. Raises `SpillError` if the disk is full."""
         offset = self.file.take_free(nbytes)
         if offset is not None:
             return offset
-        self.drain()  # lanes closed a moment ago may still be on their way back
+        self.drain()  # the room of lanes closed just now is freed by then
         return self.file.take(nbytes)
 
     def can_wait(self) -> bool:
-        """Whether this thread can wait for a worker: none can for itself, nor in a fork."""
+        """Whether this thread can wait for a worker: it is neither a worker nor in a fork."""
         return threading.current_thread() not in self.threads and os.getpid() == self.pid
 
     def drain(self) -> None:
@@ -265,21 +281,21 @@ class Spill:
                 pass
 
     def close(self) -> None:
-        """Drop what waits, give up what runs, end the workers, close the file."""
+        """Drop waiting copies, stop running ones early, end the workers and close the file."""
         if self.closed:
             return
         self.closed = True
         if os.getpid() != self.pid:
-            self.file.close()  # in a forked process, which has no such threads
+            self.file.close()  # a forked process has no workers
             return
         self.out.put(Barrier(self.file.close, last=True))
-        if self.can_wait():  # a finaliser can run on any thread
+        if self.can_wait():  # a finalizer can run on any thread
             for thread in self.threads:
                 thread.join()
 
 
 def _start(name: str, queue: _Queue, throttle: Throttle, onward: _Queue | None) -> threading.Thread:
-    # A daemon: a program that ends without closing its driver must not hang.
+    # Daemons: a program that ends without closing its driver must not hang.
     thread = threading.Thread(target=_serve, args=(queue, throttle, onward), name=name, daemon=True)
     thread.start()
     return thread

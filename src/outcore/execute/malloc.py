@@ -1,20 +1,20 @@
-"""malloc: how the C library hands out memory decides the speed of a training step on a CPU.
+"""malloc: set up how the C library allocates, because it decides the speed of a CPU training step.
 
-glibc maps large buffers afresh and unmaps them when they are freed, so that each costs page faults
-anew: half as much time again for a step. `M_MMAP_MAX = 0` stops that for buffers of any size, and
-with a huge `M_TRIM_THRESHOLD` the heap keeps what was freed.
+By default glibc maps a large buffer afresh and unmaps it when it is freed, so each buffer costs
+page faults again: half as much time again for a step. `M_MMAP_MAX = 0` prevents this for buffers of
+any size. With a huge `M_TRIM_THRESHOLD`, the heap keeps what was freed.
 
-The price is resident memory. Tensors are aligned to 64 bytes. For that, glibc takes a larger piece
-than it hands out, and puts the slivers left over into the calling thread's cache of small pieces.
-Small allocations then settle there, between the large ones, and a hole is too small for the very
-size that it came from. Measured with glibc 2.36 on a ResNet-50 step that offloads: live tensors
-peak at 610 MiB, and the process grows by 1.7 GiB. `M_ARENA_MAX = 1` and `M_MXFAST = 0` change
-nothing, and the thread cache can be turned off only before a program starts.
+The cost is resident memory. Tensors are aligned to 64 bytes. For that, glibc allocates a larger
+piece than it returns, and puts the remaining slivers into the calling thread's cache of small
+pieces. Small allocations then settle there, between the large ones, so a hole is too small for the
+very size that it came from. Measured with glibc 2.36 on a ResNet-50 step that offloads: live
+tensors peak at 610 MiB, and the process grows by 1.7 GiB. `M_ARENA_MAX = 1` and `M_MXFAST = 0`
+change nothing, and the thread cache can be turned off only before a program starts.
 
-Tensors are therefore served by the arena (`arena.py`) where it can be compiled, and what is said
-here holds for the rest: small tensors, and what libraries take for themselves. Where there is no
-arena, `ResidentLimit` gives memory back whenever resident memory is above a limit. What is used
-again after that costs page faults: a fifth of the step's time in the same measurement.
+So the arena (`arena.py`) serves tensors if it can be compiled. What is said here applies to the
+rest: small tensors, and what libraries allocate themselves. If there is no arena, `ResidentLimit`
+returns memory to the system whenever resident memory exceeds a limit. Memory that is used again
+after that costs page faults: a fifth of the step's time in the same measurement.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _SETTINGS: Final = (
     ("M_TRIM_THRESHOLD", _M_TRIM_THRESHOLD, 2**31 - 1),
     ("M_TOP_PAD", _M_TOP_PAD, 64 << 20),
 )
+"""Name, mallopt's number and value of each setting to make."""
 _TUNABLES: Final = ("mmap_max", "mmap_threshold", "top_pad", "trim_threshold")
+"""The names in `GLIBC_TUNABLES` that set up malloc, without `glibc.malloc.`."""
 _VARIABLES: Final = frozenset(
     {
         "MALLOC_ARENA_MAX",
@@ -48,12 +50,12 @@ _VARIABLES: Final = frozenset(
         "MALLOC_TRIM_THRESHOLD_",
     }
 )
-"""What glibc reads at start-up (mallopt(3))."""
+"""The environment variables that glibc reads at startup (mallopt(3))."""
 
 
 @dataclass(frozen=True, slots=True)
 class MallocReport:
-    """Whether malloc was set up by us, why or why not, and the settings made."""
+    """Whether outcore set up malloc, why or why not, and the settings that it made."""
 
     owned: bool
     reason: str
@@ -62,10 +64,10 @@ class MallocReport:
 
 @cache
 def own_malloc() -> MallocReport:
-    """Keep glibc from mapping and unmapping large buffers. For the whole process, once.
+    """Keep glibc from mapping and unmapping large buffers, once for the whole process.
 
-    Does nothing where malloc is not glibc's, or where the user has set it up: by `MALLOC_*` or the
-    like of it in `GLIBC_TUNABLES`, or by preloading another malloc.
+    Does nothing if malloc is not glibc's, or if the user has set it up: by `MALLOC_*` or the
+    equivalent in `GLIBC_TUNABLES`, or by preloading another malloc.
     """
     library = _glibc()
     if library is None:
@@ -78,7 +80,7 @@ def own_malloc() -> MallocReport:
 
 
 def set_up_by_user(environment: Mapping[str, str]) -> str | None:
-    """The variable with which the user has set up malloc, or None."""
+    """The environment variable with which the user has set up malloc, or None."""
     for name, value in environment.items():
         tuned = name == "GLIBC_TUNABLES" and any(f"glibc.malloc.{t}=" in value for t in _TUNABLES)
         replaced = name == "LD_PRELOAD" and "malloc" in value
@@ -88,35 +90,36 @@ def set_up_by_user(environment: Mapping[str, str]) -> str | None:
 
 
 def trim() -> bool:
-    """Give every whole free page back to the system. False where malloc cannot, or has none."""
+    """Return every whole free page to the system. False if malloc cannot, or if there is none."""
     library = _glibc()
     return library is not None and bool(library.malloc_trim(0))
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process. Raises OSError where there is no /proc."""
+    """Resident memory of this process. Raises OSError if there is no /proc."""
     return _resident_bytes(Path("/proc/self/statm").read_bytes())
 
 
 class ResidentLimit:
-    """Trims when resident memory is found above `limit_bytes`. Cheap enough to ask at each copy.
+    """Trims when resident memory exceeds `limit_bytes`. A check is cheap enough for each copy.
 
-    Where trimming does not help because the memory is in use, it is tried again only once a
-    thirty-second part of the limit has come on top. Raises OSError where there is no /proc.
+    If trimming does not help because the memory is in use, it is tried again only after resident
+    memory has grown by a thirty-second of the limit. Raises OSError if there is no /proc.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.trims = 0
-        """How often memory was given back."""
+        """How often memory was trimmed."""
         self._threshold_bytes = limit_bytes
+        """Trim above this; at least the limit."""
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self.close = weakref.finalize(self, os.close, self._statm)
-        """Close what the figure is read from; more than once is fine."""
+        """Closes the file that resident memory is read from. May be called more than once."""
         _prepare_huge_pages(limit_bytes)
 
     def check(self) -> None:
-        """Trim if need be."""
+        """Trim if resident memory exceeds the threshold."""
         if self._resident_bytes() > self._threshold_bytes:
             self.trims += 1
             trim()
@@ -129,9 +132,9 @@ class ResidentLimit:
 
 
 def _prepare_huge_pages(nbytes: int) -> None:
-    """Extend the heap by `nbytes` of address space that is filled by huge pages, where allowed.
+    """Extend the heap by `nbytes` of addresses that huge pages will fill, if the system allows it.
 
-    Trimming also cuts the heap's end off, so this is to be done again after each.
+    Trimming also cuts off the end of the heap, so this must be repeated after each trim.
     """
     library = _glibc()
     if library is None or not own_malloc().owned or not hasattr(mmap, "MADV_HUGEPAGE"):
@@ -146,6 +149,7 @@ def _prepare_huge_pages(nbytes: int) -> None:
 
 
 def _resident_bytes(statm: bytes) -> int:
+    """Resident memory by the content of `/proc/self/statm`."""
     return int(statm.split(None, 2)[1]) * mmap.PAGESIZE
 
 

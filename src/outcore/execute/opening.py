@@ -1,4 +1,4 @@
-"""opening: the driver for a device."""
+"""opening: open the driver for a device."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from outcore.execute.segments import asked
 def open_driver(
     device: torch.device, spill_dir: Path, link_bytes_per_second: float | None
 ) -> Driver:
-    """The driver of `device`: a GPU offloads to the host's memory, a CPU to `spill_dir`.
+    """Open the driver for `device`: a GPU offloads to host memory, a CPU to `spill_dir`.
 
-    So does a GPU where the host has too little. A rate given slows the links of a CPU down to it.
-    Raises CaptureError for a device that has no driver yet, or a GPU whose memory cannot be
-    followed; OptionValueError for a rate on a GPU.
+    A GPU also uses `spill_dir`, for what does not fit in host memory. `link_bytes_per_second` slows
+    the links of a CPU down to that rate. Raises CaptureError for a device without a driver, or a
+    GPU whose allocator does not count memory; OptionValueError if a rate is given for a GPU.
     """
     if device.type == "cpu":
         return CpuDriver(spill_dir, link_bytes_per_second)
@@ -51,7 +51,7 @@ def open_driver(
 
 
 def _counts() -> bool:
-    """Whether torch's own caching allocator is in use: others keep no count."""
+    """Whether torch's own caching allocator is in use. Others do not count."""
     names = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
     cached = all(os.environ.get(name) != "1" for name in names)
     return cached and torch.cuda.get_allocator_backend() == "native"

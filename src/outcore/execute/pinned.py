@@ -1,8 +1,8 @@
-"""pinned: host memory that a GPU copies to and from at full speed, beside its own work.
+"""pinned: host memory that a GPU copies to and from at full speed, while it computes.
 
-Ordinary memory, registered with the driver: torch's own pinned allocator rounds sizes up to powers
-of two, which for one room of a whole step's data can be twice as much. The pages are put on the
-memory node of the GPU where the system tells which that is.
+This is ordinary memory, registered with the driver. torch's own pinned allocator rounds sizes up to
+powers of two: for one room that holds a whole step's data, that can be twice as much. The pages are
+placed on the GPU's memory node if the system says which one that is.
 """
 
 from __future__ import annotations
@@ -27,53 +27,57 @@ from outcore.units import format_bytes
 
 _SYSTEM = Path("/sys")
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-"""Without it Linux may refuse a map as large as most of the memory. (Python knows it from 3.13.)"""
+"""Without this flag, Linux may refuse a map as large as most of the memory. (Python has it from
+3.13.)"""
 _TOUCHERS = 16
-"""Threads that ask for pages at most: registering does so too, one after the other."""
+"""The most threads that fault in pages. Registering would do it too, one page after the other."""
 
 
 class _Map(mmap.mmap):
-    """Memory that is no longer registered when the system has it back.
+    """An anonymous memory map that is unregistered before the system gets it back.
 
-    A forked process has none of it.
+    A forked process does not inherit the memory.
     """
 
     process: int | None = None
-    """Whose it is; None: the system had no such memory."""
+    """The process that made the map; None: the system had no such memory."""
     registered: tuple[int, torch.device] | None = None
-    """Where, and for which device."""
+    """Address and device, if it is registered."""
 
     def __new__(cls, nbytes: int) -> Self:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
         made = super().__new__(cls, -1, max(1, nbytes), flags=flags)
-        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):  # a fork would copy what is written later
+        # DONTFORK: a fork would copy the pages that are written later.
+        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
             if hasattr(mmap, advice):
                 with contextlib.suppress(OSError):
                     made.madvise(getattr(mmap, advice))
         made.process = os.getpid()
         return made
 
-    # Whoever watches a map, or with NumPy 2.5 an array, hears of its end when the memory is gone.
+    # Weak references to a map, or with NumPy 2.5 to an array, report its end only after the memory
+    # is gone.
     def __del__(self) -> None:
         if self.process not in (None, os.getpid()):
-            # What lies there by now would be given back in its place: never let that happen.
+            # Freeing the map here would unmap whatever lies at its address now: keep the map alive
+            # forever.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
         elif self.registered is not None and not sys.is_finalizing():
             _release(*self.registered)
 
 
 _maps: WeakValueDictionary[int, _Map] = WeakValueDictionary()
-"""By their addresses."""
+"""Live maps by their addresses."""
 
 
 def pinned(
     nbytes: int, device: torch.device, refused: Callable[[str], None] = warnings.warn
 ) -> torch.Tensor:
-    """Flat bytes on the host, registered for `device` until nobody refers to them any more.
+    """Allocate flat bytes of host memory, registered for `device` until the last reference is gone.
 
-    Where registering is refused the memory is an ordinary one, and `refused` is told: copies are
-    slower then, and the host waits for them. Raises HostMemoryError where the system has no such
-    memory.
+    If registering is refused, the memory is ordinary, and `refused` is called with a message.
+    Copies are then slower, and the host waits for them. Raises HostMemoryError if the system has
+    too little memory.
     """
     try:
         memory = _Map(nbytes)
@@ -93,10 +97,10 @@ def shrink(
     device: torch.device,
     refused: Callable[[str], None] = warnings.warn,
 ) -> torch.Tensor:
-    """The first `nbytes` of what `pinned` gave for `device`; the system has the other pages back.
+    """Return the first `nbytes` of what `pinned` returned; the system gets the other pages back.
 
-    All of it where the system does not take them. Nobody else may use that memory, nor a copy be
-    under way. `refused` as for `pinned`.
+    Returns all of it if the system does not take the pages. Nothing else may use that memory, and
+    no copy may be in progress. `refused` is as for `pinned`.
     """
     whole = _maps[memory.data_ptr()]
     registered, whole.registered = whole.registered, None
@@ -112,13 +116,13 @@ def shrink(
 
 
 def _give_back(memory: _Map, nbytes: int) -> bool:
-    """Let the system have the pages beyond `nbytes` back; whether it takes them."""
+    """Return the pages beyond `nbytes` to the system; False if it does not take them."""
     begin = mmap.PAGESIZE * -(-nbytes // mmap.PAGESIZE)
     if begin >= len(memory):
         return True
     try:
         memory.madvise(mmap.MADV_DONTNEED, begin, len(memory) - begin)
-    except (AttributeError, OSError):  # there is no such advice; pages are locked otherwise
+    except (AttributeError, OSError):  # no such advice; or the pages are locked by other means
         return False
     return True
 
@@ -129,9 +133,9 @@ def _lock(
     device: torch.device,
     refused: Callable[[str], None],
 ) -> None:
-    """Register `array`, which `memory` begins with."""
+    """Register `array`, which is at the start of `memory`."""
     code = _register(array, device)
-    if code:  # registering has tables on the device, and torch may keep all of that
+    if code:  # registering needs tables on the device, and torch may cache all of that
         torch.cuda.empty_cache()
         code = _register(array, device)
     if code:
@@ -144,7 +148,7 @@ def _lock(
 
 
 def touch(array: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-    """Have the system give all pages of `array`, which are zero, to threads of this one's place."""
+    """Fault in all pages of `array`, which are zero, by threads on this thread's processors."""
     threads = min(_TOUCHERS, len(os.sched_getaffinity(0)))
     part = mmap.PAGESIZE * -(-len(array) // (threads * mmap.PAGESIZE))
     parts = [array[start : start + part : mmap.PAGESIZE] for start in range(0, len(array), part)]
@@ -152,12 +156,13 @@ def touch(array: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
     def write(pages: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
         pages[:] = 0
 
-    with ThreadPoolExecutor(threads) as pool:  # NumPy lets others run while it writes
+    # NumPy releases the interpreter's lock while it writes.
+    with ThreadPoolExecutor(threads) as pool:
         list(pool.map(write, parts))
 
 
 def _register(array: np.ndarray[Any, np.dtype[np.uint8]], device: torch.device) -> int:
-    """CUDA's error; 0 where there is none."""
+    """Register `array`; return CUDA's error code, or 0."""
     error = int(_runtime().cudaHostRegister(array.ctypes.data, len(array), 0))
     if error:
         _forget_error(device)
@@ -165,10 +170,10 @@ def _register(array: np.ndarray[Any, np.dtype[np.uint8]], device: torch.device) 
 
 
 def _release(address: int, device: torch.device) -> bool:
-    """Register no more what is at `address`; whether CUDA did so."""
-    with torch.cuda.device(device):  # a thread that is on none would make a context on the first
-        with contextlib.suppress(RuntimeError):  # of an earlier kernel: others will hear of it
-            torch.cuda.synchronize(device)  # nobody says that unregistering waits for copies
+    """Unregister the memory at `address`; return whether CUDA did so."""
+    with torch.cuda.device(device):  # a thread without a device would make a context on the first
+        with contextlib.suppress(RuntimeError):  # an earlier kernel's error: others will report it
+            torch.cuda.synchronize(device)  # unregistering is not documented to wait for copies
         error = int(_runtime().cudaHostUnregister(address))
         if error:
             _forget_error(device)
@@ -176,14 +181,15 @@ def _release(address: int, device: torch.device) -> bool:
 
 
 def _runtime() -> Any:
+    """CUDA's runtime API."""
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch has no types for it
 
 
 @contextlib.contextmanager
 def near(device: torch.device) -> Iterator[None]:
-    """Keep this thread on the processors beside `device`: memory lands where it is first touched.
+    """Run this thread on the processors near `device`: memory is placed where it is first touched.
 
-    Does nothing where the system does not tell which those are, or has only one node.
+    Does nothing if the system does not say which processors those are, or has only one node.
     """
     processors = processors_near(device)
     if not processors:
@@ -192,7 +198,7 @@ def near(device: torch.device) -> Iterator[None]:
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, processors)
-    except OSError:  # not ours to use, all of them
+    except OSError:  # this process may not use all of them
         yield
         return
     try:
@@ -202,7 +208,7 @@ def near(device: torch.device) -> Iterator[None]:
 
 
 def processors_near(device: torch.device, system: Path = _SYSTEM) -> set[int]:
-    """Numbers of the processors on the memory node that `device` is attached to; empty: unknown."""
+    """Numbers of the processors on the memory node that `device` is on; empty if unknown."""
     found: Any = torch.cuda.get_device_properties(device)
     if not hasattr(os, "sched_setaffinity") or not hasattr(found, "pci_bus_id"):
         return set()
@@ -217,12 +223,12 @@ def processors_near(device: torch.device, system: Path = _SYSTEM) -> set[int]:
 
 
 def parse_processors(text: str) -> set[int]:
-    """The numbers of a list like ``0-3,8,10-11``."""
+    """The numbers in a list such as ``0-3,8,10-11``."""
     ranges = (part.partition("-") for part in text.strip().split(",") if part)
     return {n for low, _, high in ranges for n in range(int(low), int(high or low) + 1)}
 
 
 def _forget_error(device: torch.device) -> None:
-    """CUDA reports a failed call once more at the next one that asks: let that be here."""
+    """Clear CUDA's last error, which the next call that checks would report again."""
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device=device)

@@ -1,10 +1,11 @@
-"""placed: one outstanding step whose large tensors lie where a Layout has them (decision 0037).
+"""placed: a lane for a step whose large tensors lie where a Layout says (decision 0037).
 
-Torch's allocator keeps the free memory of each stream apart. So the step computes on a stream of
-its own, and all that is free there is the stretch of the layout: what of that an op is not about to
-ask for is held. The stream waits for that of the caller as a call begins, and is waited for when it
-ends. Whatever lies in memory of the caller's is kept until then: were it freed in between, another
-thread might be given its memory, and write there at once.
+torch's allocator keeps the free memory of each stream apart. So the step computes on a separate
+stream, called the stage, whose free memory is one stretch. Pieces hold whatever is free of the
+stretch, except what the next op is about to request. The stage waits for the caller's stream as a
+call begins, and the caller's stream waits for the stage as the call ends. Tensors in memory of the
+caller's stream are kept until then. If one were freed earlier, another thread could get its memory
+and write to it at once.
 """
 
 from __future__ import annotations
@@ -22,19 +23,21 @@ from outcore.gauges import add_holder
 from outcore.ir.layout import Hold, Layout
 
 EDGE_BYTES = 22 << 20
-"""What is held at both ends: more than is free between pages (20 MiB) that torch maps at once."""
+"""Bytes held at each end of the stretch: more than can be left free between the pages of 20 MiB
+that torch maps at once."""
 
 MOST_PLUGS = 16
-"""So many blocks elsewhere may be in the way of a piece. They are held until the step is over."""
+"""The most blocks elsewhere that a piece may get before it gets its place. They are held, as plugs,
+until the step is over."""
 
 
 class PlacedLane:
-    """A lane, with the pieces that hold what is free of the stretch (`driver.Lane`).
+    """A lane whose pieces hold what is free of the stretch (`driver.Lane`).
 
-    `lost` is told where a tensor does not lie where it should: others have memory in between. From
-    there on nothing is held, and the allocator finds the places. It is told the empty text where a
-    backward call went through with all in its place. Where not `holds`, the stream is the caller's,
-    and nothing is held at all.
+    `lost` is called with a description if memory is not in its place, because other memory is in
+    the way. From then on nothing is held, and the allocator chooses the places. `lost` is called
+    with an empty text after a backward call in which everything was in its place. Without `holds`,
+    the step computes on the caller's stream, and nothing is held at all.
     """
 
     def __init__(
@@ -48,45 +51,50 @@ class PlacedLane:
     ) -> None:
         self._lane, self._device, self._layout, self._lost = lane, device, layout, lost
         self._home: Queue = device.current()
-        """The queue of the caller."""
+        """The caller's queue."""
         self._holds, self._on_stage = holds, holds
+        """Whether pieces are held now; whether the step computes on the stage, which does not
+        change."""
         self._begun = False
+        """Whether the lane has tried to take the stretch."""
         self._start = 0
         """The address of the stretch."""
         self._pieces: dict[int, torch.Tensor] = {}
+        """Piece -> the tensor that holds its free memory."""
         self._plugs: list[torch.Tensor] = []
+        """Blocks that are held so that requests do not get them."""
         self._homely: set[int] = set()
-        """Addresses of what lies in memory of the caller's."""
+        """Addresses of storages in memory of the caller's stream."""
         if holds:
             add_holder(self)
 
     # ---- as any lane ----------------------------------------------------------------------------
 
     def copy_out(self, tensor: torch.Tensor, region: int, /, *after: Handle) -> Handle:
-        """As the lane's."""
+        """Do as the wrapped lane does."""
         return self._lane.copy_out(tensor, region, *after)
 
     def copy_in(self, region: int, /, *after: Handle) -> tuple[torch.Tensor, Handle]:
-        """As the lane's."""
+        """Do as the wrapped lane does."""
         return self._lane.copy_in(region, *after)
 
     def wait(self, handle: Handle, /) -> None:
-        """As the lane's."""
+        """Do as the wrapped lane does."""
         self._lane.wait(handle)
 
     def discard(self, tensor: torch.Tensor, /) -> None:
-        """As the lane's."""
+        """Do as the wrapped lane does."""
         self._lane.discard(tensor)
 
     def close(self) -> None:
-        """Let all that is held go, and close the lane."""
+        """Release everything that is held, and close the wrapped lane."""
         self.let_go()
         self._lane.close()
 
     # ---- the stretch ----------------------------------------------------------------------------
 
     def held_bytes(self, device: torch.device) -> int:
-        """What of a device is held for tensors to come, and is in use by nobody."""
+        """Bytes of `device` that are held for later tensors, and in use by none."""
         held = list(self._pieces.values()) + self._plugs
         return sum(piece.nbytes for piece in held if piece.device == device)
 
@@ -94,12 +102,12 @@ class PlacedLane:
     def call(
         self, given: Iterable[Any], crossing: Iterable[Any] = (), *, again: bool = False
     ) -> Iterator[None]:
-        """Around a forward or a backward call: it computes on the stream of the stretch.
+        """Context around a forward or a backward call, which then computes on the stage.
 
-        `given`: what the caller gives it; `crossing`: what the forward call left. `again`: this
-        backward call is not the last one, and frees little.
+        `given`: the tensors that the caller passes; `crossing`: those that the forward call left.
+        `again`: this backward call is not the last one, and frees little.
 
-        Raises StepError where the two calls are made on two streams.
+        Raises StepError if the two calls are made on two streams.
         """
         if not self._on_stage:
             yield
@@ -124,9 +132,9 @@ class PlacedLane:
             del kept
 
     def give(self, results: Iterable[Any], *, last: bool = False) -> None:
-        """Take what the caller gets: its memory serves others once the caller's queue is done.
+        """Prepare results for the caller: their memory is reused once the caller's queue is done.
 
-        `last`: of a backward call that is the last one.
+        `last`: they are the results of the last backward call.
         """
         if last and self._holds:
             self._lost("")
@@ -135,13 +143,13 @@ class PlacedLane:
                 self._device.share(tensor, self._home)
 
     def let_go(self) -> None:
-        """Hold nothing any more: others may need it. Tensors lie where the allocator likes."""
+        """Release everything that is held; from now on the allocator chooses the places."""
         self._holds = False
         self._pieces.clear()
         self._plugs.clear()
 
     def place(self, position: int, /) -> None:
-        """Have free what the instruction at `position` is to be served from, and nothing else."""
+        """Make free exactly the memory that the requests of the instruction at `position` need."""
         if not self._holds:
             return
         for move in self._layout.moves[position]:
@@ -155,14 +163,18 @@ class PlacedLane:
                 del self._pieces[move.piece]
 
     def placed(self, slot: int, tensor: torch.Tensor, /) -> None:
-        """Take that `slot` has its memory: nothing is held any more where that lies elsewhere."""
+        """Check that `slot` lies where the layout says; if not, release everything."""
         if self._holds:
             at = tensor.untyped_storage().data_ptr() - self._start
             if at != self._layout.offsets[slot]:
                 self._lose(f"slot {slot} at {at} of the stretch, not {self._layout.offsets[slot]}")
 
     def moved(self, tensor: torch.Tensor, /) -> torch.Tensor:
-        """A copy of a result, in memory of the caller's; itself where it is not all of its own."""
+        """Copy a result to memory of the caller's stream.
+
+        Returns the tensor itself if it is only a part of its storage, or if the step computes on
+        the caller's stream anyway.
+        """
         if not self._on_stage or tensor.untyped_storage().nbytes() != tensor.nbytes:
             return tensor
         with self._device.on(self._home):
@@ -170,12 +182,16 @@ class PlacedLane:
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
             )
         self._homely.add(copy.untyped_storage().data_ptr())
-        self._follow(self._device.stage, self._home)  # which may have used that memory until now
+        # The caller's stream may have used that memory until now.
+        self._follow(self._device.stage, self._home)
         return copy.copy_(tensor)
 
     @contextmanager
     def at_home(self) -> Iterator[list[torch.Tensor]]:
-        """Around an op that computes on the caller's queue; to the list comes what it makes."""
+        """Context around an op that computes on the caller's queue.
+
+        Append what the op makes to the list.
+        """
         made: list[torch.Tensor] = []
         if not self._on_stage:
             yield made
@@ -189,11 +205,11 @@ class PlacedLane:
     # ---- within ---------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Take the stretch, and hold it."""
+        """Take the stretch and hold it."""
         self._begun = True
         nbytes = self._layout.nbytes
         try:
-            self._device.empty(nbytes + 2 * EDGE_BYTES)  # which is free again at once, in one piece
+            self._device.empty(nbytes + 2 * EDGE_BYTES)  # freed again at once, as one block
         except torch.OutOfMemoryError:
             self._lose("a stretch of its size")
             return
@@ -208,7 +224,7 @@ class PlacedLane:
         self._plugs += (low, high)
 
     def _taken(self, nbytes: int, address: int) -> torch.Tensor | None:
-        """A block of `nbytes` at `address`, which is free; None where others are in the way."""
+        """Take the block of `nbytes` at `address`; None if other memory is in the way."""
         for _ in range(MOST_PLUGS):
             try:
                 block = self._device.empty(nbytes)
@@ -220,15 +236,17 @@ class PlacedLane:
         return None
 
     def _is_homely(self, tensor: Any) -> bool:
+        """Whether `tensor` is in memory of the caller's stream."""
         there = isinstance(tensor, torch.Tensor)
         return there and tensor.untyped_storage().data_ptr() in self._homely
 
     def _lose(self, what: str) -> None:
+        """Release everything, and report what is not in its place."""
         self.let_go()
         self._lost(what)
 
     def _follow(self, queue: Queue, earlier: Queue) -> None:
-        """Let `queue` wait for what was put into `earlier` so far."""
+        """Let `queue` wait for everything put into `earlier` so far."""
         event = self._device.event()
         self._device.record(event, earlier)
         self._device.wait(queue, event)

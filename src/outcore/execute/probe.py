@@ -1,4 +1,4 @@
-"""probe: how fast a device with queues copies, alone, in both directions at once, and at work."""
+"""probe: measure how fast a device with queues copies: alone, both ways, and while computing."""
 
 from __future__ import annotations
 
@@ -13,25 +13,29 @@ from outcore.execute.device import Device, Event, Queue
 from outcore.execute.driver import LinkTable, LinkTables
 
 _NBYTES = tuple(1 << shift for shift in range(16, 29, 2))
+"""The sizes to try: 64 KiB to 256 MiB, each four times the previous one."""
 _REPEATS = 5
 _LEAST_SECONDS = 1e-6
 _MOST_WORK = 1000
+"""The most commands of work issued at once."""
 
 _Span: TypeAlias = tuple[Event, Event]
+"""The timed events at which a copy starts and stops."""
 
 
 class QueueLinks(NamedTuple):
-    """The links of a device with queues, as measured."""
+    """The measured links of a device with queues."""
 
     alone: LinkTables
+    """Times of copies while the device does not compute."""
     busy_out: float
-    """Rate of copies away while the device computes, of that alone: at most 1."""
+    """Rate of copies out while the device computes, as a fraction of the rate alone; at most 1."""
     busy_in: float
-    """Rate of copies back while the device computes, of that alone: at most 1."""
+    """Rate of copies in while the device computes, as a fraction of the rate alone; at most 1."""
 
     @property
     def at_work(self) -> LinkTables:
-        """What a step finds: its copies run beside its ops."""
+        """The times within a step, whose copies run concurrently with its ops."""
         copy_out, copy_in, duplex = self.alone
         return LinkTables(_slower(copy_out, self.busy_out), _slower(copy_in, self.busy_in), duplex)
 
@@ -39,7 +43,8 @@ class QueueLinks(NamedTuple):
 def measure_queues(device: Device, largest_nbytes: int) -> QueueLinks:
     """Time copies of 64 KiB to 256 MiB, or to `largest_nbytes`, in both directions.
 
-    By events in the queues; takes thrice the largest size of device memory, twice of the host's.
+    Times are measured by events in the queues. Needs three times the largest size of device memory,
+    and twice of host memory.
     """
     sizes = [n for n in _NBYTES if n <= largest_nbytes] or [_NBYTES[0]]
     away, back = (device.host(sizes[-1]) for _ in range(2))
@@ -55,7 +60,7 @@ def measure_queues(device: Device, largest_nbytes: int) -> QueueLinks:
     copy_in = tuple((n, _seconds(device, into(n))[0]) for n in sizes)
     alone = copy_out[-1][1], copy_in[-1][1]
     together = _seconds(device, out(sizes[-1]), into(sizes[-1]))
-    # Halfway between the time of the slower one and that of one after the other.
+    # The threshold is halfway between perfect overlap (the slower copy) and none (the sum).
     duplex = max(together) < (max(alone) + sum(alone)) / 2
     compute = _Compute(device, scratch)
     work = compute.lasting(sum(alone))
@@ -65,13 +70,13 @@ def measure_queues(device: Device, largest_nbytes: int) -> QueueLinks:
 
 
 class _Compute:
-    """Work for the compute queue that does nothing but keep the device's memory busy."""
+    """Work for the compute queue that only keeps the device's memory busy."""
 
     def __init__(self, device: Device, scratch: torch.Tensor) -> None:
         self.device, self.scratch = device, scratch
 
     def lasting(self, seconds: float) -> Callable[[], None]:
-        """So much of it as takes about `seconds`."""
+        """Return a function that issues about `seconds` of work."""
         start, stop = (self.device.event(timed=True) for _ in range(2))
         queue = self.device.current()
         self._once()
@@ -92,6 +97,7 @@ class _Compute:
 
 
 def _copy(device: Device, queue: Queue, target: torch.Tensor, source: torch.Tensor) -> _Span:
+    """Put a copy that is timed into `queue`, after what is in the compute queue."""
     ready, start, stop = device.event(), device.event(timed=True), device.event(timed=True)
     device.record(ready, device.current())
     device.wait(queue, ready)
@@ -104,9 +110,9 @@ def _copy(device: Device, queue: Queue, target: torch.Tensor, source: torch.Tens
 def _seconds(
     device: Device, *copies: Callable[[], _Span], then: Callable[[], None] | None = None
 ) -> list[float]:
-    """Median seconds of each copy, all issued at once, and `then` behind them.
+    """Median seconds of each copy. All copies are issued at once, and `then` after them.
 
-    The first time is warm-up.
+    The first turn is a warm-up.
     """
     times: list[list[float]] = [[] for _ in copies]
     for turn in range(_REPEATS + 1):
@@ -122,5 +128,5 @@ def _seconds(
 
 
 def _slower(table: LinkTable, ratio: float) -> LinkTable:
-    """A table of copies at `ratio` of their rate."""
+    """The table for copies at `ratio` of their rate."""
     return tuple((nbytes, seconds / ratio) for nbytes, seconds in table)

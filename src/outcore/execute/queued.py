@@ -1,7 +1,7 @@
-"""The driver for devices with queues: one for what is computed, one for copies in each direction.
+"""queued: the driver for devices with queues: one queue computes, and one copies in each direction.
 
-Host memory of a lane (`lane.py`) is one slab, of the size that the plan needs. What a plan sends to
-a disk passes through host memory (`staged.py`).
+A lane (`lane.py`) has one slab of host memory, of the size that the plan needs. What a plan sends
+to a disk passes through host memory (`staged.py`).
 """
 
 from __future__ import annotations
@@ -44,20 +44,21 @@ from outcore.ir.hardware import Hardware, Link, Tier
 from outcore.ir.layout import Layout
 
 DISK_TRIAL_BYTES: Final = 64 << 20
-"""The largest copy with which a disk is tried."""
+"""The largest copy that measures a disk."""
 
 TRIAL_DIVISOR: Final = 64
-"""A trial copy is the budget over this; three are live at once, and the rest may be taken."""
+"""The largest copy that measures a link is the budget divided by this. Three buffers of that size
+are live at once, and the rest of the budget may be in use."""
 
 LEAST_TRIAL_BYTES: Final = 1 << 20
-"""Smaller ones tell little."""
+"""Smaller trial copies say little, so outcore does not retry with less than this."""
 
 HOST_ALIGNMENT_BYTES: Final = 512
-"""Host offsets are multiples of this: a copy engine is slower with odd addresses."""
+"""Host offsets are multiples of this: a copy engine is slower at odd addresses."""
 
 
 class QueueClock:
-    """Times of a device's compute queue, by events (`gauges.Clock`)."""
+    """Times work in a device's compute queue, by events (`gauges.Clock`)."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -69,42 +70,48 @@ class QueueClock:
         return time.time_ns(), event
 
     def seconds(self, start: tuple[int, Event], stop: tuple[int, Event]) -> float:
-        """Time of the queue between two events; the host waits for them."""
+        """Time between two events in the queue. The host waits for them."""
         return self.device.seconds(start[1], stop[1])
 
     def come(self, moment: tuple[int, Event]) -> bool:
-        """Whether the queue has come to the event."""
+        """Whether the queue has reached the event."""
         return self.device.come(moment[1])
 
     def wall_ns(self, moment: tuple[int, Event]) -> int:
-        """When the host asked."""
+        """When the host called `now`."""
         return moment[0]
 
 
 class QueuedDriver:
-    """A device with queues, and host memory as its outer tier (`driver.Driver`)."""
+    """A device with queues, with host memory as its outer tier (`driver.Driver`)."""
 
     def __init__(self, device: Device, spill_dir: str | os.PathLike[str] | None = None) -> None:
         self.device, self.spill_dir = device, spill_dir
         self.clock = QueueClock(device)
         self.slabs = Slabs(device)
+        """Host memory for lanes."""
         self._disk: StagedDisk | None = None
+        """Made when the disk is first needed."""
         self._closed = False
         self._near: Hardware | None = None
+        """The device and the host, as `hardware` described them last."""
         self.links: QueueLinks | None = None
-        """As measured; None until then, and where there is nothing to move."""
+        """The measured links; None if not measured yet, or if there is nothing to move."""
         self._recorder: Recorder | None = None
+        """Called with each finished copy; None: copies are not recorded."""
         self._base: tuple[Event, float] | None = None
+        """An event and its time by `time.perf_counter`: the times of copies are relative to it."""
         self._spans: list[tuple[Direction, int, Event, Event, int, int]] = []
+        """Copies to report: the fields of CopySpan, with events for the times."""
 
     @property
     def generator(self) -> Generator:
-        """The generator that the device's random ops draw from."""
+        """The generator that random ops on the device draw from."""
         generator: Generator = self.device.generator
         return generator
 
     def hardware(self, budgets: Mapping[Tier, int]) -> Hardware:
-        """This device and the host, with the links between them as measured (under a second)."""
+        """Describe this device and the host, with the links as measured (under a second)."""
         host = 0 if self.device.shares_memory else budgets.get(Tier.HOST, 0)
         self.slabs.budget_bytes = host
         self._near = Hardware(
@@ -126,7 +133,7 @@ class QueuedDriver:
         return self._near
 
     def _measured(self, largest_nbytes: int) -> QueueLinks:
-        """The links; with smaller copies where the device has little left."""
+        """Measure the links, with smaller copies if the device has little memory left."""
         try:
             return measure_queues(self.device, largest_nbytes)
         except torch.OutOfMemoryError:
@@ -135,9 +142,10 @@ class QueuedDriver:
         return self._measured(largest_nbytes // 4)
 
     def wider_hardware(self, budgets: Mapping[Tier, int], /) -> Hardware | None:
-        """The same and the disk; None where there is nothing to move, or no disk in `budgets`.
+        """Describe the device, the host and the disk.
 
-        Raises SpillError where the disk cannot be used.
+        None if there is nothing to move, or if `budgets` has no disk. Raises SpillError if the disk
+        cannot be used.
         """
         near = self._near or self.hardware(budgets)
         disk = budgets.get(Tier.DISK, 0)
@@ -152,10 +160,10 @@ class QueuedDriver:
         )
 
     def reserve(self, nbytes: Mapping[Tier, int]) -> None:
-        """Take the host memory of a lane now, instead of what is not in use, and its disk space.
+        """Take the host memory of a lane now, in place of unused host memory, and its disk space.
 
-        Where host memory is not named, what is not in use stays. Raises HostMemoryError where
-        the budget or the system does not allow it, SpillError where the disk is full.
+        If `nbytes` does not name host memory, unused host memory stays. Raises HostMemoryError if
+        the budget or the system does not allow it, SpillError if the disk is full.
         """
         if nbytes.get(Tier.DISK) or self._disk is not None:
             self._staged().reserve(nbytes.get(Tier.DISK, 0))
@@ -163,7 +171,7 @@ class QueuedDriver:
             self.slabs.make_ready(nbytes[Tier.HOST])
 
     def open_lane(self, regions: Mapping[int, Region]) -> Lane:
-        """A lane of `regions`. Raises as `reserve` where there is no room for one more."""
+        """Open a lane of `regions`. Raises as `reserve` does if there is no room for it."""
         if not regions:
             return EmptyLane()
         away = {key: place for key, place in regions.items() if place.tier is Tier.DISK}
@@ -185,12 +193,20 @@ class QueuedDriver:
         *,
         holds: bool,
     ) -> PlacedLane:
-        """The same for tensors that lie as `layout` says, if it `holds` what is free for them."""
+        """Open a lane whose tensors lie as `layout` says.
+
+        `holds`: it holds free memory for them, and computes on a separate stream. `lost` is called
+        as PlacedLane describes.
+        """
         with self.device.on(self.device.stage) if holds else nullcontext():
             lane = self.open_lane(regions)
         return PlacedLane(lane, self.device, layout, lost, holds=holds)
 
     def _staged(self) -> StagedDisk:
+        """Return the disk and its workers, made if needed.
+
+        Raises SpillError if the driver is closed, and StepError in a forked process.
+        """
         folder = self.spill_dir or spill_folder()
         if self._closed:
             raise SpillError(directory=str(folder), reason="the driver is closed")
@@ -204,7 +220,7 @@ class QueuedDriver:
     def record(self, recorder: Recorder | None) -> None:
         """Report every copy from now on to `recorder`, when `drain` is called.
 
-        Of copies to a disk that is their half to the host, and of copies from one nothing.
+        Of a copy to a disk, only its half to the host is reported; copies from a disk are not.
         """
         self.drain()
         self._recorder = recorder
@@ -216,7 +232,7 @@ class QueuedDriver:
             self._base = base, time.perf_counter()
 
     def timed_event(self, queue: Queue) -> Event | None:
-        """A timed event in `queue`, where somebody records."""
+        """Record a timed event in `queue`; None if nothing records copies."""
         if self._recorder is None:
             return None
         event = self.device.event(timed=True)
@@ -232,35 +248,35 @@ class QueuedDriver:
         nbytes: int,
         lane: int,
     ) -> None:
-        """Note a copy that began at `start` and ends at what is now the end of `queue`."""
+        """Note a copy that began at `start` and ends at the current end of `queue`."""
         stop = self.device.event(timed=True)
         self.device.record(stop, queue)
         self._spans.append((direction, region, start, stop, nbytes, lane))
 
     def ledger(self) -> Ledger | None:
-        """None: the device's allocator is asked itself."""
+        """Return None: callers read the counters of the device's own allocator instead."""
         return None
 
     def bound_memory(self, held_bytes: int, most_bytes: int | None) -> None:
-        """Give back what the device's allocator keeps: other sizes are wanted from now on.
+        """If there is a bound, empty the allocator's cache: later requests have other sizes.
 
-        Where it may take little more, it would have to give all of it back within a step. Where
-        there is no bound, nothing is moved, and it has what it needs.
+        If the allocator could get little more memory, it would otherwise have to empty its cache
+        within a step. Without a bound, nothing is moved, and the allocator has what it needs.
         """
-        del held_bytes  # it keeps to torch's own limits
+        del held_bytes  # the allocator has torch's own limits
         if most_bytes is not None:
             self.device.trim()
 
     def disk_bytes_written(self) -> int:
-        """What was written beyond the host so far, to measure the disk included."""
+        """Bytes written to a disk so far, including those that measured it."""
         return 0 if self._disk is None else self._disk.spill.file.written_bytes
 
     def notes(self) -> tuple[str, ...]:
-        """Where host memory could not be locked, say."""
+        """Notes for reports, such as that host memory could not be locked."""
         return self.device.notes
 
     def drain(self) -> None:
-        """Let the host wait for all copies, and report those that are recorded."""
+        """Let the host wait for all copies, and report those that were recorded."""
         if self._disk is not None:
             self._disk.spill.drain()
         for queue in (self.device.out, self.device.into):
@@ -275,7 +291,7 @@ class QueuedDriver:
             self._recorder(CopySpan(direction, region, began, ended, nbytes, lane))
 
     def close(self) -> None:
-        """Wait for the copies, and give memory back; that of lanes once they are closed."""
+        """Wait for the copies and release memory; that of lanes when they are closed."""
         self.drain()
         self._closed = True
         if self._disk is not None:
@@ -285,16 +301,18 @@ class QueuedDriver:
 
 
 def _host_nbytes(nbytes: int) -> int:
+    """`nbytes`, rounded up to the alignment of host offsets."""
     return -(-nbytes // HOST_ALIGNMENT_BYTES) * HOST_ALIGNMENT_BYTES
 
 
 def _both_ways(outer: Tier, tables: LinkTables) -> tuple[tuple[Tier, Tier, Link], ...]:
+    """Fit the links between the device and `outer`, in both directions."""
     out, into = fit_link(tables.copy_out), fit_link(tables.copy_in)
     return (Tier.DEVICE, outer, out), (outer, Tier.DEVICE, into)
 
 
 def _one_after_the_other(queues: LinkTables, disk: LinkTables) -> LinkTables:
-    """Copies to the disk by way of the host: each half waits for the other."""
+    """Times of copies to the disk by way of the host: the second half waits for the first."""
 
     def both(first: LinkTable, second: LinkTable) -> LinkTable:
         link = fit_link(first)

@@ -1,4 +1,4 @@
-"""slabs: host memory for what leaves a device with queues, one piece per outstanding step."""
+"""slabs: host memory for what a device with queues offloads, one slab per outstanding step."""
 
 from __future__ import annotations
 
@@ -14,35 +14,39 @@ from outcore.execute.device import Device, Event
 
 @dataclass(slots=True, eq=False)
 class Slab:
-    """Host memory for one lane, and the place in the compute queue from which on it is free."""
+    """Host memory for one lane."""
 
     memory: torch.Tensor
+    """Flat bytes."""
     free: Event | None = None
+    """The position in the compute queue after which the memory is free; None: it is free now."""
 
 
 class Slabs:
-    """The slabs of a driver, within `budget_bytes` (None: no bound)."""
+    """The slabs of a driver, within `budget_bytes`."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.budget_bytes: int | None = None
+        """The most host memory to take; None: no limit."""
         self.taken_bytes = 0
-        """Of all slabs, those of lanes included."""
+        """Bytes of all slabs, those in use by lanes included, and what `hold` counts."""
         self._free: list[Slab] = []
+        """Slabs that no lane uses."""
         self._given: deque[Slab] = deque()
-        """Given back since anybody looked."""
+        """Slabs that lanes gave back and that are not in `_free` yet."""
         self._lock = threading.Lock()
         self._closed = False
 
     def give(self, slab: Slab) -> None:
-        """Let the next lane have `slab`. For finalisers too: takes no lock."""
+        """Give `slab` back for the next lane. Takes no lock, so finalizers may call it."""
         if not self._closed and len(slab.memory):
             self._given.append(slab)
 
     def take(self, nbytes: int) -> Slab:
-        """The smallest slab that will do; else a new one, for which those not in use make way.
+        """Take the smallest slab that fits; if none does, drop the unused ones and make one.
 
-        Raises HostMemoryError where the budget or the system does not allow it.
+        Raises HostMemoryError if the budget or the system does not allow it.
         """
         if not nbytes:
             return Slab(torch.empty(0, dtype=torch.uint8, device="cpu"))
@@ -58,9 +62,9 @@ class Slabs:
             return slab
 
     def hold(self, nbytes: int) -> None:
-        """Count `nbytes` of host memory that is taken elsewhere; negative: given back.
+        """Count `nbytes` of host memory that is allocated elsewhere; negative: it was freed.
 
-        Slabs that are not in use make way where need be. Raises as `take`.
+        Unused slabs are dropped if the budget requires it. Raises as `take` does.
         """
         with self._lock:
             budget = self.budget_bytes
@@ -72,9 +76,10 @@ class Slabs:
             self.taken_bytes += nbytes
 
     def make_ready(self, nbytes: int) -> None:
-        """Have one of `nbytes`, in the place of all that are not in use. Raises as `take`.
+        """Have one unused slab of `nbytes`, and drop all other unused slabs.
 
-        A larger one is made to be it: pages that the system has given need not be asked for again.
+        Raises as `take` does. A larger slab is shrunk if there is one, so that the system need not
+        provide its pages again.
         """
         with self._lock:
             self._collect()
@@ -87,13 +92,14 @@ class Slabs:
         self.give(self.take(nbytes))
 
     def close(self) -> None:
-        """Drop all; those of lanes once they are given back."""
+        """Drop all slabs; those in use by lanes are dropped when they are given back."""
         with self._lock:
             self._closed = True
             self._collect()
             self._drop()
 
     def _check(self, nbytes: int) -> None:
+        """Raise HostMemoryError if `nbytes` more are not allowed."""
         budget, taken = self.budget_bytes, self.taken_bytes
         if self._closed or (budget is not None and taken + nbytes > budget):
             reason = "the driver is closed" if self._closed else "the budget is used up"
@@ -102,11 +108,12 @@ class Slabs:
             )
 
     def _collect(self) -> None:
+        """Move the slabs that were given back to `_free`."""
         while self._given:
             self._free.append(self._given.popleft())
 
     def _fitting(self, nbytes: int) -> Slab | None:
-        """The smallest slab that will do, which is free no more; None where there is none."""
+        """Take the smallest slab of at least `nbytes` out of `_free`; None if there is none."""
         fitting = [slab for slab in self._free if len(slab.memory) >= nbytes]
         found = min(fitting, key=lambda slab: len(slab.memory), default=None)
         if found is not None:
@@ -121,11 +128,12 @@ class Slabs:
             self.taken_bytes += len(slab.memory)
 
     def _finish(self) -> None:
-        """Wait for what was copied in the last step of a slab, and may still be on its way."""
+        """Wait for copies of the last step that used a slab: they may still be in progress."""
         for queue in (self.device.out, self.device.into):
             self.device.finish(queue)
 
     def _drop(self) -> None:
+        """Free all unused slabs."""
         if self._free:
             self._finish()
         self.taken_bytes -= sum(len(slab.memory) for slab in self._free)

@@ -1,15 +1,17 @@
-"""staged: copies between a device with queues and a disk, by way of host memory.
+"""staged: copy between a device with queues and a disk, by way of host memory.
 
-No queue of the device reaches a file. A copy away goes to a buffer on the host by the device's
-queue, and from there to the disk by a worker thread; a copy back the other way round. Each
-direction has two buffers, so that one is filled while the other is emptied. The device's memory is
-free as soon as its bytes are in the buffer.
+No queue of the device can reach a file. For a copy out, the device's queue copies to a buffer on
+the host, and a worker thread writes the buffer to the disk. A copy in takes the opposite way. Each
+direction has two buffers, so that one is filled while the other is emptied. Device memory is free
+as soon as its bytes are in the buffer.
 
-A Program leaves out each wait that the order of its streams implies. Of the halves that workers do,
-the queues know nothing; so each handle knows how many copies to and from the disk come before it.
+A Program leaves out each wait that the order of its streams implies. The queues know nothing of the
+half of a copy that a worker does. So each handle knows how many copies to and from the disk come
+before it (`handles.Known`).
 
-The compute thread waits for a copy away where both buffers of that direction are full, and for a
-copy back before anything may come after it: its second half is issued by the worker.
+The compute thread waits on the host in two cases: for a copy out if both buffers of that direction
+are full, and for a copy in before anything that must come after it, because the worker issues its
+second half.
 """
 
 from __future__ import annotations
@@ -43,35 +45,39 @@ from outcore.ir.hardware import STAGING_BUFFERS, staging_bytes
 from outcore.units import format_bytes
 
 _BUFFERS: Final = STAGING_BUFFERS // 2
-"""Of each direction."""
+"""Buffers per direction."""
 
 _LOST_SECONDS: Final = 1.0
-"""After waiting for a buffer this long, see whether one is lost."""
+"""After waiting this long for a buffer, check whether one is lost."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Buffer:
-    """Host memory that one copy passes through, and the place in a queue where it is free again."""
+    """Host memory that one copy passes through."""
 
     memory: torch.Tensor
+    """Flat bytes, aligned for direct I/O."""
     busy: Event | None = None
+    """The position in a queue after which the memory is free again; None: it is free now."""
 
 
 class Stages:
     """The buffers of one direction, each of `nbytes`.
 
-    One that is lost on the way, because whoever took it was interrupted, is replaced.
+    A buffer is lost if the thread that took it was interrupted; it is then replaced.
     """
 
     def __init__(self, device: Device, nbytes: int) -> None:
         self.device, self.nbytes = device, nbytes
         self._free: SimpleQueue[Buffer] = SimpleQueue()
+        """Buffers that no copy uses, in the order in which they were given back."""
         self._all: weakref.WeakSet[Buffer] = weakref.WeakSet()
+        """Every buffer that still exists."""
         for _ in range(_BUFFERS):
             self._free.put(self._new())
 
     def take(self) -> Buffer:
-        """The one that was given back first. Waits on the host until there is one."""
+        """Take the buffer that was given back first. Waits on the host until there is one."""
         while True:
             try:
                 buffer = self._free.get(timeout=_LOST_SECONDS)
@@ -85,7 +91,7 @@ class Stages:
         return buffer
 
     def give(self, buffer: Buffer, busy: Event | None) -> None:
-        """Let another copy have `buffer`, once `busy` has come."""
+        """Give `buffer` back. Another copy may use it once `busy` is reached."""
         buffer.busy = busy
         self._free.put(buffer)
 
@@ -98,13 +104,14 @@ class Stages:
 
 
 class Away(Copy):
-    """From a buffer to the disk, once the device has filled it."""
+    """The second half of a copy out: from a buffer, once it is filled, to the disk."""
 
     __slots__ = ("arrived", "buffer", "stages")
 
     stages: Stages
     buffer: Buffer
     arrived: Event
+    """The event after which the buffer is filled."""
 
     def _move(self, bounce: memoryview, throttle: Throttle) -> None:
         try:
@@ -115,13 +122,15 @@ class Away(Copy):
 
 
 class Back(Copy):
-    """From the disk to a buffer, and on to the device by its queue."""
+    """A copy in: from the disk to a buffer, and on to the device by its queue."""
 
     __slots__ = ("handle", "mark", "stages")
 
     stages: Stages
     handle: QueuedCopy
+    """The handle that the lane returned for this copy."""
     mark: Event
+    """The event after which the device memory may be written."""
 
     def _move(self, bounce: memoryview, throttle: Throttle) -> None:
         room, device, handle = self.lane, self.stages.device, self.handle
@@ -132,21 +141,21 @@ class Back(Copy):
             super()._move(bounce, throttle)
             busy = handle.event
             device.wait(handle.queue, self.mark)
-            assert isinstance(self.kept, torch.Tensor)  # noqa: S101 - until the copy is done
+            assert isinstance(self.kept, torch.Tensor)  # noqa: S101 - set until the copy is done
             device.copy(handle.queue, self.kept, buffer.memory[: len(self.kept)])
             device.record(busy, handle.queue)
             handle.issued = True
             try:
                 room.check_open()
             except CancelledError:
-                # Whoever closed the lane may have looked before this was issued.
+                # The thread that closed the lane may have looked before this copy was issued.
                 device.attend(busy)
         finally:
             self.stages.give(buffer, busy)
 
 
 class StagedLane:
-    """What one lane has on the disk (`link.Room`): regions, their place, and what comes before."""
+    """The part of a lane on the disk (`link.Room`): its regions, its copies and their order."""
 
     recorder = None
 
@@ -156,25 +165,32 @@ class StagedLane:
         self._spill, self.file, self._lanes = disk.spill, disk.spill.file, disk.lanes
         self._nbytes = lane_nbytes(regions, region_nbytes)
         self._base = self._spill.take(self._nbytes)
+        """Where the lane's room begins in the file."""
         self._known = {"out": NOTHING, "in": NOTHING, "compute": NOTHING}
+        """Per queue, the disk copies that come before its next command."""
         self._away: list[Copy] = []
+        """Copies to the disk, in order of issue."""
         self._back: list[tuple[Copy, QueuedCopy]] = []
+        """Copies from the disk with their handles, in order of issue."""
         self._settled = 0
-        """Copies back that the host has waited for."""
+        """How many copies from the disk the host has waited for."""
         self._open = [True]
-        """Emptied by `close`: one `pop` succeeds, whichever threads try."""
+        """Popped by `close`. Only one `pop` succeeds, whichever threads try."""
         self._lanes[id(self)] = None
 
     def learn(self, stream: Literal["out", "in", "compute"], *more: Known) -> Known:
-        """What comes before the next command of `stream`: copies come after what was computed."""
+        """Return which disk copies precede the next command of `stream`, `more` among them.
+
+        Each copy comes after everything computed before it, so it inherits what compute knows.
+        """
         known = (self._known[stream], self._known["compute"], *more)
         self._known[stream] = Known(*map(max, zip(*known, strict=True)))
         return self._known[stream]
 
     def settle(self, known: Known) -> QueuedCopy | None:
-        """Wait on the host until the copies back in `known` are issued; the last one of them.
+        """Wait on the host until the copies back in `known` are issued; return the last one.
 
-        Raises SpillError where one failed.
+        None if there are none. Raises SpillError if one failed.
         """
         while self._settled < known.back:
             self._wait(self._back[self._settled][0])
@@ -182,13 +198,13 @@ class StagedLane:
         return self._back[known.back - 1][1] if known.back else None
 
     def buffer(self) -> Buffer:
-        """A buffer for a copy away. Waits on the host until there is one."""
+        """Take a buffer for a copy out. Waits on the host until there is one."""
         return self._stages["out"].take()
 
     def away(self, region: int, handle: QueuedCopy, buffer: Buffer) -> None:
-        """Send `buffer` to the place of `region` once `handle` has filled it.
+        """Write `buffer` to `region` once the copy of `handle` has filled it.
 
-        The copies back that come before it are done: whoever issued it has settled them.
+        The copies from the disk that come before it are done: the lane has settled them.
         """
         memory = buffer.memory
         job = Away(self, "out", region, memory.data_ptr(), memory, ())
@@ -198,9 +214,9 @@ class StagedLane:
         self._known["out"] = handle.known = handle.known._replace(away=len(self._away))
 
     def back(self, region: int, handle: QueuedCopy, mark: Event) -> None:
-        """Fetch `region` to the device's memory, which is free once `mark` has come."""
+        """Fetch `region` to the device memory of `handle`, which is free once `mark` is reached."""
         memory, before = handle.kept, handle.known.away
-        assert memory is not None  # noqa: S101 - nobody has waited for it yet
+        assert memory is not None  # noqa: S101 - nothing has waited for it yet
         after = (self._away[before - 1],) if before else ()
         job = Back(self, "in", region, 0, memory, after)
         job.stages, job.handle, job.mark = self._stages["in"], handle, mark
@@ -209,7 +225,7 @@ class StagedLane:
         self._known["in"] = handle.known = handle.known._replace(back=len(self._back))
 
     def close(self) -> None:
-        """Give the room back once what runs has ended; what has not begun is dropped."""
+        """Drop copies that have not begun; release the room in the file once running copies end."""
         try:
             self._open.pop()
         except IndexError:
@@ -219,15 +235,16 @@ class StagedLane:
         self._spill.out.put(Barrier(lambda: file.give(base, nbytes)))
 
     def offset(self, region: int) -> int:
-        """Where `region` lies in the file."""
+        """Where `region` begins in the file."""
         return self._base + self.regions[region].offset
 
     def check_open(self) -> None:
-        """Raise CancelledError where nobody can be interested in the copies of this lane."""
+        """Raise CancelledError if the lane or the file is closed."""
         if not self._open or self._spill.closed:
             raise dropped()
 
     def _wait(self, job: Copy) -> None:
+        """Wait on the host for a worker's job. Raises SpillError if it failed."""
         with job.done:
             pass
         if job.error is not None:
@@ -237,31 +254,33 @@ class StagedLane:
             raise self.file.error(reason) from job.error
 
     def _put(self, job: Copy) -> None:
+        """Give `job` to the worker of its direction."""
         if self._spill.closed:
             raise self.file.error("the driver is closed")
         (self._spill.out if job.direction == "out" else self._spill.into).put(job)
 
 
 class StagedDisk:
-    """A file in `spill_dir`, its workers, and the buffers on the way there.
+    """A file in `spill_dir`, its workers, and the buffers between the device and the file.
 
-    Raises SpillError where the folder is missing, or cannot be written.
+    Raises SpillError if the folder is missing or cannot be written.
     """
 
     def __init__(self, device: Device, slabs: Slabs, spill_dir: str | os.PathLike[str]) -> None:
         self.device, self.slabs = device, slabs
         self.spill = Spill(spill_dir, None)
         self.lanes: dict[int, None] = {}
-        """Those that are open."""
+        """The `id` of each open lane; a dict serves as the set."""
         self._stages: dict[Direction, Stages] = {}
         self._nbytes = 0
+        """Size of each current buffer; 0: there are none."""
         self._lock = threading.Lock()
 
     def stages(self, nbytes: int) -> dict[Direction, Stages]:
-        """Buffers of at least `nbytes`. Raises HostMemoryError where there is no memory for them.
+        """Return buffers of at least `nbytes` for both directions.
 
-        Larger ones take the place of those that there are, which older lanes keep as long as they
-        last.
+        Larger buffers replace the current ones; lanes that are open keep the old ones until they
+        are closed. Raises HostMemoryError if there is no memory for them.
         """
         with self._lock:
             if nbytes > self._nbytes:
@@ -276,9 +295,10 @@ class StagedDisk:
             return self._stages
 
     def reserve(self, nbytes: int) -> None:
-        """Take disk space of `nbytes` now, and drop the buffers of an earlier plan.
+        """Take disk space of `nbytes` now.
 
-        Raises SpillError where the disk is full.
+        If no lane is open, also drop the buffers of an earlier plan. Raises SpillError if the disk
+        is full.
         """
         with self._lock:
             if not self.lanes:
@@ -289,12 +309,12 @@ class StagedDisk:
             self.spill.file.give(self.spill.take(nbytes), nbytes)
 
     def measure(self, largest_nbytes: int) -> LinkTables:
-        """The disk alone, to and from host memory."""
+        """Measure the link between host memory and the disk alone."""
         return measure_link(_FromMemory(self.spill), largest_nbytes)
 
 
 class _FromMemory:
-    """Lanes between host memory and the file."""
+    """Opens lanes between host memory and the file."""
 
     recorder = None
 
@@ -302,9 +322,9 @@ class _FromMemory:
         self.spill = spill
 
     def open_lane(self, regions: Mapping[int, Region]) -> Lane:
-        """A lane of `regions`. Raises SpillError where the disk is full."""
+        """Open a lane of `regions`. Raises SpillError if the disk is full."""
         nbytes = lane_nbytes(regions, region_nbytes)
         return CpuLane(self, self.spill, regions, self.spill.take(nbytes), nbytes)
 
     def check_resident(self) -> None:
-        """Nothing is bounded here."""
+        """Do nothing: nothing is bounded here."""

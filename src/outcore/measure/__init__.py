@@ -1,4 +1,4 @@
-"""measure: what a step really costs, taken while it trains."""
+"""measure: measure the time and memory of a step while it trains."""
 
 from __future__ import annotations
 

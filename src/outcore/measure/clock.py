@@ -1,4 +1,4 @@
-"""Stopwatch: seconds per op over some steps."""
+"""Stopwatch: the seconds of each op, over several steps."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from outcore.gauges import Clock, Moment
 from outcore.ir.program import Program, Run
 
 LATEST = 16
-"""Runs of an op that are remembered: forward calls whose backward never runs may be many."""
+"""The most runs of an op to remember: there may be many forward calls whose backward never runs."""
 
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Takes a note per run of a program; gives the median per op over the steps noted."""
+    """Notes each run of a program, and returns the median time per op over the noted steps."""
 
     program: Program
+    """The program whose runs are noted."""
     clock: Clock
+    """The driver's clock, which gave the moments."""
     notes: dict[int, deque[tuple[Moment, Moment]]] = field(default_factory=dict)
-    """Op -> (start, stop), of the latest runs noted."""
+    """Op -> (start, stop) of its latest noted runs."""
     reruns: bool = False
-    """Whether runs that make something again count too. They are the same kernels."""
+    """Whether recomputations count, too. They run the same kernels."""
 
     def note(self, position: int, start: Moment, stop: Moment) -> None:
-        """Record that the run at body position `position` took from `start` to `stop`."""
+        """Note that the run at body position `position` took from `start` to `stop`."""
         action = self.program.body[position].action
         if isinstance(action, Run) and (self.reruns or not action.again):
             self.notes.setdefault(action.op, deque(maxlen=LATEST)).append((start, stop))
 
     def seconds(self, ops: int) -> tuple[float, ...]:
-        """Median seconds per op; 0 for one that was never noted."""
+        """Median seconds of each op; 0 for an op that was never noted."""
         return tuple(
             median(self.clock.seconds(start, stop) for start, stop in self.notes[op])
             if op in self.notes

@@ -1,7 +1,7 @@
-"""CounterMeter: what a GPU's allocator did, from its own counters.
+"""CounterMeter: meters a step on a GPU by the counters of torch's allocator.
 
-The profiler would tell every event, but attaches itself to the GPU's driver for as long as the
-process lives, and slows the launch of kernels down (docs/decisions/0018).
+The profiler would report every event. But it attaches itself to the GPU's driver for as long as the
+process lives, and slows down kernel launches (docs/decisions/0018).
 """
 
 from __future__ import annotations
@@ -18,58 +18,59 @@ from outcore.measure.reading import Reading
 
 
 class Counters(Protocol):
-    """What an allocator counts."""
+    """The counters of an allocator."""
 
     def read(self) -> tuple[int, int]:
-        """Bytes held now, and the most that were since `reset`."""
+        """Return the bytes allocated now, and the most since `reset`."""
         ...
 
     def reset(self) -> None:
-        """Count the most from now on."""
+        """Count the peak from now on."""
         ...
 
 
 class CudaCounters:
-    """Those of torch's allocator of a GPU (`Counters`): blocks in use, as rounded."""
+    """The counters of torch's allocator of a GPU (`Counters`): blocks in use, sizes rounded up."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def read(self) -> tuple[int, int]:
-        """Bytes held now, and the most that were since `reset`. Does not wait for the GPU."""
+        """Return the bytes allocated now, and the most since `reset`. Does not wait for the GPU."""
         held = _in_use(self.device)
         return int(held["current"]), int(held["peak"])
 
     def reset(self) -> None:
-        """Count the most from now on: `torch.cuda.max_memory_allocated` does so, too."""
+        """Count the peak from now on. `torch.cuda.max_memory_allocated` then does so, too."""
         torch.cuda.reset_peak_memory_stats(self.device)
 
 
 def allocated_bytes(device: torch.device) -> int:
-    """What the allocator of a GPU has given out, but for what is held for tensors to come.
+    """Bytes that the allocator of a GPU has given out, without what is held for later tensors.
 
-    That of `torch.cuda.memory_allocated`, which sorts all that there is to know by name first.
+    The first figure equals `torch.cuda.memory_allocated`, which is slower: it first sorts all
+    statistics by name.
     """
     return _in_use(device).get("current", 0) - held_bytes(device)
 
 
 def retries(device: torch.device) -> int:
-    """How often the allocator of a GPU had to give memory back to serve a request."""
+    """How often the allocator of a GPU had to give back cached memory to serve a request."""
     return int(torch.cuda.memory_stats_as_nested_dict(device).get("num_alloc_retries", 0))
 
 
 def _in_use(device: torch.device) -> dict[str, int]:
-    """Nothing before torch has begun with GPUs."""
+    """The allocator's counter of allocated bytes; empty before torch has initialized CUDA."""
     stats = torch.cuda.memory_stats_as_nested_dict(device)
     found: dict[str, int] = stats.get("allocated_bytes", {}).get("all", {})
     return found
 
 
 class CounterMeter:
-    """Reads counters at each mark (`Meter`). They are the process's: it sees all threads.
+    """Reads the counters at each mark (`Meter`).
 
-    Its reading tells the level at marks, and the most in between. It is to be asked for times that
-    were marked.
+    They count for the process: all threads are seen. The reading knows the level at marks, and the
+    peak between two marks. Ask it only about times that were marked.
     """
 
     anywhere = True
@@ -78,13 +79,16 @@ class CounterMeter:
         self.counters = counters
         self.running = False
         self._process = os.getpid()
+        """The process that made the meter."""
         self._lock = threading.RLock()
         self._level = 0
+        """Bytes allocated at the last mark."""
         self._times: list[int] = []
+        """The reading so far: two events per mark, up to the peak and down to the level."""
         self._changes: list[int] = []
 
     def start(self) -> bool:
-        """Begin; nothing stands in its way."""
+        """Begin. This is always possible."""
         self.counters.reset()
         self._level, _ = self.counters.read()
         self._times, self._changes = [], []
@@ -92,7 +96,7 @@ class CounterMeter:
         return True
 
     def mark(self) -> None:
-        """Take the most since the last mark, and what is held now."""
+        """Note the peak since the last mark, and the current level."""
         with self._lock:
             if self.running:
                 self._take()
@@ -106,13 +110,13 @@ class CounterMeter:
         self._level = level
 
     def sees(self) -> bool:
-        """Always: counters have no threads."""
+        """Whether the meter runs: counters see every thread."""
         return self.running
 
     def stop(self) -> Reading | None:
-        """End, and give what was seen; None in a forked process, which has no device.
+        """End, and return the reading; None in a forked process, which cannot use the device.
 
-        Raises RuntimeError where the meter does not run.
+        Raises RuntimeError if the meter does not run.
         """
         with self._lock:
             if not self.running:

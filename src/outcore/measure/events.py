@@ -1,6 +1,6 @@
-"""EventMeter: what torch's allocator did, from the profiler's memory events.
+"""EventMeter: meters a step on a CPU by the memory events of torch's profiler.
 
-Independent of every book that outcore keeps: the events come from the allocator itself.
+It is independent of outcore's own accounting: the events come from the allocator itself.
 """
 
 from __future__ import annotations
@@ -20,24 +20,23 @@ from torch._C._profiler import RecordScope
 from outcore.measure.reading import Reading
 
 _KINETO_SILENT = "6"
-"""Otherwise the profiler's library writes to stderr whenever it begins and ends."""
+"""At lower levels, the profiler's library writes to stderr whenever it begins and ends."""
 
 _NO_FUNCTIONS = {RecordScope.LITE_INTERPRETER}
-"""Watch memory alone: a scope in which nothing here runs.
+"""A scope in which nothing here runs, so that only memory is recorded.
 
-The public profiler watches functions too, and a function that is still running when a profiler ends
-writes its end into memory of that profiler, which is gone if the next one has begun. We begin and
-end inside running functions. Memory alone also costs next to nothing.
-"""
+The public profiler records functions, too. A function that still runs when a profiler ends writes
+its end into that profiler's memory, which is freed once the next profiler has begun. outcore begins
+and ends the meter inside running functions. Recording only memory also costs next to nothing."""
 
 
 class EventMeter:
-    """Collects events of the CPU's allocator, of this thread, from `start` to `stop` (`Meter`).
+    """Collects this thread's events of the CPU allocator, from `start` to `stop` (`Meter`).
 
-    Threads on which autograd runs this thread's backward calls belong to it.
+    That includes the threads on which autograd runs this thread's backward calls.
 
-    Only one profiler can run in a process: `start` returns False, and meters nothing, where the
-    user runs one already.
+    Only one profiler can run in a process. If the user already runs one, `start` returns False, and
+    nothing is metered.
     """
 
     anywhere = False
@@ -46,31 +45,31 @@ class EventMeter:
         self.running = False
 
     def start(self) -> bool:
-        """Begin; False where another profiler runs."""
+        """Begin; return False if another profiler runs."""
         if _profiler_enabled() or torch.autograd.profiler._is_profiler_enabled:
             return False
         os.environ.setdefault("KINETO_LOG_LEVEL", _KINETO_SILENT)
         profiler: Any = torch.autograd.profiler.profile(use_cpu=True, profile_memory=True)
         config, activities = profiler.config(), profiler.kineto_activities
         _prepare_profiler(config, activities)
-        enable: Any = _enable_profiler  # the stubs do not know of its third argument
+        enable: Any = _enable_profiler  # the stubs lack its third argument
         enable(config, activities, _NO_FUNCTIONS)
         self.running = True
         return True
 
     def mark(self) -> None:
-        """Nothing to do: events have times of their own."""
+        """Do nothing: events have their own times."""
 
     def sees(self) -> bool:
-        """Whether this thread carries a profiler."""
+        """Whether a profiler is enabled on this thread."""
         return bool(_profiler_enabled())
 
     def stop(self) -> Reading | None:
-        """End, and give what was seen; None where the user began a profiler in between.
+        """End, and return the reading; None if the user started a profiler in between.
 
-        Where that has ended already, on this thread, it ended this one, too.
+        If the user's profiler has also ended already, on this thread, it ended this one, too.
 
-        Raises RuntimeError where the meter does not run.
+        Raises RuntimeError if the meter does not run.
         """
         if not self.running:
             raise RuntimeError("the meter was not started")

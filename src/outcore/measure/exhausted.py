@@ -1,4 +1,4 @@
-"""exhausted: whether an error says that there is no memory left."""
+"""exhausted: find out whether an error means that memory ran out."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ SAID = (
     "out of memory",
     "std::bad_alloc",
     "ALLOC_FAILED",
-    "unable to find an engine",  # also where no way to convolve has room for its workspace
+    "unable to find an engine",  # also if no convolution algorithm has room for its workspace
 )
-"""What errors of torch say that have no class of their own."""
+"""Texts in errors of torch that have no class of their own."""
 
 
 def says_memory(error: BaseException) -> bool:
-    """Whether this error of torch says so itself."""
+    """Whether this error of torch itself says that memory ran out."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(said in str(error) for said in SAID)
 
 
 def ran_out(error: BaseException | None) -> bool:
-    """Whether memory ran out, of a GPU or of the host, here or in what this error comes from."""
+    """Whether this error, or one that it comes from, says that GPU or host memory ran out."""
     while error is not None:
         if isinstance(error, MemoryError) or says_memory(error):
             return True

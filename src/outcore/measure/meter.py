@@ -1,4 +1,4 @@
-"""Meter: what tells how much memory a step takes, independently of every book of outcore's."""
+"""Meter: measures how much memory a step needs, independently of outcore's own accounting."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ class Meter(Protocol):
     """Watches a device's allocator from `start` to `stop`."""
 
     running: bool
+    """Whether the meter was started and not stopped."""
 
     @property
     def anywhere(self) -> bool:
-        """Whether it sees all threads, and any of them may end it; else the one that began it."""
+        """Whether it sees all threads, and any thread may stop it.
+
+        Otherwise it belongs to the thread that started it.
+        """
         ...
 
     def start(self) -> bool:
-        """Begin; False where that is impossible now."""
+        """Begin; return False if that is impossible now."""
         ...
 
     def mark(self) -> None:
-        """Note that the reading will be asked for the time right after this."""
+        """Note that someone will ask the reading about the time right after this."""
         ...
 
     def sees(self) -> bool:
@@ -34,13 +38,13 @@ class Meter(Protocol):
         ...
 
     def stop(self) -> Reading | None:
-        """End, and give what was seen; None where that came to nothing.
+        """End, and return the reading; None if nothing could be read.
 
-        Raises RuntimeError where the meter does not run.
+        Raises RuntimeError if the meter does not run.
         """
         ...
 
 
 def open_meter(device: torch.device) -> Meter:
-    """The one for `device`."""
+    """Make the meter for `device`."""
     return CounterMeter(CudaCounters(device)) if device.type == "cuda" else EventMeter()

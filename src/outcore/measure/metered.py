@@ -1,4 +1,4 @@
-"""metered: what a call does to the memory of the CPU."""
+"""metered: meter the CPU memory of one call."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 def metered(call: Callable[[], T]) -> tuple[T, Reading]:
-    """What `call` returns, and what the allocator did meanwhile.
+    """Return what `call` returns, and a reading of the allocator during the call.
 
-    Raises RuntimeError where another profiler runs, or begins during the call.
+    Raises RuntimeError if another profiler runs, or is started during the call.
     """
     meter = EventMeter()
     if not meter.start():

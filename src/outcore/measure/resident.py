@@ -1,4 +1,4 @@
-"""What the process holds on the device besides what outcore manages: read, not guessed."""
+"""resident: find out how many bytes the tensors of this process hold on a device."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from outcore.gauges import OWN_THREADS, Ledger
 from outcore.gc_paused import gc_paused
 from outcore.measure.counters import allocated_bytes
 
-_weakly: Any = StorageWeakRef  # torch gives it no types
+_weakly: Any = StorageWeakRef  # torch has no types for it
 ALL, YOUNG = range(3), range(2)
-"""Generations of the collector."""
+"""Generations of the garbage collector."""
 
 TQDM_THREAD = "tqdm_monitor"
-"""The name of one that is there once something was compiled, and trains nothing."""
+"""The name of a thread that exists once something was compiled, and does not train."""
 
 
 def resident_bytes(
@@ -32,15 +32,19 @@ def resident_bytes(
     ledger: Ledger | None = None,
     elsewhere: Elsewhere | None = None,
 ) -> int:
-    """Bytes in storages on `device` that live tensors hold, each storage once.
+    """Bytes of the storages on `device` that live tensors hold, each storage counted once.
 
-    `besides`: storages that are left out, or tensors for theirs. On CUDA this is the allocator's
-    own figure less those. On a CPU it is what `ledger` counts, where there is one, and then every
-    tensor that the interpreter knows of is visited, and the gradients of leaves, which need not be
-    known to it: while other threads live, of the leaves in `besides` alone. `elsewhere`: what was
-    found so before, beside the ledger, so that few are to be visited.
+    `external`: storages to leave out, or tensors whose storages to leave out.
+
+    On CUDA this is the allocator's figure without those. On a CPU it is what `ledger` counts, if
+    given, plus the tensors that the interpreter knows of and the ledger does not count, plus
+    gradients of leaves, which the interpreter may not know of. While other threads live, only
+    gradients of leaves in `external` are read.
+
+    `elsewhere`: remembers what was found outside the ledger, so that few objects need to be
+    visited.
     """
-    # Subclasses of tensors may answer for themselves, and differently.
+    # Subclasses of tensors may override what is called here, and answer differently.
     with torch._C.DisableTorchFunctionSubclass():
         near = [each for each in external if each.device == device]
         left_out = dict(_extents(near))
@@ -57,26 +61,28 @@ def resident_bytes(
 
 
 class Elsewhere:
-    """The storages on a device that tensors hold and no ledger counts, as they were found last.
+    """The storages on a device that tensors hold and no ledger counts, as last found.
 
-    A tensor made since is young to the collector, unless that has moved some: then, and only then,
-    all of the process's objects are gone through, which takes a tenth of a second in a large one.
+    A new tensor is in a young generation of the garbage collector, unless the collector has moved
+    objects to the oldest one. Only then are all objects of the process visited, which takes a tenth
+    of a second in a large one.
     """
 
     def __init__(self) -> None:
         self._moves: object = None
-        """How often the collector had moved objects to where the oldest are."""
+        """The collector's counts at the last visit (`_moves`); None: visit all objects next
+        time."""
         self._found: dict[int, Any] = {}
-        """Weakly, each once."""
+        """Weak references to the storages, each once, by their identity."""
 
     def extents(
         self, device: torch.device, given: list[torch.Tensor], counted: range
     ) -> dict[int, int]:
-        """Address and bytes of each storage that lies nowhere in `counted`.
+        """Address and bytes of each storage that is outside the addresses `counted`.
 
-        Gradients of leaves that are old and were not there before are left out: they are new
-        memory, as a ledger counts it. So is, until the collector has moved something, what an old
-        tensor was given for its data.
+        This leaves out gradients of old leaves that were not there before: they are new memory, so
+        a ledger counts them. It also leaves out new data that an old tensor was given, until the
+        collector has moved objects.
         """
         with gc_paused():
             moves = _moves()
@@ -84,7 +90,7 @@ class Elsewhere:
             for storage in _storages(_tensors(device, given, generations)):
                 if storage.data_ptr() not in counted:
                     self._found[storage._cdata] = _weakly(storage)
-            self._moves = moves if moves == _moves() else None  # another thread has a collector too
+            self._moves = moves if moves == _moves() else None  # another thread may collect, too
         extents = {}
         for cdata, weak in list(self._found.items()):
             there: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
@@ -96,7 +102,7 @@ class Elsewhere:
 
 
 def _moves() -> object:
-    """What changes whenever the collector moves objects to its oldest generation."""
+    """A value that changes whenever the collector moves objects to its oldest generation."""
     moving = gc.get_stats()[0 if sys.version_info >= (3, 14) else 1 :]
     return [generation["collections"] for generation in moving]
 
@@ -122,10 +128,11 @@ def _storages(
 def _tensors(
     device: torch.device, given: list[torch.Tensor], generations: range
 ) -> Iterator[torch.Tensor]:
+    """Tensors on `device` that are known to the collector, and gradients of leaves."""
     known = [t for t in _known_tensors(generations) if _is_real(t) and t.device == device]
     yield from known
-    # One that another thread sets at that time may be gone as it is read, which ends the process:
-    # torch guards nothing there. What is `given` is used by this thread.
+    # If another thread sets a gradient while it is read, it may be freed in between, which ends the
+    # process: torch guards nothing there. Tensors that are `given` are used by this thread.
     for tensor in known if _is_alone() else given:
         gradient = _gradient(tensor)
         if gradient is not None and _is_real(gradient):
@@ -133,42 +140,42 @@ def _tensors(
 
 
 def _is_alone() -> bool:
-    """Whether no other thread of the interpreter could train."""
+    """Whether no other thread of the interpreter could be training."""
     this = threading.current_thread()
     others = (t for t in threading.enumerate() if t is not this)
     return all(t.name.startswith(OWN_THREADS) or t.name == TQDM_THREAD for t in others)
 
 
 def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
-    """That of a leaf.
+    """The gradient of a leaf; None for other tensors.
 
-    A view is asked nothing: to know whether it is a leaf it may have to make its history anew,
-    which fails where what it views was written to, and is not for two threads at once.
+    Views are not asked whether they are leaves. A view may then have to rebuild its history, which
+    fails if its base was written to, and is not safe in two threads at once.
     """
     return tensor.grad if not tensor._is_view() and tensor.is_leaf else None
 
 
 _is_kind = partial(type.__subclasscheck__, torch.Tensor)
-"""Whether a type is that of tensors. It runs nobody's code, as torch's own answer would."""
+"""Whether a type is a tensor type. Unlike torch's own check, it runs no foreign code."""
 
 
 def _known_tensors(generations: range) -> list[torch.Tensor]:
-    """The tensors that the collector knows of, found without a Python step per object.
+    """The tensors that the collector tracks, found without a Python step per object.
 
-    By type(), not isinstance(): proxies run code when asked for their class.
+    Uses type(), not isinstance(), because proxies run code when they are asked for their class.
     """
-    with gc_paused():  # it would move objects between generations, and run finalizers
+    with gc_paused():  # the collector would move objects between generations, and run finalizers
         return [t for generation in generations for t in _of_generation(generation)]
 
 
 def _of_generation(generation: int) -> list[torch.Tensor]:
-    """What is in a generation of the collector.
+    """List the tensors in a generation of the collector.
 
-    In a single call from which no other thread gets its turn. The collector knows of tuples that a
-    thread is about to make, and `tuple(...)` raises a SystemError there if somebody still holds its
-    tuple when that thread goes on. So nothing but tensors is held in the end. All is listed once,
-    and no `id` is asked for: auditors would hear of that, and run code. Nor does `tee` help, which
-    would be on the list itself, and never freed.
+    This is a single call in which no other thread gets a turn. The collector also tracks tuples
+    that a thread is still building. `tuple(...)` in that thread raises a SystemError if someone
+    still holds its tuple when the thread continues. So in the end only tensors are held. All
+    objects are listed once. `id` is not called, because audit hooks would be informed and run code.
+    `tee` does not help: it would be on the list itself, and never freed.
     """
     lists = islice(iter(partial(gc.get_objects, generation), None), 1)
     twice = map(partial(repeat, times=2), lists)
@@ -178,6 +185,10 @@ def _of_generation(generation: int) -> list[torch.Tensor]:
 
 
 def _is_real(tensor: torch.Tensor) -> bool:
-    """Asked first: a fake tensor that another thread is about to make can answer nothing else."""
+    """Whether `tensor` has memory of its own: it is strided and not fake.
+
+    Checked first, because a fake tensor that another thread is still making can answer nothing
+    else.
+    """
     fake = isinstance(tensor, torch._subclasses.FakeTensor)
     return not fake and tensor.layout is torch.strided
