@@ -1,7 +1,7 @@
 """Train PyTorch networks that do not fit in device memory.
 
-Public names are loaded when they are first used, so that `import outcore` costs nothing and
-planning needs no torch.
+Public names are loaded when they are first used. So `import outcore` costs nothing, and planning
+needs no torch.
 """
 
 from __future__ import annotations
@@ -161,15 +161,15 @@ _HOMES = {
     "unwrap": "outcore.wrapping",
     "wrap": "outcore.wrapping",
 }
-"""Where each public name lives that is not defined here."""
+"""The module of each public name that is not defined here."""
 
 
 def plan(problem: Problem, policy: str | Policy = "search") -> Plan:
-    """The plan that `policy` (a spec such as `"pooch{early=true}"`, or an instance) makes.
+    """Return the plan that `policy` makes: a spec such as `"pooch{early=true}"`, or an instance.
 
-    Raises PolicyError for a spec that is wrong, InfeasibleError where no plan of the policy fits.
+    Raises PolicyError if the spec is wrong, and InfeasibleError if no plan of the policy fits.
     """
-    from outcore.policies import ask, resolve  # noqa: PLC0415 - they load numpy, this module nothing
+    from outcore.policies import ask, resolve  # noqa: PLC0415 - they load numpy
 
     return ask(resolve(policy), problem)
 

@@ -1,4 +1,4 @@
-"""The public names that capture and train, and so load torch. `wrapping` has the others."""
+"""api: the public names that capture and train, and so import torch; `wrapping` has the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts about ops: which alias, which draw, which do not repeat, which may write in place."""
+"""aten: facts about ops: which alias, are random, cannot be repeated, or may write in place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WRITES = (
     "aten.select_scatter.default",
     "aten.slice_scatter.default",
 )
-"""Ops that stand for writing into a part of a tensor: the result is a view of a copy of all of the
+"""Ops that represent writing into a part of a tensor. The result is a view of a copy of the whole
 storage that is written into."""
 
 ACCUMULATING = frozenset(
@@ -46,7 +46,7 @@ ACCUMULATING = frozenset(
         "aten._upsample_lanczos2d_aa_backward.default",
     }
 )
-"""Ops that add in an order that may differ from run to run (atomics)."""
+"""Ops that sum in an order that may differ from run to run (atomics)."""
 
 VARYING_ON_CUDA = frozenset(
     {
@@ -88,31 +88,34 @@ VARYING_ON_CUDA = frozenset(
         "aten.replication_pad3d_backward.default",
     }
 )
-"""Ops whose kernels on CUDA add by atomics, or choose among equals by who comes first.
+"""Ops whose kernels on CUDA sum by atomics, or choose among equal values by which comes first.
 
-Those of `torch.use_deterministic_algorithms` that are not in `ACCUMULATING`, but convolutions
-(`effects_on_cuda`); with those that scan as `cumsum` does, and the backward of fused attention,
-which sums over blocks.
+They are the ops that `torch.use_deterministic_algorithms` lists and `ACCUMULATING` does not have,
+except convolutions (`effects_on_cuda`). Added are the ops that scan as `cumsum` does, and the
+backward of fused attention, which sums over blocks.
 """
 
 EXACT_ON_INTEGERS = frozenset({"aten.cumprod.default", "aten.cumsum.default"})
-"""Those of `VARYING_ON_CUDA` that only vary with how floating point rounds."""
+"""Ops of `VARYING_ON_CUDA` whose results vary only by floating-point rounding."""
 
 COLLECTIVES = frozenset({"c10d_functional", "_c10d_functional", "c10d"})
-"""The namespaces of ops that talk to other processes."""
+"""The namespaces of ops that communicate with other processes."""
 
 FUSED = "outcore_fused"
-"""The namespace of ops that stand for several of torch's (`capture.fused`)."""
+"""The namespace of ops that each stand for several of torch's (`capture.fusion`)."""
 
 KNOWN_NAMESPACES = frozenset({"aten", "prims", FUSED, *COLLECTIVES})
-"""Ops of others may keep state of their own: nothing is known of them, so they run once."""
+"""The namespaces whose ops are known to keep no hidden state.
+
+Ops of other namespaces may keep some, so they run once.
+"""
 
 CONVOLUTIONS = (
     "aten.convolution.default",
     "aten.convolution_backward.default",
     "outcore.convolution_input_gradient.default",
 )
-"""Itself, its gradients, and that of its input alone (`capture.convolution`)."""
+"""Convolution, its gradients, and the gradient of its input alone (`capture.convolution`)."""
 
 BY_PLACE = {
     f"outcore.{name}_backward.default": f"aten.{name}_backward.default"
@@ -135,37 +138,40 @@ BY_PLACE = {
         "replication_pad3d",
     )
 }
-"""Gradients that are made without the input -> those of torch that they run (`capture.pooling`)."""
+"""Gradients that are made without the input -> torch's ops that they run (`capture.pooling`)."""
 
 CROSS_ENTROPY = "outcore.cross_entropy_backward.default"
-"""The gradient of cross-entropy, made some rows at a time (`capture.cross_entropy`)."""
+"""The gradient of cross-entropy, made block by block (`capture.cross_entropy`)."""
 
 KNOWN = frozenset({*CONVOLUTIONS, *BY_PLACE, CROSS_ENTROPY})
-"""Ops in no namespace of `KNOWN_NAMESPACES` of which all is known."""
+"""Ops outside `KNOWN_NAMESPACES` that are known just as well."""
 
 RUNNING_STATISTICS = {
     "aten._native_batch_norm_legit_functional.default": ((3, 4), (3, 4), 5),
     "aten._batch_norm_with_update_functional.default": ((3, 4), (4, 5), None),
 }
-"""target -> (arguments that are running statistics, results that are the new ones, index of the
+"""Op -> (arguments that are running statistics, results that are the new ones, index of the
 training flag or None).
 
-While training, those arguments reach only the outputs that are the new statistics, so that a rerun
-after their update still gives the first run's normalised output.
+While training, those arguments reach only the results that are the new statistics. So a rerun after
+their update still gives the first run's normalized output.
 """
 
 
 def statistics(target: str, args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Positions of arguments that reach nothing but new running statistics, and of these."""
+    """Positions of running statistics among the arguments, and of new ones among the results.
+
+    Both are empty if the op has none, or does not train.
+    """
     given, new, flag = RUNNING_STATISTICS.get(target, ((), (), None))
     training = flag is None or (flag < len(args) and bool(args[flag]))
     return (given, new) if training else ((), ())
 
 
 WRITING_OVER: dict[str, Callable[[list[torch.Tensor], list[int]], list[torch.Tensor]]] = {}
-"""target of a fused op -> what runs it over those of its arguments that are given by position.
+"""Fused op -> a function that runs it and may write over the arguments at the given positions.
 
-No op does: torch has none that may return what they were given.
+This is not an op itself: torch has no ops that may return what they were given.
 """
 
 
@@ -195,13 +201,13 @@ DONATIONS: dict[str, tuple[tuple[int, ...], str]] = {
     "aten._log_softmax_backward_data.default": ((0, 1), "out"),
     CROSS_ENTROPY: ((1,), "out"),
 }
-"""target -> (arguments whose memory the result may take, the first that will do; name of the out
+"""Op -> (arguments whose memory the result may take, in order of preference; name of the out
 argument).
 
-All but those of `IN_ORDER` are elementwise over one iterator, so that reading and writing one
-element at the same place is safe and gives the same bits. Where there is no name, the overload with
-an out argument makes a tensor of its own first, and the op of the same name with an underscore
-writes in place.
+All except those of `IN_ORDER` are elementwise over one iterator, so that reading and writing one
+element at the same place is safe and gives the same bits. If the name is empty, the op of the same
+name with an underscore writes in place, because the overload with an out argument makes a separate
+tensor first.
 """
 
 IN_ORDER = frozenset(
@@ -213,24 +219,26 @@ IN_ORDER = frozenset(
         CROSS_ENTROPY,
     }
 )
-"""Those of `DONATIONS` that go by rows, and so write only over an argument that is contiguous.
+"""Ops of `DONATIONS` that work row by row, and so may only write over a contiguous argument.
 
-Whoever has a row (a thread, a warp, a block) has all of it, is done with its sums when it first
-writes, and takes each element before it writes there. All kernels of torch's do so, on CPUs and on
-CUDA, over rows of any length in any dimension. But they write in order, whatever the strides of the
-out argument are; and torch describes the gradient of log-softmax as laid out like what it is made
-from. Over that, values would end up in other places.
+What processes a row (a thread, a warp, a block) processes all of it, has finished its sums when it
+first writes, and reads each element before it writes there. All of torch's kernels do so, on CPUs
+and on CUDA, over rows of any length in any dimension. But they write in contiguous order, whatever
+the strides of the out argument are, and torch describes the gradient of log-softmax as laid out
+like what it is made from. Over an argument that is not contiguous, values would end up in other
+places.
 """
 
 IN_PLACE = {"aten.mul.Scalar": "aten.mul_.Tensor"}
-"""target -> the op that writes in place with the same bits, where it is not the one by that name.
+"""Op -> the op that writes in place with the same bits, if it is not the one with an underscore.
 
-`mul_.Scalar` rounds the number to the tensor's dtype first, which shows in half precision.
+`mul_.Scalar` rounds the number to the tensor's dtype first, which changes results in half
+precision.
 """
 
 
 def resolve(target: str) -> torch._ops.OpOverload:
-    """The overload that `target` names, such as `aten.convolution.default`."""
+    """Return the overload that `target` names, such as `aten.convolution.default`."""
     namespace, packet, overload = target.split(".")
     found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     assert isinstance(found, torch._ops.OpOverload)  # noqa: S101 - narrows a dynamic attribute
@@ -255,7 +263,7 @@ def may_alias(op: torch._ops.OpOverload) -> bool:
 
 
 def effects(op: torch._ops.OpOverload) -> frozenset[Effect]:
-    """What a call does besides computing its results."""
+    """Return what a call does in addition to computing its results."""
     found = set()
     if torch.Tag.nondeterministic_seeded in op.tags:
         found.add(Effect.RANDOM)
@@ -272,7 +280,7 @@ def effects(op: torch._ops.OpOverload) -> frozenset[Effect]:
 def draws_nothing(
     op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> bool:
-    """Whether this call of a random op leaves the generator alone: attention without dropout."""
+    """Whether this call of a random op draws no numbers: attention without dropout."""
     names = [argument.name for argument in op._schema.arguments]
     if "dropout_p" not in names:
         return False
@@ -283,13 +291,14 @@ def draws_nothing(
 
 
 def effects_on_cuda(op: torch._ops.OpOverload, args: Sequence[Any], made: Any) -> frozenset[Effect]:
-    """UNREPEATABLE where a second run on CUDA may give other bits; `made` are the results.
+    """Return UNREPEATABLE if a second run on CUDA may give other bits; `made` are the results.
 
-    Gradients of convolutions, and transposed ones, may add by atomics, as may those ops of
-    `VARYING_ON_CUDA`, where the user does not ask for deterministic ones. All convolutions are
-    unrepeatable while cuDNN picks their algorithm by trying all of them. It remembers its picks by
-    thread, and backward has its own: the same convolution may run by another algorithm there, after
-    trials of its own.
+    If the user has not enabled deterministic algorithms, gradients of convolutions, transposed
+    convolutions, and ops of `VARYING_ON_CUDA` may sum by atomics.
+
+    All convolutions are unrepeatable while cuDNN picks their algorithms by trials
+    (`cudnn.benchmark`). It remembers its picks per thread, and backward has a separate thread:
+    there, the same convolution may run by another algorithm, after other trials.
     """
     several = made if isinstance(made, list | tuple) else (made,)
     tensors = [tensor for tensor in several if isinstance(tensor, torch.Tensor)]
@@ -309,20 +318,21 @@ def effects_on_cuda(op: torch._ops.OpOverload, args: Sequence[Any], made: Any) -
 
 
 def is_wait(op: torch._ops.OpOverload) -> bool:
-    """Whether a call returns its argument, once a collective that makes it is done."""
+    """Whether a call waits for a collective that makes its argument, and returns the argument."""
     return op.namespace in COLLECTIVES and op._opname == "wait_tensor"
 
 
 def callable_of(op: torch._ops.OpOverload) -> Callable[..., Any]:
-    """What runs `op`: itself; of a collective, a call that waits for it too.
+    """Return what runs `op`: the op itself, or for a collective a call that also waits for it.
 
-    A collective only begins when it is called. What it reads could be overwritten, and what it
-    makes could be moved, before it is done.
+    A collective only begins when it is called. Before it is done, what it reads could be
+    overwritten, and what it makes could be moved.
     """
     return _waiting(op) if op.namespace in COLLECTIVES else op
 
 
 def _waiting(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """Return a call of a collective that waits until its results are there."""
     wait = torch.ops._c10d_functional.wait_tensor.default
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -335,7 +345,7 @@ def _waiting(op: torch._ops.OpOverload) -> Callable[..., Any]:
 
 
 def in_place(target: str) -> torch._ops.OpOverload:
-    """The overload of `target` that writes into a tensor it is given (`DONATIONS`)."""
+    """Return the overload of `target` that writes into a tensor it is given (`DONATIONS`)."""
     namespace, packet, overload = target.split(".")
     wanted = DONATIONS[target][1]
     if not wanted:

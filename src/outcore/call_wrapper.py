@@ -1,4 +1,4 @@
-"""call_wrapper: runs the calls of a wrapped module, and warns where outcore can plan nothing."""
+"""call_wrapper: run the calls of a wrapped module, and warn if outcore can plan nothing."""
 
 from __future__ import annotations
 
@@ -55,69 +55,79 @@ ALONE = (
 )
 
 HOPE = 16
-"""Calls in which a model that came to no graph may yet be compiled in parts: a step is to end."""
+"""Calls after the first training call in which a model that brought no graph may yet be compiled in
+parts. A step, with its backward, should end within so many."""
 
 MOST_NAMED = 3
 """Modules that a note names; it counts the others."""
 
 LOOKS = 2
-"""Training steps whose backward tells what no graph has: the second, once more was compiled."""
+"""Training steps whose backward shows which parameters no graph has. The second one looks again,
+after more has been compiled."""
 
 LIMIT = "Dynamo recompile limit exceeded"
-"""So begins what torch counts where it compiles a function for no more shapes."""
+"""Prefix of torch's counter for functions that it compiles for no more shapes."""
 
 CALLERS = 7
-"""From where a door warns to where its model is called."""
+"""Stack levels from where a wrapper warns to where its model is called."""
 
 NOT_TRACED = str(Path(torch.__file__).parent), str(Path(__file__).parent)
-"""Where code lies that torch never compiles by itself."""
+"""Folders of code that torch never compiles by itself."""
 
 MOST_SHAPES = 64
-"""Shapes of inputs that a wrapped model is compiled for; with yet another it runs plainly.
+"""Input shapes that a wrapped model is compiled for; with any further shape it runs uncompiled.
 
-Torch before 2.13 takes no limit from us: there it is torch._dynamo.config.recompile_limit, 8.
+Before torch 2.13 this limit cannot be passed to torch.compile. There the limit is
+torch._dynamo.config.recompile_limit, 8.
 """
 
 
 class CallWrapper:
-    """What the calls of a wrapped module go through."""
+    """Runs the calls of one wrapped module.
+
+    `inner`: the module is a part of a wrapped model that torch.compile did not compile as a whole.
+    """
 
     def __init__(
         self, model: nn.Module, backend: Backend, *, owns: bool, inner: bool = False
     ) -> None:
         self.backend, self.owns = backend, owns
-        """`owns`: the Backend is for this module alone."""
+        """`owns`: the Backend serves this module alone, and is closed with it."""
         self.trained = inner
-        """Whether a training call came back, of this module or the wrapped one it is inside of."""
+        """Whether a training call has returned, of this module or the wrapped model around it."""
         self._noted = False
-        """Whether a call of this module brought the Backend a note."""
+        """Whether a call of this module added a note to the Backend."""
         self._told = inner
-        """Whether it was said that its training calls bring nothing to plan."""
+        """Whether it was reported that training calls bring nothing to plan."""
         self.hope = 0
-        """In how many calls more there may yet be something to plan."""
+        """In how many further calls there may yet be something to plan (`HOPE`)."""
         self._looks = 0 if inner else LOOKS
         if self._looks:
             backend.parameters.lookers.add(self)
         self._uncompiled: Uncompiled | None = None
-        """What tells, after a training call, which of its parameters no graph has."""
+        """Finds out, in the backward of a training call, which parameters no graph has."""
         self._skipped = type(model) in SKIPPED
-        """Whether torch tried in vain to compile some code of its calls until it was trained."""
+        """Whether torch failed to compile code of its calls, up to the first training call."""
         self.inner: WeakSet[nn.Module] = WeakSet()
-        """Modules inside that are compiled by themselves, as the model is not."""
+        """Modules inside that are compiled by themselves, because the model as a whole is not."""
         self._model = ref(model)
         self._is_recurrent: bool | None = None
-        """Whether graphs are to end at recurrent layers; None before the first call."""
+        """Whether graphs should end at recurrent layers; None before the first call."""
         self._traced = FunctionType(_run.__code__.replace(), globals(), _run.__name__)
         self._run: Call = torch.compile(self._traced, backend=_Weakly(backend), **_apart())
-        # What torch compiles is kept with the code, and holds the engine: it goes with the door.
+        # torch keeps what it compiled with the code, and that holds the engine. So it is removed
+        # when this wrapper dies.
         finalize(self, remove_from_cache, self._traced).atexit = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module, compiled where there is something to plan. As a call of it raises."""
+        """Run the module, compiled if there may be something to plan.
+
+        Raises what the module raises.
+        """
         model = self._model()
         assert model is not None  # noqa: S101 - it is being called
         if not torch.is_grad_enabled():
-            # Nothing to plan: each of its shapes would be one of those that torch compiles.
+            # Nothing to plan, and each new shape would count toward torch's limit on shapes.
             return self._plainly(model, args, kwargs)
         if runs_plainly():
             self._note_plainly(model)
@@ -142,7 +152,10 @@ class CallWrapper:
         return results
 
     def _look(self, model: nn.Module) -> None:
-        """Have the backward of a training call tell what no graph has, some times."""
+        """Watch the backward of a training call for parameters that no graph has.
+
+        This happens for at most `LOOKS` training calls.
+        """
         if self._uncompiled is not None:
             return
         if not self._looks:
@@ -155,13 +168,14 @@ class CallWrapper:
                 self._uncompiled = uncompiled if uncompiled.looks else None
 
     def stop_looking(self) -> None:
-        """Leave no hooks on parameters."""
+        """Remove the hooks on parameters."""
         self.backend.parameters.lookers.discard(self)
         uncompiled, self._uncompiled = self._uncompiled, None
         if uncompiled is not None:
             uncompiled.stop()
 
     def _run_compiled(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run the module as torch compiles it, with recurrent layers kept out of graphs."""
         if self._is_recurrent is None:
             self._is_recurrent = is_recurrent(model)
         traced = counters["frames"]["total"]
@@ -174,17 +188,20 @@ class CallWrapper:
             raise
 
     def _trace_anew(self, error: BaseException) -> None:
-        """Have torch compile what it was tracing when `error` came: else it never would again."""
+        """Make torch forget the code that it was tracing when `error` was raised.
+
+        Otherwise torch would never try to compile that code again.
+        """
         remove_from_cache(self._traced)
         for frame, _ in traceback.walk_tb(error.__traceback__):
             if not frame.f_code.co_filename.startswith(NOT_TRACED):
                 reset_code(frame.f_code)
 
     def _take_in(self, model: nn.Module, plain: list[str]) -> list[str]:
-        """Compile by themselves the modules that ran in no graph, at those paths.
+        """Compile separately the modules at the paths `plain`, which ran in no graph.
 
-        Not where torch was told to leave alone what calls them. Returns the paths of those that
-        are not helped so.
+        Only if torch failed to compile some code of the calls: otherwise it was told to leave their
+        caller uncompiled. Returns the paths of modules that this does not help.
         """
         self.hope = 0
         alone = pieces(model, plain) if self._skipped else {}
@@ -196,15 +213,16 @@ class CallWrapper:
         return [] if alone else plain
 
     def _note_plainly(self, model: nn.Module) -> None:
-        """Before anything was trained otherwise, it may be that nothing ever will: say so aloud."""
+        """Note a call that had to run uncompiled; warn if nothing was trained otherwise so far."""
         self._note(model, PLAINLY, aloud=model.training and not self.trained)
 
     def _note_unseen(self, model: nn.Module, text: str) -> None:
+        """Warn about a call that no graph planned, if the model trains any parameter."""
         if any(p.requires_grad for p in model.parameters()):
             self._note(model, text, aloud=True)
 
     def _note(self, model: nn.Module, text: str, *, aloud: bool) -> None:
-        """Note it; `aloud`: warn the first time, or raise NotEngagedError where that is strict."""
+        """Record a note. `aloud`: warn the first time, or raise NotEngagedError if `strict`."""
         known = text in self.backend.notes
         if not known:
             self.backend.notes.append(text)
@@ -215,11 +233,11 @@ class CallWrapper:
 
     def _plainly(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         if self.backend.engine is not None:
-            self.backend.engine.close_step()  # else the meter would go on
+            self.backend.engine.close_step()  # otherwise the meter would keep running
         return _run(model, "", *args, **kwargs)
 
     def _until_trained(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Run the module; where that was its first training call, see what it brought."""
+        """Run the module; after the first training call, check whether it brought anything."""
         backend = self.backend
         calls, notes, skipped = calls_of(backend), len(backend.notes), _skipped()
         results = self._run_compiled(model, args, kwargs)
@@ -239,7 +257,7 @@ class CallWrapper:
 
 
 class _Weakly:
-    """A Backend as torch sees it, which keeps what it is given as a backend for ever."""
+    """A Backend as torch sees it: torch keeps backends forever, so this holds it only weakly."""
 
     __name__ = "outcore"
 
@@ -247,42 +265,44 @@ class _Weakly:
         self._backend = ref(backend)
 
     def __repr__(self) -> str:
-        """As torch names it in what it says."""
+        """Return the name that torch shows in its messages."""
         return self.__name__
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Call:
         backend = self._backend()
-        assert backend is not None  # noqa: S101 - the door that is being called has it
+        assert backend is not None  # noqa: S101 - the wrapper that is being called holds it
         return backend(module, example_inputs)
 
 
 SKIPPED: WeakSet[type[nn.Module]] = WeakSet()
-"""Classes of models of which torch tried some code in vain: before 2.13 it tries once for all."""
+"""Classes of models with code that torch failed to compile: before torch 2.13 it tries only once
+for all instances of a class."""
 
 WRAPPERS: WeakKeyDictionary[nn.Module, CallWrapper] = WeakKeyDictionary()
-"""Of each module that is wrapped."""
+"""Wrapped module -> its wrapper."""
 
 
 def _seen(backend: Backend) -> int:
-    """Calls of its graphs so far, planned or not."""
+    """How many calls the Backend's graphs have had, planned or not."""
     return backend.plain_calls.number + calls_of(backend)
 
 
 def _limits() -> int:
-    """How often torch compiled a function no more, as it had for so many shapes."""
+    """How many times torch refused to compile a function for yet another shape."""
     return sum(often for text, often in counters["unimplemented"].items() if text.startswith(LIMIT))
 
 
 def _skipped() -> int:
-    """How many pieces of code torch tried in vain to compile: breaks in loops, as a rule."""
+    """How many pieces of code torch failed to compile, usually for a graph break in a loop."""
     frames = counters["frames"]
     return frames["total"] - frames["ok"]
 
 
 def _known(model: nn.Module) -> set[int] | None:
-    """The ids of parameters that graphs have, under the budget of `model` or of what is inside.
+    """Ids of the parameters that graphs have, for the budgets of `model` and what is inside.
 
-    None where that is not known: FSDP gives graphs others than the model's, which are its parts.
+    None if that is not known: FSDP passes graphs other parameters than the model's, which are only
+    parts.
     """
     if any(type(parameter) is not nn.Parameter for parameter in model.parameters()):
         return None
@@ -293,12 +313,12 @@ def _known(model: nn.Module) -> set[int] | None:
 
 
 def _compiled_by_others(model: nn.Module) -> list[str]:
-    """Where modules inside are that somebody else has compiled."""
+    """Return the paths of modules inside `model` that someone else has compiled."""
     return [path for path, module in model.named_modules() if path and is_compiled(module)]
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether somebody else has compiled it."""
+    """Whether someone else has compiled the module."""
     set_ = module._compiled_call_impl is not None and module not in WRAPPERS  # noqa: SLF001 - what Module.compile sets
     return set_ or isinstance(module, OptimizedModule)
 
@@ -309,15 +329,15 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def calls_of(backend: Backend) -> int:
-    """Forward calls of its graphs that have a backward, so far."""
+    """How many forward calls with a backward the Backend's graphs have had."""
     return 0 if backend.engine is None else backend.engine.steps.calls
 
 
 def _apart() -> dict[str, Any]:
-    """How torch is to compile what is wrapped: each shape by itself, and apart from other models.
+    """Return options for torch.compile: each shape is compiled by itself, apart from other models.
 
-    Before torch 2.13 it would do so eight times at most, for all models with parts of one class:
-    there sizes are left to be symbolic (`capture.BySizes`), which counts once.
+    Before torch 2.13, torch would do so at most eight times for all models with parts of one class.
+    There, sizes stay symbolic (`capture.BySizes`), which counts once.
     """
     known = inspect.signature(torch.compile).parameters
     if "recompile_limit" not in known:
@@ -326,17 +346,17 @@ def _apart() -> dict[str, Any]:
 
 
 def _run(self: nn.Module, hooks: str, /, *args: Any, **kwargs: Any) -> Any:
-    """What is compiled of a module: torch's own (nn.Sequential, ...) it compiles only inside it.
+    """Run a module: torch compiles this function, but no module of torch.nn by itself.
 
-    `hooks`: those of the module (`_hooks`), which are compiled with it. torch does not look whether
-    there are others since, but does at an argument that is read.
+    `hooks`: the module's hooks (`_hooks`), which are compiled with it. torch does not check whether
+    hooks were added later, but it does check an argument that is read.
     """
     str(hooks)
     return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
 
 
 def _hooks(model: nn.Module) -> str:
-    """The hooks that a call of `model` runs, by the numbers that torch gives them."""
+    """Return the hooks that a call of `model` runs, by the ids that torch gives them."""
     held = (
         model._forward_pre_hooks,  # noqa: SLF001 - torch has no other way to ask
         model._forward_hooks,  # noqa: SLF001 - as above
@@ -347,7 +367,7 @@ def _hooks(model: nn.Module) -> str:
 
 
 def install_wrapper(model: M, backend: Backend, *, owns: bool, inner: bool = False) -> M:
-    """Have calls of `model` go through a door of its own; one that it had is closed."""
+    """Let calls of `model` go through a new wrapper; an earlier wrapper is removed."""
     before = WRAPPERS.get(model)
     if before is not None and before.backend is backend:
         return model
@@ -358,7 +378,7 @@ def install_wrapper(model: M, backend: Backend, *, owns: bool, inner: bool = Fal
     def call(*args: Any, **kwargs: Any) -> Any:
         return wrapper(*args, **kwargs)
 
-    # What calls it may be compiled itself, up to a graph break: torch would go on in the door.
+    # The caller may be compiled itself, up to a graph break: torch would then trace the wrapper.
     alone: Call = torch.compiler.disable(call)  # type: ignore[no-untyped-call]  # torch leaves it so
     model._compiled_call_impl = alone  # noqa: SLF001 - what Module.compile sets
     WRAPPERS[model] = wrapper
@@ -366,9 +386,9 @@ def install_wrapper(model: M, backend: Backend, *, owns: bool, inner: bool = Fal
 
 
 def remove_wrapper(module: nn.Module) -> None:
-    """Have calls of `module` run plainly, and those inside for which its door was opened."""
+    """Let calls of `module` run uncompiled, also of the modules inside that its wrapper wrapped."""
     wrapper = WRAPPERS.pop(module, None)
-    if wrapper is None:  # it went with the one around it
+    if wrapper is None:  # it was removed together with the one around it
         return
     module._compiled_call_impl = None  # noqa: SLF001 - what Module.compile sets
     wrapper.stop_looking()
@@ -380,7 +400,7 @@ def remove_wrapper(module: nn.Module) -> None:
 
 
 def _nothing_to_do(model: nn.Module, *, strict: bool) -> None:
-    """Say that a training call of `model` brought nothing to plan."""
+    """Warn that a training call of `model` brought nothing to plan; raise if `strict`."""
     error = NotEngagedError(model=type(model).__name__)
     if strict:
         raise error

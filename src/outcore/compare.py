@@ -1,4 +1,4 @@
-"""compare: policies side by side on one trace and one machine, without running anything."""
+"""compare: show what policies make of one trace on one machine, without running anything."""
 
 from __future__ import annotations
 
@@ -27,51 +27,66 @@ from outcore.spec import spec_text
 from outcore.units import format_bytes, parse_size
 
 ENDLESS_BYTES = 1 << 62
+"""A budget that no step exceeds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One policy under one budget; all figures predicted. None where the policy has no plan.
-
-    `relative_to_in_core`: throughput, of that of the step with everything kept on a device that has
-    the room. `reason`: why it is not feasible; `needed_bytes`: what
-    would be needed of `needed_tier`. `reserved_bytes`: what the allocator holds at most, where one
-    was asked for; a plan for which it holds more than the budget is not feasible, and has no times.
-    `lower_bound_seconds`: what no policy's plan can beat under this budget, where it was asked for.
-    """
+    """One policy under one budget, predicted; figures are None if the policy has no plan."""
 
     policy: str
+    """The policy's spec."""
     budget_bytes: int
     feasible: bool = False
+    """Whether the plan fits the budget, and what the allocator reserves for it too, if that was
+    computed."""
     seconds: float | None = None
+    """Time of a step."""
     items_per_second: float | None = None
+    """Samples per second."""
     relative_to_in_core: float | None = None
+    """Throughput relative to the step with everything kept, on a device that has room for it."""
     peak_bytes: int | None = None
+    """Peak device memory."""
     reserved_bytes: int | None = None
+    """The most that the allocator reserves; None if there is no allocator.
+
+    A plan for which this exceeds the budget is not feasible, and has no times.
+    """
     counts: Counts | None = None
+    """How many gaps are kept, offloaded and recomputed."""
     planning_seconds: float | None = None
+    """How long the policy took."""
     lower_bound_seconds: float | None = None
+    """Time that no policy's plan can beat under this budget.
+
+    None if it was not computed, or if no plan fits the budget.
+    """
     needed_bytes: int | None = None
+    """Bytes of `needed_tier` that would be needed, if the plan is not feasible."""
     needed_tier: str = ""
+    """The tier whose budget is too small; empty if none is."""
     reason: str = ""
+    """Why there is no feasible plan; empty if there is one."""
 
     @property
     def failed(self) -> bool:
-        """Whether the policy failed, as `reason` says: no budget would help."""
+        """Whether the policy failed for the given `reason`, so that no budget would help."""
         return bool(self.reason) and self.needed_bytes is None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values by field name; `counts` as a dict."""
+        """Return plain values by field name; `counts` as a dict."""
         return asdict(self)
 
 
 class Comparison:
-    """A trace on a machine: what it takes in-core, and what policies make of it.
+    """A trace on a machine: what it needs in-core, and what policies make of it.
 
     `items`: samples in the trace's batch. `states`: copies of the parameters that the optimizer
-    holds on the device besides (1: SGD with momentum, 2: Adam). `allocator`: what serves the
-    programs, with all of the device to take from; None does not ask. `variants`: whether policies
-    may choose algorithms (`estimate`); the step in-core runs by default.
+    holds on the device (1: SGD with momentum, 2: Adam). `allocator`: what serves the programs, with
+    the whole device to allocate from; with None, reserved memory is not computed. `variants`:
+    whether policies may choose algorithms (`estimate`); the in-core step always runs the default
+    ones.
     """
 
     def __init__(
@@ -93,7 +108,7 @@ class Comparison:
         self.in_core: Timeline = simulate(problem, lower(problem, make_plan({}, "keep-all")))
 
     def problem(self, budget_bytes: int) -> Problem:
-        """The problem under a device budget."""
+        """Return the problem under a device budget."""
         hardware = self.machine.hardware
         return Problem(
             self.trace, self.profile, hardware, budget_bytes, outside_bytes=self.outside_bytes
@@ -101,7 +116,7 @@ class Comparison:
 
     @property
     def in_core_peak_bytes(self) -> int:
-        """What the step with everything kept holds at most."""
+        """Peak device memory of the step with everything kept."""
         return self.in_core.peak(Tier.DEVICE)
 
     @property
@@ -110,11 +125,11 @@ class Comparison:
         return self.machine.hardware.capacity(Tier.DEVICE)
 
     def floor(self) -> Holdings:
-        """The smallest budget that some plan meets, and what is held there."""
+        """Return the smallest budget that some plan meets, and what is held there."""
         return floor_holdings(self.problem(ENDLESS_BYTES))
 
     def proved_floor_bytes(self) -> int:
-        """A budget below which no plan fits, proved; the floor may be a little more."""
+        """Return a budget below which provably no plan fits; the floor may be a little higher."""
         try:
             lower_bound(self.problem(1))
         except InfeasibleError as error:
@@ -124,14 +139,14 @@ class Comparison:
     def rows(
         self, budgets: Iterable[int], policies: Iterable[str | Policy], *, bound: bool = False
     ) -> Iterator[Compared]:
-        """One row for each budget, the smallest first, and policy.
+        """Yield one row per budget and policy, the smallest budget first.
 
-        An `Improver` starts from its plan for the budget before, so that more memory never makes
-        it slower; with other policies a larger budget may get a slower plan. `bound`: with the
-        lower bound of the budget. A policy of another package that fails has a row that says so.
+        An `Improver` starts from its plan for the budget before, so more memory never makes it
+        slower. Other policies may make a slower plan for a larger budget. `bound`: include the
+        lower bound for the budget. If a policy of another package fails, its row says so.
 
-        Raises PolicyError for a spec that is wrong, MissingPackageError where the bound is asked
-        for and needs what is not installed.
+        Raises PolicyError for a spec that is wrong, and MissingPackageError if `bound` needs a
+        package that is not installed.
         """
         planners = [_Planner(self, resolve(policy)) for policy in policies]
         for budget in sorted(set(budgets)):
@@ -140,20 +155,20 @@ class Comparison:
                 yield replace(planner.row(budget), lower_bound_seconds=least)
 
     def bound_seconds(self, budget_bytes: int) -> float | None:
-        """What no plan can beat under a budget; None where no plan fits it."""
+        """Return the time that no plan can beat under a budget; None if no plan fits it."""
         try:
             return lower_bound(self.problem(budget_bytes))
         except InfeasibleError:
             return None
 
     def row(self, budget_bytes: int, policy: Policy) -> Compared:
-        """What `policy` makes of `budget_bytes`."""
+        """Return what `policy` makes of `budget_bytes`."""
         return self.row_and_plan(budget_bytes, policy)[0]
 
     def row_and_plan(
         self, budget_bytes: int, policy: Policy, known: Sequence[Plan] = ()
     ) -> tuple[Compared, Plan | None]:
-        """The same with the plan, if there is one. An `Improver` starts from `known` plans too."""
+        """Return the row and the plan, if there is one; an `Improver` starts from `known` plans."""
         problem = self.problem(budget_bytes)
         blank = Compared(policy=spec_text(policy), budget_bytes=budget_bytes)
         start = time.perf_counter()
@@ -173,7 +188,7 @@ class Comparison:
         return self._row_of(blank, problem, plan, time.perf_counter() - start), plan
 
     def _row_of(self, blank: Compared, problem: Problem, plan: Plan, seconds: float) -> Compared:
-        """The figures of a plan that took so many `seconds` to make."""
+        """Return the figures of a plan that took `seconds` to make."""
         program = lower(problem, plan)
         timeline = simulate(problem, program)
         planned = replace(
@@ -197,18 +212,18 @@ class Comparison:
 
 
 class _Planner:
-    """One policy, budget by budget, the smallest first."""
+    """One policy, applied to one budget after the other, the smallest first."""
 
     def __init__(self, comparison: Comparison, policy: Policy) -> None:
         self.comparison, self.policy = comparison, policy
         self.last: tuple[Compared, Plan] | None = None
 
     def row(self, budget_bytes: int) -> Compared:
-        """What the policy makes of a budget; an `Improver` no slower than of the last."""
+        """Return the row for a budget; an `Improver` is never slower than for the last one."""
         known = () if self.last is None else (self.last[1],)
         row, plan = self.comparison.row_and_plan(budget_bytes, self.policy, known)
         if self.last is not None and (row.seconds or inf) > (self.last[0].seconds or inf):
-            spent = row.planning_seconds  # lowered for more memory, the last plan is slower
+            spent = row.planning_seconds  # the last plan, lowered for more memory, got slower
             row = replace(self.last[0], budget_bytes=budget_bytes, planning_seconds=spent)
             plan = self.last[1]
         if plan is not None and row.feasible and isinstance(self.policy, Improver):
@@ -217,10 +232,10 @@ class _Planner:
 
 
 def read_budget(option: str, text: str, machine_bytes: int, part_of: int | None = None) -> int:
-    """Bytes of a budget, percentages being of `part_of`, or else of all that the machine has.
+    """Return the bytes of a budget; percentages are of `part_of`, or of the machine's memory.
 
-    Raises BudgetError, which names `option`, for what cannot be read, and for more than the machine
-    has.
+    Raises BudgetError, which names `option`, if the text cannot be read or exceeds the machine's
+    memory.
     """
     try:
         found = parse_size(text, machine_bytes if part_of is None else part_of)
@@ -233,7 +248,7 @@ def read_budget(option: str, text: str, machine_bytes: int, part_of: int | None 
 
 
 def _over(row: Compared, allocator: Allocator) -> Compared:
-    """The row of a plan that fits the budget, but not by what the allocator holds for it."""
+    """Return the row of a plan that fits the budget but for which the allocator reserves more."""
     reserved, peak = row.reserved_bytes or 0, row.peak_bytes or 0
     reason = (
         f"{spec_text(allocator)} reserves {format_bytes(reserved)} for a plan whose peak is "

@@ -1,4 +1,4 @@
-"""The seam to numba: compiled where it is installed, the same functions as Python where not."""
+"""compiled: functions compiled by numba if it is installed, and plain Python functions if not."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 COMPILED = njit is not None
+"""Whether numba is installed."""
 
 
 class Ints(Protocol):
-    """A table of ints, by (row, column)."""
+    """A table of ints, indexed by (row, column)."""
 
     def __getitem__(self, cell: tuple[int, int], /) -> int: ...
     def __setitem__(self, cell: tuple[int, int], value: int, /) -> None: ...
 
 
 class Floats(Protocol):
-    """A table of floats, by (row, column)."""
+    """A table of floats, indexed by (row, column)."""
 
     def __getitem__(self, cell: tuple[int, int], /) -> float: ...
     def __setitem__(self, cell: tuple[int, int], value: float, /) -> None: ...
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """`function` as machine code, kept on disk between processes where that can be written to.
+    """Compile `function`; the machine code is cached on disk if that is possible.
 
-    All is inlined: functions this small take less time than calling them.
+    The function is inlined into its callers: functions this small take less time than calling them.
     """
     if njit is None:
         return function
@@ -44,30 +45,31 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def entry(function: Callable[P, R]) -> Callable[P, R]:
-    """The same, not inlined: for what Python calls. Other threads go on beside it."""
+    """Compile a function that Python calls: not inlined, and other threads run meanwhile."""
     if njit is None:
         return function
     return _made(function, nogil=True)
 
 
 def _made(function: Callable[P, R], **options: bool) -> Callable[P, R]:
+    """Compile by numba, without a cache on disk if none can be written."""
     made: Callable[P, R]
     try:
         made = njit(cache=True, **options)(function)
-    except RuntimeError:  # no place for files: neither beside the source nor in the user's cache
+    except RuntimeError:  # neither the source's folder nor the user's cache is writable
         made = njit(**options)(function)
     return made
 
 
 class Cells(dict[tuple[int, int], Any]):
-    """A table as Python reads it fastest: by (row, column), and zero where nothing was written."""
+    """The table that plain Python reads fastest: a dict by (row, column), with default zero."""
 
     def __missing__(self, cell: tuple[int, int]) -> int:
         return 0
 
 
 def native(table: NDArray[Any]) -> Any:
-    """`table` as the functions take it."""
+    """Return `table` in the form that the functions take: an array, or `Cells` without numba."""
     if COMPILED:
         return table
     rows, columns = np.nonzero(table)

@@ -2,21 +2,21 @@
 
     OutcoreError
     +-- OptionError        (ValueError)  an option that does not exist
-    +-- OptionValueError   (ValueError)  a value that an option cannot take
-    |   +-- BudgetError                  the same where the option is a budget
+    +-- OptionValueError   (ValueError)  a value that an option cannot have
+    |   +-- BudgetError                  the same, if the option is a budget
     +-- PolicyError        (ValueError)  an unknown policy, or a policy spec that is wrong
     +-- InfeasibleError    (RuntimeError) no plan meets the budget
     +-- VerifyError                      a noun broke one of its rules
     +-- ParseError         (ValueError)  a text form that cannot be read
-    +-- FormatError        (ValueError)  a file that is none of ours, or of another version
+    +-- FormatError        (ValueError)  a file that is not outcore's, or of another version
     +-- DigestError        (ValueError)  made for another trace, or a file edited since it was saved
     +-- SpillError         (OSError)     the spill directory: full, unwritable, or an I/O error
     +-- HostMemoryError    (RuntimeError) no host memory for what is offloaded
     +-- CaptureError                     a graph that cannot be planned (it then runs in-core)
     +-- StepError          (RuntimeError) a step that cannot go on: what backward reads is gone
     +-- WrapError          (ValueError)  a model that cannot be wrapped, or is not
-    +-- NotEngagedError    (RuntimeError) strict, and outcore got nothing to plan
-    +-- TargetError        (ValueError)  what is to be estimated cannot be had, or not traced
+    +-- NotEngagedError    (RuntimeError) strict, and something trained outside the budget
+    +-- TargetError        (ValueError)  what is to be estimated cannot be found, made or traced
     +-- PhotographsError                 the demo's photographs cannot be read
     +-- MissingPackageError (ImportError) a package of an extra is not installed
 
@@ -31,11 +31,12 @@ from dataclasses import dataclass
 from outcore.units import format_bytes, spell_size
 
 LIKE_TORCH = " (CUDA out of memory. DefaultCPUAllocator: can't allocate memory)"
-"""What finders of batch sizes look for in what an error was made with, to try a smaller batch:
-those of Hugging Face Accelerate, and so of its Trainer, and of Lightning."""
+"""Words that finders of batch sizes look for in an error's arguments, to try a smaller batch: those
+of Hugging Face Accelerate (and so its Trainer) and Lightning."""
 
 MUCH_DIVISOR = 10
-"""What is held anyway is told from this part of the smallest feasible budget on."""
+"""The message of InfeasibleError mentions memory that is held anyway if it is at least the smallest
+feasible budget divided by this."""
 
 
 class OutcoreError(Exception):
@@ -52,14 +53,14 @@ class OutcoreError(Exception):
 
     @property
     def _depends_on_batch(self) -> bool:
-        """Whether all may be well with a smaller batch."""
+        """Whether a smaller batch may help."""
         return False
 
     def _words(self) -> str:
         return self.message + LIKE_TORCH * self._depends_on_batch
 
     def __str__(self) -> str:
-        """The message of the fields as they are now; they may be set after it was raised."""
+        """Return the message for the current fields, which may change after it was raised."""
         return super().__str__() if type(self) is OutcoreError else self.message
 
     def __reduce__(self) -> tuple[Callable[..., "OutcoreError"], tuple[object, ...], object]:
@@ -83,7 +84,7 @@ class OptionError(OutcoreError, ValueError):
     option: str
     """The name as given."""
     known: tuple[str, ...]
-    """All names that would do."""
+    """All valid names."""
 
     @property
     def message(self) -> str:
@@ -100,11 +101,11 @@ class OptionValueError(OutcoreError, ValueError):
     value: object
     """The value as given."""
     reason: str
-    """Why it will not do, and what to write instead."""
+    """Why it is not valid, and what to write instead."""
 
     @property
     def message(self) -> str:
-        """Name the option and the value, and say why it will not do."""
+        """Name the option and the value, and say why it is not valid."""
         return f"option {self.option}={self.value!r}: {self.reason}"
 
 
@@ -120,7 +121,7 @@ class PolicyError(OutcoreError, ValueError):
     policy: str
     """The policy's name or spec as given."""
     reason: str
-    """What is wrong with it, and what would do."""
+    """What is wrong with it, and what would be valid."""
 
     @property
     def message(self) -> str:
@@ -133,7 +134,7 @@ class InfeasibleError(OutcoreError, RuntimeError):
     """No plan meets the budget."""
 
     budget_bytes: int
-    """The budget that was asked for."""
+    """The budget that was given."""
     floor_bytes: int
     """The smallest budget that some plan meets."""
     op: str
@@ -143,12 +144,12 @@ class InfeasibleError(OutcoreError, RuntimeError):
     tier: str = "device"
     """The tier whose budget is too small: device, host or disk."""
     policy: str = ""
-    """The policy whose plans all need more; empty where no policy's would do."""
+    """The policy whose plans all need more; empty if no plan of any policy fits."""
     at_least: bool = False
-    """Whether it may turn out to be more: what ops need besides their tensors is not known yet, or
-    what other graphs of the step do."""
+    """Whether the floor may turn out to be higher: it is not known yet what ops need in addition to
+    their tensors, or what other graphs of the step need."""
     weights_bytes: int = 0
-    """Parameters, buffers of modules and gradients of parameters: the same with any batch."""
+    """Parameters, module buffers and gradients of parameters, which do not depend on the batch."""
 
     @property
     def _depends_on_batch(self) -> bool:
@@ -234,7 +235,7 @@ class ParseError(OutcoreError, ValueError):
 
 @dataclass(kw_only=True, eq=False)
 class FormatError(OutcoreError, ValueError):
-    """A saved file that is none of ours, or of a version that this release does not read."""
+    """A saved file that is not outcore's, or of a version that this release does not read."""
 
     noun: str
     """What the file was to hold: trace, plan, ..."""
@@ -254,13 +255,13 @@ class DigestError(OutcoreError, ValueError):
     noun: str
     """What it is: plan, program, ..."""
     made_for: str
-    """Digest that it names; empty where it names none."""
+    """The digest that it names; empty if it names none."""
     expected: str
     """Digest of what is at hand."""
     of: str = "trace"
-    """What the digests are digests of; "content": of the file's own content."""
+    """What the digests identify, such as "trace"; "content": the file's own content."""
     file: str = ""
-    """Where it comes from, if that is known."""
+    """The file that it comes from, if known."""
 
     @property
     def message(self) -> str:
@@ -284,16 +285,16 @@ class DigestError(OutcoreError, ValueError):
 
 @dataclass(kw_only=True, eq=False)
 class SpillError(OutcoreError, OSError):
-    """The spill directory cannot be used: too little room, unwritable, or an I/O error."""
+    """The spill directory cannot be used: too little space, not writable, or an I/O error."""
 
     directory: str
     """The spill directory."""
     reason: str
-    """What failed, in the operating system's words where it has some."""
+    """What failed, in the operating system's words if there are any."""
     needed_bytes: int | None = None
-    """What the plan has to write, where the room is too little."""
+    """What the plan has to write, if there is too little space."""
     free_bytes: int | None = None
-    """What the file system has free, where the room is too little."""
+    """What the file system has free, if there is too little space."""
 
     @property
     def message(self) -> str:
@@ -309,14 +310,14 @@ class SpillError(OutcoreError, OSError):
 
 @dataclass(kw_only=True, eq=False)
 class HostMemoryError(OutcoreError, RuntimeError):
-    """Host memory for what leaves the device cannot be had."""
+    """There is no host memory for what is offloaded."""
 
     reason: str
     """What failed."""
     needed_bytes: int
     """What one more step has to put there."""
     taken_bytes: int = 0
-    """What steps under way, and this process's plans, have taken already."""
+    """What running steps and this process's plans have taken already."""
     budget_bytes: int | None = None
     """The most that may be taken."""
 
@@ -337,12 +338,12 @@ class HostMemoryError(OutcoreError, RuntimeError):
 
 @dataclass(kw_only=True, eq=False)
 class CaptureError(OutcoreError):
-    """A graph that cannot be planned. It runs in-core then, unless `strict` asks for this error."""
+    """A graph that cannot be planned. It then runs in-core, unless `strict` is set."""
 
     reason: str
-    """What about the graph cannot be planned yet."""
+    """What about the graph cannot be planned."""
     site: str = ""
-    """The op and its place in the model, where one is to blame."""
+    """The op and its place in the model, if one op is the cause."""
 
     @property
     def message(self) -> str:
@@ -353,7 +354,7 @@ class CaptureError(OutcoreError):
 
 @dataclass(kw_only=True, eq=False)
 class StepError(OutcoreError, RuntimeError):
-    """A step that cannot go on, where plain PyTorch, as a rule, raises a RuntimeError too."""
+    """A step that cannot go on; plain PyTorch usually raises a RuntimeError here, too."""
 
     reason: str
     """What is wrong, and what to do instead."""
@@ -366,7 +367,7 @@ class StepError(OutcoreError, RuntimeError):
 
 @dataclass(kw_only=True, eq=False)
 class WrapError(OutcoreError, ValueError):
-    """A model that cannot be wrapped, or one that is not wrapped and was asked for its handle."""
+    """A model that cannot be wrapped, or that is not wrapped when its handle is requested."""
 
     model: str
     """The name of its class."""
@@ -381,12 +382,12 @@ class WrapError(OutcoreError, ValueError):
 
 @dataclass(kw_only=True, eq=False)
 class NotEngagedError(OutcoreError, RuntimeError):
-    """A training call went by, and no graph with a backward came to be planned, or not all did."""
+    """A training call brought no graph with a backward to plan, or not all of it was planned."""
 
     model: str
     """The name of the model's class."""
     reason: str = ""
-    """What ran plainly, and why, where that is known."""
+    """What ran uncompiled, and why, if that is known."""
 
     @property
     def message(self) -> str:
@@ -404,14 +405,14 @@ class NotEngagedError(OutcoreError, RuntimeError):
 
 @dataclass(kw_only=True, eq=False)
 class TargetError(OutcoreError, ValueError):
-    """What is to be estimated cannot be found, made, or traced."""
+    """What is to be estimated cannot be found, made or traced."""
 
     target: str
     """As given: `script.py:function`."""
     reason: str
     """What is wrong."""
     where: str = ""
-    """The line that it comes from, where one is to blame."""
+    """The line that it comes from, if one line is the cause."""
     advice: str = ""
     """What to try."""
 
@@ -424,7 +425,7 @@ class TargetError(OutcoreError, ValueError):
 
 @dataclass(kw_only=True, eq=False)
 class PhotographsError(OutcoreError):
-    """The photographs cannot be read, for want of a package."""
+    """The photographs cannot be read, because a package is missing."""
 
     reason: str
     """What failed, in Python's words."""
@@ -440,12 +441,12 @@ class PhotographsError(OutcoreError):
 
 @dataclass(kw_only=True, eq=False)
 class MissingPackageError(OutcoreError, ImportError):
-    """A package that only some uses need is not installed."""
+    """A package that only some features need is not installed."""
 
     package: str
     """The package."""
     extra: str
-    """The extra of outcore that it comes with."""
+    """The extra of outcore that installs it."""
     purpose: str
     """What needs it."""
 
@@ -468,5 +469,5 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _both(nbytes: int) -> str:
-    """Print a size for reading, and to the byte where the first is rounded."""
+    """Print a size for reading, and also exactly in bytes if the first is rounded."""
     return f"{format_bytes(nbytes)} ({nbytes} bytes)" if nbytes >= 2**10 else format_bytes(nbytes)

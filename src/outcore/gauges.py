@@ -1,4 +1,4 @@
-"""What a driver offers to whoever measures: a clock for its work, the books of its allocator."""
+"""gauges: what a device driver offers for measuring: a clock, and its allocator's counters."""
 
 from __future__ import annotations
 
@@ -8,55 +8,55 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from weakref import WeakSet
 
 Moment: TypeAlias = Any
-"""What a clock gives, to be handed back to the same clock; opaque to others."""
+"""A point in time from a clock, meant for the same clock only; opaque to everything else."""
 
 OWN_THREADS = "outcore-"
-"""How the names of outcore's own threads begin, which train nothing."""
+"""Prefix of the names of outcore's threads, which train nothing."""
 
 
 class Clock(Protocol):
-    """Tells when a device comes to what it is given to do."""
+    """Times the work that was given to a device."""
 
     def now(self) -> Moment:
-        """The moment when what was given to the device so far is done."""
+        """Return the moment at which the work given to the device so far is done."""
         ...
 
     def seconds(self, start: Moment, stop: Moment) -> float:
-        """Time between two moments; may wait for the second."""
+        """Return the time between two moments; may wait for the second one."""
         ...
 
     def come(self, moment: Moment) -> bool:
-        """Whether the moment is past. Does not wait."""
+        """Whether the moment has passed. Does not wait."""
         ...
 
     def wall_ns(self, moment: Moment) -> int:
-        """When `now` was asked for it: nanoseconds of the wall clock (`time.time_ns`)."""
+        """Return when `now` returned it, in nanoseconds of the wall clock (`time.time_ns`)."""
         ...
 
 
 class WallClock:
-    """The clock of a device that does everything at once (`Clock`): the host itself."""
+    """The clock of a device that does all work immediately: the host itself."""
 
     now = staticmethod(time.time_ns)
 
     def seconds(self, start: int, stop: int) -> float:
-        """Time between two moments."""
+        """Return the time between two moments."""
         return (stop - start) * 1e-9
 
     def come(self, _: int) -> bool:
-        """It is: nothing is given to the host beforehand."""
+        """Return True: the host has no queued work."""
         return True
 
     def wall_ns(self, moment: int) -> int:
-        """The moment itself."""
+        """Return the moment itself."""
         return moment
 
 
 class Holder(Protocol):
-    """Somebody who holds free memory of a GPU, so that others find it where it should be."""
+    """Something that holds free memory of a GPU, so that tensors get it where they should lie."""
 
     def held_bytes(self, device: Any) -> int:
-        """How much of a GPU, now."""
+        """Return how much of a GPU's memory it holds now."""
         ...
 
 
@@ -65,21 +65,22 @@ _lock = threading.Lock()
 
 
 def add_holder(holder: Holder) -> None:
-    """Have what `holder` holds count as free: it is in use to an allocator alone."""
+    """Count what `holder` holds as free memory: only an allocator sees it as used."""
     with _lock:
         _holders.add(holder)
 
 
 def held_bytes(device: Any) -> int:
-    """What all holders hold of a GPU."""
+    """Return how much of a GPU's memory all holders hold."""
     with _lock:
         holders = list(_holders)
     return sum(holder.held_bytes(device) for holder in holders)
 
 
 class Ledger(NamedTuple):
-    """What an allocator has given out now, all of it from address `start` to `stop`."""
+    """What an allocator has in use now, all between the addresses `start` and `stop`."""
 
     live_bytes: int
+    """Bytes in use."""
     start: int
     stop: int

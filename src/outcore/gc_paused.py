@@ -1,6 +1,6 @@
-"""gc_paused: work that makes many objects and no cycles, without the collector going over them.
+"""gc_paused: pause the garbage collector during work that makes many objects but no cycles.
 
-In graphs of thousands of ops it would take a third of the time.
+In graphs of thousands of ops, collecting would take a third of the time.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Put the collector off; afterwards it is as it was.
+    """Turn the garbage collector off; afterwards, restore its state.
 
-    For all threads: cycles that others leave meanwhile stay until then.
+    This affects all threads: cycles that other threads leave meanwhile stay until the end.
     """
     collecting = gc.isenabled()
     gc.disable()

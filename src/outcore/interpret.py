@@ -1,8 +1,8 @@
-"""interpret: the reference meaning of a Program, on any kind of array.
+"""interpret: run a Program on any kind of array: the reference for what programs mean.
 
-Instructions run one at a time in an order that respects the streams and `after`, and nothing else.
-An order chosen by an adversary must give the same results; where a hazard is not covered, some
-order reads poison.
+Instructions run one at a time, in an order that respects only the streams and `after`. Even an
+order chosen by an adversary must give the same results: if a hazard is not covered, some order
+reads poison.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ Chooser = Callable[[Sequence[int]], int]
 
 @dataclass(frozen=True, slots=True)
 class Semantics(Generic[A]):
-    """What an array is.
-
-    `evaluate(op, reads, seed)` returns the buffers the op makes, in order of `Trace.writes`; one
-    that mutates returns after these what it leaves in each buffer it reads, in order of
-    `Trace.reads`. `seed` numbers the draw of a random op. `copy` makes an array of its own;
-    `poison` makes an array of the given buffer that no right result can be computed from.
-    """
+    """What an array is, and how ops compute on it."""
 
     evaluate: Callable[[Op, Sequence[A], int], Sequence[A]]
+    """`evaluate(op, reads, seed)` returns the buffers that the op makes, in the order of
+    `Trace.writes`.
+
+    An op that mutates returns after these what it leaves in each buffer it reads, in the order of
+    `Trace.reads`. `seed` numbers the draw of a random op.
+    """
     copy: Callable[[A], A]
+    """Copies an array into new memory."""
     poison: Callable[[int], A]
+    """Makes an array for a buffer (an id) from which no right result can be computed."""
 
 
 def in_order(ready: Sequence[int]) -> int:
-    """The order of issue."""
+    """Pick the first instruction in the order of the body."""
     return min(ready)
 
 
@@ -47,9 +49,9 @@ def interpret(
     semantics: Semantics[A],
     choose: Chooser = in_order,
 ) -> dict[int, A]:
-    """Run `program`. `given` maps each argument's and tangent's buffer to its array.
+    """Run `program` and return the arrays of its result slots, by buffer.
 
-    Returns the arrays of the result slots by buffer.
+    `given` maps each argument's and tangent's buffer to its array.
     """
     memory = {s.id: semantics.poison(s.buffer) for s in program.slots}
     for slot in (*program.arguments, *program.tangents):
@@ -61,7 +63,7 @@ def interpret(
 
 
 def _schedule(program: Program, choose: Chooser) -> list[int]:
-    """Body positions in an order that the streams and `after` allow."""
+    """Return the body positions in an order that the streams and `after` allow."""
     queues = {s: [i for i, x in enumerate(program.body) if x.stream is s] for s in Stream}
     heads = dict.fromkeys(Stream, 0)
     done: set[int] = set()
@@ -77,7 +79,7 @@ def _schedule(program: Program, choose: Chooser) -> list[int]:
 
 
 class _Machine(Generic[A]):
-    """Memory, and the seed that each random op drew first."""
+    """The memory, and the seeds that random ops drew the first time they ran."""
 
     def __init__(
         self, trace: Trace, program: Program, memory: dict[int, A], semantics: Semantics[A]
@@ -86,6 +88,7 @@ class _Machine(Generic[A]):
         self.seeds: dict[int, int] = {}
 
     def step(self, action: Action) -> None:
+        """Carry out one action."""
         if isinstance(action, Alloc | Free):
             self._wipe(action)
         elif isinstance(action, Copy):
@@ -97,6 +100,7 @@ class _Machine(Generic[A]):
         self.memory[action.slot] = self.semantics.poison(self.program.slots[action.slot].buffer)
 
     def _run(self, run: Run) -> None:
+        """Run an op; the slots whose memory it donates hold poison afterwards."""
         op = self.trace.ops[run.op]
         if Effect.RANDOM in op.effects:
             self.seeds.setdefault(run.op, len(self.seeds))

@@ -1,7 +1,7 @@
-"""out_of_process: planning in a process of its own.
+"""out_of_process: make plans in another process, to save memory in the one that trains.
 
-What a policy loads (a compiler takes 150 MB) is then not held by the process that trains, whose
-memory is what a budget is about. That process gets back a plan and nothing else.
+What a policy loads (a compiler needs 150 MB) is then not held by the process that trains, whose
+memory the budget bounds. The training process gets only the plan back.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ log = logging.getLogger("outcore")
 search_log = logging.getLogger("outcore.search")
 
 HEAVY = (Search, Overridden, Defragment)
-"""Policies that load much. Another package's sets the attribute `out_of_process = True`."""
+"""Policies that load much. A policy of another package can set `out_of_process = True` instead."""
 
 _SERVE = "from outcore.out_of_process import serve; serve()"
 
 
 def plan_out_of_process(policy: Policy, problem: Problem) -> Plan:
-    """`policy.plan(problem)`: in another process where that is worth it and can be had.
+    """Return `policy.plan(problem)`, made in another process if that is worthwhile and possible.
 
     Raises as `ask`.
     """
@@ -41,7 +41,7 @@ def plan_out_of_process(policy: Policy, problem: Problem) -> Plan:
         return ask(policy, problem)
     try:
         answer = _ask(policy, problem)
-    except Exception as error:  # noqa: BLE001 - whatever it was, planning here works too
+    except Exception as error:  # noqa: BLE001 - whatever failed, planning here works too
         log.info("outcore: planning in this process: could not start another (%s)", error)
         if isinstance(error, subprocess.CalledProcessError):
             log.debug("outcore: that one said: %s", error.stderr.decode(errors="replace"))
@@ -50,12 +50,12 @@ def plan_out_of_process(policy: Policy, problem: Problem) -> Plan:
         try:
             raise answer
         finally:
-            del answer  # whose frames hold it, and what the step made
+            del answer  # its traceback's frames would hold it, and with it the step's tensors
     return answer
 
 
 def place_out_of_process(problem: Problem, program: Program, space: Space) -> Layout | None:
-    """`lay_out` in another process, where one can be had."""
+    """Return `lay_out` of a program, computed in another process if possible."""
     question = Places(problem, program, space)
     try:
         found: Layout | None = worker.ask(_SERVE, question, _tell)
@@ -67,21 +67,21 @@ def place_out_of_process(problem: Problem, program: Program, space: Space) -> La
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The question where the tensors of a program are to lie."""
+    """The question where the tensors of a program should lie in memory, for the other process."""
 
     problem: Problem
     program: Program
     space: Space
 
     def found(self) -> Layout | None:
-        """The answer."""
+        """Return the answer."""
         return lay_out(self.problem, self.program, self.space)
 
 
 def _ask(policy: Policy, problem: Problem) -> Plan | OutcoreError:
-    """What another process answers: for a policy of another package a new one each time.
+    """Return the other process's answer.
 
-    Somebody may be at work on that.
+    For a policy of another package, a new process is started each time: its code may be changing.
     """
     asking = worker.ask if _is_ours(policy) else worker.ask_once
     answer: Plan | OutcoreError = asking(_SERVE, (policy, problem), _tell)
@@ -98,11 +98,12 @@ def _tell(said: str) -> None:
 
 
 def serve() -> None:
-    """Answer as the other process."""
+    """Answer questions, in the other process."""
     worker.serve(_answer, search_log)
 
 
 def _answer(question: tuple[Policy, Problem] | Places) -> Plan | Layout | OutcoreError | None:
+    """Answer one question, in the other process; an OutcoreError is returned, not raised."""
     try:
         with gc_paused():
             if isinstance(question, Places):

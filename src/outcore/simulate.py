@@ -1,8 +1,8 @@
-"""simulate: a Program on a machine that is only described.
+"""simulate: predict the Timeline of a Program on a machine that is only described.
 
-Three serial resources (compute, copies out, copies back), each in issue order; an instruction
-starts when its stream is free and all it waits for (`after` and `pace`) is done. Allocs and frees
-take no time; memory is static (`ir/memory.py`).
+There are three serial resources (compute, copies out, copies back), each in issue order. An
+instruction starts when its stream is free and everything it waits for (`after` and `pace`) is done.
+Allocs and frees need no time; memory is static (`ir/memory.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outcore.ir.timeline import Cause, Span, Stall, Timeline
 
 
 def simulate(problem: Problem, program: Program) -> Timeline:
-    """The predicted Timeline of `program`. Linear in instructions."""
+    """Return the predicted Timeline of `program`. Linear in the number of instructions."""
     free = dict.fromkeys(Stream, 0.0)
     done: list[float] = []
     spans: list[Span] = []
@@ -35,6 +35,7 @@ def simulate(problem: Problem, program: Program) -> Timeline:
 
 
 def _seconds(problem: Problem, program: Program, action: Action) -> float:
+    """Return how long an action takes."""
     if isinstance(action, Run):
         return problem.profile.cost(action.op, action.variant).seconds
     if isinstance(action, Copy):
@@ -45,7 +46,7 @@ def _seconds(problem: Problem, program: Program, action: Action) -> float:
 
 
 def _cause(program: Program, instruction: Instruction, done: list[float]) -> Cause:
-    """What the compute stream waited for longest."""
+    """Return what the compute stream waited for longest."""
     last = max((*instruction.after, *instruction.pace), key=done.__getitem__)
     if last not in instruction.after:
         return Cause.PACE

@@ -1,7 +1,7 @@
-"""Specs: a choice by name, as text: `pooch` or `pooch{min_bytes=128KiB,early=true}`.
+"""spec: choices by name and options, as text: `pooch` or `pooch{min_bytes=128KiB,early=true}`.
 
-A spec is a name, and options in braces where they differ from their defaults. What is chosen is a
-dataclass with a name, whose fields are its options. They are typed: sizes (`..._bytes`) take a
+A spec is a name, and in braces the options that differ from their defaults. What is chosen is a
+dataclass with a name, whose fields are the options. Options are typed: sizes (`..._bytes`) have a
 unit, switches are `true` or `false`, and a `StrEnum` is written as its value.
 """
 
@@ -21,23 +21,24 @@ _SWITCH = {"true": True, "false": False}
 
 
 class Named(Protocol):
-    """What can be chosen: an implementation is a dataclass, and its fields are its options."""
+    """What can be chosen: a dataclass with a name, whose fields are its options."""
 
     name: ClassVar[str]
+    """The name by which a spec chooses it."""
 
 
 T = TypeVar("T", bound=Named)
 
 
 def options(named: Named | type[Named]) -> tuple[Field[object], ...]:
-    """The options of a choice, in order of declaration."""
+    """Return the options of a choice, in order of declaration."""
     if not is_dataclass(named):
         raise TypeError(f"{named!r} cannot be chosen: only a dataclass with a name can")
     return fields(named)
 
 
 def spec_text(named: Named) -> str:
-    """The spec that `SpecParser.parse` turns back into `named`: `pooch{min_bytes=128KiB}`.
+    """Return the spec that `SpecParser.parse` turns back into `named`: `pooch{min_bytes=128KiB}`.
 
     Options that have their default value are left out.
     """
@@ -49,7 +50,7 @@ def spec_text(named: Named) -> str:
 
 
 def value_text(name: str, value: object) -> str:
-    """The value of the option `name`, as a spec spells it."""
+    """Return the value of the option `name`, as a spec spells it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int) and name.endswith("_bytes"):
@@ -59,22 +60,22 @@ def value_text(name: str, value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SpecParser(Generic[T]):
-    """Reads specs of one kind of choice.
-
-    `noun`: what is chosen, for messages, and `example` a spec of it with an option; `known`: the
-    choices by name; `wrong(spec, reason)` makes the error that is raised.
-    """
+    """Reads specs of one kind of choice."""
 
     noun: str
+    """What is chosen, for messages."""
     example: str
+    """A spec with an option, for messages."""
     known: Mapping[str, type[T]]
+    """The choices by name."""
     wrong: Callable[[str, str], Exception]
+    """`wrong(spec, reason)` makes the error that is raised."""
 
     def parse(self, spec: str) -> T:
-        """The choice that `spec` describes.
+        """Return the choice that `spec` describes.
 
-        Raises what `wrong` makes for a text of another form, an unknown name or option (with the
-        nearest known one), and a value that an option cannot take.
+        Raises what `wrong` makes for a text that is not a spec, for an unknown name or option (with
+        the nearest known one), and for a value that an option cannot have.
         """
         match = _SPEC.fullmatch(spec)
         if match is None:
@@ -87,6 +88,7 @@ class SpecParser(Generic[T]):
         return kind(**self._options(spec, kind, match["options"] or ""))
 
     def _options(self, spec: str, kind: type[T], text: str) -> dict[str, object]:
+        """Return the options in the text between braces, by name."""
         known = {field.name for field in options(kind)}
         types = get_type_hints(kind)
         values: dict[str, object] = {}
@@ -103,6 +105,7 @@ class SpecParser(Generic[T]):
         return values
 
     def _value(self, spec: str, name: str, kind: type, text: str) -> object:
+        """Return one option's value, converted to its type."""
         try:
             if kind is bool:
                 return _SWITCH[text]
@@ -115,7 +118,7 @@ class SpecParser(Generic[T]):
 
 
 def _wanted(name: str, kind: type, error: Exception) -> str:
-    """What an option takes, or what the parser of sizes says about it."""
+    """Return what an option accepts, or what the parser of sizes says about it."""
     if kind is int and name.endswith("_bytes"):
         return str(error)
     if issubclass(kind, StrEnum):

@@ -1,4 +1,4 @@
-"""The entry point `outcore` of `torch.compile(..., backend="outcore", options={...})`."""
+"""torch_backend: the backend of `torch.compile(..., backend="outcore", options={...})`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ def outcore(
 
 
 def backend_for(options: Mapping[str, Any]) -> Backend:
-    """The Backend behind `options`, for its report; a new one where that was closed.
+    """Return the Backend for `options`, for example for its report.
 
-    Raises as `Backend` does.
+    If the Backend for these options was closed, or there was none, a new one is made. Raises as
+    `Backend` does.
     """
     key = json.dumps(dict(options), sort_keys=True, default=str)
     if key not in _backends or _backends[key].closed:

@@ -1,4 +1,4 @@
-"""uncompiled: what of a model torch runs plainly, beside the graphs that it compiles."""
+"""uncompiled: find parts of a model that torch runs uncompiled, outside of all graphs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from torch import Tensor, nn
 from outcore.capture import recurrent_layers
 
 OWN = "torch.nn."
-"""Where the classes of modules begin that torch compiles inside other code alone."""
+"""Prefix of torch's own module classes, which torch compiles only as part of other code."""
 
 
 class Uncompiled:
-    """Which modules of torch's own the next backward reaches though no graph has their parameters.
+    """Finds torch's own modules that backward reaches although no graph has their parameters.
 
-    Autograd tells, by hooks, so that what a step does not use is none of them. Nor are recurrent
-    layers, which run between graphs. Modules of others torch compiles by themselves.
+    It watches the next backward by hooks on parameters, so modules that a step does not use are not
+    counted. Recurrent layers, which run between graphs, are not counted either. torch compiles
+    modules of other classes by themselves.
     """
 
     def __init__(
         self, model: nn.Module, known: Collection[int], apart: Collection[str] = ()
     ) -> None:
-        """`known`: the ids of parameters that graphs have. `apart`: as for `own`."""
+        """`known`: ids of the parameters that graphs have. `apart`: as for `own`."""
         self._used: set[str] = set()
         self._hooks = [
             p.register_post_accumulate_grad_hook(partial(_note, self._used, path))  # type: ignore[no-untyped-call]  # torch leaves it so
@@ -35,18 +36,19 @@ class Uncompiled:
 
     @property
     def looks(self) -> bool:
-        """Whether there are any to look for."""
+        """Whether there are any modules to look for."""
         return bool(self._hooks)
 
     @property
     def used(self) -> bool:
-        """Whether there was one."""
+        """Whether backward has reached one."""
         return bool(self._used)
 
     def end(self, model: nn.Module, known: Collection[int] | None) -> list[str]:
-        """Where they are in `model`, but for what graphs have by now. No more are looked for.
+        """Stop looking, and return the paths of the modules found.
 
-        Nowhere where what they have is not `known` any more.
+        Modules whose parameters graphs have by now are left out. Returns no paths if `known` is
+        None: it is not known what graphs have.
         """
         self.stop()
         if known is None:
@@ -55,24 +57,26 @@ class Uncompiled:
         return [path for path, module in found if _missing(module, known)]
 
     def stop(self) -> None:
-        """Look no more."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 
 
 def _note(used: set[str], path: str, _: Tensor) -> None:
+    """Record that backward reached a parameter of the module at `path`."""
     used.add(path)
 
 
 def _missing(module: nn.Module, known: Collection[int]) -> list[nn.Parameter]:
+    """Return the module's direct trained parameters that are not in `known`."""
     parameters = module.parameters(recurse=False)
     return [p for p in parameters if p.requires_grad and id(p) not in known]
 
 
 def own(model: nn.Module, apart: Collection[str] = ()) -> list[str]:
-    """Where modules of torch's own are inside `model` that can be called and are not recurrent.
+    """Return the paths of torch's own modules inside `model` that are callable and not recurrent.
 
-    Those at the paths `apart`, and inside them, are left out.
+    Modules at the paths `apart`, and inside them, are left out.
     """
     named = ((f"{path}.", module) for path, module in model.named_modules() if path)
     others = tuple(f"{path}." for path in apart)
@@ -80,21 +84,23 @@ def own(model: nn.Module, apart: Collection[str] = ()) -> list[str]:
 
 
 def _is_own(module: nn.Module) -> bool:
+    """Whether the module is torch's own, can be called, and has no recurrent layers."""
     callable_ = type(module).forward is not nn.Module.forward
     named = type(module).__module__.startswith(OWN)
     return named and callable_ and not recurrent_layers(module)
 
 
 def pieces(model: nn.Module, paths: Iterable[str]) -> dict[str, nn.Module]:
-    """The modules of torch's own inside `model` that hold those at `paths`, as large as may be.
+    """Return the largest of torch's own modules inside `model` that contain the modules at `paths`.
 
-    Torch compiles none of them where it does not compile what calls them; each can be compiled by
-    itself, but for those with hooks that torch compiles nowhere.
+    torch compiles none of them if it does not compile their caller. Each can be compiled
+    separately, except modules with hooks that torch compiles nowhere.
     """
     return dict(piece for path in paths for piece in _piece(model, path))
 
 
 def _piece(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the largest module that contains the one at `path` and can be compiled separately."""
     found: list[tuple[str, nn.Module]] = []
     while path and _stands_alone(module := model.get_submodule(path)):
         found.append((path, module))
@@ -103,6 +109,7 @@ def _piece(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _stands_alone(module: nn.Module) -> bool:
+    """Whether the module can be compiled separately."""
     return _is_own(module) and not any(map(_is_hooked, module.modules()))
 
 

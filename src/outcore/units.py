@@ -1,8 +1,8 @@
-"""Sizes, rates and times as people write and read them.
+"""units: parse and print sizes, rates and times as people write them.
 
-The only place where numbers with units are parsed or formatted. The parsers raise plain
-`ValueError` with a message that says what to write instead; the caller, who knows which option
-the text came from, turns it into the error of `errors.py` that names the option.
+This is the only module that parses or formats numbers with units. The parsers raise plain
+`ValueError` with a message that says what to write instead. The caller, who knows which option the
+text came from, turns it into the error of `errors.py` that names the option.
 """
 
 import math
@@ -26,18 +26,18 @@ def parse_size(
     """Return the number of bytes that `size` stands for, rounded down.
 
     An int is bytes. Text is a number and a unit: `"16GiB"` (binary), `"16GB"` (decimal), `"512B"`,
-    or a percentage of `total_bytes`: `"80%"`. A float, or another number that is no integer, is a
-    fraction of `total_bytes`: `0.8`.
+    or a percentage of `total_bytes`: `"80%"`. A float, or another number that is not an integer, is
+    a fraction of `total_bytes`: `0.8`.
 
     Raises `ValueError` for anything else (`"16G"` and `"16gb"` are ambiguous), for fewer than
-    `least_bytes`, for a fraction above 1, and for a fraction while `total_bytes` is None.
+    `least_bytes`, for a fraction above 1, and for a fraction if `total_bytes` is None.
     """
     if isinstance(size, bool) or not isinstance(size, str | float | Real):
-        raise ValueError(  # noqa: TRY004 - one kind of error for whatever is no size
+        raise ValueError(  # noqa: TRY004 - one kind of error for anything that is not a size
             f'a size is text like "16GiB", an int (bytes) or a fraction like 0.8, not {size!r}'
         )
     if isinstance(size, str) and size.strip() == "0" and not least_bytes:
-        nbytes = 0  # of whatever unit
+        nbytes = 0  # zero needs no unit
     elif isinstance(size, str):
         nbytes = _parse_size_text(size, total_bytes)
     elif isinstance(size, Integral):
@@ -58,7 +58,7 @@ def parse_rate(rate: str | int | float) -> float:
     Raises `ValueError` for anything else and for a rate that is not positive and finite.
     """
     if isinstance(rate, bool) or not isinstance(rate, str | float | Real):
-        raise ValueError(  # noqa: TRY004 - one kind of error for whatever is no rate
+        raise ValueError(  # noqa: TRY004 - one kind of error for anything that is not a rate
             f'a rate is text like "150MiB/s" or bytes per second, not {rate!r}'
         )
     bytes_per_second = _parse_rate_text(rate) if isinstance(rate, str) else float(rate)
@@ -68,14 +68,14 @@ def parse_rate(rate: str | int | float) -> float:
 
 
 def parse_part(part: str | float) -> float:
-    """Return the part of a whole that `part` stands for: `"25%"`, `"0.25"` or `0.25`; 1 is all.
+    """Return the fraction that `part` stands for: `"25%"`, `"0.25"` or `0.25`; 1 is the whole.
 
-    It may be more than the whole. Raises `ValueError` for anything else, and for a part that is not
-    positive and finite.
+    It may exceed 1. Raises `ValueError` for anything else, and for a fraction that is not positive
+    and finite.
     """
     advice = f'{part!r} is not a fraction: write "25%" or 0.25'
     if isinstance(part, bool) or not isinstance(part, str | float | Real):
-        raise ValueError(advice)  # noqa: TRY004 - one kind of error for whatever is no part
+        raise ValueError(advice)  # noqa: TRY004 - one kind of error for anything else
     if isinstance(part, str):
         match = _QUANTITY.fullmatch(part)
         if match is None or match["unit"] not in ("", "%"):
@@ -90,7 +90,7 @@ def format_bytes(nbytes: float) -> str:
     """Return a size with three digits and a binary unit: `12.0 GiB`; exact below 1 KiB: `512 B`."""
     sign, magnitude = ("-", -nbytes) if nbytes < 0 else ("", nbytes)
     for unit, bytes_per_unit in _PRINTED_BYTES:
-        # Half a unit in the last printed digit short of 1 prints as 1 of the larger unit.
+        # A value within half a unit of the last printed digit below 1 prints as 1 of this unit.
         if magnitude >= bytes_per_unit * (1 - 2**-11):
             return f"{sign}{_three_digits(magnitude / bytes_per_unit)} {unit}"
     return f"{sign}{magnitude:.0f} B"
@@ -133,7 +133,7 @@ def format_rate(bytes_per_second: float) -> str:
 
 
 def format_count(count: int) -> str:
-    """Return an exact count with its thousands apart: `25,557,032`."""
+    """Return an exact count with thousands separators: `25,557,032`."""
     return f"{count:,}"
 
 
@@ -163,7 +163,7 @@ def _parse_rate_text(text: str) -> float:
 
 
 def _fraction_of(fraction: float | Fraction, total_bytes: int | None, shown: str) -> int:
-    """Return `fraction` of `total_bytes`, rounded down; refuse what is no fraction."""
+    """Return `fraction` of `total_bytes`, rounded down; refuse what is not a fraction."""
     if not 0 < fraction <= 1:
         raise ValueError(
             f'{shown} is not a fraction of the device: write 0.8 or "80%" (above 0, at most 1), '
@@ -189,7 +189,7 @@ def _unit_advice(number: str, unit: str, per: str = "") -> str:
 
 
 def _with_a_unit(number: str, per: str) -> str:
-    """What a number without a unit may stand for."""
+    """Say what a number without a unit may stand for."""
     value = float(number)
     if value < 1:
         part = f'"{100 * value:g}%" for a part of the whole, or ' if value and not per else ""
@@ -199,6 +199,6 @@ def _with_a_unit(number: str, per: str) -> str:
 
 
 def _three_digits(number: float) -> str:
-    """Print a number of at least about 1 with three significant digits, or all before the point."""
+    """Print a number of at least about 1 with three significant digits, or all integer digits."""
     decimals = 2 if number < 9.995 else 1 if number < 99.95 else 0  # noqa: PLR2004 - see above
     return f"{number:.{decimals}f}"

@@ -1,7 +1,7 @@
-"""worker: another process of this interpreter, which answers questions.
+"""worker: answer questions in another process of this interpreter, kept for a while.
 
-To begin takes it about a second. So it stays for a while, for whoever has more to ask; where its
-memory would be missing, it is dismissed.
+Starting one takes about a second. So it stays for a while after an answer, for further questions.
+If its memory is needed elsewhere, it can be dismissed.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from pathlib import Path
 from typing import IO, Any
 
 IDLE_SECONDS = 15.0
-"""How long it is kept for another question."""
+"""How long a worker is kept for another question."""
 
 LAST_SECONDS = 1.0
-"""How long one that says no more is waited for."""
+"""How long to wait for a worker that has stopped answering to exit by itself."""
 
 
 class Worker:
-    """One that runs `code`, which is to call `serve`; it imports from where this process does.
+    """A process that runs `code`, which must call `serve`. It imports from where this process does.
 
-    Raises OSError or TypeError where it cannot be begun.
+    Raises OSError or TypeError if it cannot be started.
     """
 
     def __init__(self, code: str) -> None:
         self.surroundings = command, environment = _surroundings(code)
-        with tempfile.TemporaryFile() as said:  # a pipe that nobody reads would fill up
+        with tempfile.TemporaryFile() as said:  # a pipe that nothing reads would fill up
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter, our own code
                 command,
                 stdin=subprocess.PIPE,
@@ -46,17 +46,17 @@ class Worker:
             self._said = os.fdopen(os.dup(said.fileno()), "rb")
 
     def serves(self, code: str) -> bool:
-        """Whether it is still there, and one that began now would be no other."""
+        """Whether it is alive, and a worker started now for `code` would be the same."""
         return self.surroundings == _surroundings(code) and self._process.poll() is None
 
     def ask(self, question: object, tell: Callable[[str], None]) -> Any:
-        """Its answer; what it has to say meanwhile goes to `tell`.
+        """Return its answer; what it logs meanwhile goes to `tell`.
 
-        Raises CalledProcessError, with what it wrote to stderr, where it gives none. After an
-        error it has ended.
+        Raises CalledProcessError, with its stderr, if it gives no answer. After an error the worker
+        has ended.
         """
         asking, answering = self._process.stdin, self._process.stdout
-        assert asking is not None  # noqa: S101 - as it was begun
+        assert asking is not None  # noqa: S101 - it was started with pipes
         assert answering is not None  # noqa: S101 - as above
         try:
             pickle.dump(question, asking)
@@ -67,7 +67,7 @@ class Worker:
                 if not over:
                     tell(said)
         except Exception as error:
-            if isinstance(error, EOFError):  # it is about to end, with a code of its own
+            if isinstance(error, EOFError):  # it is about to exit: wait for its own exit code
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(LAST_SECONDS)
             wrote, code = self.end(), self._process.returncode
@@ -79,7 +79,7 @@ class Worker:
         return said
 
     def end(self) -> bytes:
-        """End it, whatever it is at; gives what it wrote to stderr."""
+        """Kill it, whatever it is doing; return what it wrote to stderr."""
         self._process.kill()
         self._process.communicate()
         with self._said as stream:
@@ -88,34 +88,34 @@ class Worker:
 
 
 def _surroundings(code: str) -> tuple[list[str], dict[str, str]]:
-    """The command for one, and its environment: it imports in the same order."""
+    """Return a worker's command and environment; it imports from the same places, in this order."""
     path = os.pathsep.join(str(entry) or str(Path.cwd()) for entry in sys.path)
     return [sys.executable, "-P", "-c", code], os.environ | {"PYTHONPATH": path}
 
 
 _waiting: dict[Worker, threading.Timer] = {}
-"""The one that waits for another question, if one does, and what ends it."""
+"""The worker that waits for another question, if there is one, and the timer that ends it."""
 
 _of_parent: list[Worker] = []
-"""What a forked process may not ask."""
+"""Workers of the parent process, which a forked process must not use."""
 
 _lock = threading.Lock()
 
 
 def ask(code: str, question: object, tell: Callable[[str], None]) -> Any:
-    """The answer of an assistant that runs `code`: of the one that waits, if that would be alike.
+    """Return the answer of a worker that runs `code`: the waiting one if it would be the same.
 
-    Raises as `Assistant` and `Assistant.ask`.
+    Raises as `Worker` and `Worker.ask`.
     """
     worker = _take(code)
     if worker is not None:
-        with contextlib.suppress(subprocess.CalledProcessError):  # somebody has ended it
+        with contextlib.suppress(subprocess.CalledProcessError):  # it was ended from outside
             return _asked(worker, question, tell)
     return _asked(Worker(code), question, tell)
 
 
 def ask_once(code: str, question: object, tell: Callable[[str], None]) -> Any:
-    """The answer of a new one, which ends then. Raises as `ask`."""
+    """Return the answer of a new worker, which then ends. Raises as `ask`."""
     worker = Worker(code)
     answer = worker.ask(question, tell)
     worker.end()
@@ -123,6 +123,7 @@ def ask_once(code: str, question: object, tell: Callable[[str], None]) -> Any:
 
 
 def _asked(worker: Worker, question: object, tell: Callable[[str], None]) -> Any:
+    """Ask a worker, and keep it for further questions; a worker that waited before is ended."""
     answer = worker.ask(question, tell)
     timer = threading.Timer(IDLE_SECONDS, _end, [worker])
     timer.daemon, timer.name = True, "outcore-worker"
@@ -136,7 +137,7 @@ def _asked(worker: Worker, question: object, tell: Callable[[str], None]) -> Any
 
 
 def _take(code: str) -> Worker | None:
-    """The one that waits, if it would do."""
+    """Take the waiting worker if it fits; end it if it does not."""
     with _lock:
         found, timer = _waiting.popitem() if _waiting else (None, None)
     if found is None or timer is None:
@@ -149,7 +150,7 @@ def _take(code: str) -> Worker | None:
 
 
 def _end(worker: Worker) -> None:
-    """End it, unless somebody has taken it."""
+    """End a waiting worker, unless it has been taken."""
     with _lock:
         timer = _waiting.pop(worker, None)
     if timer is not None:
@@ -159,13 +160,16 @@ def _end(worker: Worker) -> None:
 
 @atexit.register
 def dismiss() -> None:
-    """End the one that waits, if one does."""
+    """End the waiting worker, if there is one."""
     for worker in list(_waiting):
         _end(worker)
 
 
 def _forget() -> None:
-    """In a forked process: what waits is the parent's, and who held the lock is not here."""
+    """Forget the waiting worker in a forked process: it is the parent's.
+
+    The thread that may have held the lock does not exist in the fork.
+    """
     global _lock  # noqa: PLW0603 - the module is the state
     _lock = threading.Lock()
     _of_parent.extend(_waiting)
@@ -176,7 +180,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 class _Telling(logging.Handler):
-    """Sends what is logged to whoever asked."""
+    """Sends log messages to the process that asks."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         super().__init__()
@@ -187,16 +191,16 @@ class _Telling(logging.Handler):
 
 
 def serve(answer: Callable[[Any], object], told: logging.Logger) -> None:
-    """Answer what comes in, for as long as there is somebody to ask.
+    """Answer questions for as long as there is a process that asks.
 
-    `told`: what is logged there goes to who asked, at once.
+    What is logged to `told` goes to that process at once.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing else goes there
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the pipe is for answers only
     told.addHandler(_Telling(answers))
     told.setLevel(logging.INFO)
     questions = sys.stdin.buffer
-    # A forked process of who asks holds the pipe open, too.
+    # Besides EOF there is a timeout: a process that the asking one forked keeps the pipe open, too.
     while select.select([questions], [], [], 2 * IDLE_SECONDS)[0]:
         try:
             question = pickle.load(questions)  # noqa: S301 - from the process that asks

@@ -1,4 +1,4 @@
-"""wrapping: outcore around a model, in place, and around a stretch of a notebook."""
+"""wrapping: put outcore around a model, in place, or around a part of a notebook."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ M = TypeVar("M", bound=nn.Module)
 def wrap(model: M, budget: str | float | None = None, **options: Unpack[Keywords]) -> M:
     """Keep the training steps of `model` inside a byte budget. Returns `model`, changed in place.
 
-    The object stays the same and so do its parameters and the names of its `state_dict`; only what
-    a call of it runs is compiled. Copies and pickles of it are plain. `budget` and `options` are
-    those of `Backend`, and `handle(model)` is the Backend. Where training calls bring it nothing to
-    do, a warning says so; with `strict` that is a NotEngagedError.
+    The object, its parameters and the names in its `state_dict` stay the same; only what a call
+    runs is compiled. Copies and pickles of the model are not wrapped. `budget` and `options` are
+    those of `Backend`, and `handle(model)` is the Backend. If training calls bring nothing to plan,
+    outcore warns; with `strict`, it raises NotEngagedError.
 
-    A model that is wrapped already gets the new Backend in place of the one it had, as if it were
-    unwrapped first. Modules inside that are wrapped run under the budget of `model` in its calls,
-    and under their own where they are called by themselves.
+    If the model is wrapped already, the new Backend replaces the old one, as if you unwrapped the
+    model first. Wrapped modules inside run under the budget of `model` when `model` is called, and
+    under their own when they are called directly.
 
-    Wrap what is called in the training loop, or, under DistributedDataParallel and FSDP2, the
-    module inside, before it is handed over (docs/several-devices.md).
+    Wrap the module that your training loop calls. Under DistributedDataParallel and FSDP2, wrap the
+    module inside before you hand it over (docs/several-devices.md).
 
-    Raises WrapError for what is compiled already, and as `Backend` does for options.
+    Raises WrapError if the model is compiled already, and as `Backend` does for options.
     """
     _check(model)
     return install_wrapper(model, Backend(budget, **options), owns=True)
 
 
 def unwrap(model: M) -> M:
-    """Undo `wrap` for `model` and all modules inside: calls run plainly. Returns `model`.
+    """Undo `wrap` for `model` and all modules inside: calls run uncompiled. Returns `model`.
 
-    Backends that `wrap` made for them are closed (`Backend.close`); one of a session goes on until
-    the session ends. Raises WrapError where nothing in `model` is wrapped.
+    Backends that `wrap` made for them are closed (`Backend.close`). A session's Backend stays open
+    until the session ends. Raises WrapError if nothing in `model` is wrapped.
     """
     wrapped = [module for module in model.modules() if module in WRAPPERS]
     if not wrapped:
@@ -54,9 +54,10 @@ def unwrap(model: M) -> M:
 
 
 def handle(model: nn.Module) -> Backend:
-    """The Backend of a wrapped model; where it is not wrapped itself, that of the modules inside.
+    """Return the Backend of a wrapped model.
 
-    Raises WrapError where nothing in `model` is wrapped, or more than one Backend is inside.
+    If `model` is not wrapped itself, this is the Backend of the wrapped modules inside. Raises
+    WrapError if nothing in `model` is wrapped, or if the modules inside have several Backends.
     """
     if model in WRAPPERS:
         return WRAPPERS[model].backend
@@ -70,15 +71,15 @@ def handle(model: nn.Module) -> Backend:
 
 
 class Session:
-    """One budget for all that is wrapped while it is open, given back at its end.
+    """One budget for everything that is wrapped while the session is open, given back at its end.
 
     >>> with outcore.session(budget="12GiB") as ooc:             # doctest: +SKIP
     ...     model = ooc.wrap(model)
     ...     train(model)
     ...     print(ooc.report())
 
-    `backend` serves `torch.compile(..., backend=...)` too. A notebook may go without `with`, and
-    call `close()`.
+    `backend` also works with `torch.compile(..., backend=...)`. In a notebook, you can call
+    `close()` instead of using `with`.
     """
 
     def __init__(self, budget: str | float | None = None, **options: Unpack[Keywords]) -> None:
@@ -87,46 +88,47 @@ class Session:
 
     @property
     def wrapped(self) -> list[nn.Module]:
-        """The modules under its budget: wrapped in it, and neither unwrapped nor replaced since."""
+        """The modules under its budget: wrapped by it, and not unwrapped or wrapped anew since."""
         return [m for m in self._modules if m in WRAPPERS and WRAPPERS[m].backend is self.backend]
 
     @property
     def idle(self) -> list[nn.Module]:
-        """Those of them that had no training call since they were wrapped."""
+        """The wrapped modules that have had no training call since they were wrapped."""
         return [module for module in self.wrapped if not WRAPPERS[module].trained]
 
     @property
     def hopeful(self) -> bool:
-        """Whether some of them came to no graph, and may yet do so in parts."""
+        """Whether some of its modules brought no graph, but may yet be compiled in parts."""
         return any(WRAPPERS[module].hope for module in self.wrapped)
 
     @property
     def calls(self) -> int:
-        """Forward calls of graphs with a backward, so far."""
+        """How many forward calls with a backward its graphs have had."""
         return calls_of(self.backend)
 
     def wrap(self, model: M) -> M:
-        """As `outcore.wrap`, under this session's budget. Raises WrapError as that does.
+        """Wrap `model` as `outcore.wrap` does, under this session's budget.
 
-        A budget that the model had gives way to it, and does not come back at the session's end.
+        An earlier budget of the model is replaced, and does not return when the session ends.
+        Raises WrapError as `outcore.wrap` does.
         """
         _check(model)
         self._modules.add(install_wrapper(model, self.backend, owns=False))
         return model
 
     def report(self, *, bound: bool = False) -> Report:
-        """As `Backend.report`."""
+        """Return the report, as `Backend.report` does."""
         return self.backend.report(bound=bound)
 
     def explain(self, most: int | None = None) -> list[Explanation]:
-        """As `Backend.explain`."""
+        """Return explanations, as `Backend.explain` does."""
         return self.backend.explain(most)
 
     def close(self) -> None:
         """Unwrap what was wrapped, and give back what the budget's engine holds.
 
-        That waits for the garbage collector where a result is still alive that has not been
-        differentiated. What torch compiled for `backend` runs in-core from now on.
+        If a result that has not been differentiated is still alive, this waits for the garbage
+        collector. What torch compiled for `backend` runs in-core from now on.
         """
         for module in self.wrapped:
             remove_wrapper(module)
@@ -134,7 +136,7 @@ class Session:
         self.backend.close()
 
     def __enter__(self) -> Self:
-        """The session itself."""
+        """Return the session itself."""
         return self
 
     def __exit__(
@@ -143,7 +145,10 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close. Raises NotEngagedError where it is strict, and nothing went wrong or ran."""
+        """Close the session.
+
+        Raises NotEngagedError if it is `strict`, nothing was planned and there was no other error.
+        """
         names = [type(module).__name__ for module in self._modules]
         self.close()
         if kind is None and self.backend.options.strict and not self.backend.engaged:
@@ -151,11 +156,15 @@ class Session:
 
 
 def session(budget: str | float | None = None, **options: Unpack[Keywords]) -> Session:
-    """One budget for a stretch of a program or a notebook. Options are those of `Backend`."""
+    """Open a session: one budget for a part of a program or notebook.
+
+    The options are those of `Backend`.
+    """
     return Session(budget, **options)
 
 
 def _check(model: nn.Module) -> None:
+    """Raise WrapError if `model` cannot be wrapped."""
     if not isinstance(model, nn.Module):
         reason = "it is not a torch.nn.Module; wrap the model, not its step"
         raise WrapError(model=type(model).__name__, reason=reason)

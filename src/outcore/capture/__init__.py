@@ -1,4 +1,4 @@
-"""capture: a PyTorch training step -> Trace."""
+"""capture: turn a PyTorch training step into a Trace."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What forward makes and only fused kernels of backward read, made again inside of those.
+"""absorb: let fused kernels of backward recompute what forward would otherwise save for them.
 
-A step's graph saves for backward what each op's derivative reads. Where that comes by elementwise
-ops from what is saved anyway, a kernel that reads it can make it as it goes: less is kept, and less
-is read. What other ops read (a product of matrices) is left to plans, which weigh what it costs.
+A step's graph saves for backward what each op's derivative reads. If elementwise ops derive such a
+tensor from what is saved anyway, the kernel that reads it can recompute it on the fly: less is
+kept, and less is read. What other ops read (matrix products) is left to plans, which weigh the cost
+of recomputing.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from outcore.capture.groups import LEAST_BYTES, fusible, is_elementwise
 from outcore.capture.phases import arguments, phases
 
 MOST_DEEP = 8
-"""Elementwise ops in a row that a kernel may do for what it reads."""
+"""The most elementwise ops in a row that a kernel may recompute for one of its arguments."""
 
 SMALL = 16
-"""What is so many times smaller than what it helps to make may be saved for that."""
+"""A tensor may be saved for recomputing another one if it is smaller by at least this factor."""
 
 
 def absorb(joint: GraphModule, forward_outputs: int, least_bytes: int = LEAST_BYTES) -> None:
-    """Let kernels of backward make again what comes cheaply from what else they can read. In place.
+    """Let kernels of backward recompute forward results that they can derive cheaply. In place.
 
-    Results of `least_bytes` and more. Raises CaptureError as `phases`.
+    Only results of at least `least_bytes` are recomputed. Raises CaptureError as `phases`.
     """
     forward, backward = phases(joint, forward_outputs)
     found = _Absorbed(joint, forward_outputs, forward, backward, least_bytes)
     known: dict[Node, Node] = {}
     for node in filter(is_call_of_op, backward):
         if not fusible(node):
-            known = {}  # a new group begins, which makes what it needs itself
+            known = {}  # a new group begins, which recomputes what it needs itself
             continue
         for read in node.all_input_nodes:
             if op_of(read) in found.absorbed:
@@ -45,7 +46,7 @@ def absorb(joint: GraphModule, forward_outputs: int, least_bytes: int = LEAST_BY
 
 
 class _Absorbed:
-    """Which forward results backward makes again."""
+    """Finds the forward results that backward recomputes (`absorbed`)."""
 
     def __init__(
         self,
@@ -57,14 +58,14 @@ class _Absorbed:
     ) -> None:
         self.late = set(backward)
         self.saved: set[Node] = set()
-        """Ops and arguments of the forward call that backward reads, and goes on to read."""
+        """Forward ops and arguments that backward reads and that stay saved."""
         self.cheap: dict[Node, int] = {}
-        """Ops whose result follows from what is saved by elementwise ops: so many in a row."""
+        """Ops that elementwise ops derive from what is saved -> how many of these in a row."""
         self.absorbed: set[Node] = set()
         output = next(iter(joint.graph.find_nodes(op="output")))
         returned: Any = output.args[0]
         self.returned = {op_of(n) for n in returned[:forward_outputs] if isinstance(n, Node)}
-        """A caller may change these, as long as autograd has not saved them."""
+        """Ops whose results the caller gets, and may change unless autograd has saved them."""
         primals, _ = arguments(joint)
         overwritten = {primals[i] for i in mutated_inputs(output, primals)}
         self.saved.update(n for n in primals if n not in overwritten and self._late_readers(n))
@@ -83,7 +84,7 @@ class _Absorbed:
         return [reader for reader in readers(node) if reader in self.late]
 
     def _exact(self, backward: Sequence[Node]) -> set[Node]:
-        """Ops of forward from which backward makes what it must have to the last bit."""
+        """Forward ops from which backward derives something that must be exact to the last bit."""
         found: set[Node] = set()
         stack = [op_of(n) for op in backward for n in rough(op)]
         while stack:
@@ -95,6 +96,10 @@ class _Absorbed:
         return found
 
     def _is_cheap(self, op: Node) -> bool:
+        """Whether kernels of backward may recompute the op.
+
+        It must be elementwise and continuous, read only what is there, and not be too deep.
+        """
         given = op.all_input_nodes
         elementwise = is_elementwise(op) or op.target is torch.ops.aten._to_copy.default
         return (
@@ -108,12 +113,12 @@ class _Absorbed:
         )
 
     def _deep(self, node: Node) -> int:
-        """How many ops in a row backward would run to make it."""
+        """How many ops in a row backward would run to recompute the node; 0 if it is saved."""
         source = op_of(node)
         return 0 if source in self.saved else self.cheap.get(source, 0)
 
     def _is_there(self, node: Node, op: Node) -> bool:
-        """Whether a kernel that makes what `op` does can read, or make, `node`."""
+        """Whether a kernel that recomputes `op` could read or recompute its argument `node`."""
         source = op_of(node)
         if source in self.saved or source in self.cheap:
             return True
@@ -124,7 +129,10 @@ class _Absorbed:
 def _again(
     graph: Graph, node: Node, before: Node, found: _Absorbed, known: dict[Node, Node]
 ) -> Node:
-    """The same as `node`, made in backward, ahead of `before`."""
+    """Return `node` recomputed in backward before `before`, or `node` itself if it is saved.
+
+    `known`: what has been recomputed for this group so far.
+    """
     if op_of(node) in found.saved or op_of(node) not in found.cheap:
         return node
     if node not in known:

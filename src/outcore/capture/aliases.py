@@ -1,4 +1,4 @@
-"""Which nodes of a joint graph are tensors of their own, and which are views of others."""
+"""aliases: tell which nodes of a joint graph make tensors, and which are views of others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outcore import aten
 
 
 def is_view(node: Node) -> bool:
-    """Whether a call gives its first argument again, in another shape, and does no more."""
+    """Whether a call only returns views of its first argument, computing nothing."""
     op = node.target
     if not isinstance(op, OpOverload) or not aten.may_alias(op) or aten.mutates(op):
         return False
@@ -28,20 +28,20 @@ def is_view(node: Node) -> bool:
 
 
 def is_call_of_op(node: Node) -> bool:
-    """Whether it computes something: it is no view, and takes none of several results."""
+    """Whether the node computes something: it is no view, and selects none of several results."""
     called = node.op == "call_function"
     return called and node.target is not operator.getitem and not is_view(node)
 
 
 def op_of(node: Node) -> Node:
-    """The op, or the argument of the graph, that made what `node` is, or is a view of."""
+    """Return the op (or graph argument) that made a node, or made the tensor that it views."""
     while node.op == "call_function" and not is_call_of_op(node):
         node = node.args[0]  # type: ignore[assignment]  # such calls begin with what they view
     return node
 
 
 def root_of(node: Node) -> Node:
-    """The tensor that `node` is, or is a view of: of several results of an op the one."""
+    """Return the tensor that `node` is or is a view of: the selected one if its op has several."""
     root = node
     while root.op == "call_function" and not is_call_of_op(root):
         node, root = root, root.args[0]  # type: ignore[assignment]  # as above
@@ -49,7 +49,7 @@ def root_of(node: Node) -> Node:
 
 
 def results(op: Node) -> list[Node]:
-    """The tensors that an op makes: itself, or those of several that somebody takes."""
+    """Return the tensors that an op makes: its node, or those of several results that are used."""
     if isinstance(op.meta["val"], Tensor):
         return [op]
     taken = (user for user in op.users if user.target is operator.getitem)
@@ -57,7 +57,7 @@ def results(op: Node) -> list[Node]:
 
 
 def views(op: Node) -> list[Node]:
-    """All that is one of several results, or a view, of what an op makes; in order."""
+    """Return all nodes that select one of an op's results or view it, directly or not, in order."""
     found: set[Node] = set()
     stack = [op]
     while stack:
@@ -68,7 +68,7 @@ def views(op: Node) -> list[Node]:
 
 
 def readers(node: Node) -> Iterator[Node]:
-    """What reads a tensor or a view of it: ops, and the output of the graph."""
+    """Yield what reads a tensor or a view of it: ops, and the output node of the graph."""
     for user in node.users:
         if user.op == "call_function" and not is_call_of_op(user):
             yield from readers(user)
@@ -77,18 +77,18 @@ def readers(node: Node) -> Iterator[Node]:
 
 
 def tensor_of(node: Node) -> Tensor:
-    """What a node that is one tensor is described as."""
+    """Return the fake tensor that describes a node, which must be a single tensor."""
     made = node.meta["val"]
-    assert isinstance(made, Tensor)  # noqa: S101 - asked of what `fusible` has seen alone
+    assert isinstance(made, Tensor)  # noqa: S101 - callers pass only nodes checked by `fusible`
     return made
 
 
 def storage_bytes(node: Node) -> int:
-    """Bytes of the memory in which its tensor lies."""
+    """Bytes of the storage that holds a node's tensor."""
     nbytes: int = tensor_of(node).untyped_storage().nbytes()
     return nbytes
 
 
 def leaves(made: Any) -> Sequence[Any]:
-    """What an op makes or is given, one by one."""
+    """Return what an op returns or gets as a sequence: a list as it is, anything else in a list."""
     return made if isinstance(made, list | tuple) else [made]

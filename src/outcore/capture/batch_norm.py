@@ -1,9 +1,9 @@
-"""Batch normalisation by the kernel that plain PyTorch takes.
+"""batch_norm: let batch normalization run by cuDNN where plain PyTorch uses cuDNN.
 
-On a GPU that is cuDNN's where it will do. AOTAutograd traces torch's own kernel in its place: above
-autograd `cudnn_batch_norm` is described by `native_batch_norm`. That one rounds otherwise, so that
-gradients are not those of plain PyTorch, and has a block of threads for each channel, however large
-the maps are (docs/decisions/0015).
+On a GPU, plain PyTorch uses cuDNN's kernel if it can. AOTAutograd traces torch's own kernel
+instead: above autograd, `cudnn_batch_norm` is decomposed into `native_batch_norm`. That kernel
+rounds differently, so gradients would not be those of plain PyTorch. It also has one thread block
+per channel, however large the maps are (docs/decisions/0015).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ WITHOUT_STATISTICS = _aten._native_batch_norm_legit.no_stats
 BACKWARD = _aten.native_batch_norm_backward.default
 
 OUTPUT, MEAN, VARIANCE, RESERVE = range(4)
-"""Results of cuDNN's op. Torch's own has the first three, and no reserve."""
+"""Positions of the results of cuDNN's op. torch's own op has the first three, and no reserve."""
 
 
 def by_cudnn(joint: GraphModule) -> None:
-    """Let batch normalisations of `joint` run by cuDNN where plain PyTorch has it so. In place.
+    """Let batch normalizations in `joint` run by cuDNN if plain PyTorch does so. In place.
 
-    Of those that train: with running statistics, and of instances, without. The results that the
-    graph already had are described as before.
+    Applies to normalizations that train: with running statistics, or without them (instance
+    normalization). The graph's other results are described as before.
     """
     graph = joint.graph
     changed = False
@@ -49,7 +49,7 @@ def by_cudnn(joint: GraphModule) -> None:
 
 
 def _is_cudnns(node: Node) -> bool:
-    """Whether it is a normalisation that plain PyTorch hands to cuDNN, as torch itself decides."""
+    """Whether plain PyTorch would hand this normalization to cuDNN, by torch's own decision."""
     if node.kwargs or node.target not in (WITH_STATISTICS, WITHOUT_STATISTICS):
         return False
     *given, training, _, eps = _args(node)
@@ -60,24 +60,24 @@ def _is_cudnns(node: Node) -> bool:
     if not all(map(_is_plain, described)):
         return False
     if not all(all(_args(backward)[-1]) for backward in _backwards(node)):
-        return False  # cuDNN makes all gradients
-    statistics = statistics or [weight, weight]  # without them it decides as with any
+        return False  # cuDNN computes all gradients or none
+    statistics = statistics or [weight, weight]  # without them, torch decides as with any
     return normalised_by_cudnn(of, weight, bias, *statistics, eps=eps)
 
 
 def _args(node: Node) -> tuple[Any, ...]:
-    """Those of a call, as what they are: its op says."""
+    """The arguments of a call, typed as Any: the op's schema says what they are."""
     return node.args
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether its shape is known, and its layout what cuDNN's op demands: else torch copies it."""
+    """Whether the shape is known and the layout is what cuDNN's op needs: torch copies others."""
     known = all(isinstance(side, int) for side in tensor.shape)
     return known and tensor.is_contiguous(memory_format=suggest_memory_format(tensor))
 
 
 def _replace(graph: Graph, node: Node) -> None:
-    """Put cuDNN's op in the place of `node`, and its backward in that of each backward."""
+    """Replace `node` by cuDNN's op, and each of its backward ops by cuDNN's backward."""
     of, weight, bias, *statistics, _, momentum, eps = _args(node)
     with graph.inserting_before(node):
         if statistics:
@@ -105,13 +105,13 @@ def _replace(graph: Graph, node: Node) -> None:
 
 
 def _reserve(of: Tensor) -> Tensor:
-    """What cuDNN hands from forward to backward, as torch describes it."""
+    """A fake tensor for the reserve that cuDNN passes from forward to backward."""
     with of.fake_mode:  # type: ignore[attr-defined]  # a traced graph has fake tensors
         return torch.empty(cudnn_reserve_bytes(of), dtype=torch.uint8, device=of.device)
 
 
 def _backwards(node: Node) -> Iterator[Node]:
-    """The backward ops that read the mean that `node` saved."""
+    """Yield the backward ops that read the mean saved by `node`."""
     for item in node.users:
         if item.args[1] == MEAN:
             for user in item.users:
@@ -120,6 +120,7 @@ def _backwards(node: Node) -> Iterator[Node]:
 
 
 def _replace_backward(graph: Graph, backward: Node, reserve: Node) -> None:
+    """Replace a backward op by cuDNN's, which also reads `reserve`."""
     gradient, of, weight, mean, variance, *saved, training, eps, wanted = _args(backward)
     with graph.inserting_before(backward):
         if mean is None:

@@ -1,6 +1,7 @@
-"""What graphs within a call hold while they run, as torch describes them.
+"""call_memory: count what graphs inside a call (conditions, loops) hold while they run.
 
-Of a condition, no step shows more than the branch that it took.
+The count is from torch's fake tensors. Measuring would not do: a step shows only the branch of a
+condition that it took.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 BYTES = "outcore_within_bytes"
-"""In a node's metadata: the `working_bytes` of the call that it is."""
+"""Key in a node's metadata: the `working_bytes` of the call."""
 
 
 def attribute(module: GraphModule, node: Node) -> Any:
-    """What a node names that is no call, such as a graph; None for other nodes."""
+    """Return the graph or constant that a `get_attr` node names; None for other nodes."""
     if node.op != "get_attr":
         return None
     try:
@@ -29,19 +30,20 @@ def attribute(module: GraphModule, node: Node) -> Any:
 
 
 def working_bytes(graphs: Iterable[GraphModule]) -> int:
-    """What a call that runs one of `graphs` holds at its peak, beside what it is given and returns.
+    """Peak bytes of a call that runs one of `graphs`, in addition to its arguments and results.
 
-    Bytes; of the graph that holds the most. What kernels take for themselves is not in it.
+    Taken from the graph that holds the most. Memory that kernels allocate for themselves is not
+    included.
     """
     return max(map(_beside_results, graphs), default=0)
 
 
 def _beside_results(module: GraphModule) -> int:
-    """The peak of a graph that is run as its code says, less its results. Bytes."""
+    """Peak bytes of a graph that is run in the order of its code, less its results."""
     ends = _ends(module.graph)
     given = {s for n in module.graph.nodes if n.op != "call_function" for s, _ in _storages(n)}
     names: Counter[int] = Counter()
-    """Per storage, the nodes alive that lie there."""
+    """Storage -> how many live nodes lie in it."""
     held = peak = 0
     for node in module.graph.nodes:
         if node.op == "output":
@@ -60,7 +62,7 @@ def _beside_results(module: GraphModule) -> int:
 
 
 def _ends(graph: Graph) -> dict[Node, list[Node]]:
-    """Per node, those that nobody takes after it."""
+    """Node -> the nodes whose last use it is."""
     last = {n: n for n in graph.nodes}
     last |= {n: user for user in graph.nodes for n in user.all_input_nodes}
     ends: dict[Node, list[Node]] = {}
@@ -70,7 +72,7 @@ def _ends(graph: Graph) -> dict[Node, list[Node]]:
 
 
 def _storages(node: Node) -> Iterator[tuple[int, int]]:
-    """Where the results of a node lie, each storage once, and its bytes."""
+    """Yield each storage of a node's results once, with its bytes."""
     leaves = [each for each in tree_leaves(node.meta.get("val")) if isinstance(each, Tensor)]
     storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in leaves}
     for key, storage in storages.items():

@@ -1,4 +1,4 @@
-"""Every private symbol of torch that capture leans on, in one place, each with the reason."""
+"""compat: every private symbol of torch that capture uses, in one place, each with the reason."""
 
 from __future__ import annotations
 
@@ -84,22 +84,23 @@ __all__ = [
 
 
 DISABLED = "_torchdynamo_disable"
-"""What `torch.compiler.disable` marks a function with: a graph ends where it is called."""
+"""The attribute by which `torch.compiler.disable` marks a function: a graph ends at its calls."""
 
 SIGNALS = 3
-"""Dimensions of a batch of what has one side: samples, channels, and that."""
+"""Dimensions of a batch of 1-D signals: samples, channels, length."""
 
 _entry = getattr(dynamo_config, "_config", {}).get("allow_rnn")
 SETTINGS_OF_THREADS = isinstance(getattr(_entry, "user_override", None), ContextVar)
-"""Whether what is set of dynamo is set for a thread: so since torch 2.13; else for the process."""
+"""Whether dynamo's settings belong to a thread (since torch 2.13) or to the process (before)."""
 
 
 def default_partition(
     joint: GraphModule, joint_inputs: Any, **options: Any
 ) -> tuple[GraphModule, GraphModule]:
-    """Torch's own forward and backward, which take what the trace knows of.
+    """Split a joint graph by torch's own partitioner into calls with the inputs that the trace has.
 
-    For random ops that run again torch would have a GPU's two calls take generators besides.
+    The setting is off because torch would otherwise make both calls on a GPU take generators as
+    extra inputs, for random ops that run again.
     """
     with config.patch(graphsafe_rng_functionalization=False):
         parts: tuple[GraphModule, GraphModule]
@@ -108,22 +109,22 @@ def default_partition(
 
 
 _KERNELS = {
-    "compile_threads": 1,  # for one kernel at a time a pool of processes is of no use
-    "deterministic": True,  # the kernel that is fastest today may round otherwise than tomorrow's
-    "joint_graph_constant_folding": False,  # of `x + full(0)` it makes `x` itself, in its memory
-    "triton.autotune_pointwise": False,  # trials take memory that nobody has counted
-    "triton.cudagraphs": False,  # they keep memory of their own
+    "compile_threads": 1,  # a pool of processes does not help with one kernel at a time
+    "deterministic": True,  # today's fastest kernel may round differently than tomorrow's
+    "joint_graph_constant_folding": False,  # it turns `x + full(0)` into `x`, in the same memory
+    "triton.autotune_pointwise": False,  # trials need memory that no plan counts
+    "triton.cudagraphs": False,  # they keep memory that no plan counts
 }
 
 
 def by_inductor(
     module: GraphModule, given: Sequence[torch.Tensor]
 ) -> Callable[..., Sequence[torch.Tensor]]:
-    """`module` as kernels of torch's own compiler, for tensors that are laid out as `given`.
+    """Compile `module` with Inductor, for tensors with the layouts of `given`.
 
-    Raises whatever that does.
+    Raises whatever Inductor raises.
     """
-    # Loads much that nobody else needs.
+    # Imported here because it loads much that nothing else needs.
     from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415 - see above
 
     mode = FakeTensorMode(shape_env=ShapeEnv())
@@ -133,7 +134,7 @@ def by_inductor(
         torch._C._DisableAutocast(),
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore")  # they are torch's, of what nobody wrote
+        warnings.simplefilter("ignore")  # torch warns about code that no user wrote
         with mode:
             fakes = [
                 torch.empty(
@@ -148,17 +149,22 @@ def by_inductor(
 
 
 def _caching() -> dict[str, Any]:
-    """Up to torch 2.11 at least, kernels are cached without the default dtype of their numbers."""
+    """Inductor's settings for caching kernels.
+
+    Up to torch 2.11 at least, the cache's key lacks the default dtype, so caching is off if that is
+    not float32.
+    """
     usual = torch.get_default_dtype() is torch.float32
     return {} if usual else {"fx_graph_cache": False, "fx_graph_remote_cache": False}
 
 
 def boxed(module: GraphModule) -> Callable[[list[Any]], Any]:
-    """`module` as a call that empties the list of its arguments, so that each dies at its last use.
+    """Return `module` as a call that empties its argument list, so each dies at its last use.
 
-    An ordinary call's caller holds them until it returns: for a backward call, all that was saved.
-    Tensors of subclasses are taken as the tensors they are (`plain`). A view that does not fit what
-    a kernel really made is a copy. Changes how `module` itself is called.
+    The caller of an ordinary call holds the arguments until it returns; for a backward call these
+    are all that was saved. Tensors of subclasses are passed as plain tensors (`plain`). A view that
+    does not fit the tensor that a kernel really made becomes a copy. Changes how `module` itself is
+    called.
     """
     for op in VIEWS:
         for node in module.graph.find_nodes(op="call_function", target=op):
@@ -171,14 +177,14 @@ def boxed(module: GraphModule) -> Callable[[list[Any]], Any]:
         args[:] = map(plain, args)
         return forward(args)
 
-    call._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's mark for stolen arguments
+    call._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's mark for boxed calls
     return call
 
 
 def carry_sources(module: GraphModule, copy: GraphModule, copies: Mapping[Node, Any]) -> None:
-    """What dynamo says of the inputs of `module`, for its `copy`: which of them are parameters.
+    """Copy to `copy` what dynamo recorded about the inputs of `module`: which are parameters.
 
-    `copies`: the nodes of the copy, by those of `module`; numbers for those that it has not.
+    `copies`: nodes of `module` -> nodes of the copy, or the numbers that replace them.
     """
     copy.meta.update(module.meta)
     if hasattr(module, "_param_name_to_source"):
@@ -189,16 +195,16 @@ def carry_sources(module: GraphModule, copy: GraphModule, copies: Mapping[Node, 
 
 
 def plain(given: Any) -> Any:
-    """A tensor of a subclass, such as MONAI's, as the tensor it is: it was traced as one."""
+    """Return a tensor of a subclass, such as MONAI's, as a plain tensor: it was traced as one."""
     if isinstance(given, torch.Tensor) and type(given) not in (torch.Tensor, torch.nn.Parameter):
         return given.as_subclass(torch.Tensor)
     return given
 
 
 def as_it_lies(given: Any, *, conj: bool = False, neg: bool = False) -> Any:
-    """What lies at a tensor that is to be read as the conjugate, or the negative, of it.
+    """Return what must be in memory so that reading it with `conj` and `neg` gives `given`.
 
-    Where it is read otherwise than so, that is a copy.
+    If `given` is stored that way already, the result is a view of its memory, else a copy.
     """
     if not isinstance(given, torch.Tensor):
         return given
@@ -209,21 +215,21 @@ def as_it_lies(given: Any, *, conj: bool = False, neg: bool = False) -> Any:
 
 @contextmanager
 def without_function_modes() -> Iterator[None]:
-    """Out of reach of function modes: their effect is in dynamo's graphs."""
+    """Turn function modes off: their effect is already in dynamo's graphs."""
     with TorchFunctionModeStackStateManager():
         yield
 
 
 @contextmanager
 def as_dynamo_compiles() -> Iterator[None]:
-    """One thread at a time, and out of reach of the modes of who calls."""
+    """Compile as dynamo does: one thread at a time, with the caller's modes turned off."""
     with compile_lock, _disable_current_modes(), without_function_modes():
         yield
 
 
 @contextmanager
 def as_if_compiled() -> Iterator[None]:
-    """By `torch.compiler.is_compiling()`: libraries then do without the numbers of tensors."""
+    """Let `torch.compiler.is_compiling()` be true: libraries then do not read values of tensors."""
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
     try:
@@ -233,36 +239,37 @@ def as_if_compiled() -> Iterator[None]:
 
 
 def compiles_autograd() -> bool:
-    """Whether compiled autograd is enabled: it copies what AOTAutograd saw of a backward call."""
+    """Whether compiled autograd is enabled: it copies the backward graph that AOTAutograd saw."""
     return bool(compiled_autograd.compiled_autograd_enabled)
 
 
 def keeps_graph() -> bool:
-    """Inside backward: whether the caller asked for `retain_graph`."""
+    """Inside backward: whether the caller set `retain_graph`."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 def is_batched(tangent: Any) -> bool:
-    """Whether it stands for several tensors: `torch.autograd.grad` with `is_grads_batched`."""
-    # One of two keys, by the kind of vmap; torch has only the names of both.
+    """Whether a tangent stands for several: `torch.autograd.grad` with `is_grads_batched`."""
+    # vmap sets one of two keys, depending on its kind; torch exposes only their names.
     return isinstance(tangent, torch.Tensor) and "Batched" in str(torch._C._dispatch_keys(tangent))
 
 
 def runs_plainly() -> bool:
-    """Whether no call can be compiled as things stand: in a transform, a mode, a trace.
+    """Whether calls must run uncompiled at the moment: inside a transform, a mode or a jit trace.
 
-    What torch.compile first meets there it leaves alone for good, in later calls elsewhere too.
+    If torch.compile first meets code there, it leaves that code uncompiled for good, in later calls
+    elsewhere too.
     """
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
     transformed |= forward_ad._current_level >= 0
     for mode in _get_current_dispatch_mode_stack():
-        # Those of torch's own, such as fake tensors, torch.compile passes over: what runs does not.
+        # torch.compile ignores torch's own modes, such as fake tensors; the code it makes does not.
         transformed |= mode.is_infra_mode() or not mode.ignore_compile_internals()
     return transformed or torch._C._get_tracing_state() is not None
 
 
 def stand_in_survives() -> bool:
-    """Whether what is saved now stays itself until its graph dies.
+    """Whether a tensor saved now remains the same object until its autograd graph dies.
 
     Saved-tensor hooks may keep a copy in its place. Those of torch.utils.checkpoint do not: they
     drop what the first forward saved, and keep what the second one saves.
@@ -271,7 +278,7 @@ def stand_in_survives() -> bool:
 
 
 def under_checkpoint() -> bool:
-    """Whether this is the first forward call of what torch.utils.checkpoint runs again."""
+    """Whether this is the first forward call of code that torch.utils.checkpoint runs again."""
     hooks = _saved_tensor_hooks()
     return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
 
@@ -286,23 +293,24 @@ def runs_in_backward(node: torch.fx.Node) -> bool:
 
 
 def marked_as_backward(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata of a node, for one alike that backward runs (`runs_in_backward`)."""
+    """Return a node's metadata for a copy of the node that backward runs (`runs_in_backward`)."""
     return {**meta, "partitioner_tag": "is_backward"}
 
 
 def is_within(joint_inputs: Any) -> bool:
-    """Whether a joint graph is that of a region which the graph around it calls.
+    """Whether a joint graph belongs to a region that a surrounding graph calls.
 
-    torch gives such a graph no inputs to look at; each other has a tuple of two.
+    torch passes no inputs for such a graph; for every other graph it passes a tuple of two.
     """
     return not joint_inputs
 
 
 def mutated_inputs(output: torch.fx.Node, inputs: Sequence[torch.fx.Node]) -> tuple[int, ...]:
-    """Which of `inputs`, those of the forward call, AOTAutograd overwrites once that is over.
+    """Positions of forward `inputs` that AOTAutograd overwrites after the forward call.
 
-    Read from the descriptors on the joint graph. A descriptor's own index counts what the caller
-    gives, and inputs that overlap come as one. Raises CaptureError where one is not found.
+    They are read from the descriptors on the joint graph. The index in a descriptor is not used: it
+    counts the caller's arguments, and inputs that overlap come as one. Raises CaptureError if an
+    input is not found.
     """
     known = [node.meta.get("desc") for node in inputs]
     wanted = (getattr(desc, "mutated_input", None) for desc in output.meta.get("desc", ()))
@@ -313,7 +321,7 @@ def mutated_inputs(output: torch.fx.Node, inputs: Sequence[torch.fx.Node]) -> tu
 
 
 def normalised_by_cudnn(of: torch.Tensor, *rest: torch.Tensor, eps: float) -> bool:
-    """Whether plain PyTorch normalises batches of `of` by cuDNN when it trains.
+    """Whether plain PyTorch would normalize batches of `of` by cuDNN when it trains.
 
     `rest`: weight, bias, running mean and variance.
     """
@@ -323,9 +331,9 @@ def normalised_by_cudnn(of: torch.Tensor, *rest: torch.Tensor, eps: float) -> bo
 
 
 def cudnn_reserve_bytes(of: torch.Tensor) -> int:
-    """Bytes that cuDNN hands from the forward to the backward call of a normalisation of `of`.
+    """Bytes that cuDNN passes from forward to backward of a normalization of `of`.
 
-    Without a GPU nobody can be asked; as a rule it is none.
+    0 without a GPU, where cuDNN cannot be asked; it is usually 0 anyway.
     """
     if not torch.cuda.is_available():
         return 0
@@ -336,11 +344,12 @@ def cudnn_reserve_bytes(of: torch.Tensor) -> int:
 def looked_at_alone(
     of: torch.Tensor, weight: torch.Tensor, bias_sides: Sequence[int] | None, *settings: Any
 ) -> torch.memory_format | None:
-    """How the input of a convolution lies for kernels that make its gradient from that alone.
+    """Return the layout a convolution's input needs for a kernel that reads only its layout.
 
-    cuDNN's and oneDNN's read nothing of it; torch lays it out for them before. None where it takes
-    others, and where the input has one side: of that torch makes a view with two first, and there
-    is none of an input without memory. `settings` are those of torch's op.
+    Kernels of cuDNN and oneDNN that make the input's gradient do not read the input; torch lays it
+    out for them first. Returns None if torch would use another kernel, and for 1-D inputs: torch
+    makes a 2-D view of these first, and a tensor without memory has no views. `settings` are the
+    remaining arguments of torch's op.
     """
     if of.dim() == SIGNALS:
         return None
@@ -357,9 +366,9 @@ def looked_at_alone(
 def without_memory(
     sides: Sequence[int], strides: Sequence[int], like: torch.Tensor
 ) -> torch.Tensor:
-    """A tensor that lies in a storage of no bytes, of the dtype and on the device of `like`.
+    """Return a tensor in a storage of zero bytes, with the dtype and device of `like`.
 
-    Whoever reads it reads nowhere; torch refuses views of it.
+    A kernel must not read it; torch refuses to make views of it.
     """
     nothing = torch.empty(0, dtype=like.dtype, device=like.device)
     lying: torch.Tensor = _reinterpret_tensor(nothing, tuple(sides), tuple(strides), 0)

@@ -1,9 +1,9 @@
-"""Which ops make nearly the same of what is nearly the same.
+"""continuity: tell which ops turn nearly equal inputs into nearly equal results.
 
-What another kernel makes again differs in its last bits, and in half precision by what was not
-rounded. A sum or a sigmoid of it differs as little. A comparison does not: of two numbers that were
-equal, as one that was picked out of others is, it tells another thing; nor do a quotient or a
-square root near zero.
+What another kernel recomputes differs in its last bits, and in half precision also by rounding that
+the kernel leaves out. A sum or a sigmoid of it differs as little. A comparison does not: if two
+numbers were equal because one was picked out of others, it then gives another answer. The same
+holds for a quotient or a square root near zero.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ SMOOTH = frozenset(
         *(op.overloadpacket for op in REDUCTIONS),
     }
 )
-"""In all that they read."""
+"""Ops that are continuous in all their arguments."""
 
 SMOOTH_IN_FIRST = frozenset(
     {
@@ -71,19 +71,23 @@ SMOOTH_IN_FIRST = frozenset(
         _aten.threshold_backward.default,
     }
 )
-"""In a numerator, or the gradient of what they made."""
+"""Ops that are continuous in their first argument: a numerator, or the gradient of their result."""
 
 THRESHOLD = 2
+"""Position of softplus's threshold among its arguments."""
 LEAST_THRESHOLD = 20
-"""Of softplus, by position. Past it the result is what it is given: with less, there is a step."""
+"""The smallest threshold of softplus that counts as smooth.
+
+Past its threshold, softplus returns its argument: with a smaller one, there is a step.
+"""
 
 
 def rough(op: Node) -> list[Node]:
-    """The floating point numbers that an op reads with which its result may change by much.
+    """Return the floating-point arguments of an op in which its result is not continuous.
 
-    All that it reads, if it makes integers of it, or is an elementwise op of which nothing is
-    known. None, if it has a kernel of its own otherwise: that is a sum, a product of matrices, or
-    the derivative of one, as a rule.
+    These are all of them if the op makes integers, or is an elementwise op that is not known to be
+    smooth; ops of `SMOOTH_IN_FIRST` are smooth in their first argument. Any other op has none: it
+    is usually a sum, a matrix product, or the derivative of one.
     """
     if not isinstance(op.target, OpOverload) or _is_smooth(op):
         return []
@@ -95,7 +99,7 @@ def rough(op: Node) -> list[Node]:
 
 
 def narrows(op: Node) -> bool:
-    """Whether it rounds to a smaller floating point dtype: what is left by that is no last bit."""
+    """Whether the op rounds to a smaller floating-point dtype: more than last bits change."""
     if op.target is not _aten._to_copy.default:
         return False
     made, (source, *_) = op.meta["val"], op.all_input_nodes
@@ -104,14 +108,15 @@ def narrows(op: Node) -> bool:
 
 
 def _is_smooth(op: Node) -> bool:
-    if op.target is _aten.pow.Tensor_Scalar:  # below zero, fractions of powers are no numbers
+    """Whether the op is continuous in all floating-point arguments, as far as is known."""
+    if op.target is _aten.pow.Tensor_Scalar:  # a negative base to a fractional power is NaN
         exponent = op.args[1]
         return isinstance(exponent, int | float) and exponent >= 1 and exponent == int(exponent)
     if op.target is _aten.softplus.default and len(op.args) > THRESHOLD:
         threshold = op.args[THRESHOLD]
         return isinstance(threshold, int | float) and threshold >= LEAST_THRESHOLD
     known = isinstance(op.target, OpOverload) and op.target.overloadpacket in SMOOTH
-    return known and _is_floating(op)  # no cast to integers
+    return known and _is_floating(op)  # a cast to integers is not smooth
 
 
 def _is_floating(node: Node) -> bool:

@@ -1,8 +1,9 @@
-"""Gradients of convolutions one after the other: that takes less memory at once.
+"""convolution: make the gradients of a convolution one after the other, to lower peak memory.
 
-torch's op makes the gradients of the weight and of the input in one call, by a kernel each, beside
-all that both read. Only the kernel for the weight reads the input. In two calls the memory of the
-input is free before its gradient takes as much (docs/decisions/0030).
+torch's op makes the gradients of the weight and of the input in one call, with one kernel each, and
+everything that either kernel reads is held throughout. Only the kernel for the weight reads the
+input. In two calls, the memory of the input is free before its gradient needs as much
+(docs/decisions/0030).
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ BACKWARD = torch.ops.aten.convolution_backward.default
 
 
 def one_by_one(joint: GraphModule, *, anywhere: bool = False) -> None:
-    """Let the gradients of convolutions in `joint` be made one after the other. In place.
+    """Split the gradients of convolutions in `joint` into two calls. In place.
 
-    Those of the weight and the bias come first; where kernels look at no more of the input than how
-    it lies, to make the gradient of it. `anywhere`: as with cuDNN, of inputs of any size, whatever
-    this machine takes; such a graph is not to be run.
+    The first call makes the gradients of the weight and the bias, the second that of the input.
+    Applies if the kernel for the input's gradient looks only at the input's layout. `anywhere`:
+    split as with cuDNN, for inputs of any size, whatever kernels this machine uses; such a graph
+    must not be run.
     """
     changed = False
     for node in joint.graph.find_nodes(op="call_function", target=BACKWARD):
@@ -48,7 +50,10 @@ def one_by_one(joint: GraphModule, *, anywhere: bool = False) -> None:
 
 
 def _wants_that_of_the_input(node: Node) -> bool:
-    """Whether somebody takes the gradient of the input, which is not the small side."""
+    """Whether the gradient of the input is used, and the convolution is not transposed.
+
+    The input of a transposed convolution is its small side.
+    """
     args = args_of(node)
     if node.kwargs or len(args) != len(BACKWARD._schema.arguments):
         return False
@@ -58,7 +63,7 @@ def _wants_that_of_the_input(node: Node) -> bool:
 
 
 def _laid_out(node: Node, *, anywhere: bool) -> Tensor | None:
-    """The input as the kernel finds it that makes its gradient; None where it reads that."""
+    """The input in the layout that its gradient's kernel expects; None if that may read it."""
     _, source, weight, *settings, _ = args_of(node)
     of, by = source.meta["val"], weight.meta["val"]
     if of.dtype != by.dtype or of.dim() == SIGNALS:
@@ -77,7 +82,7 @@ def _needs_no_memory(source: Tensor, weight: Tensor, *settings: Any) -> bool:
 
 
 def _replace(graph: Graph, node: Node, laid_out: Tensor) -> None:
-    """Put two calls in the place of `node`, that which reads the input first, if one has to."""
+    """Replace `node` by two calls; the one that reads the input comes first, if it is needed."""
     gradient, source, weight, *settings, wanted = args_of(node)
     described, first = node.meta["val"], None
     with graph.inserting_before(node):
@@ -105,7 +110,7 @@ def _replace(graph: Graph, node: Node, laid_out: Tensor) -> None:
 def _input_gradient(
     gradient: Tensor, sides: Sequence[int], strides: Sequence[int], weight: Tensor, *settings: Any
 ) -> Tensor:
-    """The gradient of the input of a convolution, laid out in those `sides` and `strides`."""
+    """The gradient of the input of a convolution whose layout is `sides` and `strides`."""
 
     def unread(source: Tensor) -> bool:
         return _needs_no_memory(source, weight, *settings)

@@ -1,8 +1,9 @@
-"""Gradients of cross-entropy made some rows at a time, where log-softmax lay.
+"""cross_entropy: make the gradient of cross-entropy block by block, over log-softmax's memory.
 
-torch has a call for the gradient of log-softmax, as large as the logits and zeros but for a number
-a row, and one that makes that of the logits of it. Both go by rows: of some rows at a time there is
-no more of the first than of those (docs/decisions/0033).
+torch has one call that makes the gradient of log-softmax, a tensor as large as the logits with one
+number per row that is not zero. A second call makes the gradient of the logits from it. Both work
+row by row: in blocks of rows, only one block of the first gradient exists at a time
+(docs/decisions/0033).
 """
 
 from __future__ import annotations
@@ -24,30 +25,31 @@ OF_LOSS = torch.ops.aten.nll_loss_backward.default
 OF_LOG_SOFTMAX = torch.ops.aten._log_softmax_backward_data.default
 _WITHIN = torch.ops.aten._log_softmax_backward_data.out
 _PLAIN_VIEWS = torch.ops.aten.detach.default, torch.ops.aten.alias.default
-"""What autograd puts around what it saves: the second by torch 2.14, in some of its traces."""
+"""Views that autograd puts around what it saves; `alias` by torch 2.14, in some of its traces."""
 
 ROWS = 2
-"""Sides of logits that are rows, of a class each."""
+"""Dimensions of logits that are rows, each with the scores of all classes."""
 
 MOST_BLOCKS = 16
-"""Blocks of rows that there are at most: each costs the launches of torch's two ops."""
+"""The most blocks of rows: each costs the launches of torch's two ops."""
 
 LEAST_BLOCK_BYTES = 1 << 20
-"""What is less is made at once."""
+"""Smaller logits are one block."""
 
 LEAST_ROW_BYTES = 1 << 14
-"""Of a row of logits that count as many whatever the batch: of some thousand classes."""
+"""Bytes of a row of logits from which they count as large whatever the batch: some thousand
+classes."""
 
 ROWS_ALIKE = 16
-"""Blocks begin at multiples of so many rows. So each row lies as far from where a vector of CUDA's
-kernels (16 bytes) begins as it does in the whole."""
+"""Blocks begin at multiples of this many rows. So each row has the same offset from the vectors of
+CUDA's kernels (16 bytes) as in the whole tensor."""
 
 
 def by_rows(joint: GraphModule, *, anywhere: bool = False) -> None:
-    """Let gradients of cross-entropy in `joint` be made some rows at a time. In place.
+    """Let gradients of cross-entropy in `joint` be made block by block. In place.
 
-    Where the logits are large, and log-softmax is read by nothing after. `anywhere`: where a row of
-    them is, however many there are.
+    Applies to large logits, if nothing reads log-softmax afterwards. `anywhere`: the size of a row
+    decides, whatever the number of rows.
     """
     changed = False
     for node in joint.graph.find_nodes(op="call_function", target=OF_LOSS):
@@ -63,7 +65,7 @@ def by_rows(joint: GraphModule, *, anywhere: bool = False) -> None:
 
 
 def _of_logits(node: Node) -> Node | None:
-    """The call that makes the gradient of the logits of `node` and nothing else does."""
+    """Return the call that makes the logits' gradient, if nothing else reads `node`."""
     users = list(_users(node))
     if len(users) != 1 or users[0].target is not OF_LOG_SOFTMAX:
         return None
@@ -75,7 +77,7 @@ def _of_logits(node: Node) -> Node | None:
 
 
 def _users(node: Node) -> Iterator[Node]:
-    """What takes a node, itself or a plain view of it."""
+    """Yield what reads a node, directly or through a plain view."""
     for user in node.users:
         if user.target in _PLAIN_VIEWS:
             yield from _users(user)
@@ -84,14 +86,14 @@ def _users(node: Node) -> Iterator[Node]:
 
 
 def _whole(node: Node) -> Node:
-    """What a node is, itself or a plain view of it."""
+    """Return the node that `node` is a plain view of, or `node` itself."""
     while node.target in _PLAIN_VIEWS:
         (node,) = args_of(node)
     return node
 
 
 def _goes_by_rows(node: Node, last: Node) -> bool:
-    """Whether all is of one dtype and in order, and log-softmax of no more use after."""
+    """Whether dtypes agree, all is 2-D and contiguous, and log-softmax is not read afterwards."""
     _, _, dim, dtype = args_of(last)
     output = _whole(args_of(node)[1])
     made = [each.meta.get("val") for each in (output, node, last)]
@@ -103,20 +105,21 @@ def _goes_by_rows(node: Node, last: Node) -> bool:
 
 
 def _in_order(tensor: Tensor) -> bool:
-    """Whether it is rows one after the other, as many and as long as is known."""
+    """Whether the tensor consists of contiguous rows of known number and length."""
     known = all(isinstance(n, int) for n in (*tensor.shape, *tensor.stride()))
     rows = known and tensor.dim() == ROWS
     return rows and tensor.stride() == (max(tensor.shape[1], 1), 1)
 
 
 def _large(made: Tensor, *, anywhere: bool) -> bool:
-    """Whether it would be several blocks. `anywhere`: whatever the batch, of a vocabulary."""
+    """Whether there would be several blocks. `anywhere`: whether the vocabulary is large."""
     if anywhere:
         return made.shape[1] * made.itemsize >= LEAST_ROW_BYTES
     return _rows_at_once(made) < len(made)
 
 
 def _replace(node: Node, last: Node) -> None:
+    """Replace both backward calls by outcore's op."""
     gradient, output, *rest = args_of(node)
     with last.graph.inserting_before(last):
         made = last.graph.call_function(GRADIENT, (gradient, _whole(output), *rest))
@@ -133,19 +136,19 @@ def _replace(node: Node, last: Node) -> None:
 
 
 def _rows_at_once(output: Tensor) -> int:
-    """Those of a block: of a share of all, or of so many bytes, if that is more."""
+    """Rows of a block: a share of all rows, or `LEAST_BLOCK_BYTES` if that is more."""
     row_bytes = max(output.shape[1] * output.itemsize, 1)
     least = max(-(-output.shape[0] // MOST_BLOCKS), LEAST_BLOCK_BYTES // row_bytes, 1)
     return -(-least // ROWS_ALIKE) * ROWS_ALIKE
 
 
 def _block_bytes(output: Tensor) -> int:
-    """What is held besides where the result is written over `output`."""
+    """Bytes held in addition if the result is written over `output`."""
     return min(_rows_at_once(output), len(output)) * output.shape[1] * output.itemsize
 
 
 def _run(gradient: Tensor, output: Tensor, *rest: Any) -> Tensor:
-    """The gradient of the logits, in memory of its own: that of log-softmax becomes it."""
+    """Return the gradient of the logits in separate memory, that of log-softmax's gradient."""
     if not output.is_contiguous():
         return _described(gradient, output, *rest)
     of_loss: Tensor = OF_LOSS(gradient, output, *rest)
@@ -162,19 +165,19 @@ def _run_over(
     *rest: Any,
     out: Tensor,
 ) -> Tensor:
-    """The same some rows at a time, written into `out`, which may be `output`."""
+    """Write the gradient of the logits into `out`, which may be `output`, block by block."""
     at_once = _rows_at_once(output)
     for start in range(0, len(output), at_once):
         rows = slice(start, start + at_once)
         tangents = gradient if reduction else gradient[rows]
         of_loss = OF_LOSS(tangents, output[rows], target[rows], weight, reduction, *rest)
         _WITHIN(of_loss, output[rows], 1, output.dtype, out=out[rows])
-        del of_loss  # before there is another one
+        del of_loss  # freed before the next block is made
     return out
 
 
 def _described(gradient: Tensor, output: Tensor, *rest: Any) -> Tensor:
-    """The same as torch makes it."""
+    """Return the gradient of the logits as torch makes it, for fake tensors too."""
     of_loss = OF_LOSS(gradient, output, *rest)
     made: Tensor = OF_LOG_SOFTMAX(of_loss, output, 1, output.dtype)
     return made
@@ -184,7 +187,7 @@ _library = torch.library.Library("outcore", "FRAGMENT")  # type: ignore[no-untyp
 
 
 def _defined() -> OpOverload:
-    """An op that takes what torch's takes for the gradient of log-softmax, and one that writes."""
+    """Define the op, with the arguments of torch's `nll_loss_backward`, and its `out` overload."""
     name = aten.CROSS_ENTROPY.removeprefix("outcore.").removesuffix(".default")
     takes = str(OF_LOSS._schema).partition("(")[2].partition(") -> ")[0]
     takes = takes.replace("Tensor grad_output, Tensor self", "Tensor gradient, Tensor output")

@@ -1,4 +1,7 @@
-"""Ops with an effect, as the ops they are: torch has a token go from each to the next."""
+"""effect_tokens: unwrap ops with an effect from the calls that pass torch's tokens along.
+
+torch keeps such ops in order by a token that each passes on to the next.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ from outcore.capture.compat import with_effects
 
 
 def without_tokens(joint: GraphModule) -> GraphModule:
-    """A copy of `joint` in which such ops are called themselves; itself where there are none.
+    """Return a copy of `joint` that calls these ops directly; `joint` itself if there are none.
 
-    What has an effect alone has no users then: the copy is for a Trace, whose ops all run in order.
+    The copy is only for a Trace, whose ops all run in order: in it, an op that only has an effect
+    has no users.
     """
     if not any(map(_is_within, joint.graph.nodes)):
         return joint
@@ -36,9 +40,10 @@ def _is_within(node: Node) -> bool:
 
 
 def _unwrap(graph: Graph, node: Node) -> None:
+    """Replace a call that passes a token along by the op inside; users get the earlier token."""
     token, op, *args = node.args
-    assert isinstance(token, Node)  # noqa: S101 - as torch calls it
-    assert isinstance(op, OpOverload)  # noqa: S101 - as `_is_within` says
+    assert isinstance(token, Node)  # noqa: S101 - torch's calling convention
+    assert isinstance(op, OpOverload)  # noqa: S101 - `_is_within` checked it
     _, *described = node.meta["val"]
     several = len(op._schema.returns) > 1
     with graph.inserting_before(node):

@@ -1,8 +1,8 @@
-"""Groups of ops as one op each, with a kernel that torch's Inductor compiles (decision 0025).
+"""fusion: replace groups of ops by one op each, with a kernel compiled by Inductor (decision 0025).
 
-What lies between the ops of a group is never in memory. Sums may be rounded otherwise than by the
-ops one by one, so gradients are no longer those of eager to the last bit; under any plan they are
-the same.
+What passes between the ops of a group is never in memory. A kernel may round sums differently than
+the single ops do, so gradients are no longer bitwise equal to eager's. They are the same under any
+plan.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ from outcore.capture.sites import is_in_module
 log = logging.getLogger("outcore")
 
 STATISTICS = "outcore_statistics"
-"""In a node's metadata: positions of what is given to it that reach new running statistics only."""
+"""Key in a node's metadata: positions of arguments that only reach new running statistics."""
 
 INTO = "outcore_into"
-"""In a node's metadata: pairs of what is given to it, and the result that may take its memory."""
+"""Key in a node's metadata: pairs (argument, result), by position: the result may be written over
+the argument."""
 
 MOST_NAMES = 3
+"""The most op names in the name of a group."""
 MOST_FAILURES = 3
+"""After this many groups that Inductor cannot compile, no more are tried."""
 
 Layout = tuple[object, ...]
 
@@ -47,22 +50,23 @@ Layout = tuple[object, ...]
 def fused(
     joint: GraphModule, forward_outputs: int, least_bytes: int = LEAST_BYTES
 ) -> tuple[GraphModule, list[str]]:
-    """A copy of `joint` in which groups of ops are ops of their own, and what was in the way.
+    """Return a copy of `joint` with groups of ops fused, and reasons why some are not.
 
-    Groups that Inductor cannot compile stay as they are, with a reason for each; after so many as
-    `MOST_FAILURES`, no more is tried. `joint` itself comes back where it writes into what it reads
-    (no order is then known to be free), and where the passes fail.
+    A group that Inductor cannot compile stays as it is, with a reason. After `MOST_FAILURES` such
+    groups, no more is tried. `joint` itself is returned if it writes into its arguments (then no
+    reordering is known to be safe), or if the passes fail.
     """
     if any(isinstance(n.target, OpOverload) and aten.mutates(n.target) for n in joint.graph.nodes):
         return joint, []
     try:
         copied = _copied(joint)
         return copied, _fuse(copied, forward_outputs, least_bytes)
-    except Exception as error:  # noqa: BLE001 - it must not keep a model from training
+    except Exception as error:  # noqa: BLE001 - a failure to fuse must not stop training
         return joint, [f"{type(error).__name__}: {error}"]
 
 
 def _copied(joint: GraphModule) -> GraphModule:
+    """Return a copy of `joint`, with the output node's metadata."""
     graph = Graph()
     found: Any = graph.graph_copy(joint.graph, {}, return_output_node=True)
     returned, output = found
@@ -73,6 +77,7 @@ def _copied(joint: GraphModule) -> GraphModule:
 
 
 def _fuse(joint: GraphModule, forward_outputs: int, least_bytes: int) -> list[str]:
+    """Apply the passes of decision 0025 to `joint` in place; return why some groups failed."""
     absorb(joint, forward_outputs, least_bytes)
     reorder(joint, forward_outputs)
     parts = [set(nodes) for nodes in phases(joint, forward_outputs)]
@@ -103,34 +108,41 @@ def _fuse(joint: GraphModule, forward_outputs: int, least_bytes: int) -> list[st
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """What a group does, compiled once for each way in which what it is given has been laid out.
-
-    `into`: which of its `results` are written over something that is given, by position. There is
-    one kernel whether or not a plan gives that memory away, so that its results are the same bits:
-    of what is not given away, the kernel gets a copy, whose memory is then the result's.
-    """
+    """What a group does, compiled once for each combination of argument layouts."""
 
     module: GraphModule
+    """The group's ops as a graph."""
     name: str
+    """A short name (`_name`)."""
     told: str
+    """The graph's code and layouts as text, which identifies the kernel."""
     results: int
+    """How many results the group has."""
     into: tuple[tuple[int, int], ...]
+    """Pairs (argument, result), by position: results that are written over arguments.
+
+    One kernel serves every plan, so that its results are bitwise the same. If a plan does not give
+    an argument's memory away, the kernel gets a copy of the argument, whose memory becomes the
+    result's.
+    """
     compiled: dict[tuple[Layout, ...], Callable[..., Any]] = field(default_factory=dict)
+    """Argument layouts -> the kernel for them."""
     function: object = None
+    """Always None: the text says everything (`Nameable`)."""
 
     def compile(self, given: Sequence[Tensor]) -> Callable[..., Any]:
-        """What is called with tensors that are laid out as `given`, fake ones or real ones."""
+        """Return the kernel for tensors with the layouts of `given`, fake or real."""
         key = tuple(map(_layout, given))
         if key not in self.compiled:
             self.compiled[key] = by_inductor(_writing(self.module, self.into), given)
         return self.compiled[key]
 
     def run(self, given: list[Tensor]) -> list[Tensor]:
-        """The group's results, in the order of `Group.escaping`."""
+        """Return the group's results, in the order of `Group.escaping`."""
         return self.run_over(given, [])
 
     def run_over(self, given: list[Tensor], donated: list[int]) -> list[Tensor]:
-        """The same, which may be written over what is `donated`, by position."""
+        """Return the same results, which may be written over the `donated` arguments."""
         taken = list(given)
         for source, _ in self.into:
             if source not in donated:
@@ -142,20 +154,20 @@ class _Kernel:
         return [written[i] if i in written else next(others) for i in range(self.results)]
 
     def _known(self, given: Sequence[Tensor]) -> Callable[..., Any]:
-        """The same as `compile`; where what is given lies otherwise than expected, perhaps slow."""
+        """Return the kernel for `given`, or the uncompiled ops if an unexpected layout fails."""
         try:
             return self.compile(given)
-        except Exception:  # noqa: BLE001 - the step goes on, whatever a compiler has
+        except Exception:  # noqa: BLE001 - a compiler's failure must not end the step
             plain = self.compiled[tuple(map(_layout, given))] = _writing(self.module, self.into)
             return plain
 
     def describe(self, given: list[Tensor]) -> list[Tensor]:
-        """The same op by op, for fake tensors."""
+        """Return the results for fake tensors, op by op."""
         return list(self.module(*given))
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """The same in memory of its own."""
+    """Return a copy of the tensor in separate memory, with the same layout."""
     copy: Tensor = clone_preserve_strides(tensor)  # type: ignore[no-untyped-call]  # torch's
     return copy
 
@@ -166,11 +178,12 @@ def _layout(tensor: Tensor) -> Layout:
 
 _ops = NamedOps(aten.FUSED)
 _kernels: dict[str, _Kernel | str] = {}
-"""By what they are told to do; or why there is none. They stay, as their ops do."""
+"""Text of a group (`_Kernel.told`) -> its kernel, or why it cannot be compiled. Entries stay for
+the life of the process, as the ops do."""
 
 
 def _kernel(joint: GraphModule, group: Group, into: tuple[tuple[int, int], ...]) -> _Kernel | str:
-    """A kernel that is compiled, or why it cannot be."""
+    """Return the compiled kernel of a group, or why it cannot be compiled."""
     graph, given, escaping = Graph(), group.given(), group.escaping()
     new = {n: graph.placeholder(f"given_{i}") for i, n in enumerate(given)}
 
@@ -192,15 +205,15 @@ def _kernel(joint: GraphModule, group: Group, into: tuple[tuple[int, int], ...])
         try:
             kernel.compile(ends[: len(given)])
             _kernels[told] = kernel
-        except Exception as error:  # noqa: BLE001 - what a compiler raises is not ours
+        except Exception as error:  # noqa: BLE001 - a compiler may raise anything
             _kernels[told] = f"{type(error).__name__}: {error}"
-    if into and isinstance(_kernels[told], str):  # torch fails at some that write over arguments
+    if into and isinstance(_kernels[told], str):  # torch cannot compile some that write in place
         return _kernel(joint, group, ())
     return _kernels[told]
 
 
 def _writing(module: GraphModule, into: Sequence[tuple[int, int]]) -> GraphModule:
-    """A copy that writes some results over what it is given, and gives the others."""
+    """Return a copy of `module` that writes some results over arguments and returns the others."""
     graph = Graph()
     output: Any = graph.graph_copy(module.graph, {})
     written = {result for _, result in into}
@@ -212,7 +225,7 @@ def _writing(module: GraphModule, into: Sequence[tuple[int, int]]) -> GraphModul
 
 
 def _name(group: Group) -> str:
-    """Of what the group does, in short: `batch_norm_relu`."""
+    """A short name for what the group does: `batch_norm_relu`."""
     packets = (str(op.target).split(".")[1] for op in group.ops)
     plain = (re.sub("^_*(native_)?|_legit|_functional|_default", "", p) for p in packets)
     names = list(dict.fromkeys(plain))
@@ -224,7 +237,7 @@ def _name(group: Group) -> str:
 
 
 def _replace(graph: Graph, group: Group, op: OpOverload, kernel: _Kernel) -> Node:
-    """Put the op in the place of the last of the group, and its results in those of theirs."""
+    """Put the op in the place of the group's last op, and its results in place of the group's."""
     escaping, given, members = group.escaping(), group.given(), set(group.ops)
     facts = {
         "val": [tensor_of(n) for n in escaping],

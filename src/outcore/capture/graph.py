@@ -1,8 +1,8 @@
-"""From the joint graph of AOTAutograd to a Trace.
+"""graph: turn AOTAutograd's joint forward and backward graph into a Trace.
 
-Storages are resolved here: a node whose result shares its argument's storage becomes a Value on
-that argument's buffer; every other tensor gets a buffer of its own. Identity is the place in the
-graph, never an address.
+This is where storages are resolved. If a node's result shares the storage of an argument, it
+becomes a Value on that argument's buffer. Every other tensor gets a new buffer. Buffers and values
+are identified by their place in the graph, never by an address.
 """
 
 from __future__ import annotations
@@ -40,77 +40,81 @@ from outcore.ir.trace import (
 from outcore.ir.verify import ITEM_BYTES
 
 _NUMBERS = (bool, int, float)
-"""What an op may return beside tensors: on CUDA, attention returns lengths. None is kept."""
+"""Types that an op may return in addition to tensors: on CUDA, attention returns lengths. Such a
+result becomes None in the trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """A graph as AOTAutograd gave it, to be captured again (`again.py`).
-
-    `nodes` has one entry per op of its trace.
-    """
+    """A joint graph from AOTAutograd, kept so that it can be captured again (`recapture.py`)."""
 
     module: GraphModule
+    """The graph."""
     forward_outputs: int
+    """As for `capture`."""
     static_inputs: frozenset[int]
+    """As for `capture`."""
     nodes: tuple[Node, ...]
+    """The node of each op of the graph's trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A Trace and what it needs of the graph it came from.
-
-    `constants` are tensors that the graph holds itself; they are passed behind the forward inputs.
-    `overwritten` are positions of forward inputs that get new values after the forward call,
-    `turned` those of inputs that are read as the conjugate or the negative of what lies there.
-    `device` is the one device all tensors live on. `within` are ops that run graphs of their own,
-    with what these hold at least beside the ops' results, in bytes. `joint` is None once nothing
-    will be corrected.
-    """
+    """A Trace, and what it needs from the graph that it came from."""
 
     trace: Trace
+    """The Trace."""
     constants: tuple[torch.Tensor, ...]
+    """Tensors that the graph itself holds; they are passed after the forward inputs."""
     overwritten: frozenset[int]
+    """Positions of forward inputs that AOTAutograd overwrites after the forward call."""
     turned: tuple[int, ...]
+    """Positions of inputs that are read as the conjugate or the negative of what is in memory."""
     device: torch.device
+    """The one device that all tensors are on."""
     within: Mapping[int, int] = field(default_factory=dict)
+    """Ops that run graphs inside themselves -> bytes that those graphs hold at least, in addition
+    to the op's results."""
     joint: Joint | None = None
+    """The source graph, for capturing it again; None once nothing will be corrected any more."""
 
 
 def capture(
     joint: GraphModule, forward_outputs: int, static_inputs: Iterable[int] = ()
 ) -> Captured:
-    """The Trace of a joint forward and backward graph.
+    """Return the Trace of a joint forward and backward graph.
 
-    `forward_outputs` is how many of the graph's outputs the forward call returns; `static_inputs`
-    are the positions of inputs that live through the steps (parameters and module buffers).
+    `forward_outputs` is how many of the graph's outputs the forward call returns. `static_inputs`
+    are the positions of inputs that persist from step to step (parameters and module buffers).
 
-    Raises CaptureError where the graph holds what a Trace cannot express: sizes and other values
-    read on the host, higher-order ops, tensor subclasses, in-place ops, several devices (but for
-    scalars on the host, which ops of any device take).
+    Raises CaptureError if the graph holds what a Trace cannot express: sizes and other values read
+    on the host, higher-order ops, tensor subclasses, in-place ops, or several devices (except
+    scalars on the host, which ops of any device accept).
     """
     return _Capture(joint, forward_outputs, frozenset(static_inputs)).run()
 
 
 class _Capture:
+    """Walks a joint graph once and collects the parts of its Trace."""
+
     def __init__(self, joint: GraphModule, forward_outputs: int, static: frozenset[int]) -> None:
         self.joint, self.forward_outputs, self.static = joint, forward_outputs, static
         self.buffers: list[Buffer] = []
         self.values: list[Value] = []
         self.ops: list[Op] = []
         self.nodes: list[Node] = []
-        """Per op."""
+        """The node of each op, by op id."""
         self.donations: list[Donation] = []
         self.results: dict[Node, Any] = {}
         """Node -> Value id, None, or a list of these."""
         self.known: dict[Value, int] = {}
-        """By all that tells a Value from others but its id."""
+        """Each Value (with id 0) -> its id: equal descriptions share one Value."""
         self.constants: list[torch.Tensor] = []
         self.devices: set[torch.device] = set()
         self.scalars: set[int] = set()
-        """Buffers of scalars on the host."""
+        """Ids of buffers that are scalars on the host."""
         self.unstable: set[int] = set()
-        """Buffers that are overwritten between the forward and the backward call."""
+        """Ids of buffers that are overwritten between the forward and the backward call."""
 
     def run(self) -> Captured:
         primals, tangents = arguments(self.joint)
@@ -124,7 +128,7 @@ class _Capture:
         overwritten = frozenset(mutated_inputs(output, primals))
         self.unstable = {self._buffer(primals[i]) for i in overwritten}
         attributes = self.joint.graph.find_nodes(op="get_attr")
-        # Of a graph, whoever calls it may know what to do.
+        # A graph is not a constant: it belongs to the call that gets it.
         graphs = [n for n in attributes if isinstance(attribute(self.joint, n), GraphModule)]
         constants = [node for node in attributes if node not in graphs]
         for node in constants:
@@ -162,7 +166,7 @@ class _Capture:
         return Captured(trace, held, overwritten, turned, device, within, source)
 
     def _near(self, donation: Donation) -> bool:
-        """Whether what it gives away is the device's memory: a scalar's on the host is not."""
+        """Whether the donated memory is device memory; a host scalar's memory is not."""
         if self.devices == {torch.device("cpu")}:
             return True
         ends = (self.values[v].buffer for v in (donation.source, donation.target))
@@ -171,12 +175,16 @@ class _Capture:
     # ---- inputs ---------------------------------------------------------------------------------
 
     def _role(self, index: int, *, trained: bool) -> Role:
+        """Return the role of an input: parameters and module buffers are static."""
         if index not in self.static:
             return Role.INPUT
         return Role.PARAM if trained else Role.STATE
 
     def _input(self, node: Node, role: Role, name: str) -> None:
-        """One that is read as a conjugate or a negative is a view of what lies there."""
+        """Record an input.
+
+        If it is read as a conjugate or a negative, it becomes a view of what is in memory.
+        """
         tensor = _fake(node)
         lying = torch._conj(tensor) if tensor.is_conj() else tensor
         lying = torch._neg_view(lying) if lying.is_neg() else lying
@@ -202,6 +210,7 @@ class _Capture:
     # ---- nodes ----------------------------------------------------------------------------------
 
     def _node(self, node: Node, phase: Phase) -> None:
+        """Record `node` as what it is: a selected result, a wait, a view or an op."""
         if node.target is operator.getitem:
             source, index = node.args
             self.results[node] = self.results[source][index]  # type: ignore[index]  # a list
@@ -222,9 +231,10 @@ class _Capture:
         self._op(node, node.target, phase)
 
     def _wait(self, node: Node) -> None:
-        """Record `node` as its argument: collectives are waited for as they run (`aten`).
+        """Record a wait for a collective as its argument: collectives are waited for as they run.
 
-        So none is under way where the plan moves, frees or overwrites what it reads or makes.
+        `aten.callable_of` does that. So no collective is in progress when the plan moves, frees or
+        overwrites what it reads or makes.
         """
         source = node.args[0]
         assert isinstance(source, Node)  # noqa: S101 - it takes one tensor
@@ -234,7 +244,7 @@ class _Capture:
         self.results[node] = self.results[source]
 
     def _view(self, node: Node) -> bool:
-        """Record `node` as views of an argument's buffer; False where it shares no storage."""
+        """Record `node` as views of an argument's buffer; return False if it shares no storage."""
         made = node.meta["val"]
         tensors = made if isinstance(made, list | tuple) else [made]
         bases = {
@@ -250,6 +260,7 @@ class _Capture:
         return True
 
     def _op(self, node: Node, op: torch._ops.OpOverload, phase: Phase) -> None:
+        """Record `node` as an op: its results, arguments, effects and donations."""
         made = node.meta.get("val") if op._schema.returns else ()
         several = isinstance(made, list | tuple)
         results = [_tensor(t) for t in made] if several else [made]  # type: ignore[union-attr]  # a sequence
@@ -273,6 +284,7 @@ class _Capture:
                 self._donation(index, args[position], args, ids[0])
 
     def _made(self, node: Node, tensor: Any, phase: Phase) -> int | None:
+        """Return the Value id of a result on a new buffer; None for a result that is None."""
         if tensor is None:
             return None
         if not isinstance(tensor, torch.Tensor):
@@ -282,7 +294,7 @@ class _Capture:
         return self._value(self._new_buffer(tensor, role, node.name), tensor)
 
     def _stale(self, node: Node, args: Sequence[Arg], kwargs: Sequence[Any]) -> frozenset[Effect]:
-        """UNREPEATABLE where an argument is overwritten before a rerun could read it again."""
+        """Return UNREPEATABLE if an argument is overwritten before a rerun could read it again."""
         if not self.unstable:
             return frozenset()
         safe, _ = aten.statistics(str(node.target), args)
@@ -295,7 +307,7 @@ class _Capture:
         return frozenset()
 
     def _donation(self, index: int, given: Arg, args: Sequence[Arg], result: int | None) -> None:
-        """Let the op write `result` over what is `given`, if that alone lies there."""
+        """Let the op write `result` over the argument `given`, if it reads nothing else there."""
         if not isinstance(given, Ref) or result is None:
             return
         source, made = self.values[given.value], self.values[result]
@@ -312,6 +324,7 @@ class _Capture:
     def _new_buffer(
         self, tensor: torch.Tensor, role: Role, name: str, *, borrowed: bool = False
     ) -> int:
+        """Add a buffer for the storage of `tensor`, and return its id."""
         self._check_tensor(tensor, name)
         if tensor.is_conj() or tensor.is_neg():
             raise CaptureError(reason=f"{name} is the conjugate or the negative of what lies there")
@@ -326,6 +339,7 @@ class _Capture:
         return len(self.buffers) - 1
 
     def _check_tensor(self, tensor: torch.Tensor, name: str) -> None:
+        """Raise CaptureError if a Trace cannot describe `tensor`."""
         plain = tensor.layout is torch.strided and not tensor._is_zerotensor()
         if not plain or tensor.is_quantized:
             raise CaptureError(reason=f"{name} is not a plain strided tensor")
@@ -336,6 +350,7 @@ class _Capture:
             raise CaptureError(reason=f"the size of {name} is symbolic")
 
     def _value(self, buffer: int, tensor: torch.Tensor) -> int:
+        """Return the id of the Value that describes `tensor` on a buffer, added if it is new."""
         self._check_tensor(tensor, f"a view of {self.buffers[buffer].name}")
         dtype = str(tensor.dtype).removeprefix("torch.")
         value = Value(
@@ -354,6 +369,7 @@ class _Capture:
         return known
 
     def _arg(self, arg: Any) -> Arg:
+        """Return an argument of a node as an argument of an op in a Trace."""
         if isinstance(arg, Node):
             result = self.results[arg]
             if isinstance(arg.meta.get("val"), _NUMBERS):
@@ -380,17 +396,18 @@ def _fake(node: Node) -> torch.Tensor:
 
 
 def _in_order(value: Value) -> bool:
-    """Whether it is contiguous, in sides of 1 too."""
+    """Whether the value is contiguous, with standard strides also in dimensions of size 1."""
     strides = [math.prod(max(n, 1) for n in value.shape[d + 1 :]) for d in range(len(value.shape))]
     return list(value.stride) == strides
 
 
 def _tensor(result: Any) -> Any:
-    """One of several results; None for a number."""
+    """One of several results of an op; None for a number."""
     return None if isinstance(result, _NUMBERS) else result
 
 
 def _symbol(arg: Any) -> Symbol:
+    """Return a constant of the framework, such as a dtype, as a Symbol."""
     kinds = {
         complex: "complex",
         torch.dtype: "dtype",

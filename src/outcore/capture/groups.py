@@ -1,7 +1,8 @@
-"""Groups of ops that one kernel can do: elementwise ops and normalisations, one after another.
+"""groups: find groups of ops that one kernel can run: elementwise ops and normalizations.
 
-A group is a stretch of one phase without any other op in between, so that nothing which the group
-makes is needed before the group is done. Views are no ops, and go with whatever reads them.
+A group is a run of connected ops of one phase with no other kind of op in between, so nothing that
+the group makes is needed before the group is done. Views are not ops: they belong to what reads
+them.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from outcore.capture.aliases import (
 from outcore.capture.phases import phases
 
 LEAST_BYTES = 1 << 20
-"""What a group must spare in reads and writes: a kernel takes seconds to compile."""
+"""The least bytes of reads and writes that a group must save: a kernel takes seconds to compile."""
 
 MOST_OPS = 64
+"""The most ops in a group."""
 MOST_ENDS = 2.0
-"""A group may need this many times the memory at once that one of its ops needs by itself."""
+"""The most memory a group may need at once, as a multiple of what its largest op needs alone."""
 
 _aten = torch.ops.aten
 REDUCTIONS = frozenset(
@@ -58,11 +60,11 @@ REDUCTIONS = frozenset(
         _aten.var_mean.correction,
     }
 )
-"""What a kernel can do beside elementwise ops, which torch marks as such."""
+"""What a kernel can compute in addition to elementwise ops, which torch marks with a tag."""
 
 EQUALITIES = frozenset({_aten.eq.Tensor, _aten.eq.Scalar, _aten.ne.Tensor, _aten.ne.Scalar})
-"""Of floating point numbers these ask for the last bit, as the derivative of a maximum does: what
-is compared must be what was stored, and not what a kernel has before it rounds."""
+"""On floating-point numbers, these depend on the last bit, as in the derivative of a maximum. So
+what is compared must be what was stored, not what a kernel has before it rounds."""
 
 DTYPES = frozenset(
     {
@@ -76,6 +78,7 @@ DTYPES = frozenset(
         torch.uint8,
     }
 )
+"""Dtypes of the tensors that a group may read and make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +88,21 @@ class Group:
     ops: tuple[Node, ...]
 
     def escaping(self) -> list[Node]:
-        """Results of the ops that something else reads, also as views: tensors, in order."""
+        """Return the results that ops outside the group read, directly or as views, in order."""
         members = set(self.ops)
         made = (n for op in self.ops for n in results(op))
         return [n for n in made if any(reader not in members for reader in readers(n))]
 
     def given(self) -> list[Node]:
-        """What the ops read of others, each once: tensors, as they are viewed."""
+        """Return the tensors or views that the ops read from outside the group, each once."""
         members = set(self.ops)
         read = (n for op in self.ops for n in op.all_input_nodes)
         return list(dict.fromkeys(n for n in read if op_of(n) not in members))
 
     def statistics(self) -> tuple[int, ...]:
-        """Which of `given` are running statistics that the group, while it trains, makes anew.
+        """Positions in `given` of running statistics that the group updates while it trains.
 
-        Nothing else of what it makes depends on them, nor on the new ones.
+        Nothing else that the group makes depends on them, nor on their new values.
         """
         members, safe, other = set(self.ops), set[object](), set[object]()
         for op in self.ops:
@@ -113,10 +116,10 @@ class Group:
         return tuple(i for i, n in enumerate(self.given()) if n in safe - other)
 
     def into(self, among: Collection[Node]) -> tuple[tuple[int, int], ...]:
-        """Pairs of `given` and `escaping`, by position: a result may be written over an argument.
+        """Pairs of positions (in `given`, in `escaping`): results that may overwrite arguments.
 
-        Over what a call `among` those of the same phase made, in memory of its own, and nothing
-        reads later.
+        Such an argument is made by a node `among` those of the same phase, is alone in its storage,
+        and is not read later.
         """
         given, escaping = self.given(), self.escaping()
         storages = [tensor_of(n).untyped_storage()._cdata for n in given]
@@ -137,12 +140,12 @@ class Group:
         return tuple(pairs)
 
     def ends_bytes(self) -> int:
-        """What the group needs at once: all that it is given, and all that it gives."""
+        """Bytes that the group needs at once: all its arguments and all its results."""
         ends = {tensor_of(n).untyped_storage()._cdata: n for n in (*self.given(), *self.escaping())}
         return sum(map(storage_bytes, ends.values()))
 
     def spared_bytes(self) -> int:
-        """Reads and writes of memory that one kernel does without."""
+        """Bytes of reads and writes that one kernel saves."""
         members = set(self.ops)
         escaping = set(self.escaping())
         spared = 0
@@ -154,7 +157,7 @@ class Group:
 
 
 def groups(joint: GraphModule, forward_outputs: int, least_bytes: int = LEAST_BYTES) -> list[Group]:
-    """The groups of two ops and more that spare `least_bytes`, in the order in which they run.
+    """Return the groups of at least two ops that save `least_bytes`, in execution order.
 
     Raises CaptureError as `phases`.
     """
@@ -163,10 +166,11 @@ def groups(joint: GraphModule, forward_outputs: int, least_bytes: int = LEAST_BY
 
 
 def _of_phase(nodes: Sequence[Node]) -> Iterator[Group]:
-    """All groups, of one op too.
+    """Yield all groups of one phase, including groups of one op.
 
-    Those that grow side by side read nothing of each other, and nothing but ops of theirs has come
-    since the first of them: so whatever a group is given is there before all of them.
+    Several groups may grow at once. They read nothing from each other, and since the first of them
+    began there were only ops of these groups. So everything that a group reads from outside exists
+    before all of them.
     """
     growing: list[Group] = []
     for node in filter(is_call_of_op, nodes):
@@ -190,7 +194,7 @@ def _fits(group: Group) -> bool:
 
 
 def fusible(op: Node) -> bool:
-    """Whether a kernel can do it, and does it twice alike, on plain tensors of one device."""
+    """Whether a kernel can run the op, repeatably, on plain tensors of one device."""
     if not isinstance(op.target, OpOverload) or op.target.namespace not in ("aten", "prims"):
         return False
     random = torch.Tag.nondeterministic_seeded in op.target.tags
@@ -208,13 +212,13 @@ def fusible(op: Node) -> bool:
 
 
 def is_elementwise(op: Node) -> bool:
-    """Whether each element that it makes comes from those at its place."""
+    """Whether each element of the result depends only on the arguments' elements at its place."""
     called = op.target
     return isinstance(called, OpOverload) and torch.Tag.pointwise in called.tags
 
 
 def asks_for_bits(op: Node) -> bool:
-    """Whether it compares floating point numbers for being equal."""
+    """Whether the op compares floating-point numbers for equality."""
     values = (n.meta.get("val") for n in op.all_input_nodes)
     return op.target in EQUALITIES and any(
         isinstance(t, Tensor) and t.is_floating_point() for t in values
@@ -233,7 +237,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _lie_alike(tensor: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have storages that are the same but for what lies there."""
+    """Whether two tensors have the same dtype, layout and storage size."""
     layouts = [
         (t.dtype, t.shape, t.stride(), t.storage_offset(), t.untyped_storage().nbytes())
         for t in (tensor, other)

@@ -1,4 +1,4 @@
-"""How kernels lay out their results, where torch describes it otherwise."""
+"""layouts: correct fake tensors whose layouts differ from those that real kernels return."""
 
 from __future__ import annotations
 
@@ -22,34 +22,37 @@ VIEWS = torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default
 
 @contextmanager
 def layouts() -> Iterator[None]:
-    """Let fake tensors be laid out as the kernels, on CPUs and GPUs, will lay out the real ones.
+    """While open, let fake tensors have the layouts that kernels on CPUs and GPUs really return.
 
-    For views, and ops of transformers on volumes, of which one step has many. (Others are described
-    anew when they turn up: `again.py`.)
+    Covers views and those ops of transformers on volumes that one step has many of. Other
+    differences are corrected when they are found (`recapture.py`).
     """
     described = decomposition_table[LAYER_NORM]
     impls = {op: op_implementations_dict.get(op) for op in (*WRITES, *VIEWS)}
     cache_key = FakeTensorMode._cache_key
 
-    @wraps(described)  # torch asks where it comes from
+    @wraps(described)  # torch looks at where the function comes from
     def layer_norm(*args: Any, **kwargs: Any) -> Any:
-        """The gradient of a permuted input is contiguous, and described as laid out like it."""
+        """Correct the gradient of a permuted input: torch describes it with the input's layout.
+
+        The kernel returns a contiguous one.
+        """
         gradient, *others = described(*args, **kwargs)
         return (None if gradient is None else gradient.contiguous(), *others)
 
     def write(mode: FakeTensorMode, op: Any, into: Any, *args: Any, **kwargs: Any) -> Any:
-        """The result is a view of a copy of all of the storage that is written into."""
+        """The result: a view of a copy of the whole storage that is written into."""
         nbytes, impl = into.untyped_storage().nbytes(), impls[op]
         sides = zip(into.shape, into.stride(), strict=True)
         if not nbytes or any(n > 1 and not stride for n, stride in sides):
-            # What overlaps itself is copied alone.
+            # Of a tensor that overlaps itself, only the tensor is copied.
             return NotImplemented if impl is None else impl(mode, op, into, *args, **kwargs)
         with mode:
             whole = into.as_strided((nbytes // into.itemsize,), (1,), 0).clone()
             return whole.as_strided(into.size(), into.stride(), into.storage_offset())
 
     def view(mode: FakeTensorMode, op: Any, whole: Any, *shape: Any) -> Any:
-        """Sides of 1 have strides too, those of real views: some kernels go by them."""
+        """The view with a real view's strides in dimensions of size 1: some kernels use them."""
         made = impls[op](mode, op, whole, *shape)  # type: ignore[misc]  # torch has both
         sizes = (*whole.shape, *whole.stride(), *made.shape)
         if not all(isinstance(n, int) for n in sizes) or 1 not in made.shape:
@@ -60,7 +63,7 @@ def layouts() -> Iterator[None]:
             return whole.as_strided(real.shape, real.stride(), whole.storage_offset())
 
     def key(self: FakeTensorMode, state: Any, op: Any, *args: Any) -> Any:
-        """What is remembered may be of a trace that was described as torch does it."""
+        """Bypass torch's cache for these ops: it may hold entries made without these patches."""
         if op in impls or op is LAYER_NORM:
             raise _BypassDispatchCache("laid out as its kernel does it")
         return cache_key(self, state, op, *args)

@@ -1,7 +1,8 @@
-"""Inputs that a kernel looks at no more of than how they lie: an op of ours is told that instead.
+"""metadata_only: run ops without an input of which the kernel uses only the layout.
 
-It runs torch's op with a tensor that has sides and strides but no memory. What lay there need not
-be kept until then, nor held beside what the op makes (docs/decisions/0030, 0032).
+An op of outcore gets the input's shape and strides, and runs torch's op with a tensor that has
+these but no memory. The input need not be kept until then, nor be in memory together with the op's
+result (docs/decisions/0030, 0032).
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from torch.fx import Node
 from outcore.capture.compat import without_memory
 
 LEAST_BYTES = 1 << 20
-"""Where less would be free earlier calls stay as they are: others take some microseconds more."""
+"""Smaller inputs stay as they are: the replacing calls take some microseconds more."""
 
 INPUT = "outcore_input"
-"""Of a node of such a call: which one the input was."""
+"""Key in the metadata of such a call's node: the node of the input that it does without."""
 
 _library = torch.library.Library("outcore", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
 _laid_out: dict[OpOverload, Callable[[Node], Tensor]] = {}
+"""op -> `laid_out` of `define`."""
 
 
 def define(
@@ -32,9 +34,10 @@ def define(
     describe: Callable[..., Tensor],
     laid_out: Callable[[Node], Tensor],
 ) -> OpOverload:
-    """An op whose second and third arguments are the sides and strides of an input.
+    """Define an op of outcore whose second and third arguments are an input's shape and strides.
 
-    `laid_out`: of a node of it, a tensor that lies as the input does by now.
+    `run` computes it, `describe` does so for fake tensors. `laid_out` returns, for a node of the
+    op, a tensor with the layout that the input has by now.
     """
     name = schema.partition("(")[0]
     _library.define(schema)  # type: ignore[no-untyped-call]  # torch's
@@ -46,7 +49,7 @@ def define(
 
 
 def worth_it(node: Node, *, anywhere: bool) -> bool:
-    """Whether `node` makes a tensor of known sides, and of enough bytes; `anywhere`: of any."""
+    """Whether `node` makes a tensor of known shape with enough bytes; `anywhere`: any number."""
     made = node.meta.get("val")
     if not isinstance(made, Tensor) or not all(isinstance(n, int) for n in made.shape):
         return False
@@ -54,34 +57,34 @@ def worth_it(node: Node, *, anywhere: bool) -> bool:
 
 
 def args_of(node: Node) -> tuple[Any, ...]:
-    """Those of a call, as what they are: its op says."""
+    """The arguments of a call, typed as Any: the op's schema says what they are."""
     return node.args
 
 
 def lying(tensor: Tensor) -> tuple[list[int], list[int]]:
-    """The sides and strides of a tensor."""
+    """The shape and strides of a tensor."""
     return list(tensor.shape), list(tensor.stride())
 
 
 def lay_out_again(node: Node) -> None:
-    """Let a call say how its input lies by now. Does nothing with nodes of other ops."""
+    """Update the shape and strides that a call gets for its input; skip nodes of other ops."""
     if INPUT in node.meta:
         made = _laid_out[node.target](node)  # type: ignore[index]  # it is one of those
         node.args = (node.args[0], *lying(made), *node.args[3:])
 
 
 def with_memory(sides: Sequence[int], strides: Sequence[int], like: Tensor) -> Tensor:
-    """A tensor that lies so, of the dtype and on the device of `like`."""
+    """Return a tensor of this shape and strides, with the dtype and device of `like`."""
     return torch.empty_strided(sides, strides, dtype=like.dtype, device=like.device)
 
 
 def stand_in(
     sides: Sequence[int], strides: Sequence[int], like: Tensor, unread: Callable[[Tensor], bool]
 ) -> Tensor:
-    """A tensor that lies so. It has no memory where it is `unread`.
+    """Return a tensor of this shape and strides, without memory if its contents are `unread`.
 
-    Else torch has come to take another kernel since the graph was captured, which may look for it:
-    then this takes more memory than was planned for, and what is made is right all the same.
+    If they are not, torch has changed to a kernel that may read them, since the graph was captured.
+    Then this uses more memory than was planned for, but the result is still right.
     """
     made = without_memory(sides, strides, like)
     return made if unread(made) else with_memory(sides, strides, like)

@@ -1,7 +1,7 @@
-"""Calls that write into what they are given, as graphs without writing have them.
+"""mutation: let functionalized calls that write into their arguments do so without extra copies.
 
-torch has them write into copies. Of what was only made to be written into, none is needed: it is
-made inside of the call.
+torch's functionalized graphs let such a call write into copies. An argument that was made only to
+be written into needs no copy: it is made inside the call.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ EMPTY = frozenset(
         _aten.new_empty_strided.default,
     }
 )
-"""Ops that make tensors of any contents."""
+"""Ops that make uninitialized tensors."""
 
 
 def made_for(node: Node) -> tuple[Node, ...]:
-    """What was only made for `node` to write into, and has no contents yet."""
+    """Return the uninitialized tensors that were made only for `node` to write into."""
     leaves = tree_leaves((node.args, dict(node.kwargs)))
     return tuple(
         each
@@ -46,6 +46,7 @@ def made_for(node: Node) -> tuple[Node, ...]:
 
 
 def _written(node: Node) -> list[Node]:
+    """Return the arguments that a call writes into."""
     arguments: dict[str, Any] = dict(node.kwargs)
     if node.target is triton_kernel_wrapper_functional:
         return [arguments["kwargs"][name] for name in arguments["tensors_to_clone"]]
@@ -55,7 +56,7 @@ def _written(node: Node) -> list[Node]:
 
 
 def write_into(node: Node, fresh: Sequence[Node]) -> None:
-    """Let `node` write into those of its arguments, and into copies of the others."""
+    """Let `node` write into its arguments `fresh` themselves, and into copies of the others."""
     arguments: dict[str, Any] = dict(node.kwargs)
     if node.target is triton_kernel_wrapper_functional:
         names = [n for n in arguments["tensors_to_clone"] if arguments["kwargs"][n] in fresh]
@@ -70,7 +71,7 @@ def write_into(node: Node, fresh: Sequence[Node]) -> None:
 def launch(
     *, kwargs: dict[str, Any], tensors_to_clone: list[str], fresh: list[str], **how: Any
 ) -> dict[str, Tensor]:
-    """Run a kernel in Triton, which writes into `fresh` themselves; gives what it has written."""
+    """Run a Triton kernel that writes into `fresh` arguments themselves; return what it wrote."""
     copied = [name for name in tensors_to_clone if name not in fresh]
     copies = {name: clone_preserve_strides(kwargs[name]) for name in copied}  # type: ignore[no-untyped-call]  # torch's
     given = kwargs | copies

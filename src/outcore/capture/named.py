@@ -1,4 +1,4 @@
-"""Ops that are made while graphs are captured, and known by what they do."""
+"""named: register ops with torch while graphs are captured, named by what they do."""
 
 from __future__ import annotations
 
@@ -13,44 +13,47 @@ from torch._ops import OpOverload
 
 
 class Nameable(Protocol):
-    """What an op does: it takes tensors and gives tensors, none of which is a view of another."""
+    """What an op does: it takes tensors and returns tensors, none of which is a view of another."""
 
     @property
     def name(self) -> str:
-        """In short."""
+        """A short name."""
         ...
 
     @property
     def told(self) -> str:
-        """In full: what is told alike does the same."""
+        """All that the op does, as text: equal texts mean the same op."""
         ...
 
     @property
     def function(self) -> object:
-        """What no text tells; None: nothing."""
+        """What the text cannot express, compared by identity; None if there is nothing."""
         ...
 
     def run(self, given: list[Tensor], /) -> list[Tensor]:
-        """Its results."""
+        """Return the results."""
         ...
 
     def describe(self, given: list[Tensor], /) -> list[Tensor]:
-        """The same for fake tensors."""
+        """Return the results for fake tensors."""
         ...
 
 
 class NamedOps:
-    """The ops of a namespace. They stay: torch keeps ops, and graphs come again."""
+    """The ops of a namespace. They are never removed: torch keeps ops, and graphs come back."""
 
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
         self.library = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
         self.lock = threading.Lock()
         self.found: dict[str, tuple[OpOverload, Nameable]] = {}
-        """By name; with what it does, by which that stays alive."""
+        """Name -> op, and what it does, which is kept alive by this entry."""
 
     def find(self, does: Nameable) -> OpOverload:
-        """`NAMESPACE::NAME_DIGEST(Tensor[] given) -> Tensor[]`: an earlier one if told alike."""
+        """Return the op for `does`, `NAMESPACE::NAME_DIGEST(Tensor[] given) -> Tensor[]`.
+
+        An op that was registered earlier is reused if its `told` and `function` are the same.
+        """
         with self.lock:
             for number in count():
                 digest = blake2b(f"{does.told}\n{number}".encode(), digest_size=6).hexdigest()

@@ -1,4 +1,4 @@
-"""trace: a training step as a Trace, without running it."""
+"""offline: trace a training step without running it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from outcore.errors import CaptureError
 from outcore.ir.trace import Trace
 from outcore.ir.verify import verify_trace
 
-if TYPE_CHECKING:  # training needs no networks of ours
+if TYPE_CHECKING:  # training does not need outcore's networks
     from outcore.networks import NetworkSpec
 
 
 class _Seen(ShortenTraceback):
-    """Ends compilation once the joint graph is known: nothing is to run."""
+    """Raised to end compilation once the joint graph is captured, because nothing is to run."""
 
     def __init__(self, captured: Captured) -> None:
         super().__init__(first_useful_frame=None)
@@ -43,22 +43,23 @@ class _Seen(ShortenTraceback):
 
 
 def trace(step: Callable[..., Any], *inputs: Any) -> Trace:
-    """The forward and backward ops of `step(*inputs)`, whose result is differentiated.
+    """Return the forward and backward ops of `step(*inputs)`, whose result is differentiated.
 
-    Nothing is computed, and no memory is taken beyond what `step` and `inputs` hold. Under torch's
-    FakeTensorMode that is nothing either, whatever their size:
+    Nothing is computed, and no memory is needed beyond what `step` and `inputs` hold. Under torch's
+    FakeTensorMode they hold nothing, whatever their size:
 
     >>> with FakeTensorMode():                                   # doctest: +SKIP
     ...     model, images = ResNet(), torch.empty(1440, 3, 224, 224)
     ...     found = outcore.trace(model, images)
 
-    Raises CaptureError where the step is not one graph that a Trace can express, or where there is
-    nothing to differentiate. Forgets what torch has compiled so far.
+    Raises CaptureError if the step is not one graph that a Trace can express, or if there is
+    nothing to differentiate. Resets torch.compile: compiled code is forgotten.
     """
     return _traced(step, inputs, anywhere=False)
 
 
 def _traced(step: Callable[..., Any], inputs: Sequence[Any], *, anywhere: bool) -> Trace:
+    """Trace a step by compiling it with a backend that stops once the joint graph is captured."""
     torch._dynamo.reset()
     backend = partial(_backend, anywhere=anywhere)
     call = torch.compile(step, backend=backend, fullgraph=True, dynamic=False)
@@ -75,11 +76,11 @@ def _traced(step: Callable[..., Any], inputs: Sequence[Any], *, anywhere: bool) 
 
 
 def trace_as_run(step: Callable[..., Any], owner: nn.Module, *inputs: Any) -> Trace:
-    """The same where torch's compiler does not follow the Python of `step`: it runs once instead.
+    """Trace a step whose Python torch's compiler cannot follow: it runs once on fake tensors.
 
-    `owner` holds the parameters and buffers. Nothing is computed and little memory is taken all the
-    same. The ops do not know their places in the model. Raises CaptureError as `trace`, and
-    whatever `step` raises where it needs numbers that are not computed.
+    `owner` holds the parameters and buffers. Nothing is computed, and little memory is needed. The
+    ops do not know their places in the model. Raises CaptureError as `trace`, and whatever `step`
+    raises if it needs numbers that are not computed.
     """
     states = {**dict(owner.named_parameters()), **dict(owner.named_buffers())}
     leaves, structure = tree_flatten(inputs)
@@ -108,9 +109,10 @@ def trace_as_run(step: Callable[..., Any], owner: nn.Module, *inputs: Any) -> Tr
 
 
 def trace_network(spec: NetworkSpec, samples: int, **sizes: int) -> Trace:
-    """One training step of a network of the table on samples of `sizes`, without its memory.
+    """Trace a training step of a network known by name, on samples of `sizes`, without its memory.
 
-    For no machine in particular: not for this one's kernels, which depend on the number of samples.
+    The trace is for no machine in particular: the kernels of this machine, which depend on the
+    number of samples, are not considered.
     """
     with FakeTensorMode():
         model, batch = spec.build(), spec.batch(samples, **sizes)
@@ -122,6 +124,7 @@ def trace_network(spec: NetworkSpec, samples: int, **sizes: int) -> Trace:
 
 
 def _backend(module: GraphModule, inputs: Sequence[Any], *, anywhere: bool) -> Callable[..., Any]:
+    """Compile a graph only as far as the joint graph: `_partition` then raises `_Seen`."""
     compiler = aot_autograd(
         fw_compiler=_refuse,
         bw_compiler=_refuse,
@@ -142,6 +145,7 @@ def _partition(
     anywhere: bool,
     **_: Any,
 ) -> tuple[GraphModule, GraphModule]:
+    """Capture the joint graph, and end compilation by raising `_Seen` with the result."""
     if is_within(inputs):
         return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
     prepare(joint, anywhere=anywhere)
@@ -152,7 +156,7 @@ def _partition(
 
 
 def _refuse(_module: GraphModule, _inputs: Any) -> Callable[..., Any]:
-    """Where there is no backward, torch compiles the forward alone, to run it."""
+    """Raise: if there is no backward, torch compiles the forward alone, to run it."""
     raise _nothing_to_differentiate()
 
 

@@ -1,8 +1,8 @@
-"""Higher-order calls as ops: a kernel in Triton, an op that writes what it is given, a condition.
+"""opaque: turn higher-order calls (Triton kernels, ops that write, conditions) into ordinary ops.
 
 torch traces them as calls that take more than tensors and numbers: kernels, other ops, graphs. Each
-becomes an op of its own, which takes tensors and gives tensors, and runs as torch runs the call
-without a compiler. Nothing is known of what is inside, so it runs once.
+becomes an op that takes tensors and returns tensors, and runs the call as torch does without a
+compiler. outcore does not know what is inside, so the op runs once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from outcore.capture.triton_kernel import NUMBERS, TritonKernel, launches, trito
 NAMESPACE = "outcore"
 
 FEW = 4096
-"""Elements of a constant up to which it is known by its contents."""
+"""The most elements of a constant that is identified by its contents."""
 
 CALLS = frozenset(
     {
@@ -42,17 +42,17 @@ CALLS = frozenset(
         "triton_kernel_wrapper_functional",
     }
 )
-"""Calls whose results depend on their arguments alone, and lie in memory of their own."""
+"""Calls whose results depend only on their arguments and lie in new memory."""
 
 
 def as_ops(joint: GraphModule) -> None:
-    """Let the higher-order calls of `joint` be ops, if they take and give tensors. In place.
+    """Turn higher-order calls of `joint` into ops if they take and return tensors. In place.
 
-    Others stay as they are.
+    Other calls stay as they are.
     """
     changed = False
     for node in [n for n in joint.graph.nodes if _name(n) in CALLS]:
-        call = _call(joint, node)  # not before: what it is given may be of one before it
+        call = _call(joint, node)  # only now: its arguments may come from a call just replaced
         if call is not None:
             _replace(joint.graph, call)
             changed = True
@@ -65,29 +65,35 @@ def as_ops(joint: GraphModule) -> None:
 
 
 def _name(node: Node) -> str:
-    """Of the call that a node is; empty where it is another kind of node."""
+    """The name of the higher-order call that a node is; empty for other nodes."""
     return node.target.__name__ if isinstance(node.target, HigherOrderOperator) else ""
 
 
 Place: TypeAlias = int | Node | None
-"""Where a result of a call is: one of its op's, a tensor that it was given, or nowhere (None)."""
+"""Where a result of a call comes from: an index into its op's results, an argument, or nowhere
+(None)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call, the tensors it is given, each once, an op that does the same, and its results."""
+    """A higher-order call, and the op that replaces it."""
 
     node: Node
+    """The call's node in the joint graph."""
     given: tuple[Node, ...]
+    """The tensors that the op gets, each once."""
     fresh: tuple[Node, ...]
-    """What is made for it to write into, which the op makes itself."""
+    """Uninitialized tensors made for the call to write into; the op makes them itself."""
     op: OpOverload
+    """The op that does the same."""
     places: tuple[Place, ...]
+    """Where each result of the call comes from."""
     working_bytes: int
+    """Bytes that graphs inside the call hold at least while it runs."""
 
 
 def _call(joint: GraphModule, node: Node) -> _Call | None:
-    """`node` as a call of an op; None where it takes or gives what no op does."""
+    """Return `node` as a call of an op; None if it takes or returns what an op cannot."""
     fresh = made_for(node)
     read = [m for n in node.all_input_nodes for m in (n.all_input_nodes if n in fresh else [n])]
     graphs = {n: g for n in read if isinstance(g := attribute(joint, n), GraphModule)}
@@ -97,7 +103,7 @@ def _call(joint: GraphModule, node: Node) -> _Call | None:
     if not all(isinstance(each, Tensor) for each in tensors) or not _gives_items_alone(node):
         return None
     if any(map(launches, graphs.values())):
-        return None  # by numbers that nobody keeps up to date in there
+        return None  # they name kernels by table indices, which are not updated inside graphs
     places = _places(given, made)
     own = [leaf for leaf, place in enumerate(places or ()) if isinstance(place, int)]
     if places is None or not own:
@@ -108,7 +114,7 @@ def _call(joint: GraphModule, node: Node) -> _Call | None:
 
 
 def _places(given: dict[Node, Tensor], made: list[Any]) -> tuple[Place, ...] | None:
-    """Where each result is; None where one is a view of another, or of what is given."""
+    """Where each result comes from; None if one is a view of another or of an argument."""
     known: dict[int, tuple[Node, Tensor]] = {}
     for node, tensor in given.items():
         known.setdefault(tensor.untyped_storage()._cdata, (node, tensor))
@@ -129,7 +135,7 @@ def _places(given: dict[Node, Tensor], made: list[Any]) -> tuple[Place, ...] | N
 
 
 def _lie_alike(tensor: Tensor, other: Tensor) -> bool:
-    """Whether two tensors in one storage are the same."""
+    """Whether two tensors in one storage are the same view of it."""
     layouts = [
         (t.dtype, t.shape, t.stride(), t.storage_offset(), t.is_conj(), t.is_neg())
         for t in (tensor, other)
@@ -142,22 +148,26 @@ def _lie_alike(tensor: Tensor, other: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Alone:
-    """A call as a module of its own, and what it is: by name, and in full."""
+    """A higher-order call alone in a module, with what identifies it (`Nameable`)."""
 
     module: GraphModule
+    """The call as a module."""
     own: list[int]
-    """Which of its results, by position, are neither None nor what it was given."""
+    """Positions of results that are neither None nor an argument."""
     name: str
+    """A short name."""
     told: str
+    """All that the call does, as text."""
     kernel: TritonKernel | None = None
+    """The Triton kernel that the call launches; None if it launches none."""
 
     @property
     def function(self) -> object:
-        """What no text tells: the kernel itself."""
+        """What the text does not express: the kernel function itself."""
         return None if self.kernel is None else self.kernel.function
 
     def run(self, given: list[Tensor]) -> list[Tensor]:
-        """Its own results."""
+        """Return the op's results: those at `own`."""
         numbers = () if self.kernel is None else self.kernel.numbers()
         made = tree_leaves(self.module(*given, *numbers))
         return [made[leaf] for leaf in self.own]
@@ -172,7 +182,7 @@ def _alone(
     fresh: tuple[Node, ...],
     own: list[int],
 ) -> _Alone:
-    """The call, to be given tensors alone. It makes `fresh` itself, to write into."""
+    """Return the call alone, as a module that takes only tensors and makes `fresh` itself."""
     graph = Graph()
     new = {n: graph.placeholder(f"given_{i}") for i, n in enumerate(given)}
     kernel, inside = triton_kernel(node), list[Node]()
@@ -197,13 +207,16 @@ def _alone(
 
 
 def _again(graph: Graph, node: Node, new: dict[Node, Node], name: str) -> Node:
-    """The same call in `graph`, of the `new` nodes there, under a name that any has there."""
+    """Copy a call into `graph`, with arguments from `new`, under a fixed `name`.
+
+    Names are part of the code that identifies the op.
+    """
     args, kwargs = map_arg((node.args, node.kwargs), new.__getitem__)
     return graph.create_node("call_function", node.target, args, kwargs, name)
 
 
 def _told(module: GraphModule) -> str:
-    """The text of a graph and those within, and their constants."""
+    """The code of a graph and of the graphs inside it, and their constants, as text."""
     graphs = [m for m in module.modules() if isinstance(m, GraphModule)]
     held = [
         attribute(m, n)
@@ -215,7 +228,7 @@ def _told(module: GraphModule) -> str:
 
 
 def _told_constant(held: Any) -> str:
-    """Its contents where they are few; else which object it is."""
+    """A constant's contents if it has few elements; else the id of the object."""
     if not isinstance(held, Tensor) or isinstance(held, FakeTensor) or held.numel() > FEW:
         return str(id(held))
     if held.layout is not torch.strided or held.is_quantized or held.is_conj() or held.is_neg():
@@ -233,7 +246,7 @@ _ops = NamedOps(NAMESPACE)
 
 
 def _replace(graph: Graph, call: _Call) -> None:
-    """Put the op in the place of the call, and its results in those of the call's."""
+    """Replace the call by its op, and the call's results by the op's."""
     node = call.node
     leaves, spec = tree_flatten(node.meta["val"])
     own = [leaf for leaf, place in zip(leaves, call.places, strict=True) if isinstance(place, int)]
@@ -254,7 +267,7 @@ def _replace(graph: Graph, call: _Call) -> None:
 
 
 def _gives_items_alone(node: Node) -> bool:
-    """Whether all that takes `node` takes one of its results, and so on, where it is several."""
+    """Whether a node that is several results is only used by selecting one, at every level."""
     if not isinstance(node.meta["val"], list | tuple | dict):
         return True
     users = list(node.users)
@@ -262,7 +275,7 @@ def _gives_items_alone(node: Node) -> bool:
 
 
 def _with_items(node: Node) -> Iterator[Node]:
-    """`node`, and what only takes one of the results that it is."""
+    """Yield `node`, and the nodes that select a result from it, at every level."""
     yield node
     for user in list(node.users):
         if user.target is operator.getitem:
@@ -270,7 +283,7 @@ def _with_items(node: Node) -> Iterator[Node]:
 
 
 def _results_of(node: Node, places: Any) -> Iterator[tuple[Node, Place]]:
-    """Nodes that are one result of `node`, each with where that is."""
+    """Yield the nodes that are one result of `node`, each with its place."""
     if isinstance(places, list | tuple | dict):
         for user in list(node.users):
             yield from _results_of(user, places[user.args[1]])  # type: ignore[index]  # by position, or by name
@@ -279,7 +292,7 @@ def _results_of(node: Node, places: Any) -> Iterator[tuple[Node, Place]]:
 
 
 def _forget(node: Node) -> None:
-    """Let all that takes `node`, which is None, take that."""
+    """Replace `node`, which is None, by None in all nodes that use it."""
     for user in list(node.users):
         user.args = map_arg(user.args, lambda n: None if n is node else n)
         user.kwargs = map_arg(user.kwargs, lambda n: None if n is node else n)

@@ -1,4 +1,4 @@
-"""The order of a joint graph's ops in which most can be fused."""
+"""order: reorder a joint graph's ops so that more of them can be fused."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from outcore.capture.phases import phases
 
 
 def reorder(joint: GraphModule, forward_outputs: int) -> None:
-    """Let all of forward stand before all of backward, and ops near to what reads them. In place.
+    """Put all of forward before all of backward, and ops next to what reads them. In place.
 
-    An elementwise op goes down to the first that reads it, past products of matrices and the like,
-    if that is another which can be fused, and no more memory is held on the way. Raises
-    CaptureError as `phases`.
+    An elementwise op moves down to its first reader, past matrix products and the like, if the
+    reader can be fused too and no more memory is held on the way. Raises CaptureError as `phases`.
     """
     output = next(iter(joint.graph.find_nodes(op="output")))
     parts = phases(joint, forward_outputs)
@@ -29,10 +28,11 @@ def reorder(joint: GraphModule, forward_outputs: int) -> None:
 
 
 def _sink(nodes: Sequence[Node]) -> None:
+    """Move elementwise ops of one phase down to their first readers, as `reorder` describes."""
     barriers = {n for n in nodes if is_call_of_op(n) and not fusible(n)}
     among = set(nodes)
     near: dict[Node, Node] = {}
-    """Per op, the first barrier after it."""
+    """Op -> the first op after it that cannot be fused."""
     barrier: Node | None = None
     for node in reversed(nodes):
         if barrier is not None:
@@ -50,7 +50,7 @@ def _sink(nodes: Sequence[Node]) -> None:
 
 
 def _is_free(op: Node) -> bool:
-    """Whether no more memory is held if `op` runs later: it makes as much as it lets go."""
+    """Whether running `op` later holds no more memory: its result is at least what it frees."""
     made = op.meta["val"]
     if not isinstance(made, Tensor):
         return False

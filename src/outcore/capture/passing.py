@@ -1,4 +1,4 @@
-"""Errors of ours on their way through dynamo, which wraps what a backend raises into its own."""
+"""passing: let outcore's errors through dynamo, which wraps what a backend raises."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from outcore.errors import OutcoreError
 
 @contextmanager
 def passing() -> Iterator[None]:
-    """Let errors of ours reach the caller of a compiled function as what they are.
+    """Let outcore's errors reach the caller of a compiled function as what they are.
 
-    Dynamo turns any exception of a backend into BackendCompilerFailed, save those that are its own
-    ShortenTraceback. So what is raised is of a class that is both: ours, by name and by fields.
+    Dynamo turns any exception of a backend into BackendCompilerFailed, except its own
+    ShortenTraceback. So what is raised has a class that is both: outcore's by name and fields, and
+    a ShortenTraceback.
     """
     try:
         yield
     except OutcoreError as error:
-        if isinstance(error, ShortenTraceback):  # from a call inside this one
+        if isinstance(error, ShortenTraceback):  # from a nested `passing`
             raise
         raise _passed(error) from error
 
@@ -38,7 +39,7 @@ def _passed(error: OutcoreError) -> OutcoreError:
 
 @cache
 def _both(kind: type[OutcoreError]) -> type[OutcoreError]:
-    """The class that is `kind` and dynamo's, under the name of `kind`; its copies are `kind`."""
+    """A class that is both `kind` and dynamo's, named like `kind`; its pickles are plain `kind`."""
 
     def reduced(error: Any) -> tuple[Callable[..., OutcoreError], tuple[()]]:
         return partial(kind, **{f.name: getattr(error, f.name) for f in fields(kind)}), ()  # type: ignore[arg-type]  # each kind is a dataclass

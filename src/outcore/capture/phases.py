@@ -1,4 +1,4 @@
-"""Which nodes of a joint graph run in the forward call, and which in the backward call."""
+"""phases: tell which nodes of a joint graph run in the forward call, and which in backward."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from outcore.errors import CaptureError
 
 
 def arguments(joint: GraphModule) -> tuple[list[Node], list[Node]]:
-    """The placeholders of the forward call, and those of the backward call (tangents)."""
+    """Return the placeholders of the forward call, and those of the backward call (tangents)."""
     placeholders = joint.graph.find_nodes(op="placeholder")
     tangents = [n for n in placeholders if runs_in_backward(n) or "tangents" in n.name]
     return [n for n in placeholders if n not in tangents], tangents
 
 
 def phases(joint: GraphModule, forward_outputs: int) -> tuple[list[Node], list[Node]]:
-    """Nodes of the forward and of the backward call, each in graph order.
+    """Return the nodes of the forward and of the backward call, each in graph order.
 
-    What reads a tangent runs late, tagged by the tracer or not: the backward of a Function that
-    somebody wrote is not. Raises CaptureError for calls of modules and of methods.
+    A node that depends on a tangent belongs to backward, even if the tracer did not tag it: it does
+    not tag the backward of a user's autograd.Function. Raises CaptureError for calls of modules and
+    methods.
     """
     output = next(iter(joint.graph.find_nodes(op="output")))
     results: Sequence[Any] = output.args[0]
@@ -45,6 +46,7 @@ def phases(joint: GraphModule, forward_outputs: int) -> tuple[list[Node], list[N
 
 
 def _ancestors(roots: Sequence[Any]) -> set[Node]:
+    """Return `roots` and all nodes that they depend on."""
     seen: set[Node] = set()
     stack = [n for n in roots if isinstance(n, Node)]
     while stack:

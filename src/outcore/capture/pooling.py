@@ -1,7 +1,7 @@
-"""Gradients of pooling and padding, made without the input: that need not be there then.
+"""pooling: make gradients of pooling and padding without the input, which can then be freed.
 
-torch's ops are given it, and look at no more of it than how it lies: a maximum is found by its
-index, all else by its place alone (docs/decisions/0032).
+torch's ops get the input but use only its layout: a maximum is found by its index, everything else
+by its place (docs/decisions/0032).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from outcore.capture.metadata_only import (
 )
 
 DEVICES = ("cpu", "cuda")
-"""Those whose kernels are known to read nothing of the input."""
+"""Devices whose kernels are known not to read the input."""
 
 
 def from_places(joint: GraphModule, *, anywhere: bool = False) -> None:
     """Let gradients in `joint` that go by places be made without the input, if large. In place.
 
-    `anywhere`: of any size; such a graph is not to be run.
+    `anywhere`: for inputs of any size; such a graph must not be run.
     """
     changed = False
     for theirs, ours in GRADIENTS.items():
@@ -47,7 +47,7 @@ def from_places(joint: GraphModule, *, anywhere: bool = False) -> None:
 
 
 def _reads_nothing(node: Node) -> bool:
-    """Whether the kernel of a call is known to read nothing of its input."""
+    """Whether the kernel of a call is known not to read its input."""
     given = [arg.meta.get("val") for arg in args_of(node)[:2]]
     if node.kwargs or not all(isinstance(tensor, Tensor) for tensor in given):
         return False
@@ -60,13 +60,13 @@ def _reads_nothing(node: Node) -> bool:
 
 
 def _unread(source: Tensor) -> bool:
-    """Whether kernels read nothing of an input that lies so, nor lay it out otherwise before."""
+    """Whether kernels neither read an input with this layout nor copy it into another one first."""
     known = source.device.type in DEVICES and source.is_floating_point()
     return known and source.is_contiguous(memory_format=suggest_memory_format(source))
 
 
 def _dimensions(op: Any) -> int:
-    """Those of a batch. Of a single sample CUDA makes a view with one more first."""
+    """Dimensions of a batch for this op. For a single sample, CUDA makes a view with one more."""
     return next(sides + 2 for sides in (1, 2, 3) if f"{sides}d" in str(op))
 
 
@@ -89,6 +89,7 @@ def _run(
     strides: Sequence[int],
     *settings: Any,
 ) -> Tensor:
+    """Run torch's op with an input that has a layout but no memory."""
     made: Tensor = theirs(gradient, stand_in(sides, strides, gradient, _unread), *settings)
     return made
 
@@ -100,6 +101,7 @@ def _described(
     strides: Sequence[int],
     *settings: Any,
 ) -> Tensor:
+    """Run torch's op on fake tensors."""
     made: Tensor = theirs(gradient, with_memory(sides, strides, gradient), *settings)
     return made
 
@@ -110,11 +112,11 @@ def _laid_out(node: Node) -> Tensor:
 
 
 def _defined(theirs: OpOverload) -> OpOverload:
-    """An op of the same name that takes how the input lies for the input."""
+    """Define an op with the name of torch's, which takes the input's shape and strides instead."""
     schema = str(theirs._schema).removeprefix("aten::")
     ours = schema.replace("Tensor self", "int[] sides, int[] strides")
     return define(ours, partial(_run, theirs), partial(_described, theirs), _laid_out)
 
 
 GRADIENTS = {op: _defined(op) for op in map(aten.resolve, aten.BY_PLACE.values())}
-"""torch's op -> ours."""
+"""torch's op -> outcore's op."""

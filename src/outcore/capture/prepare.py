@@ -1,4 +1,4 @@
-"""What is done to a joint graph before it is captured."""
+"""prepare: rewrite a joint graph before it is captured."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from outcore.capture.pooling import from_places
 
 
 def prepare(joint: GraphModule, *, anywhere: bool = False) -> None:
-    """Let `joint` say what plain PyTorch runs, by ops that a Trace has words for. In place.
+    """Rewrite `joint` so that it runs plain PyTorch's kernels, by ops that fit a Trace. In place.
 
-    One kernel is one op where torch has calls of several. `anywhere`: for no machine in particular;
-    such a graph is not to be run.
+    If torch has one call for several kernels, it becomes one op per kernel. `anywhere`: for no
+    machine in particular; such a graph must not be run.
     """
     by_cudnn(joint)
     one_by_one(joint, anywhere=anywhere)

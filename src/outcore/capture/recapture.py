@@ -1,4 +1,4 @@
-"""A graph captured again, once a kernel turned out to do otherwise than torch describes it."""
+"""recapture: capture a graph again after a kernel returned something else than torch described."""
 
 from __future__ import annotations
 
@@ -20,30 +20,36 @@ from outcore.errors import CaptureError
 from outcore.ir.trace import Value
 
 REAL = "outcore_real"
-"""In a node's metadata: by position, the results that are not as torch describes them."""
+"""Key in a node's metadata: position -> (Value, storage bytes) of results that differ from torch's
+description."""
 
 
 def capture_again(captured: Captured, op: int, real: Sequence[tuple[int, Value, int]]) -> Captured:
-    """The graph with results of `op` as they are: by position, in storages of so many bytes.
+    """Capture the graph again, with results of `op` as they really are.
 
-    All that is made from them is described anew, views of them too. Ops of the kind are taken to do
-    likewise: to make that dtype, where it is the dtype alone that differs; to lay sides of 1 out by
-    the same rule, where these alone do; else, where the same was expected of them. They are held
-    against kernels as before. Raises CaptureError where something cannot be described, and as
-    `capture`.
+    `real`: position, Value and storage bytes of each result that differs. Everything made from
+    these results, views included, is described anew. Other ops of the same kind are assumed to do
+    likewise:
+
+    - if only the dtype differs, they make that dtype;
+    - if only dimensions of size 1 differ, they lay these out by the same rule;
+    - else, they do the same if the same was expected of them.
+
+    These assumptions are checked against kernels as before. Raises CaptureError if something cannot
+    be described, and as `capture`.
     """
     joint = captured.joint
     if joint is None:
         raise CaptureError(reason="its graph is gone")
     try:
         _describe(joint, _changed(joint, joint.nodes[op], real))
-    except Exception as error:  # what ops do under fake tensors is not ours
+    except Exception as error:  # ops may raise anything under fake tensors
         raise CaptureError(reason=f"what follows cannot be described: {error}") from error
     return capture(joint.module, joint.forward_outputs, joint.static_inputs)
 
 
 def _changed(joint: Joint, node: Node, real: Sequence[tuple[int, Value, int]]) -> set[Node]:
-    """Note what `node` really makes, and that nodes alike do so too."""
+    """Record what `node` really makes, also for ops of its kind; return the nodes that change."""
     changed = {node}
     kind = (n for n in joint.nodes if n.target is node.target and n is not node)
     alike = [n for n in kind if REAL not in n.meta]
@@ -74,7 +80,7 @@ def _layout(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int
 
 
 def _with_dtype(value: Value, tensor: torch.Tensor) -> tuple[Value, int]:
-    """`tensor` with the dtype of `value`, and the bytes of its storage then."""
+    """Return `tensor` with the dtype of `value`, and the bytes of its storage then."""
     shape, stride, _ = _layout(tensor)
     items = tensor.untyped_storage().nbytes() // tensor.itemsize
     size = items * getattr(torch, value.dtype).itemsize
@@ -86,11 +92,12 @@ def _with_sides(
     described: tuple[tuple[int, ...], tuple[int, ...], int],
     tensor: torch.Tensor,
 ) -> tuple[Value, int] | None:
-    """`tensor` with its sides of 1 laid out as those of `value` are, and its storage's bytes.
+    """Return `tensor` with its dimensions of size 1 laid out as in `value`, and its storage bytes.
 
-    As by a rule that is read off `value` (the stride of a side is that of another one, or of all
-    below that), since a network of many widths has many such layouts. None where there is none, or
-    where more than sides of 1 differ. What is guessed wrong is found out by its own kernel.
+    The layout follows a rule that is derived from `value`: the stride of a dimension equals that of
+    another one, or that stride times that dimension's size. A network of many widths has many such
+    layouts. Returns None if there is no rule, or if more than dimensions of size 1 differ. If a
+    guess is wrong, the op's own kernel shows it later.
     """
     shape, stride, offset = _layout(tensor)
     ones = [d for d, n in enumerate(shape) if n == 1]
@@ -123,7 +130,7 @@ def _results(node: Node) -> Sequence[Any]:
 
 
 def _describe(joint: Joint, changed: set[Node]) -> None:
-    """Let the metadata of `changed`, and of all that comes from it, say what is real."""
+    """Update the metadata of `changed`, and of everything made from them, to what is real."""
     mode = _mode_of(next(iter(changed)))
     with as_kernels(), mode:
         dirty = set(changed)
@@ -145,15 +152,15 @@ def _describe(joint: Joint, changed: set[Node]) -> None:
 
 
 def _described(joint: Joint, mode: FakeTensorMode, node: Node) -> Any:
-    """What a node makes of what is known."""
+    """Return what a node makes of what is known about its arguments."""
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: _known(joint, mode, n))
     return node.target(*args, **kwargs)  # type: ignore[operator]  # it is a call
 
 
 def _copied_first(joint: Joint, mode: FakeTensorMode, node: Node) -> Node:
-    """Let a view that does not fit what is really there be one of a copy. Returns the copy.
+    """Let a view that does not fit the real tensor view a copy instead. Returns the copy.
 
-    It was a `reshape`, of which torch leaves a view where it takes that to fit.
+    In the model it was a `reshape`: torch traces a view if it assumes that one fits.
     """
     graph, whole = joint.module.graph, node.args[0]
     with graph.inserting_before(node):
@@ -172,14 +179,14 @@ def _mode_of(node: Node) -> FakeTensorMode:
 
 
 def _known(joint: Joint, mode: FakeTensorMode, node: Node) -> Any:
-    """What is known of a node; constants are real."""
+    """Return what is known of a node; constants are real tensors, turned into fake ones."""
     if node.op == "get_attr":
         return mode.from_tensor(attribute(joint.module, node), static_shapes=True)
     return node.meta.get("val")
 
 
 def _real(node: Node, described: Any) -> Any:
-    """What a node makes, with what is known to be otherwise. Under the graph's fake mode."""
+    """Return what a node makes, with known differences. Call it in the graph's fake mode."""
     known = node.meta.get(REAL)
     if not known:
         return described

@@ -1,7 +1,7 @@
-"""recurrent: graphs that end where torch's RNN, GRU or LSTM is called, and begin again behind it.
+"""recurrent: end graphs at calls of torch's RNN, GRU and LSTM, and begin new ones after them.
 
-Left to itself, dynamo compiles nothing more of code that mentions one; told that it may trace them,
-it takes them apart into ops of each step in time.
+By default, dynamo compiles nothing more of code that mentions such a layer. If it is allowed to
+trace them, it takes them apart into the ops of each time step.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ KINDS = nn.RNN, nn.GRU, nn.LSTM
 
 
 def is_recurrent(model: nn.Module) -> bool:
-    """Whether graphs of `model` are to end at recurrent layers.
+    """Whether graphs of `model` should end at recurrent layers.
 
-    Not where one has a `forward` of its own: dynamo would go into that. Nor with a torch that has
-    no such setting (any more).
+    Not if a recurrent layer has its own `forward`: dynamo would trace into that. Not with a version
+    of torch that lacks the setting, either.
     """
     forwards = [type(layer).forward for layer in recurrent_layers(model)]
     known = hasattr(dynamo_config, "allow_rnn") and all(each in _forwards() for each in forwards)
@@ -31,7 +31,7 @@ def is_recurrent(model: nn.Module) -> bool:
 
 
 def recurrent_layers(model: nn.Module) -> list[nn.Module]:
-    """Those of torch's kinds in `model`."""
+    """Return the modules in `model` that are of torch's recurrent classes."""
     return [module for module in model.modules() if isinstance(module, KINDS)]
 
 
@@ -40,17 +40,17 @@ def _forwards() -> list[Any]:
 
 
 class _Apart:
-    """Who wants recurrent layers to be kept out of graphs, on whatever thread."""
+    """Counts, over all threads, the calls that keep recurrent layers out of graphs."""
 
     def __init__(self) -> None:
         self._lock, self._wanted = threading.Lock(), 0
         self._marked: list[Any] = []
         self._before = False
-        """What the process had set when the first one began to want it."""
+        """The process's setting when the first of these calls began."""
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Keep them out. Where somebody has told dynamo to trace them, that stays so."""
+        """Keep recurrent layers out of graphs, unless dynamo was already set to trace them."""
         before = self._begin()
         try:
             yield
@@ -58,6 +58,7 @@ class _Apart:
             self._end(before=before)
 
     def _begin(self) -> bool:
+        """Mark the layers' code and set `allow_rnn`; return the setting before."""
         with self._lock:
             before = bool(dynamo_config.allow_rnn)
             if not self._wanted:
@@ -72,6 +73,7 @@ class _Apart:
             return before
 
     def _end(self, *, before: bool) -> None:
+        """Take back what `_begin` did, as far as no other call needs it."""
         with self._lock:
             self._wanted -= 1
             if not self._wanted:

@@ -1,9 +1,10 @@
-"""Shells: the forward and backward modules that AOTAutograd is shown in place of the real ones.
+"""Shells: the forward and backward modules that AOTAutograd gets instead of the real ones.
 
 AOTAutograd only needs their signatures. The forward shell returns the user's outputs, the inputs
 that plain PyTorch would save (so that autograd still checks that nobody overwrote them), and one
-stand-in: a number that names the store where everything else waits. The shells' bodies never run,
-unless compiled autograd, enabled after the graph was compiled, copies them into a graph of its own.
+stand-in: a number that identifies the store in which everything else waits for backward. The bodies
+of the shells never run, except if compiled autograd is enabled after the graph was compiled: it
+copies them into its own graph.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from torch.fx import Graph, GraphModule, Node
 
 @dataclass(frozen=True, slots=True)
 class Shells:
-    """Two modules for AOTAutograd, and which forward inputs the forward call returns as saved."""
+    """The two modules for AOTAutograd."""
 
     forward: GraphModule
     backward: GraphModule
     saved_inputs: tuple[int, ...]
+    """Positions of forward inputs that the forward call returns as saved tensors."""
 
 
 def shells(
@@ -31,10 +33,11 @@ def shells(
     forward_outputs: int,
     overwritten: Collection[int] = (),
 ) -> Shells:
-    """Shells for the in-core modules `forward` and `backward` (which stay as they are).
+    """Return shells for the in-core modules `forward` and `backward`, which are not changed.
 
-    `overwritten`: positions of inputs that AOTAutograd itself overwrites once the forward call is
-    over. It would have autograd find that out where one is saved too, as inside of a checkpoint.
+    `overwritten`: positions of inputs that AOTAutograd itself overwrites after the forward call.
+    They are not saved: autograd would report the overwrite as an error, for example inside a
+    checkpoint.
     """
     primals = forward.graph.find_nodes(op="placeholder")
     results = _results(forward)
@@ -61,7 +64,7 @@ def _tangents(backward: GraphModule, saved: int) -> list[Node]:
 
 
 def _stand_in(primals: list[Node]) -> torch.Tensor:
-    """A fake tensor like the stand-in, of the fake mode that the graph was traced in."""
+    """A fake tensor for the stand-in, made in the fake mode in which the graph was traced."""
     modes = (getattr(n.meta.get("val"), "fake_mode", None) for n in primals)
     mode = next(m for m in modes if m is not None)
     with mode:
@@ -77,6 +80,7 @@ def _copy(graph: Graph, node: Node) -> Node:
 def _forward(
     module: GraphModule, primals: list[Node], outputs: list[Any], saved: list[Node], fake: Any
 ) -> GraphModule:
+    """Return the forward shell: placeholders in, and nodes with the right metadata out."""
     graph = Graph()
     new = {n: _copy(graph, n) for n in primals}
     made = [_output(graph, new, result) for result in outputs]
@@ -87,7 +91,7 @@ def _forward(
 
 
 def _output(graph: Graph, new: dict[Node, Node], result: Any) -> Any:
-    """`result` itself where it is an input or a constant, else a node with its metadata."""
+    """Return `result` itself if it is an input or a constant, else a node with its metadata."""
     if not isinstance(result, Node) or result in new:
         return new.get(result, result)
     made = graph.call_function(torch.ops.aten.empty.memory_format, ([1],))
@@ -98,6 +102,7 @@ def _output(graph: Graph, new: dict[Node, Node], result: Any) -> Any:
 def _backward(
     module: GraphModule, saved: list[Node], tangents: list[Node], fake: Any
 ) -> GraphModule:
+    """Return the backward shell: saved inputs, the stand-in and tangents in, gradients out."""
     graph = Graph()
     for node in saved:
         _copy(graph, node)
@@ -105,9 +110,9 @@ def _backward(
     stand_in.meta["val"] = fake
     for node in tangents:
         _copy(graph, node)
-    # Any node will do for a gradient. One that stands for the stand-in, because AOTAutograd takes
-    # saved tensors that the backward call neither gets nor gives for its own to overwrite, and then
-    # refuses retain_graph.
+    # Any node can represent a gradient. This one reads the stand-in: if the backward call neither
+    # used nor returned a saved tensor, AOTAutograd would assume that it may overwrite that tensor,
+    # and would then refuse retain_graph.
     gradient = graph.call_function(copied, (stand_in,))
     gradient.meta["val"] = fake
     made = [gradient if isinstance(r, Node) else None for r in _results(module)]
@@ -116,8 +121,8 @@ def _backward(
 
 
 def copied(_: torch.Tensor) -> None:
-    """What a backward shell does where it runs after all. Raises RuntimeError."""
-    raise RuntimeError(  # torch keeps an error of ours, and the step that it came from
+    """Raise RuntimeError: the body of a backward shell, which runs only if autograd copied it."""
+    raise RuntimeError(  # torch would keep an OutcoreError, and with it the step it came from
         "compiled autograd cannot run the backward call of a graph that outcore compiled "
         "before it was enabled: enable it before the first forward call (the graph then runs "
         "in-core), or set torch._dynamo.config.compiled_autograd = False"

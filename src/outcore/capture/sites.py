@@ -1,4 +1,4 @@
-"""Sites: where in somebody's model and source an op comes from."""
+"""sites: tell where in the user's model and source an op comes from."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from torch.fx import Node
 
 WHOLE = frozenset({"self", "fn", "model", "call"})
-"""Variables that stand for the model as a whole: torch's names, and those of this package."""
+"""Variables that stand for the model as a whole: torch's names, and those in outcore."""
 
 _ROUTE = re.compile(r"\.(__closure__\[\d+\]\.cell_contents|__self__|_orig_mod|_modules)(?![^.\[])")
-"""Steps on torch's way to a module that are none of the model's."""
+"""Steps in torch's path to a module that are not part of the model."""
 _VARIABLE = re.compile(r"[LG]\['(__import_\w+'\]\.(?P<imported>\w+)|(?P<name>\w+)'\])")
 _KEY = re.compile(r"\[['\"]?([^\]'\"]+)['\"]?\]")
 _LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
@@ -21,9 +21,9 @@ _MODELS = _OURS / "networks"
 
 
 def site(node: Node) -> str:
-    """`layers.3.conv2 (model.py:41)`: the module path and the innermost source line.
+    """Return `layers.3.conv2 (model.py:41)`: the module path and the innermost source line.
 
-    Lines of this package are not among those, except of the networks that come with it.
+    Lines of this package do not count, except those of the networks that come with it.
     """
     modules = _modules(node)
     path = module_path(str(list(modules.values())[-1][0])) if modules else ""
@@ -32,7 +32,7 @@ def site(node: Node) -> str:
 
 
 def is_in_module(node: Node) -> bool:
-    """Whether it is known which module it comes from."""
+    """Whether the module that a node comes from is known."""
     return bool(_modules(node))
 
 
@@ -43,7 +43,7 @@ def _modules(node: Node) -> dict[str, Any]:
 
 
 def module_path(source: str) -> str:
-    """How the user would name the module that torch reaches by `source`.
+    """Return the path by which a user would name the module that torch calls `source`.
 
     `L['self'].layers.3` is `layers.3`, and `G['encoder'].layers[3]` is `encoder.layers.3`.
     """
@@ -57,7 +57,7 @@ def module_path(source: str) -> str:
 
 
 def source_line(stack: str) -> str:
-    """`model.py:41`: the innermost line of a stack that is not this package's; else empty."""
+    """Return `model.py:41`, the innermost line of a stack outside this package; else empty."""
     for found in reversed(list(_LINE.finditer(stack))):
         file = Path(found["file"])
         if not file.is_relative_to(_OURS) or file.is_relative_to(_MODELS):

@@ -1,7 +1,7 @@
-"""sizes: a graph with symbolic sizes, as a graph for each combination of sizes that comes.
+"""sizes: compile a graph with symbolic sizes once per combination of sizes that it is called with.
 
-torch makes a size symbolic where a second one comes. A plan is one of bytes: so the graph is
-compiled anew where it is called with numbers that it has not had yet.
+torch makes a size symbolic when it meets a second value for it. A plan counts bytes, so it needs
+numbers: the graph is compiled anew when it is called with sizes that it has not had before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outcore.capture.compat import as_dynamo_compiles, carry_sources
 from outcore.errors import CaptureError, OutcoreError
 
 MOST_SIZES: Final = 64
-"""Combinations of sizes that a graph is compiled for."""
+"""The most combinations of sizes that one graph is compiled for."""
 
 _SYMBOLS: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -26,10 +26,10 @@ Call = Callable[..., Any]
 
 
 def is_symbolic(module: GraphModule, example_inputs: Sequence[Any]) -> bool:
-    """Whether `module` with these inputs is for several sizes, and is differentiated."""
+    """Whether `module` with these inputs has symbolic sizes and needs gradients."""
     if not any(isinstance(x, _SYMBOLS) or _has_symbols(x) for x in example_inputs):
         return False
-    if any(map(is_traceable_wrapper_subclass, example_inputs)):  # of which no plan knows
+    if any(map(is_traceable_wrapper_subclass, example_inputs)):  # plans do not support these
         return False
     given = (x for x in example_inputs if isinstance(x, torch.Tensor))
     trained = any(x.requires_grad for x in chain(given, module.parameters()))
@@ -37,10 +37,11 @@ def is_symbolic(module: GraphModule, example_inputs: Sequence[Any]) -> bool:
 
 
 class BySizes:
-    """Calls of `module`, whose `example_inputs` are symbolic, each by a graph for its sizes.
+    """Calls a module with symbolic sizes, each call by a graph for the sizes at hand.
 
-    `compiled` makes such a graph from a module and its inputs. Where there are too many, or one
-    cannot be made, `refused` is told why, and gives what is called instead.
+    `module` has the symbolic `example_inputs`. `compiled` makes a graph from a module and its
+    inputs. If there are too many combinations of sizes, or a graph cannot be made, `refused` gets
+    the reason and returns what is called instead.
     """
 
     def __init__(
@@ -60,10 +61,10 @@ class BySizes:
         self._sized = [i for i, x in enumerate(example_inputs) if _has_symbols(x)]
         self._calls: dict[tuple[Any, ...], Call] = {}
         self._otherwise: Call | None = None
-        """What is called for sizes past the most."""
+        """What is called for further combinations once there are `MOST_SIZES`."""
 
     def __call__(self, *args: Any) -> Any:
-        """What `module` gives for `args`."""
+        """Return what `module` returns for `args`."""
         call = self._calls.get(self._key(args))
         if call is None:
             with as_dynamo_compiles():
@@ -71,13 +72,13 @@ class BySizes:
         return call(*args)
 
     def _key(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """What a graph depends on that torch does not look at: sizes, and which inputs overlap."""
+        """What a graph depends on and torch does not check: sizes, and which inputs overlap."""
         numbers = tuple(_told_apart(_number(args[i])) for i in self._numbers)
         return numbers, tuple(_layout(args[i]) for i in self._sized), _overlapping(args)
 
     def _new_call(self, args: Sequence[Any]) -> Call:
         key = self._key(args)
-        call = self._calls.get(key)  # another thread may have been here
+        call = self._calls.get(key)  # another thread may have compiled it meanwhile
         if call is None:
             if len(self._calls) >= MOST_SIZES:
                 return self._past_the_most()
@@ -95,6 +96,7 @@ class BySizes:
         return self._otherwise
 
     def _of_these_sizes(self, args: Sequence[Any]) -> Call:
+        """Compile the module for the sizes of `args`; raise CaptureError if torch cannot."""
         numbers = {i: _number(args[i]) for i in self._numbers}
         module = _with_numbers(self.module, numbers)
         others = [x for i, x in enumerate(args) if i not in numbers]
@@ -102,7 +104,7 @@ class BySizes:
             call = self._compiled(module, others)
         except (OutcoreError, MemoryError, torch.OutOfMemoryError):
             raise
-        except Exception as error:  # of torch: a size that is read from data, and the like
+        except Exception as error:  # from torch, for example for a size that is read from data
             what, *_ = str(error).splitlines() or [""]
             reason = f"its sizes cannot be told beforehand ({type(error).__name__}: {what})"
             raise CaptureError(reason=reason) from error
@@ -114,7 +116,7 @@ class BySizes:
 
 
 def _with_numbers(module: GraphModule, numbers: Mapping[int, float]) -> GraphModule:
-    """A copy of `module` with numbers in the place of the inputs at these positions."""
+    """Return a copy of `module` with the inputs at these positions replaced by numbers."""
     placeholders = module.graph.find_nodes(op="placeholder")
     copies: dict[Node, Any] = {}
     for i, number in numbers.items():
@@ -128,7 +130,7 @@ def _with_numbers(module: GraphModule, numbers: Mapping[int, float]) -> GraphMod
 
 
 def _holds_number(node: Node, given: Any) -> bool:
-    """Whether it is the tensor that dynamo makes of a float: the graph only reads it."""
+    """Whether it is a tensor that dynamo made from a float: the graph only reads its number."""
     if not isinstance(given, torch.Tensor) or given.dim() or given.device.type != "cpu":
         return False
     return given.dtype is torch.float64 and all(map(_reads, node.users))
@@ -143,7 +145,7 @@ def _number(given: Any) -> Any:
 
 
 def _told_apart(number: Any) -> Any:
-    """For a key: zeros of either sign are equal, and no NaN is."""
+    """A number as part of a key: `==` is wrong for zeros of either sign and for NaN."""
     return number.hex() if isinstance(number, float) else number
 
 
@@ -158,7 +160,7 @@ def _layout(tensor: torch.Tensor) -> tuple[int | torch.SymInt, ...]:
 
 
 def _overlapping(args: Sequence[Any]) -> tuple[tuple[tuple[Any, ...], ...], ...]:
-    """Position and layout of tensors that share memory, in one group those that share it."""
+    """Position and layout of the tensors that share memory, one group per shared storage."""
     places: dict[int, list[int]] = {}
     for i, given in enumerate(args):
         if type(given) in (torch.Tensor, torch.nn.Parameter) and given.layout is torch.strided:

@@ -1,4 +1,4 @@
-"""What torch's tracing is told otherwise while a step is traced for us."""
+"""tracing: patch torch while a step is traced for outcore."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from outcore.capture.undecomposed import whole_ops
 
 _patching, _patches = threading.Lock(), ExitStack()
 _within: list[threading.Thread] = []
-"""Threads that want torch patched: the first one in does it, the last one out undoes it."""
+"""Threads that need torch patched: the first one to enter patches it, the last one to leave undoes
+it."""
 
 
 @contextmanager
 def as_kernels() -> Iterator[None]:
-    """Let torch trace what kernels will run, and how they will lay out what they make."""
+    """Let torch trace the ops whose kernels will run, with the layouts that these will return."""
     with _patching:
         if not _within:
             with ExitStack() as entered:  # both, or none

@@ -1,4 +1,4 @@
-"""TritonKernel: a kernel of the user's, written in Triton, as a graph launches it."""
+"""TritonKernel: a user's kernel, written in Triton, as a graph launches it."""
 
 from __future__ import annotations
 
@@ -14,29 +14,34 @@ from outcore.capture.compat import (
 )
 
 NUMBERS = ("kernel_idx", "constant_args_idx")
-"""Arguments by which a graph refers to a kernel and its constants: places in a table of torch's."""
+"""Arguments by which a graph names a kernel and its constants: indices into a table of torch's."""
 
 
 @dataclass(slots=True, eq=False)
 class TritonKernel:
-    """A kernel and its constants as a graph launches them."""
+    """A Triton kernel and its constants as a graph launches them."""
 
     function: Any
+    """The kernel's object, perhaps wrapped by an autotuner or heuristics."""
     constants: dict[str, Any]
+    """Its constant arguments."""
     name: str
+    """The name of the kernel's function."""
     told: str
-    """What tells it from others, but for functions that were made twice from one text."""
+    """Text that identifies the kernel, except from a function made a second time from the same
+    source."""
     _place: int = field(default=-1, init=False)
+    """Index of `constants` in torch's table; -1 if unknown."""
 
     def numbers(self) -> tuple[int, int]:
-        """Their places in torch's table now, which `torch._dynamo.reset` empties."""
+        """Return the current indices in torch's table, which `torch._dynamo.reset` empties."""
         if kernel_side_table.constant_args.get(self._place) is not self.constants:
             self._place = kernel_side_table.add_constant_args(self.constants)
         return kernel_side_table.add_kernel(self.function), self._place
 
 
 def triton_kernel(node: Node) -> TritonKernel | None:
-    """The kernel that `node` launches; None where it does not."""
+    """Return the kernel that `node` launches; None if it launches none."""
     if node.target is not triton_kernel_wrapper_functional:
         return None
     places = [cast(int, node.kwargs[name]) for name in NUMBERS]
@@ -52,7 +57,7 @@ def triton_kernel(node: Node) -> TritonKernel | None:
 
 
 def launches(module: GraphModule) -> bool:
-    """Whether a graph, or one within, launches kernels."""
+    """Whether a graph, or a graph inside it, launches Triton kernels."""
     launching = triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation
     graphs = (m.graph for m in module.modules() if isinstance(m, GraphModule))
     return any(node.target in launching for graph in graphs for node in graph.nodes)

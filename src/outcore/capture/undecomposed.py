@@ -1,7 +1,8 @@
-"""Ops kept whole that torch's tracing takes apart, although plain PyTorch runs one kernel for each.
+"""undecomposed: keep ops whole that torch's tracing decomposes and plain PyTorch does not.
 
-Resampling becomes indexing and arithmetic on whole maps while AOTAutograd traces: slower, with more
-in memory, with other bits, and its backward adds up in any order (docs/decisions/0016).
+Plain PyTorch runs one kernel for each. While AOTAutograd traces, resampling becomes indexing and
+arithmetic on whole maps: that is slower, needs more memory and gives other bits, and its backward
+sums in any order (docs/decisions/0016).
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from torch import DispatchKey
 from torch._ops import OpOverload
 
 RESAMPLING = ("upsample_", "_upsample_")
+"""Prefixes of the names of resampling ops."""
 SHRINKING = ("softshrink", "hardshrink")
-"""What names of such ops begin with."""
+"""Prefixes of the names of shrinking ops."""
 
 KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
-"""Where a description in Python stands before the kernel."""
+"""Dispatch keys at which a decomposition in Python precedes the kernel."""
 
 
 @contextmanager
 def whole_ops() -> Iterator[None]:
-    """Let torch trace these ops themselves."""
+    """While open, let torch trace these ops themselves."""
     hidden = [
         (op, key, op.py_kernels.pop(key))
         for op in _taken_apart()
@@ -43,7 +45,7 @@ def whole_ops() -> Iterator[None]:
 
 @cache
 def _taken_apart() -> tuple[OpOverload, ...]:
-    """All overloads of such ops, forward ones alone: torch describes those in Python."""
+    """Return all overloads of these ops; only forward ones, which torch decomposes in Python."""
     names = [
         name
         for name in torch._C._dispatch_get_all_op_names()
