@@ -1,4 +1,4 @@
-"""Policies: Problem -> Plan. Every system of the papers is one of these."""
+"""policies: functions from a Problem to a Plan; each system of the papers is one of them."""
 
 from outcore.policies.ask import ask
 from outcore.policies.candidates import away, candidates, recomputable

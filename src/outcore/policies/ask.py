@@ -1,4 +1,4 @@
-"""ask: a policy's plan, with what all promise seen to where a policy is of another package."""
+"""ask: get a policy's plan, and check it if the policy comes from another package."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from outcore.policies.settle import check_fits
 
 
 def ask(policy: Policy, problem: Problem, known: Sequence[Plan] = ()) -> Plan:
-    """The plan of `policy`; an `Improver` starts from those `known`.
+    """Return the plan of `policy`; an `Improver` starts from the `known` plans.
 
-    Raises what the policy raises on purpose. Of a policy that is not ours, PolicyError where it
-    fails in another way or gives no plan, InfeasibleError where its plan does not fit.
+    Passes on every OutcoreError that the policy raises. For a policy of another package, raises
+    PolicyError if it raises anything else, and InfeasibleError if its plan does not fit. Raises
+    PolicyError if a policy does not return a Plan.
     """
     ours = type(policy).__module__.startswith("outcore.")
     try:
@@ -33,6 +34,6 @@ def ask(policy: Policy, problem: Problem, known: Sequence[Plan] = ()) -> Plan:
     if not isinstance(plan, Plan):
         reason = f"its plan() returned {type(plan).__name__}, and that is not a Plan"
         raise PolicyError(policy=policy.name, reason=reason)
-    if not ours:  # which settle their plans
+    if not ours:  # outcore's own policies have checked this already (`settle`)
         check_fits(problem, plan, policy.name)
     return plan

@@ -1,7 +1,8 @@
-"""Candidates: the gaps that a PoocH-like policy decides on.
+"""candidates: list the gaps that PoocH and similar policies decide on.
 
-They are PoocH's "feature maps": buffers made or passed in before the boundary and needed after it.
-One gap of each crosses the boundary; its other uses are close together, and it stays for them.
+The gaps belong to PoocH's "feature maps": buffers that are made or passed in before the boundary
+and needed after it. Exactly one gap of each buffer crosses the boundary. Its other uses are close
+together, so it stays on the device between them.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from outcore.ir.problem import Problem
 from outcore.ir.trace import Effect, Trace
 
 NOTHING: Mapping[int, int] = MappingProxyType({})
+"""Default of `dropped` in `ops_again`: no buffer is dropped."""
 
 
 def candidates(problem: Problem, min_bytes: int) -> tuple[Gap, ...]:
-    """Gaps across the boundary of buffers of at least `min_bytes`, in order of copy-out.
+    """Gaps across the boundary of buffers of at least `min_bytes`, in order of their copies out.
 
-    That order is the order of the last forward use, as in PoocH's code (a map is copied out when
-    its variable dies); buffers that one op uses last go in order of its arguments, then results.
+    This is the order of the last forward use, as in PoocH's code, which copies a map out when its
+    variable dies. Buffers that one op uses last are in the order of its arguments, then of its
+    results.
     """
     trace = problem.trace
     wanted = (
@@ -33,11 +36,12 @@ def candidates(problem: Problem, min_bytes: int) -> tuple[Gap, ...]:
 
 
 def _rank(trace: Trace, gap: Gap) -> int:
+    """Position of the gap's buffer among the arguments and results of the op before the gap."""
     return (*trace.reads[gap.after], *trace.writes[gap.after]).index(gap.buffer)
 
 
 def away(problem: Problem) -> Offload | Keep:
-    """The choice for what is to leave: the nearest outer tier; Keep where there is none."""
+    """The choice for what leaves: offload to the nearest outer tier; Keep if there is none."""
     hardware = problem.hardware
     for tier in (Tier.HOST, Tier.DISK):
         if min(hardware.capacity(tier), problem.limit_bytes(tier)) > 0:
@@ -46,19 +50,21 @@ def away(problem: Problem) -> Offload | Keep:
 
 
 def recomputable(problem: Problem, among: Iterable[Gap]) -> frozenset[Gap]:
-    """Those of `among` whose buffer can be made again at the gap's end, whatever the others get.
+    """The gaps of `among` whose buffer can be recomputed at the end, whatever the other gaps get.
 
-    Every op that has to run again must be repeatable, must find in memory or make again what it
-    reads, and must find it unchanged: a later op that mutates it rules it out. Linear in ops.
+    Every op that has to run again must be repeatable, and must find what it reads in memory or
+    recompute it. What it reads must be unchanged: if a later op mutates it, the gap does not count.
+    Linear in ops.
     """
     until = _again_until(problem.trace, liveness(problem.trace))
     return frozenset(gap for gap in among if gap.before <= until[gap.buffer])
 
 
 def _again_until(trace: Trace, live: Liveness) -> list[float]:
-    """Per buffer, the last op for which it can be made again; below 0 where never.
+    """Per buffer, the last op for which it can be recomputed; inf: any op; below 0: none.
 
-    What an op reads is there up to its last use, and can be made again up to then or later.
+    A buffer that the recomputation reads is on the device up to its last use. After that it can be
+    recomputed, up to its own limit.
     """
     mutated = _last_mutation(trace)
     until = [-1.0] * len(trace.buffers)
@@ -78,10 +84,10 @@ def _again_until(trace: Trace, live: Liveness) -> list[float]:
 def ops_again(
     trace: Trace, live: Liveness, gap: Gap, dropped: Mapping[int, int] = NOTHING
 ) -> set[int | None]:
-    """The ops to run again to make the buffer of `gap` at its end; None where no op makes it.
+    """The ops to run again to recompute the buffer of `gap` at its end; None for what no op makes.
 
-    Nothing is there that has no use left by then, nor what is in `dropped` (buffer -> the op that
-    it is made again for) until then. Linear in the ops returned.
+    A buffer is gone if its last use is before the gap's end. A buffer in `dropped` (buffer -> the
+    op that it is recomputed for) is gone until that op. Linear in the ops returned.
     """
     ops: set[int | None] = set()
     seen = {gap.buffer}
@@ -99,6 +105,6 @@ def ops_again(
 
 
 def _last_mutation(trace: Trace) -> dict[int, int]:
-    """Buffer -> the last op that may have written it in place."""
+    """Buffer -> the last op that may have written to it in place."""
     mutating = (op.id for op in trace.ops if Effect.MUTATES in op.effects)
     return {buffer: op for op in mutating for buffer in trace.reads[op]}

@@ -1,4 +1,4 @@
-"""cheap: the simplest hybrid: recompute what takes less time to make than half its copy."""
+"""cheap: recompute what takes less time to make than half its copy; the simplest hybrid."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from outcore.policies.pooch_search import keep_from_the_output
 class Cheap(PoochPolicy):
     """Keep what fits, from the output side; of the rest, recompute what is cheap to make again.
 
-    Cheap: the op that makes it takes less than half the time of its copy. Where recomputing finds
-    no room, it is offloaded after all.
+    A candidate is cheap if the op that makes it takes less than half the time of its copy out. If
+    there is no room to recompute it, it is offloaded after all.
     """
 
     name: ClassVar[str] = "cheap"
@@ -26,7 +26,7 @@ class Cheap(PoochPolicy):
     )
 
     def decide(self, model: PoochModel) -> Sequence[Kind]:
-        """One look at each candidate: no timeline."""
+        """Decide on each candidate once, without simulating a timeline."""
         kinds = keep_from_the_output(model)
         for number, target in enumerate(model.targets):
             made_by = model.producers[number]

@@ -1,4 +1,4 @@
-"""chen-sqrt: checkpoints along the forward pass, all else made again in between."""
+"""chen-sqrt: keep checkpoints along the forward pass, and recompute everything between them."""
 
 from __future__ import annotations
 
@@ -17,30 +17,36 @@ from outcore.policies.settle import settle
 from outcore.simulate import simulate
 
 STEPS = 24
-"""Sizes of a segment that are tried, each smaller by the square root of two."""
+"""How many segment sizes `greedy` tries, each smaller than the one before by the square root of
+two."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChenSqrt:
     """Keep every k-th articulation point of the forward pass, k the root of their number.
 
-    The rest is made again, a segment at a time, once: O(sqrt n) memory for one more forward pass in
-    a chain of n layers. With `greedy`, a point is kept whenever more than b bytes have been made
-    since the last one; b is tried on a grid by the square root of two, and the fastest plan that
-    fits is taken.
+    The rest is recomputed, one segment at a time, each once. In a chain of n layers this needs
+    O(sqrt n) memory and one more forward pass. With `greedy`, a point is kept whenever more than b
+    bytes were made since the last one. Several b are tried, each smaller by the square root of two,
+    and the fastest plan that fits is used.
     """
 
     name: ClassVar[str] = "chen-sqrt"
     summary: ClassVar[str] = "keep every sqrt(n)-th articulation point, recompute the rest"
 
     min_bytes: int = MIN_BYTES
+    """Smaller buffers are kept."""
     greedy: bool = False
+    """Choose checkpoints by bytes, not by count."""
 
     def __post_init__(self) -> None:
         check_min_bytes(self, self.min_bytes)
 
     def plan(self, problem: Problem) -> Plan:
-        """The checkpoints' plan. Raises InfeasibleError where it does not fit, or none does."""
+        """The plan of the checkpoints.
+
+        Raises InfeasibleError if it does not fit; with `greedy`, if none of the tried plans fits.
+        """
         gaps = candidates(problem, self.min_bytes)
         crossing = {gap.buffer for gap in gaps}
         points = [b for b in articulation_points(problem) if b in crossing]
@@ -50,6 +56,10 @@ class ChenSqrt:
         return settle(problem, _between(problem, gaps, points[step - 1 :: step]), self)
 
     def _fastest(self, problem: Problem, gaps: Sequence[Gap], points: Sequence[int]) -> Plan:
+        """The fastest of the greedy plans that fit.
+
+        Raises InfeasibleError, with the smallest budget that one of them meets, if none fits.
+        """
         found: list[tuple[float, Plan]] = []
         leanest: InfeasibleError | None = None
         for checkpoints in dict.fromkeys(_greedily(problem, points)):
@@ -62,17 +72,17 @@ class ChenSqrt:
             found.append((simulate(problem, lower(problem, plan, fast=True)).seconds, plan))
         if found:
             return min(found, key=lambda each: each[0])[1]
-        assert leanest is not None  # noqa: S101 - at least one was tried
+        assert leanest is not None  # noqa: S101 - at least one plan was tried
         try:
             raise leanest
         finally:
-            del leanest  # whose frames hold it, and what their callers do
+            del leanest  # its traceback refers to this frame: a cycle that keeps callers' data
 
 
 def articulation_points(problem: Problem) -> tuple[int, ...]:
-    """Buffers that alone connect the forward ops before them with those after, in their order.
+    """Buffers that alone connect the forward ops before them with those after, in execution order.
 
-    What the caller holds (parameters, inputs) connects nothing. Linear in the forward ops.
+    What the caller holds (parameters, inputs) does not connect ops. Linear in the forward ops.
     """
     trace = problem.trace
     forward = range(trace.boundary)
@@ -90,7 +100,7 @@ def articulation_points(problem: Problem) -> tuple[int, ...]:
 
 
 def _greedily(problem: Problem, points: Collection[int]) -> Iterator[tuple[int, ...]]:
-    """Checkpoints among `points` for each size of a segment on the grid, from one segment on."""
+    """Checkpoints among `points` for each segment size, beginning with one single segment."""
     trace, allowed = problem.trace, set(points)
     made = [b for op in range(trace.boundary) for b in trace.writes[op]]
     most = sum(trace.buffers[b].nbytes for b in made)
@@ -108,6 +118,6 @@ def _greedily(problem: Problem, points: Collection[int]) -> Iterator[tuple[int, 
 def _between(
     problem: Problem, gaps: Sequence[Gap], checkpoints: Collection[int]
 ) -> dict[Gap, Choice]:
-    """Recompute all of `gaps` but the checkpoints, and what cannot be made again."""
+    """Recompute every gap, except if its buffer is a checkpoint or cannot be recomputed."""
     kept, again = set(checkpoints), recomputable(problem, gaps)
     return {gap: Recompute(stay=True) for gap in gaps if gap.buffer not in kept and gap in again}

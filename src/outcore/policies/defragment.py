@@ -1,8 +1,8 @@
-"""defragment: change a plan a little, so that what a GPU's allocator is asked for has its place.
+"""defragment: change a plan a little, so that a GPU's allocator finds a place for each tensor.
 
-The simulated step says nothing of where tensors lie. Of plans that take as long, some leave free
-memory in pieces all through the step, and some do not: what comes back an op earlier, or leaves one
-later, lies elsewhere, and so does all that comes after it (decision 0036).
+The simulated step does not show where tensors lie. Of plans that take equally long, some fragment
+free memory all through the step, and others do not. If a buffer comes back one op earlier, or
+leaves one op later, it lies elsewhere, and so does everything after it (decision 0036).
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from outcore.policies.judge import judge
 from outcore.simulate import simulate
 
 MOST_TRIES, SHORT = 64, 500
-"""Changes that are tried, in a step of so many ops or fewer; in longer ones, fewer."""
+"""The number of changes that are tried in a step of at most `SHORT` ops; in longer steps,
+proportionally fewer."""
 
 IDLE = 32
-"""After so many in a row that gain nothing no more are tried."""
+"""The search stops after this many changes in a row without a gain."""
 
 OTHERWISE = 0.3
-"""The part of the changes that have a gap be as by default."""
+"""The share of the changes that set a gap back to its default."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """A plan, the seconds of its step, and those that the step loses to the allocator."""
+    """A plan, the seconds of its step, and the seconds that the step loses to the allocator."""
 
     plan: Plan
     seconds: float
@@ -42,6 +43,7 @@ class _Served:
 
     @property
     def total(self) -> float:
+        """Seconds of the step and of its losses together: what hill climbing minimizes."""
         return self.seconds + self.lost
 
 
@@ -49,7 +51,8 @@ class _Served:
 class Defragment:
     """Hill climbing from `known`, by the seconds of its step and what it loses to the allocator.
 
-    The allocator is that of `card`, by its model. Gaps in `fixed` stay as they are.
+    What it loses is predicted by the model of the allocator of `card`. Gaps in `fixed` stay as they
+    are. `seed` is for the random changes.
     """
 
     name: ClassVar[str] = "defragment"
@@ -61,10 +64,10 @@ class Defragment:
     seed: int = 0
 
     def plan(self, problem: Problem) -> Plan:
-        """The best that was found: `known` itself where nothing is gained.
+        """The best plan found; `known` itself if nothing is gained.
 
-        Lowers and serves at most `MOST_TRIES` plans more. Where nothing is lost any more but the
-        step takes longer, it climbs anew.
+        Lowers and serves at most `MOST_TRIES` more plans. If the current plan loses nothing but its
+        step takes longer than that of `known`, climbing starts again from `known`.
         """
         evaluator, draws = Evaluator(problem), random.Random(self.seed)
         start = best = now = self._served(
@@ -93,11 +96,15 @@ class Defragment:
         return best.plan
 
     def _served(self, problem: Problem, plan: Plan, seconds: float, most: float = inf) -> _Served:
+        """Serve the lowered `plan` with the model of the allocator.
+
+        Stops early, with `lost` above `most`, as soon as the plan loses more than `most` seconds.
+        """
         lost = self.card.lost_seconds(problem, lower(problem, plan, fast=True), most)
         return _Served(plan, seconds, lost)
 
     def _changed(self, plan: Plan, draws: random.Random) -> Plan:
-        """`plan` with one move at another time, or none of it."""
+        """`plan` with one random change: an offload at other times, or a gap at its default."""
         moves = {gap: choice for gap, choice in plan.moves if gap not in self.fixed}
         offloads = [(gap, c) for gap, c in moves.items() if isinstance(c, Offload)]
         if offloads and draws.random() >= OTHERWISE:
@@ -110,7 +117,7 @@ class Defragment:
 
 
 def _at_another_time(gap: Gap, offload: Offload, draws: random.Random) -> Offload:
-    """`offload` with its memory free, or taken again, before another op of the gap."""
+    """`offload` with its memory freed, or allocated again, before another op of the gap."""
     first = gap.after + 1 if offload.depart is None else max(gap.after + 1, offload.depart)
     last = gap.before if offload.arrive is None else offload.arrive
     if draws.getrandbits(1):

@@ -1,8 +1,8 @@
-"""floor: the smallest device budget that some plan meets, and the plan that meets it.
+"""floor: find the smallest device budget that some plan meets, and the plan that meets it.
 
-A plan needs least memory when nothing overlaps: each copy is waited for on the spot. Lowering
-falls back to that where the budget leaves no room, so the peak without overlap is what a plan can
-be made to fit.
+A plan needs the least memory when nothing overlaps: compute waits for each copy immediately.
+Lowering falls back to that if the budget leaves no room. So the peak without overlap is the
+smallest budget that a plan can be made to fit.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from outcore.policies.summit import summit
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The smallest budget (`nbytes`, everything counted), and the op that sets it.
-
-    `needed_bytes` is what the step holds while that op runs: `nbytes` less the `outside_bytes`.
-    """
+    """The smallest budget, and the op that sets it."""
 
     nbytes: int
+    """The smallest budget, in bytes, with everything counted."""
     op: str
+    """The op that needs the most, with its place in the model, or the moment if no op runs then."""
     needed_bytes: int
+    """What the step holds at that op: `nbytes` minus the problem's `outside_bytes`."""
 
 
 def floor(problem: Problem) -> Floor:
     """The smallest device budget that some plan meets within the outer tiers' limits.
 
-    The least over: every gap offloaded, the gaps across the boundary offloaded, everything kept;
-    and, where the outer tiers have no room for the first two, what can be recomputed recomputed.
-    Ops run as the variants with the smallest workspaces.
+    It is the least of these plans: every gap offloaded, the gaps across the boundary offloaded,
+    everything kept. If the outer tiers have no room for the first two, plans that recompute what
+    can be recomputed replace them. Ops run as the variants with the smallest workspaces.
     """
     return leanest(problem)[0]
 
@@ -58,10 +58,10 @@ def leanest(problem: Problem) -> tuple[Floor, Plan]:
 
 
 def floor_plan(problem: Problem) -> Plan:
-    """The plan to profile under: little memory, and sure to fit.
+    """The plan to profile under: it needs little memory, and is sure to fit.
 
-    Offloads the gaps across the boundary if that fits, else every gap, else whatever fits.
-    Raises InfeasibleError below the floor.
+    Offloads the gaps across the boundary if that fits, else every gap, else uses whichever of
+    `lean_plans` fits. Raises InfeasibleError below the floor.
     """
     for plan in lean_plans(problem):
         if fits(problem, lower(problem, plan, fast=True)):
@@ -71,7 +71,7 @@ def floor_plan(problem: Problem) -> Plan:
 
 
 def leanest_plan(problem: Problem) -> Plan:
-    """The same, with the least memory that there is. Raises InfeasibleError below the floor."""
+    """The plan that meets the floor. Raises InfeasibleError below the floor."""
     lowest, plan = leanest(problem)
     if not fits(problem, lower(problem, plan, fast=True)):
         raise infeasible(problem, lowest)
@@ -79,7 +79,7 @@ def leanest_plan(problem: Problem) -> Plan:
 
 
 def infeasible(problem: Problem, lowest: Floor, policy: str = "") -> InfeasibleError:
-    """The error for a device budget below `lowest`, that of `policy` where one is named."""
+    """The error for a device budget below `lowest`, the floor of `policy` if one is named."""
     return InfeasibleError(
         budget_bytes=problem.budget_bytes,
         floor_bytes=lowest.nbytes,
@@ -91,7 +91,11 @@ def infeasible(problem: Problem, lowest: Floor, policy: str = "") -> InfeasibleE
 
 
 def _weights_bytes(trace: Trace) -> int:
-    """What is on the device as backward ends, whatever the plan, and the same with any batch."""
+    """Bytes of parameters, module buffers and parameter gradients.
+
+    They are on the device at the end of backward under any plan, and are the same for any batch
+    size.
+    """
     held = {b.id for b in trace.buffers if b.borrowed and b.role in {Role.PARAM, Role.STATE}}
     for value, gradient in zip(trace.inputs, trace.gradients, strict=False):
         buffer = trace.buffers[trace.values[value].buffer]
@@ -101,7 +105,7 @@ def _weights_bytes(trace: Trace) -> int:
 
 
 def plan_floor(problem: Problem, plan: Plan) -> Floor:
-    """The peak of `plan` without any overlap: the smallest budget its lowered program can fit."""
+    """The peak of `plan` without overlap: the smallest budget that its program can fit."""
     draft = donate(problem.trace, expand(problem, plan))
     most = summit(problem, draft)
     where = most.where(problem, draft)
@@ -122,7 +126,7 @@ def lean_plans(problem: Problem) -> Iterator[Plan]:
 
 
 def _smallest_workspaces(profile: Profile) -> dict[int, int]:
-    """Op -> its variant with the smallest workspace, of those with alternatives."""
+    """Op -> its variant with the smallest workspace, for the ops that have alternatives."""
 
     def workspace(op: int, variant: int) -> int:
         return profile.cost(op, variant).workspace_bytes
@@ -134,7 +138,7 @@ def _smallest_workspaces(profile: Profile) -> dict[int, int]:
 
 
 def _offloading(problem: Problem) -> Iterator[dict[Gap, Choice]]:
-    """Offload the gaps across the boundary; offload every gap. Nothing without an outer tier."""
+    """Offload the gaps across the boundary, then every gap; nothing without an outer tier."""
     leave = away(problem)
     if isinstance(leave, Offload):
         trace = problem.trace
@@ -144,7 +148,7 @@ def _offloading(problem: Problem) -> Iterator[dict[Gap, Choice]]:
 
 
 def _recomputing(problem: Problem) -> Iterator[dict[Gap, Choice]]:
-    """Recompute what crosses the boundary and can be made again; offload the rest, or keep it."""
+    """Recompute what crosses the boundary if possible; offload the rest, then keep it."""
     crossing = candidates(problem, 1)
     again: dict[Gap, Choice] = dict.fromkeys(recomputable(problem, crossing), Recompute())
     rest: dict[Gap, Choice] = dict.fromkeys(crossing, away(problem))
@@ -153,6 +157,7 @@ def _recomputing(problem: Problem) -> Iterator[dict[Gap, Choice]]:
 
 
 def _outer_fits(problem: Problem, plan: Plan) -> bool:
+    """Whether `plan`, without overlap, stays inside the limits of the outer tiers."""
     slots = place(donate(problem.trace, expand(problem, plan))).slots
     outer = (slot for slot in slots if slot.tier is not Tier.DEVICE)
     return all(slot.offset + slot.nbytes <= problem.limit_bytes(slot.tier) for slot in outer)

@@ -1,4 +1,4 @@
-"""holdings: what stands on the device at the floor, buffer by buffer, and why it has to."""
+"""holdings: list what is on the device at the floor, and why it has to be there."""
 
 from __future__ import annotations
 
@@ -24,38 +24,44 @@ class Why(StrEnum):
     WRITTEN = "written by the op"
     HELD = "held by the caller or until the end"
     WAITS = "waits for an op nearby"
-    """Its gap is between neighbours, or is kept by the plan."""
+    """Its gap is between neighboring ops, or the plan keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Buffers of one role that are there for one reason."""
+    """Buffers of one role that are on the device for one reason."""
 
     why: Why
     role: Role
     buffers: int
+    """The number of buffers."""
     nbytes: int
+    """Bytes of these buffers together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """The floor, the op that sets it, and all that is on the device while it runs.
+    """The floor, the op that sets it, and everything that is on the device while it runs.
 
-    `op`: None where it is the pause between the calls or what the caller passes in. The bytes of
-    `holdings` (largest first), `workspace_bytes`, `between_bytes` and `outside_bytes` add up to the
-    floor's.
+    The bytes of `holdings`, `workspace_bytes`, `between_bytes` and `outside_bytes` add up to the
+    floor.
     """
 
     floor: Floor
     op: int | None
+    """None if the peak is the pause between the calls, or what the caller passes in."""
     holdings: tuple[Holding, ...]
+    """Groups of buffers, the largest first."""
     workspace_bytes: int
+    """The workspace of `op`; 0 if it is None."""
     between_bytes: int
+    """What the rest of the step needs in the pause; 0 if the peak is not the pause."""
     outside_bytes: int
+    """What the process holds outside the graph."""
 
 
 def floor_holdings(problem: Problem) -> Holdings:
-    """What the plan of the floor holds where it holds most. Linear in the ops that it runs."""
+    """What the plan of the floor holds at its peak. Linear in the ops that it runs."""
     lowest, plan = leanest(problem)
     draft = donate(problem.trace, expand(problem, plan))
     most = summit(problem, draft)
@@ -74,6 +80,7 @@ def floor_holdings(problem: Problem) -> Holdings:
 
 
 def _grouped(problem: Problem, draft: Draft, most: Summit) -> tuple[Holding, ...]:
+    """Add up the slots on the device by reason and role."""
     nbytes: Counter[tuple[Why, Role]] = Counter()
     buffers: Counter[tuple[Why, Role]] = Counter()
     for slot, why in _reasons(problem, draft, most):
@@ -84,7 +91,7 @@ def _grouped(problem: Problem, draft: Draft, most: Summit) -> tuple[Holding, ...
 
 
 def _reasons(problem: Problem, draft: Draft, most: Summit) -> Iterator[tuple[int, Why]]:
-    """Each slot on the device then, with why."""
+    """Each slot that is on the device at the peak, and why."""
     held = liveness(problem.trace).held
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""judge: what one plan takes, by arrays where they can say it."""
+"""judge: evaluate one plan, by the fast Evaluator if it can represent the plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from outcore.simulate import simulate
 
 
 def judge(evaluator: Evaluator, plan: Plan) -> Evaluation:
-    """What `plan` takes, its hints followed. Raises as `lower` does where no array can say it."""
+    """The time and memory that `plan` needs, with its hints.
+
+    The Evaluator cannot represent variants, `depart` and `arrive` hints, and tiers other than the
+    nearest. Such a plan is lowered and simulated instead; errors of `lower` are passed on.
+    """
     problem = evaluator.problem
     try:
         kinds, release, prefetch = evaluator.arrays(plan)

@@ -1,8 +1,8 @@
-"""just_in_time: bring back later what comes back before its time.
+"""just_in_time: delay copies back that would be done long before they are needed.
 
-Lowering fetches as early as memory allows (`lower/prefetch.py`). On the simulated timeline nothing
-is faster, but memory is held for nothing: what else lives has less room, and lies in pieces, so
-that an allocator gives pages back and takes others all through the step.
+Lowering prefetches as early as memory allows (`lower/prefetch.py`). On the simulated timeline
+nothing is faster, but it holds memory without need. Other live tensors then have less room and are
+fragmented, so an allocator gives pages back and maps others all through the step (decision 0017).
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from outcore.policies.settle import check_program
 from outcore.simulate import simulate
 
 AHEAD = 0.02
-"""A copy back is done this part of the step before something waits for it,"""
+"""A copy back is to be done this fraction of the step's time before something waits for it."""
 
 LONGER = 1.5
-"""even if it takes so many times as long as predicted, and those that come after it too."""
+"""That still holds if the copy, and those that come after it, take this many times their predicted
+time."""
 
 
 def just_in_time(evaluator: Evaluator, plan: Plan) -> Plan:
-    """`plan` with each copy back as late as leaves it time enough.
+    """`plan` with each copy back issued as late as leaves it enough time.
 
-    The plan itself where that would be slower, or take more of an outer tier than there is. Copies
-    that are to arrive by a hint stay as they are. Lowers the plan once. Raises InfeasibleError
-    where it does not fit.
+    Returns `plan` itself if the new plan would be slower, or would not fit in the outer tier.
+    Copies with an `arrive` hint stay as they are. Lowers the plan once. Raises InfeasibleError if
+    `plan` does not fit.
     """
     program = lower(evaluator.problem, plan, fast=True)
     check_program(evaluator.problem, plan, program, plan.policy)
@@ -45,7 +46,10 @@ def just_in_time(evaluator: Evaluator, plan: Plan) -> Plan:
 
 
 def _later(plan: Plan, program: Program, timeline: Timeline) -> dict[Gap, Offload]:
-    """The gaps that something comes back in too early, each with the last op that will do."""
+    """Gap -> its offload with a later `prefetch`, for the gaps whose copies back are too early.
+
+    The new `prefetch` is the last op that leaves the copy enough time.
+    """
     runs = [(i, x.action) for i, x in enumerate(program.body) if isinstance(x.action, Run)]
     own = [position for position, run in runs if not run.again]
     ready = [0.0, *(timeline.spans[position].stop_seconds for position in own[:-1])]
@@ -67,9 +71,9 @@ def _later(plan: Plan, program: Program, timeline: Timeline) -> dict[Gap, Offloa
 
 
 def _latest(program: Program, timeline: Timeline) -> Iterator[tuple[int, int, float]]:
-    """Each copy back: its position, the slot it fills, and when it has to begin at the latest.
+    """Each copy back: its position, the slot it fills, and the latest time at which it must begin.
 
-    What is in the way of a copy out has to be gone by then.
+    A free on the same stream can make room for a copy out. It must be done before that copy starts.
     """
     ahead = AHEAD * timeline.seconds
     needed: dict[int, float] = {}
@@ -83,7 +87,7 @@ def _latest(program: Program, timeline: Timeline) -> Iterator[tuple[int, int, fl
             if isinstance(action, Copy):
                 yield position, action.target, latest
             continue
-        if instruction.stream is Stream.OUT:  # only its copies take time
+        if instruction.stream is Stream.OUT:  # an alloc counts when the copy after it starts
             start = leaves = start if isinstance(action, Copy) else leaves
         for other in (*instruction.after, *instruction.pace):
             needed[other] = min(start, needed.get(other, inf))

@@ -1,4 +1,4 @@
-"""keep-all: nothing moves. The floor of time, and the most memory."""
+"""keep-all: move nothing; the fastest step, and the most memory."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ class KeepAll:
     summary: ClassVar[str] = "keep everything on the device; the fastest where it fits"
 
     def plan(self, problem: Problem) -> Plan:
-        """The plan without choices. Raises InfeasibleError where that does not fit."""
+        """The plan without choices. Raises InfeasibleError if it does not fit."""
         return settle(problem, {}, self)

@@ -1,9 +1,9 @@
-"""lazy_release: let what leaves hold its memory for longer, while nothing else wants it.
+"""lazy_release: free device memory later after a copy out, while nothing else needs the memory.
 
 Lowering frees device memory where the copy out should be done (`lower/release.py`). On the
-simulated timeline nothing is faster, but a copy that takes longer than predicted then stops
-compute, though nobody wants the memory yet. Memory that is wanted is free in time whatever the
-hint says.
+simulated timeline nothing is faster. But a copy that takes longer than predicted then stalls
+compute, even if nothing needs the memory yet. If memory is needed, lowering frees it in time
+whatever the hint says (decision 0026).
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from outcore.policies.settle import check_program
 from outcore.simulate import simulate
 
 AHEAD = 0.005
-"""Memory is free this part of the step after a copy out that takes `LONGER` would be done."""
+"""Memory is freed this fraction of the step's time after a copy out that takes `LONGER` times its
+predicted time would be done."""
 
 MOST_TRIES = 64
-"""Evaluations, at most, to tell which frees may come later."""
+"""The most evaluations used to find out which frees may come later."""
 
 
 def lazy_release(evaluator: Evaluator, plan: Plan) -> Plan:
-    """`plan` with the memory of what leaves free as late as leaves its copy out time enough.
+    """`plan` with memory freed so late that each copy out has enough time.
 
-    But no later than the next copy back, which may want it. Frees that would make the step slower
-    so stay where they are, as does what leaves or is free by a hint. Lowers the plan once. Raises
-    InfeasibleError where it does not fit.
+    Memory is freed no later than the next copy back, which may need it. If later frees make the
+    step slower, they stay where they are; so do offloads with a `depart` or `release` hint. Lowers
+    the plan once. Raises InfeasibleError if it does not fit.
     """
     program = lower(evaluator.problem, plan, fast=True)
     check_program(evaluator.problem, plan, program, plan.policy)
@@ -57,7 +58,7 @@ def lazy_release(evaluator: Evaluator, plan: Plan) -> Plan:
 
 
 def _later(plan: Plan, program: Program, timeline: Timeline) -> Iterator[tuple[Gap, Offload]]:
-    """The gaps whose memory is free too early, each with the op before which that will do."""
+    """Each gap whose memory is freed too early, with its offload and a later `release`."""
     body = list(enumerate(program.body))
     own = [i for i, x in body if isinstance(x.action, Run) and not x.action.again]
     starts = [timeline.spans[position].start_seconds for position in own]
@@ -81,7 +82,7 @@ def _later(plan: Plan, program: Program, timeline: Timeline) -> Iterator[tuple[G
 
 
 def _gone(program: Program, timeline: Timeline) -> Iterator[tuple[int, int, float]]:
-    """Each copy that leaves the device: its position, its slot, and when it is surely done."""
+    """Each copy out of the device: its position, its source slot, and when it is surely done."""
     ahead = AHEAD * timeline.seconds
     for position, instruction in enumerate(program.body):
         action, span = instruction.action, timeline.spans[position]

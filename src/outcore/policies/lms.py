@@ -1,4 +1,4 @@
-"""lms: Large Model Support: swap what is read again far up the graph; tuned by replaying memory."""
+"""lms: Large Model Support: offload what is read again many levels later, tuned by replays."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ from outcore.policies.settle import settle
 class Lms:
     """Offload what is read more than `threshold` levels after it is made; levels are longest paths.
 
-    Readers at most `groupby` levels apart share a copy back, issued `ahead` levels before the first
-    of them. -1 in any of the three: tuned by replays of the step's memory, level by level. `sync` 1
-    or 3 waits for each copy out, 2 or 3 for each copy back; tuning the threshold may raise it.
+    Readers that are at most `groupby` levels apart share one copy back. It is issued `ahead` levels
+    before the first of them. -1 in any of these three: replays of the step's memory, level by
+    level, tune it. `sync` 1 or 3 waits for each copy out, 2 or 3 for each copy back; tuning the
+    threshold may raise it.
     """
 
     name: ClassVar[str] = "lms"
     summary: ClassVar[str] = "offload what is read again many levels later, tuned to the budget"
 
     min_bytes: int = MIN_BYTES
+    """Smaller buffers are kept."""
     threshold: int = TUNED
     ahead: int = TUNED
     groupby: int = TUNED
     sync: int = 0
+    """Which copies compute waits for; 0: none."""
 
     def __post_init__(self) -> None:
         check_min_bytes(self, self.min_bytes)
@@ -49,9 +52,10 @@ class Lms:
             raise PolicyError(policy=self.name, reason=reason)
 
     def plan(self, problem: Problem) -> Plan:
-        """The plan of the setting. Raises InfeasibleError where it does not fit.
+        """The plan of the setting. Raises InfeasibleError if it does not fit.
 
-        With a threshold to tune, only where neither it nor keeping everything can be made to fit.
+        If the threshold is tuned, raises it only if neither the setting nor keeping everything can
+        be made to fit.
         """
         leave, found = away(problem), edges(problem.trace, self.min_bytes)
         if not found.idle or not isinstance(leave, Offload):
@@ -66,7 +70,7 @@ class Lms:
         setting = tune(Replay(problem, found).passes, given, found.levels.count)
         setting = tighten(lambda trial: floor(trial) <= enough, setting, given)
         if tuned and floor(setting) > enough and floor(setting) > kept:
-            return settle(problem, {}, self)  # which names the smaller budget
+            return settle(problem, {}, self)  # its error names the smaller budget
         return settle(problem, choices(found, setting, leave.tier), self)
 
 

@@ -1,8 +1,8 @@
-"""Levels of LMS: how far an op is from the start of the step, by the longest path.
+"""lms_levels: compute how far each op is from the start of the step, by the longest path.
 
-Nodes are the ops of the trace in their order, and one more between the forward and the backward
-ops: the pause, in which the rest of the step makes the tangents from the outputs. In a graph of the
-whole step the loss stands there. All forward ops are below it and all backward ops above.
+The nodes are the ops of the trace, in order, and one more between the forward and the backward ops:
+the pause, in which the rest of the step makes the tangents from the outputs. In a graph of the
+whole step the loss is there. All forward ops are below the pause and all backward ops above it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from numpy.typing import NDArray
 from outcore.ir.trace import Trace
 
 Ints = NDArray[np.int64]
+"""An array of integers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Levels:
-    """`level` per node; `above[k]` per node: the node 2**k levels before it on a longest path."""
+    """The level of each node, and its ancestors on a longest path."""
 
     pause: int
+    """The node of the pause."""
     level: Ints
+    """Per node, its level; 0 for the start of the step."""
     above: tuple[Ints, ...]
+    """`above[k]` has, per node, the node 2**k levels before it on a longest path."""
 
     @property
     def count(self) -> int:
@@ -40,9 +44,9 @@ class Levels:
         return node + (node < self.pause)
 
     def ancestors(self, nodes: Ints, steps: int) -> Ints:
-        """Per node: one that leads to it, `steps` levels before; for nodes that far from a start.
+        """Per node, one that leads to it, `steps` levels before it. O(log n) per node.
 
-        O(log n) per node.
+        Every node must be at least `steps` levels from a start.
         """
         for bit, above in enumerate(self.above):
             if steps >> bit & 1:
@@ -58,7 +62,7 @@ def levels(trace: Trace) -> Levels:
     parent: list[int] = []
 
     def append(producers: Iterable[int]) -> None:
-        """One more node. Of the producers on the highest level the last is its parent."""
+        """Add a node. Its parent is the last of the producers on the highest level."""
         before = max(producers, key=lambda node: (level[node], node), default=None)
         level.append(0 if before is None else level[before] + 1)
         parent.append(0 if before is None else before)
@@ -75,7 +79,7 @@ def levels(trace: Trace) -> Levels:
 
 
 def _powers(parent: Ints, highest: int) -> tuple[Ints, ...]:
-    """`parent` applied once, twice, four times, and so on, up to `highest` times in all."""
+    """`parent` applied once, twice, four times and so on, for up to `highest` levels in all."""
     powers = [parent]
     while 2 ** len(powers) <= highest:
         powers.append(powers[-1][powers[-1]])

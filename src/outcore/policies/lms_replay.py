@@ -1,8 +1,9 @@
-"""Replay of LMS: the memory of a step under a setting, op by op in order of levels. No time.
+"""lms_replay: replay the memory of a step under an LMS setting, by levels and without times.
 
-What an op makes is held from its run to its last reader's, or to the end where nothing may free
-it. What is swapped is held to its last near reader, and for one op more where the copy out is not
-waited for. Its copy is held from the end of the op that triggers it to its last reader.
+What an op makes is held from its run to the run of its last reader, or to the end if nothing may
+free it. What is swapped is held to its last near reader, and for one more op if the copy out is not
+waited for. The copy that comes back is held from the end of the op that triggers it to its last
+reader.
 """
 
 from __future__ import annotations
@@ -17,25 +18,29 @@ from outcore.policies.lms_levels import Ints, Levels
 from outcore.policies.lms_swaps import ON_THE_SPOT, Edges, Setting
 
 COPY_OUT_OPS = 1
-"""How many ops a copy out that is not waited for takes, whatever its size."""
+"""How many ops long a copy out is, whatever its size, if it is not waited for."""
 
 
 class Replay:
-    """The step of a problem, to be replayed under one setting after another."""
+    """A problem's step, to be replayed under one setting after another."""
 
     def __init__(self, problem: Problem, edges: Edges) -> None:
         self.edges, self.budget_bytes = edges, problem.budget_bytes
         self.position = _positions(edges.levels)
+        """Per node: when it runs in the replay."""
         self.nbytes = _sizes(problem, edges, copied=False)
+        """Per buffer of `edges`: its device bytes before it is swapped."""
         self.copied_bytes = _sizes(problem, edges, copied=True)
+        """The same once a copy has filled it (with padding)."""
         self.unswapped = _unswapped(problem, edges, self.position)
+        """Per position: bytes that are held whatever is swapped."""
 
     def passes(self, setting: Setting) -> bool:
-        """Whether the step stays inside the device's budget."""
+        """Whether the step stays inside the device budget."""
         return self.peak_bytes(setting) <= self.budget_bytes
 
     def peak_bytes(self, setting: Setting) -> int:
-        """The most bytes the device holds, everything counted. Linear in ops and edges."""
+        """The most bytes that the device holds, everything counted. Linear in ops and edges."""
         edges, position = self.edges, self.position
         swaps, target = edges.swaps(setting), position[edges.target]
         start = position[edges.source]
@@ -60,6 +65,7 @@ def _positions(order: Levels) -> Ints:
 
 
 def _sizes(problem: Problem, edges: Edges, *, copied: bool) -> Ints:
+    """Device bytes of each buffer of `edges`; `copied`: once a copy has filled it."""
     buffers = problem.trace.buffers
     slot_bytes = problem.hardware.slot_bytes
     sizes = [slot_bytes(Tier.DEVICE, buffers[b].nbytes, copied=copied) for b in edges.buffers]
@@ -67,7 +73,7 @@ def _sizes(problem: Problem, edges: Edges, *, copied: bool) -> Ints:
 
 
 def _held(count: int, start: Ints, stop: Ints, nbytes: Ints) -> Ints:
-    """Bytes held at each of `count` positions by what is held from `start` to `stop` inclusive."""
+    """Bytes held at each of `count` positions by items held from `start` to `stop` inclusive."""
     change = np.zeros(count + 1, dtype=np.int64)
     np.add.at(change, start, nbytes)
     np.subtract.at(change, np.minimum(stop + 1, count), nbytes)
@@ -75,7 +81,7 @@ def _held(count: int, start: Ints, stop: Ints, nbytes: Ints) -> Ints:
 
 
 def _unswapped(problem: Problem, edges: Edges, position: Ints) -> Ints:
-    """Bytes held at each position whatever is swapped."""
+    """Bytes held at each position whatever is swapped: all but the buffers of `edges`."""
     trace, order, live = problem.trace, edges.levels, liveness(problem.trace)
     end = len(position) - 1
     pause = int(position[order.pause])

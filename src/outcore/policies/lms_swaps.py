@@ -1,4 +1,4 @@
-"""Swaps of LMS: which uses of a buffer read a copy that came back, and when that is issued."""
+"""lms_swaps: decide which uses of a buffer read a copy that came back, and when it is issued."""
 
 from __future__ import annotations
 
@@ -17,26 +17,25 @@ from outcore.policies.lms_levels import Ints, Levels, levels
 Bools = NDArray[np.bool_]
 
 ON_THE_SPOT = -1
-"""Instead of a node: the copy back is issued right before its reader."""
+"""In place of a node: the copy back is issued immediately before its reader."""
 
 MAKER = -1
-"""Instead of an edge: the op before a gap is the one that makes the buffer."""
+"""In place of an edge: the op before a gap is the one that makes the buffer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The four numbers that decide all swaps. Distances are in levels.
-
-    A use further than `threshold` from the op that makes the buffer reads a copy that came back.
-    Such uses share a copy while each is at most `groupby` after the one before; with 0 none do.
-    Copies back are issued `ahead` levels before their reader. `sync`: 1 or 3 wait for each copy
-    out, 2 or 3 for each copy back.
-    """
+    """The four numbers that decide all swaps. Distances are in levels."""
 
     threshold: int
+    """A use further than this from the op that makes the buffer reads a copy that came back."""
     ahead: int
+    """How far before its reader a copy back is issued; 0: immediately before it."""
     groupby: int
+    """These far uses share a copy while each is at most this far after the one before; 0: none
+    do."""
     sync: int
+    """1 or 3: wait for each copy out; 2 or 3: wait for each copy back."""
 
     @property
     def waits_out(self) -> bool:
@@ -51,34 +50,39 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Swaps:
-    """Per edge: `far`: it reads a copy; `group`: which one; `opens`: it is the first to read it.
-
-    `trigger`: the node after whose run that copy is issued if the edge opens a group.
-    """
+    """What a setting does, per edge."""
 
     far: Bools
+    """Whether the edge reads a copy that came back."""
     group: Ints
+    """The number of that copy, if the edge is far."""
     opens: Bools
+    """Whether the edge is the first that reads that copy."""
     trigger: Ints
+    """The node after which the copy is issued if the edge opens a group, or ON_THE_SPOT."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Edges:
-    """Edges from the op that makes a buffer to each that reads it, those of one side by side.
-
-    `target` has a node per edge, in order of levels (ties in order of the trace), and `owner` the
-    index of its buffer in `buffers`; `source` has a node per buffer. `idle`: every gap of the
-    buffers; `starts` and `ends`: the edges to the ops before it (or MAKER) and after it.
-    """
+    """Edges from the op that makes a buffer to each op that reads it, buffer by buffer."""
 
     levels: Levels
+    """The levels of the trace."""
     buffers: tuple[int, ...]
+    """The buffers that may be swapped."""
     source: Ints
+    """Per buffer of `buffers`: the node that makes it."""
     owner: Ints
+    """Per edge: the index of its buffer in `buffers`."""
     target: Ints
+    """Per edge: the node that reads; in order of levels for each buffer, ties in order of the
+    trace."""
     idle: tuple[Gap, ...]
+    """Every gap of the buffers."""
     starts: Ints
+    """Per gap: the edge to the op before it, or MAKER."""
     ends: Ints
+    """Per gap: the edge to the op after it."""
 
     def swaps(self, setting: Setting) -> Swaps:
         """The swaps under `setting`. Linear in edges."""
@@ -100,9 +104,9 @@ class Edges:
 
 
 def edges(trace: Trace, min_bytes: int) -> Edges:
-    """The edges of what may be swapped: buffers of `min_bytes` that an op makes and nothing holds.
+    """The edges of all buffers of at least `min_bytes` that may be swapped. O(n log n) in uses.
 
-    O(n log n) in uses.
+    A buffer may be swapped if an op makes it, another op reads it, and nothing holds it to the end.
     """
     live, order = liveness(trace), levels(trace)
     wanted = [b for b in range(len(trace.buffers)) if _swappable(trace, live, b, min_bytes)]
@@ -132,6 +136,7 @@ def edges(trace: Trace, min_bytes: int) -> Edges:
 
 
 def _swappable(trace: Trace, live: Liveness, buffer: int, min_bytes: int) -> bool:
+    """Whether the buffer may be swapped: it is large enough, an op makes it, and it is not held."""
     if live.held[buffer] or live.producer[buffer] is None or len(live.uses[buffer]) == 1:
         return False
     return trace.buffers[buffer].nbytes >= min_bytes
@@ -144,8 +149,8 @@ def _ints(items: Sequence[int]) -> Ints:
 def choices(edges: Edges, setting: Setting, tier: Tier) -> dict[Gap, Choice]:
     """The gaps that `setting` swaps, as offloads to `tier`. Linear in edges.
 
-    In order of the trace, which is not that of levels, near uses may follow far ones: a buffer
-    leaves after the last near use.
+    The order of the trace is not the order of levels, so near uses may follow far ones. A buffer
+    leaves after its last near use.
     """
     swaps, order = edges.swaps(setting), edges.levels
     near = ~swaps.far
@@ -168,7 +173,7 @@ def choices(edges: Edges, setting: Setting, tier: Tier) -> dict[Gap, Choice]:
 def _offload(
     gap: Gap, order: Levels, trigger: int, setting: Setting, tier: Tier, *, made: bool
 ) -> Offload:
-    """The offload for `gap`; `made`: the op before it makes the buffer."""
+    """The offload for `gap`; `made`: the op before the gap makes the buffer."""
     issue = gap.before if trigger == ON_THE_SPOT else order.op_after(trigger)
     waits = setting.waits_out
     return Offload(

@@ -1,7 +1,7 @@
-"""Tuning of LMS: one number after another, each as large as a replay allows.
+"""lms_tune: tune the numbers of LMS one after another, each as large as a replay allows.
 
-Each search takes it for granted that a larger number needs more memory, which need not be so. What
-it returns has passed.
+Each search assumes that a larger number needs more memory, which need not be true. What it returns
+has passed.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from typing import Literal
 from outcore.policies.lms_swaps import Setting
 
 TUNED = -1
-"""An option that is to be tuned."""
+"""The value of an option that is to be tuned."""
 
 Passes = Callable[[Setting], bool]
+"""Whether a setting fits, by a replay or by a lowered plan."""
 Field = Literal["threshold", "ahead", "groupby"]
 
 
 def tune(passes: Passes, given: Setting, count: int) -> Setting:
-    """Fill in what is TUNED in `given`, for a step of `count` levels.
+    """Fill in what is TUNED in `given`, for a step of `count` levels. About 3 log2(count) replays.
 
-    The threshold comes first, at the first `sync` from the given one on at which the least
-    threshold passes; then `ahead`; then any `groupby`. Where nothing passes, all copies are waited
-    for, and a threshold to tune stays at `count`: nothing is swapped. About 3 log2(count) replays.
+    The threshold comes first, at the first `sync` from the given one up at which the smallest
+    threshold passes. Then come `ahead` and `groupby`. If nothing passes, all copies are waited for,
+    and a threshold that is to be tuned becomes `count`: nothing is swapped.
     """
     least = Setting(
         1 if given.threshold == TUNED else given.threshold,
@@ -45,9 +46,9 @@ def tune(passes: Passes, given: Setting, count: int) -> Setting:
 
 
 def tighten(fits: Passes, found: Setting, given: Setting) -> Setting:
-    """The first that fits of: `found`, it without sharing, it with the largest threshold that does.
+    """The first that fits of: `found`, without sharing, with the largest threshold that fits.
 
-    Where none fits, the tightest of them. Only what is TUNED in `given` is changed.
+    If none fits, the tightest of them. Changes only what is TUNED in `given`.
     """
     if fits(found):
         return found
@@ -62,7 +63,7 @@ def tighten(fits: Passes, found: Setting, given: Setting) -> Setting:
 
 
 def largest(passes: Passes, found: Setting, field: Field, most: int) -> Setting:
-    """`found`, which passes, with the largest passing value of `field` that bisection meets."""
+    """`found`, which passes, with the largest passing value of `field` that bisection finds."""
     low, high = 1, most
     while low <= high:
         middle = (low + high) // 2
@@ -75,6 +76,10 @@ def largest(passes: Passes, found: Setting, field: Field, most: int) -> Setting:
 
 
 def _tune_threshold(passes: Passes, least: Setting, count: int) -> Setting:
+    """The largest threshold, at the first `sync` from the given one up at which `least` passes.
+
+    If none passes, nothing is swapped and all copies are waited for.
+    """
     for sync in range(least.sync, 4):
         trial = replace(least, sync=sync)
         if passes(trial):
@@ -83,7 +88,10 @@ def _tune_threshold(passes: Passes, least: Setting, count: int) -> Setting:
 
 
 def _tune_groupby(passes: Passes, found: Setting, count: int) -> Setting:
-    """`found` with everything shared if that passes, else with the first that bisection meets."""
+    """`found` with everything shared if that passes, else with the first `groupby` that does.
+
+    Bisection tries ever smaller numbers; if none passes, nothing is shared.
+    """
     everything = replace(found, groupby=count)
     if passes(everything):
         return everything

@@ -1,9 +1,8 @@
-"""overflow: a plan for a machine whose host has too little memory for what leaves the device.
+"""overflow: adapt a plan to a machine whose host memory is too small for all that it offloads.
 
-No paper has this third tier. The policy plans as if the host had the disk's room too
-(`with_roomy_host`); then what is away for longest goes to the disk, until the rest fits in the host
-(`overflow`). A copy to the disk passes
-through host memory: the driver stages it there.
+No paper has this third tier. The policy plans as if the room of the disk were host memory too
+(`with_roomy_host`). Then what is away longest goes to the disk, until the rest fits in host memory
+(`overflow`). A copy to the disk passes through host memory: the driver stages it there.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from outcore.policies.settle import outer_too_small
 
 
 def with_roomy_host(problem: Problem) -> Problem:
-    """The problem with no disk, and a host that has the room of both."""
+    """The problem without a disk, and with a host that has the room of both."""
     host, disk = (problem.limit_bytes(tier) for tier in (Tier.HOST, Tier.DISK))
     room = host + disk
     hardware = _with_capacity(problem.hardware, {Tier.HOST: room, Tier.DISK: 0})
@@ -30,19 +29,20 @@ def with_roomy_host(problem: Problem) -> Problem:
 
 
 def overflow(problem: Problem, plan: Plan) -> Plan:
-    """The plan with as much of what it offloads sent to the disk as the host's limit asks for.
+    """The plan with as much of its offloads sent to the disk as the host's limit requires.
 
-    What goes is what leaves first: it comes back last, so that a slow disk has the most time. Large
-    buffers stay where smaller ones will do: what goes to the disk passes through buffers on the
-    host of the largest one's size. Lowers the plan once for each distinct size up to that, and
-    about log2(n) times for n buffers. Raises InfeasibleError where a tier is too small.
+    What leaves first goes to the disk: it comes back last, so a slow disk has the most time. A
+    large buffer goes there only if the smaller ones are not enough, because the staging buffers on
+    the host have the size of the largest buffer on the disk. Lowers the plan once for each distinct
+    size up to that one, and about log2(n) times for n buffers. Raises InfeasibleError if a tier is
+    too small.
     """
     sizes = [buffer.nbytes for buffer in problem.trace.buffers]
     away = [gap for gap, choice in plan.choices if isinstance(choice, Offload)]
     order = list(dict.fromkeys(g.buffer for g in sorted(away, key=lambda g: (g.after, g.buffer))))
 
     def over(moved: Sequence[int]) -> int:
-        """Bytes of the host beyond its limit."""
+        """Bytes of host memory beyond its limit with the buffers `moved` on the disk."""
         found = _moved(plan, moved)
         staging = staging_needed(problem.trace, found)
         return _taken(problem, found, Tier.HOST) + staging - problem.limit_bytes(Tier.HOST)
@@ -66,7 +66,7 @@ def overflow(problem: Problem, plan: Plan) -> Plan:
 
 
 def staging_needed(trace: Trace, plan: Plan) -> int:
-    """Host memory that the copies of `plan` to and from a disk pass through."""
+    """Host memory through which the copies of `plan` to and from a disk pass."""
     through = (
         trace.buffers[gap.buffer].nbytes
         for gap, choice in plan.choices
@@ -76,9 +76,9 @@ def staging_needed(trace: Trace, plan: Plan) -> int:
 
 
 def _fewest(order: Sequence[int], over: Callable[[Sequence[int]], int]) -> Sequence[int]:
-    """A short beginning of `order` that is not over, the shortest where sizes are equal.
+    """A short prefix of `order` that is not over; the shortest if all sizes are equal.
 
-    All of it is not over.
+    All of `order` must not be over. `over` returns the bytes beyond the limit.
     """
     low, high = 1, len(order)
     while low < high:
@@ -91,6 +91,7 @@ def _fewest(order: Sequence[int], over: Callable[[Sequence[int]], int]) -> Seque
 
 
 def _moved(plan: Plan, buffers: Sequence[int]) -> Plan:
+    """`plan` with the offloads of `buffers` sent to the disk."""
     chosen = set(buffers)
 
     def choice(gap: Gap, before: Choice) -> Choice:
@@ -103,9 +104,11 @@ def _moved(plan: Plan, buffers: Sequence[int]) -> Plan:
 
 
 def _taken(problem: Problem, plan: Plan, tier: Tier) -> int:
+    """Bytes of `tier` that the lowered `plan` needs."""
     return tier_bytes(problem, lower(problem, plan, fast=True), tier)
 
 
 def _with_capacity(hardware: Hardware, given: dict[Tier, int]) -> Hardware:
+    """`hardware` with the capacities in `given`."""
     capacity = tuple((tier, given.get(tier, nbytes)) for tier, nbytes in hardware.capacity_bytes)
     return replace(hardware, capacity_bytes=capacity)

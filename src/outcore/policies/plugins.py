@@ -1,6 +1,6 @@
-"""plugins: policies that other packages bring, by the entry point group `outcore.policies`.
+"""plugins: find policies of other packages, by the entry point group `outcore.policies`.
 
-Entry points are looked at only where a name is not built in, and for lists of all.
+Entry points are read only for a name that is not built in, and for lists of all policies.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "outcore.policies"
+"""The entry point group that a package registers its policies in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A policy of another package, or what is wrong with it."""
+    """A policy of another package, or the error that says what is wrong with it."""
 
     name: str
     distribution: str
-    """The package that brings it, and its version."""
+    """The package that provides it, and its version."""
     kind: type[Policy] | PolicyError
+    """The policy's class, or the error if it cannot be used."""
 
 
 class KnownPolicies(Mapping[str, type[Policy]]):
-    """The policies by name: those built in, then those of other packages."""
+    """The policies by name: the built-in ones, then those of other packages."""
 
     def __getitem__(self, name: str) -> type[Policy]:
-        """Raises KeyError for a name that nobody has, PolicyError for a plug-in that is wrong."""
+        """Raises KeyError for an unknown name, PolicyError for a plug-in that cannot be used."""
         return POLICIES[name] if name in POLICIES else _load(name, _entries(name))
 
     def __iter__(self) -> Iterator[str]:
@@ -45,11 +47,12 @@ class KnownPolicies(Mapping[str, type[Policy]]):
 
 
 def plugins() -> list[Plugin]:
-    """Every policy of other packages, by name."""
+    """Every policy of other packages, sorted by name."""
     return [_plugin(entry) for entry in _entries()]
 
 
 def _plugin(entry: EntryPoint) -> Plugin:
+    """The policy of an entry point, or what is wrong with it."""
     try:
         kind = _load(entry.name, _entries(entry.name))
     except PolicyError as error:
@@ -58,7 +61,8 @@ def _plugin(entry: EntryPoint) -> Plugin:
 
 
 def _entries(name: str | None = None) -> list[EntryPoint]:
-    from importlib.metadata import entry_points  # noqa: PLC0415 - what is built in needs none
+    """The entry points of the group, with that `name` if one is given, in a fixed order."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - built-in policies need none
 
     found = entry_points(group=GROUP)
     wanted = found if name is None else found.select(name=name)
@@ -66,10 +70,15 @@ def _entries(name: str | None = None) -> list[EntryPoint]:
 
 
 def _distribution(entry: EntryPoint) -> str:
+    """The name and version of the package that provides an entry point."""
     return "an unknown package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
 
 
 def _load(name: str, entries: list[EntryPoint]) -> type[Policy]:
+    """The class of the only entry point of `name`.
+
+    Raises KeyError if there is none, PolicyError if its name is taken or it is not a policy.
+    """
     if not entries:
         raise KeyError(name)
     brought_by = " and ".join(map(_distribution, entries))
@@ -93,11 +102,12 @@ def _load(name: str, entries: list[EntryPoint]) -> type[Policy]:
 
 
 def _said(error: Exception) -> str:
+    """The type and the message of `error`."""
     return f"{type(error).__name__}: {error}"
 
 
 def _wrong(kind: object, name: str) -> str:
-    """What keeps `kind` from being a policy; empty where nothing does."""
+    """Why `kind` is not a policy; empty if it is one."""
     if not (isinstance(kind, type) and is_dataclass(kind)):
         return "it is not a dataclass"
     if not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]  # every dataclass has it

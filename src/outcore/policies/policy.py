@@ -1,4 +1,4 @@
-"""Policy: what every planner is."""
+"""policy: Policy, the interface of every planner, and what a planner may offer in addition."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from outcore.ir.problem import Problem
 from outcore.units import format_count
 
 MIN_BYTES = 64 * 2**10
-"""Default of `min_bytes`: what is smaller is not worth a copy or a decision."""
+"""Default of `min_bytes`: smaller buffers are not worth a copy or a decision."""
 
 
 class Policy(Protocol):
     """A way to plan. An implementation is a frozen dataclass whose fields are its options."""
 
     name: ClassVar[str]
-    """The name it is known by: `swap-all`."""
+    """The name in specs, such as `swap-all`."""
     summary: ClassVar[str]
     """What it does, in one line."""
 
     def plan(self, problem: Problem) -> Plan:
         """A plan whose lowered program fits the problem's budgets. Pure and deterministic.
 
-        Raises InfeasibleError, with the smallest budget that this policy can meet, where it has no
+        Raises InfeasibleError, with the smallest budget that this policy can meet, if it has no
         plan that fits.
         """
         ...
@@ -33,20 +33,20 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Improver(Policy, Protocol):
-    """A policy that can start from plans that are known."""
+    """A policy that can start from known plans."""
 
     def improve(self, problem: Problem, known: Sequence[Plan]) -> Plan:
-        """As `plan`, and no slower than any of `known` that fits."""
+        """A plan as `plan` returns it, and no slower than any of `known` that fits."""
         ...
 
 
 @runtime_checkable
 class Hasty(Policy, Protocol):
-    """A policy that can do with a small part of its time: to see what fits, before it plans."""
+    """A policy with a fast version, used to find out what fits before the real planning."""
 
     @property
     def in_haste(self) -> Policy:
-        """The one that does. It has a plan wherever this one has."""
+        """The fast version. It has a plan whenever this policy has one."""
         ...
 
 

@@ -16,9 +16,9 @@ from outcore.policies.pooch_search import keep_from_the_output, recompute_where_
 class Pooch(PoochPolicy):
     """Step 1: keep what fits, from the output side. Step 2: recompute where offloading costs more.
 
-    Ito et al., "Profiling based out-of-core hybrid method for large neural networks" (PoocH),
-    arXiv 1907.05013; this is the greedy of the published code, not the exponential search of the
-    paper (section 4).
+    Ito et al., "Profiling based out-of-core hybrid method for large neural networks" (PoocH), arXiv
+    1907.05013. This is the greedy algorithm of the published code, not the exponential search of
+    the paper (section 4).
     """
 
     name: ClassVar[str] = "pooch"

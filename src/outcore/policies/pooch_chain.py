@@ -1,8 +1,8 @@
-"""What a break point needs: targets to fetch, and ops to run again for those that are recomputed.
+"""pooch_chain: find what a break point needs: targets to fetch, and ops to run again.
 
 The recursion of PoocH's code: what a recomputation reads is fetched, or recomputed in turn. Only
-what the break point itself wants stays; the intermediates are dropped at their last reader, and
-made again whenever they are needed again.
+what the break point itself needs stays. Intermediates are dropped at their last reader, and
+recomputed whenever they are needed again.
 """
 
 from __future__ import annotations
@@ -17,52 +17,56 @@ from outcore.ir.problem import Problem
 from outcore.policies.pooch_log import KEEP, OFFLOAD, Kind, Log, Segment
 
 REMEMBERED = 4
-"""Results kept per segment: a search asks for the same few again and again."""
+"""Results that are cached per segment: a search asks for the same few again and again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Targets to fetch; targets made again, and what that takes: seconds, and bytes at its peak.
-
-    `growth_bytes` is the peak above what is there once the fetches are.
-    """
+    """What a segment needs before its first op."""
 
     fetched: tuple[int, ...]
+    """Targets to fetch."""
     again: tuple[int, ...]
+    """Targets to recompute."""
     seconds: float
+    """Seconds of compute for these recomputations."""
     growth_bytes: int
+    """Peak of these recomputations, above what is on the device once the fetches are."""
 
     @property
     def back(self) -> tuple[int, ...]:
-        """The targets that are there from then on."""
+        """The targets that are on the device from then on."""
         return self.fetched + self.again
 
 
 NOTHING = Need((), (), 0.0, 0)
-"""What a segment needs that finds all its targets there."""
+"""What a segment needs if all its targets are on the device."""
 
 
 class Chains:
-    """Answers what a segment needs, given what is there."""
+    """Finds out what a segment needs, given what is on the device."""
 
     def __init__(self, problem: Problem, log: Log) -> None:
         self.trace, self.profile = problem.trace, problem.profile
         self.live = liveness(problem.trace)
         self.targets = log.targets
         self.target_of = {target.gap.buffer: i for i, target in enumerate(log.targets)}
+        """Buffer -> its target."""
         self.nbytes = [
             problem.hardware.slot_bytes(Tier.DEVICE, buffer.nbytes, copied=False)
             for buffer in problem.trace.buffers
         ]
+        """Device bytes of each buffer."""
         self.met: set[int] = set()
-        """Targets whose state the answer under way depends on."""
+        """Targets whose state the answer in progress depends on."""
         self.known: dict[int, list[tuple[list[int], list[Kind], Need]]] = {}
-        """Per break point: what answers depended on, and the answers."""
+        """Cache. Per break point: the targets that an answer depends on, their states, and the
+        answer."""
 
     def need(self, segment: Segment, left: Sequence[Kind]) -> Need:
         """What `segment` needs before its first op.
 
-        `left` is KEEP for the targets that are there, else how the target comes back.
+        `left` is KEEP for the targets that are on the device, else how the target comes back.
         """
         if all(left[i] is KEEP for i in segment.wanted):
             return NOTHING
@@ -78,6 +82,7 @@ class Chains:
         return need
 
     def _work_out(self, segment: Segment, left: Sequence[Kind]) -> Need:
+        """The answer of `need`, without the cache."""
         wanted = [i for i in segment.wanted if left[i] is not KEEP]
         if all(left[i] is OFFLOAD for i in wanted):
             return Need(tuple(wanted), (), 0.0, 0)
@@ -124,7 +129,7 @@ class Chains:
     def _growth_bytes(
         self, before: int, ops: Sequence[int], again: Sequence[int], left: Sequence[Kind]
     ) -> int:
-        """Peak bytes of running `ops` again, above what is there."""
+        """Peak bytes of running `ops` again, above what is on the device."""
         staying = {self.targets[i].gap.buffer for i in again}
         last_reader = {b: op for op in ops for b in self.trace.reads[op]}
         temporary: set[int] = set()

@@ -1,7 +1,8 @@
-"""The time of a step in PoocH's model: compute and one link each way, copies in order.
+"""pooch_clock: the time of a step in PoocH's model: compute and one link in each direction.
 
-Times are floats, or arrays with one entry per variant of the step: planning compares, for every
-target, the step as it is with the step where that target's copies take no time.
+Copies run in order. Times are floats, or arrays with one entry per variant of the step. With
+arrays, planning compares the step as it is with the steps in which one target's copies need no
+time, for all targets at once.
 """
 
 from __future__ import annotations
@@ -21,26 +22,28 @@ from outcore.policies.pooch_model import Forward, PoochModel
 
 Times = NDArray[np.float64]
 T = TypeVar("T", float, Times)
+"""A time: one float, or an array with one float per variant of the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardTimes(Generic[T]):
-    """When each op, then the boundary, is reached; when each copy out is done; the end.
-
-    At the end all copies out are done too.
-    """
+    """Times of a forward pass."""
 
     reached: list[T]
+    """When compute reaches each op, then the boundary."""
     done: list[T]
+    """When each copy out is done."""
     end: T
+    """When compute and all copies out are done."""
 
 
 def play_forward(
     log: Log, forward: Forward, copies: Sequence[T], zero: T, larger: Callable[[T, T], T]
 ) -> ForwardTimes[T]:
-    """The forward pass; `copies` are the times of the copies out, in order of `forward.leaving`.
+    """Simulate the forward pass. All copies out are awaited at the boundary.
 
-    All copies are awaited at the boundary.
+    `copies` are the times of the copies out, in order of `forward.leaving`. `zero` and `larger` are
+    the zero and the maximum for the type of times.
     """
     clock, channel = zero, zero
     reached: list[T] = []
@@ -62,14 +65,14 @@ def play_forward(
 
 @dataclass(frozen=True, slots=True)
 class BackwardTimes(Generic[T]):
-    """When compute reaches each segment, when its fetches are done, and the end.
-
-    `done` has the segments that fetch anything.
-    """
+    """Times of a backward pass."""
 
     reached: list[T]
+    """When compute reaches each segment."""
     done: dict[int, T]
+    """Segment -> when its fetches are done, for the segments that fetch anything."""
     end: T
+    """When compute is done."""
 
 
 def play_backward(
@@ -80,10 +83,10 @@ def play_backward(
     zero: T,
     larger: Callable[[T, T], T],
 ) -> BackwardTimes[T]:
-    """The backward pass: segment i waits for its fetches, which follow those before them.
+    """Simulate the backward pass: segment i waits for its fetches, which run after earlier ones.
 
-    `fetches` are the times of the copies back per segment that has any; `slots[i]` is the break
-    point at which those of segment i are issued.
+    `fetches` are the times of the copies back, per segment that has any. `slots[i]` is the break
+    point at which those of segment i are issued. `zero` and `larger` are as for `play_forward`.
     """
     clock, channel = zero + log.lead_in.seconds, zero
     reached: list[T] = []
@@ -101,7 +104,10 @@ def play_backward(
 
 
 def waited(model: PoochModel, forward: Forward) -> list[int]:
-    """Targets whose copies out were not done when they had to be, at the latest at the boundary."""
+    """Targets whose copies out were not done when they had to be, at the boundary at the latest.
+
+    As in the published code, the last forward op counts as the boundary.
+    """
     out = [model.targets[i].out_seconds for i in forward.leaving]
     times = play_forward(model.log, forward, out, 0.0, max)
     last = len(forward.due) - 1
@@ -129,7 +135,7 @@ def backward_seconds(model: PoochModel, backward: Backward, slots: Sequence[int]
 
 
 def simulated_seconds(model: PoochModel, forward: Forward, backward: Backward) -> float:
-    """The time of a step of these passes, fetches issued where `compact` puts them."""
+    """Time of a step of these passes, with fetches issued as `compact` places them."""
     out = [model.targets[i].out_seconds for i in forward.leaving]
     there = play_forward(model.log, forward, out, 0.0, max)
     return there.end + backward_seconds(model, backward, model.compact(backward))
@@ -142,7 +148,7 @@ def step_seconds(
     slots: Sequence[int],
     free: Sequence[int],
 ) -> Times:
-    """The step's time as it is, followed by its times when target free[i]'s copies take none."""
+    """The step's time as it is, then, for each i, if copies of target free[i] need no time."""
     charged = 1.0 - (np.array([-1, *free]) == np.arange(len(model.targets))[:, np.newaxis])
     zero = np.zeros(len(free) + 1)
     out = [model.targets[i].out_seconds * charged[i] for i in forward.leaving]

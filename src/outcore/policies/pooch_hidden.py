@@ -1,4 +1,7 @@
-"""Copies that compute does not hide when all is offloaded: section 4.4.2 of PoocH's paper."""
+"""pooch_hidden: find copies that compute does not hide when everything is offloaded.
+
+Section 4.4.2 of PoocH's paper.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +21,19 @@ from outcore.policies.pooch_search import ROUNDING, offload_all
 
 @dataclass(frozen=True, slots=True)
 class Exposed:
-    """Targets whose copies are not hidden when all are offloaded.
-
-    `out` is the paper's L_O, in order of copy-out. `stalls` has its L_I: target -> the seconds that
-    compute waits for its copy back.
-    """
+    """Targets whose copies are not hidden when everything is offloaded."""
 
     out: tuple[int, ...]
+    """The paper's L_O: targets whose copies out are not hidden, in order of copy-out."""
     stalls: dict[int, float]
+    """The paper's L_I: target -> the seconds that compute waits for its copy back."""
 
 
 def exposed(model: PoochModel) -> Exposed:
     """What compute has to wait for when every target is offloaded. Linear in ops and targets.
 
-    A copy is hidden if compute does not wait for it: for a copy out, neither the op that needs its
-    memory nor the boundary, where all are awaited; for a copy back, its break point.
+    A copy out is hidden if neither the op that needs its memory waits for it, nor the boundary, at
+    which all copies out are awaited. A copy back is hidden if its break point does not wait for it.
     """
     kinds = offload_all(model)
     backward = model.rebuild(kinds)
@@ -44,7 +45,11 @@ def exposed(model: PoochModel) -> Exposed:
 
 
 def _exposed_out(model: PoochModel, forward: Forward) -> tuple[int, ...]:
-    """Not `pooch_clock.waited`: the published code takes the last op for the boundary."""
+    """Targets whose copies out are not hidden.
+
+    Differs from `pooch_clock.waited`, which follows the published code: there the last op counts as
+    the boundary.
+    """
     out = [model.targets[i].out_seconds for i in forward.leaving]
     times = play_forward(model.log, forward, out, 0.0, max)
     awaited_at = [bisect_right(forward.due, copy) for copy in range(len(out))]
@@ -56,7 +61,7 @@ def _exposed_out(model: PoochModel, forward: Forward) -> tuple[int, ...]:
 
 
 def _stalls(model: PoochModel, backward: Backward, times: BackwardTimes[float]) -> dict[int, float]:
-    """Of a group that compute waits for, each target has its own copy's share of the wait."""
+    """Target -> its share of the wait of its group, at most the time of its own copy."""
     stalls: dict[int, float] = {}
     for segment, end in times.done.items():
         wait = end - times.reached[segment]

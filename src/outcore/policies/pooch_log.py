@@ -1,6 +1,6 @@
-"""What PoocH records of a profiled step, derived from the trace: memory and time, op by op.
+"""pooch_log: what PoocH records of a profiled step, here derived from the trace, op by op.
 
-The log is that of the step with everything kept. What a plan moves is subtracted by the model.
+The log has memory and time of the step with everything kept. The model subtracts what a plan moves.
 """
 
 from __future__ import annotations
@@ -36,62 +36,73 @@ KEEP, OFFLOAD, RECOMPUTE = Kind
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A candidate: what it takes of the device before and after its copies, and their times."""
+    """A candidate gap: its device memory before and after its copies, and their times."""
 
     gap: Gap
     nbytes: int
+    """Device bytes before it is copied out."""
     fetched_bytes: int
+    """Device bytes once a copy has filled it."""
     out_seconds: float
+    """Time of its copy out."""
     in_seconds: float
+    """Time of its copy back."""
     recomputable: bool
     last_segment: int
     """The segment of its last use."""
 
     @property
     def padding_bytes(self) -> int:
-        """What it takes more after a copy than before."""
+        """Bytes that it needs in addition after a copy."""
         return self.fetched_bytes - self.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedOp:
-    """One op: memory it takes before it runs, while it runs, and gives back after."""
+    """Time and memory of one op."""
 
     seconds: float
     alloc_bytes: int
+    """Memory that is allocated before it runs."""
     workspace_bytes: int
+    """Memory that it needs in addition while it runs."""
     free_bytes: int
+    """Memory that is freed after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Backward ops from a break point (the first need of some target) up to the next.
-
-    `wanted` are the targets first needed by `op`, the first op of the segment.
-    """
+    """Backward ops from a break point (the first need of some target) up to the next one."""
 
     op: int
+    """The first op of the segment."""
     wanted: tuple[int, ...]
+    """Targets that `op` is the first to need."""
     seconds: float
+    """Compute of the segment with everything kept."""
     start_bytes: int
+    """Bytes held before `op`, with everything kept."""
     peak_bytes: int
+    """The most bytes held inside the segment, with everything kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A step with everything kept: bytes at its start, forward ops, backward segments.
-
-    `boundary_bytes` is what must be there between the two calls, `lead_in` the backward ops before
-    the first break point, `leaving` the targets that forward op i uses last.
-    """
+    """A step with everything kept."""
 
     targets: tuple[Target, ...]
     start_bytes: int
+    """Bytes at the start of the step."""
     forward: tuple[LoggedOp, ...]
+    """The forward ops."""
     leaving: tuple[tuple[int, ...], ...]
+    """Per forward op: the targets whose last forward use it is."""
     boundary_bytes: int
+    """Bytes that must be available between the two calls."""
     lead_in: Segment
+    """The backward ops before the first break point."""
     segments: tuple[Segment, ...]
+    """The backward ops from there, by break point."""
 
     @property
     def boundary(self) -> int:
@@ -138,6 +149,7 @@ def _by_op(ops: Sequence[int]) -> defaultdict[int, list[int]]:
 def _targets(
     problem: Problem, gaps: Sequence[Gap], breaks: Sequence[int], tier: Tier
 ) -> tuple[Target, ...]:
+    """The targets of `gaps`; `breaks`: the first op of each segment."""
     again = recomputable(problem, gaps)
     uses = liveness(problem.trace).uses
     last_use = {gap: uses[gap.buffer][-1] for gap in gaps}
@@ -148,6 +160,7 @@ def _targets(
 
 
 def _target(problem: Problem, gap: Gap, tier: Tier, last_segment: int, *, again: bool) -> Target:
+    """The target of `gap`; `again`: whether it can be recomputed."""
     hardware, outer = problem.hardware, tier
     nbytes = problem.trace.buffers[gap.buffer].nbytes
     return Target(
@@ -162,6 +175,7 @@ def _target(problem: Problem, gap: Gap, tier: Tier, last_segment: int, *, again:
 
 
 def _logged(problem: Problem, draft: Draft, step: Step) -> LoggedOp:
+    """The log entry of the op of `step`."""
     op = step.run.op
     return LoggedOp(
         problem.profile.seconds[op],
@@ -172,7 +186,7 @@ def _logged(problem: Problem, draft: Draft, step: Step) -> LoggedOp:
 
 
 def _change(draft: Draft, actions: Sequence[Action]) -> int:
-    """Bytes that `actions` of a step without copies take."""
+    """Bytes by which `actions` of a step without copies change what is held."""
     taken = sum(draft.slots[a.slot].nbytes for a in actions if isinstance(a, Alloc))
     return taken - sum(draft.slots[a.slot].nbytes for a in actions if isinstance(a, Free))
 
@@ -193,6 +207,7 @@ def _segment(
     span: tuple[int, int],
     wanted: tuple[int, ...],
 ) -> Segment:
+    """The segment of the ops in `span` (its first op, and the op after its last)."""
     first, stop = span
     inside = range(first, stop)
     peaks = (levels[i] + ops[i].alloc_bytes + ops[i].workspace_bytes for i in inside)

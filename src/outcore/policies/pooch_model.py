@@ -1,10 +1,13 @@
-"""PoocH's model of a step: memory (`pooch_clock.py` has the time).
+"""pooch_model: PoocH's model of a step: its memory (`pooch_clock.py` has the time).
 
-From `Trainer.optimize_swap_targets` of PoocH's published code, with its names. `sync_swapout` walks
-the forward pass and waits for copies out where memory is needed. `rebuild` (`pooch_backward.py`)
-finds what each break point of the backward pass must fetch and run again. `compact` hoists the
-fetches, in order, as early as memory allows. Lifetimes are those of the trace; no offsets, so no
-fragmentation.
+From `Trainer.optimize_swap_targets` of PoocH's published code, with its names:
+
+- `sync_swapout` walks the forward pass and waits for copies out when memory is needed.
+- `rebuild` (`pooch_backward.py`) finds what each break point of the backward pass must fetch and
+  run again.
+- `compact` moves the fetches earlier, in order, as far as memory allows.
+
+Lifetimes are the trace's. There are no offsets, so there is no fragmentation.
 """
 
 from __future__ import annotations
@@ -23,17 +26,21 @@ from outcore.policies.pooch_log import OFFLOAD, RECOMPUTE, Kind, record
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """The forward pass: targets copied out, in order; per op, how many of them it waits for."""
+    """The forward pass."""
 
     leaving: tuple[int, ...]
+    """Targets that are copied out, in order."""
     due: tuple[int, ...]
+    """Per op: how many of these copies it waits for, the oldest first."""
     peak_bytes: int
+    """The most bytes held, after the waits."""
 
 
 class PoochModel:
     """The model of one problem: candidates, in order of copy-out to `tier`, in `capacity_bytes`.
 
-    `early` hoists fetches as early as memory allows; PoocH's code does so in batches (`compact`).
+    With `early`, fetches are issued as early as memory allows; PoocH's code does this in batches
+    (`compact`).
     """
 
     def __init__(
@@ -56,7 +63,7 @@ class PoochModel:
     # ---- forward --------------------------------------------------------------------------------
 
     def sync_swapout(self, kinds: Sequence[Kind]) -> Forward:
-        """How many copies out, oldest first, each forward op must wait for to find its memory."""
+        """How many copies out, oldest first, each forward op must wait for to have its memory."""
         held = peak = self.log.start_bytes
         queue: list[int] = []
         freed = 0
@@ -91,11 +98,11 @@ class PoochModel:
     # ---- backward -------------------------------------------------------------------------------
 
     def rebuild(self, kinds: Sequence[Kind]) -> Backward:
-        """What each segment has to fetch and to run again before its first op."""
+        """The backward pass of `kinds`: what each segment fetches and runs again at its start."""
         return self.backwards.rebuild(kinds)
 
     def detour(self, kinds: Sequence[Kind], backward: Backward, target: int) -> Detour:
-        """How `backward`, that of `kinds`, changes where `target` is recomputed, not offloaded."""
+        """How `backward`, the pass of `kinds`, changes if `target` is recomputed, not offloaded."""
         return self.backwards.detour(kinds, backward, target)
 
     # ---- schedule -------------------------------------------------------------------------------
@@ -104,9 +111,10 @@ class PoochModel:
         """Per segment, the break point at which its fetches (its group) are issued.
 
         Groups stay in order. With group j issued at break point i, segments i to j - 1 hold its
-        bytes beside their own peaks. As in PoocH's code a break point hoists the groups that follow
-        it up to the first that does not fit, and hoists none while the next was hoisted already:
-        fetches come in batches. With `early`, each group goes to the earliest point with room.
+        bytes in addition to their own peaks. As in PoocH's code, a break point issues the groups
+        after it, up to the first that does not fit. It issues none if the next group was issued
+        earlier already, so fetches come in batches. With `early`, each group goes to the earliest
+        point with room.
         """
         groups = backward.fetched
         sums = [0]
@@ -114,7 +122,7 @@ class PoochModel:
             sums.append(sums[-1] + sum(self.targets[i].fetched_bytes for i in group))
         room = [peak - total for peak, total in zip(backward.peak_bytes, sums[1:], strict=True)]
         slots: list[int] = []
-        highest: deque[int] = deque()  # of room[point : len(slots)], each with lower ones after it
+        highest: deque[int] = deque()  # of room[point : len(slots)]: the maximum, then lower ones
         for point in range(len(groups)):
             if highest and highest[0] < point:
                 highest.popleft()

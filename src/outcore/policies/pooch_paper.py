@@ -1,4 +1,4 @@
-"""pooch-paper: PoocH as the text of its paper has it (section 4), the tree of step 1 bounded."""
+"""pooch-paper: PoocH as the text of its paper describes it (section 4), with a bounded tree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from outcore.policies.pooch_timeline import recompute_where_faster
 from outcore.policies.pooch_tree import keep_by_tree
 
 LEAVES = 1024
-"""Default of `leaves`: ten levels of the tree, or a beam; seconds for ResNet-50."""
+"""Default of `leaves`: ten levels of the tree, or a beam; some seconds of planning for
+ResNet-50."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,5 +49,5 @@ class PoochPaper:
         return recompute_where_faster(model, keep_by_tree(model, self.leaves))
 
     def plan(self, problem: Problem) -> Plan:
-        """What `decide` says. Raises InfeasibleError where not even offloading all fits."""
+        """The plan of `decide`. Raises InfeasibleError if not even offloading everything fits."""
         return pooch_plan(problem, self, self.min_bytes, self.decide, schedule=None)

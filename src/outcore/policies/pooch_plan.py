@@ -1,4 +1,4 @@
-"""From PoocH's model to a Plan: choices, and when their copies are issued and awaited."""
+"""pooch_plan: turn the decisions of PoocH's model into a Plan, with hints for its copies."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from outcore.policies.pooch_search import delay
 from outcore.policies.settle import settle
 
 TRIES = 4
-"""How often the model is asked, each time with less capacity, before everything is offloaded."""
+"""How often the model plans, each time with less capacity, before everything is offloaded."""
 
 Decide = Callable[[PoochModel], Sequence[Kind]]
-"""One kind per target, in the targets' order."""
+"""Chooses one kind per target, in the order of the targets."""
 
 Schedule = Callable[[PoochModel, Backward], Sequence[int]]
-"""Per segment, the break point at which its fetches are issued."""
+"""Chooses, per segment, the break point at which its fetches are issued."""
 
 
 def published(model: PoochModel, backward: Backward) -> list[int]:
-    """PoocH's schedule: hoisted while memory allows, then delayed while time allows."""
+    """PoocH's schedule: fetches as early as memory allows, then delayed as far as time allows."""
     return delay(model, backward, model.compact(backward))
 
 
@@ -44,11 +44,12 @@ def pooch_plan(
     decide: Decide,
     schedule: Schedule | None,
 ) -> Plan:
-    """The plan of `decide`'s kinds. Copies follow `schedule`; None leaves their times to lowering.
+    """The plan of the kinds that `decide` chooses.
 
-    Where the lowered program does not fit although the model says so, the model is asked again with
-    its capacity less the excess. Raises InfeasibleError where offloading every candidate, each copy
-    waited for on the spot, does not fit.
+    Copies follow `schedule`; None leaves their times to lowering. If the lowered program does not
+    fit although the model says so, the model plans again with its capacity reduced by the excess.
+    Raises InfeasibleError if offloading every candidate, with each copy waited for immediately,
+    does not fit.
     """
     gaps = candidates(problem, min_bytes)
     leave = away(problem)
@@ -72,7 +73,7 @@ def pooch_plan(
 def choices_of(
     model: PoochModel, kinds: Sequence[Kind], tier: Tier, schedule: Schedule | None
 ) -> dict[Gap, Choice]:
-    """The choices of `kinds`, with hints where there is a `schedule`."""
+    """The choices for `kinds`, with hints if there is a `schedule`."""
     issue = _issue_ops(model, kinds, schedule) if schedule else {}
     release = model.log.boundary if schedule else None
 

@@ -1,4 +1,4 @@
-"""PoochPolicy: the options that swap-all, swap-opt, pooch and cheap share, and what they do."""
+"""pooch_policy: PoochPolicy, the options and planning of swap-all, swap-opt, pooch and cheap."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from outcore.policies.pooch_plan import pooch_plan, published
 class PoochPolicy(ABC):
     """A policy that decides over PoocH's model of a step. A subclass says how, and adds no option.
 
-    Candidates are buffers of at least `min_bytes`. Copies back are issued as in PoocH's code; with
-    `early`, lowering issues each as early as memory allows, and the decisions assume that.
+    Candidates are buffers of at least `min_bytes`. Copies back are issued as in PoocH's code. With
+    `early`, lowering issues each one as early as memory allows, and the decisions assume that.
     """
 
     name: ClassVar[str]
@@ -37,6 +37,6 @@ class PoochPolicy(ABC):
         """One kind per target of `model`, in their order."""
 
     def plan(self, problem: Problem) -> Plan:
-        """What `decide` says. Raises InfeasibleError where not even offloading all fits."""
+        """The plan of `decide`. Raises InfeasibleError if not even offloading everything fits."""
         schedule = None if self.early else published
         return pooch_plan(problem, self, self.min_bytes, self.decide, schedule)

@@ -1,7 +1,8 @@
-"""Room: what a step that keeps or offloads its targets leaves of the capacity, at each moment.
+"""pooch_room: the room that a step leaves of the capacity, at each moment, with nothing recomputed.
 
-PoocH's first step asks after each target whether keeping it fits as well. With nothing recomputed
-the answer needs no new pass: what is kept is there from its last forward use to its break point.
+PoocH's first step asks for each target whether keeping it fits as well. With nothing recomputed,
+the answer needs no new pass: a kept target is on the device from its last forward use to its break
+point.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from outcore.policies.pooch_model import PoochModel
 class Room:
     """Bytes left at each moment: of a forward op, of the pause between the calls, of a segment.
 
-    All copies out that an op could wait for are over by then, and copies back are issued where they
-    are needed. `back` is the segment that brings each target back.
+    It assumes that all copies out that an op could wait for are done by then, and that copies back
+    are issued where they are needed.
     """
 
     log: Log
     back: tuple[int, ...]
+    """Per target: the segment that brings it back."""
     left: NDArray[np.int64]
+    """Per moment: bytes that are left. The forward ops come first, then the pause, then the
+    segments."""
 
     @property
     def enough(self) -> bool:
@@ -35,11 +39,11 @@ class Room:
         return bool((self.left >= 0).all())
 
     def copy(self) -> Room:
-        """The same room, to keep other targets in."""
+        """A copy, in which other targets can be kept."""
         return replace(self, left=self.left.copy())
 
     def keep(self, index: int) -> bool:
-        """Keep a target where there is room for it, and say whether there was."""
+        """Keep a target if there is room for it, and return whether there was."""
         target, back = self.log.targets[index], self._moment(self.back[index])
         there = self.left[target.gap.after + 1 : back]
         if there.min() < target.nbytes:
@@ -49,18 +53,22 @@ class Room:
         return True
 
     def _moment(self, segment: int) -> int:
+        """The index in `left` of a segment."""
         return len(self.log.forward) + 1 + segment
 
 
 def room_of(model: PoochModel) -> Room:
-    """What is left where all targets are offloaded."""
+    """The room that is left if all targets are offloaded."""
     backward = model.rebuild([OFFLOAD] * len(model.targets))
     held = [*_forward(model.log, model.targets), _pause(model.log, backward), *backward.peak_bytes]
     return Room(model.log, backward.back, model.capacity_bytes - np.array(held, np.int64))
 
 
 def _forward(log: Log, targets: Sequence[Target]) -> list[int]:
-    """The bytes of each forward op, with all copies out before it over; the first has the start."""
+    """Bytes held at each forward op, with all copies out before it done.
+
+    The first entry covers the start of the step as well.
+    """
     held, levels = log.start_bytes, []
     for op, leaving in zip(log.forward, log.leaving, strict=True):
         held += op.alloc_bytes
@@ -71,4 +79,5 @@ def _forward(log: Log, targets: Sequence[Target]) -> list[int]:
 
 
 def _pause(log: Log, backward: Backward) -> int:
+    """Bytes held from the pause to the first break point, at most."""
     return max(log.boundary_bytes, log.lead_in.peak_bytes) - backward.missing_bytes[0]

@@ -1,4 +1,4 @@
-"""PoocH's two steps and its delay of fetches, over its own model of a step."""
+"""pooch_search: PoocH's two steps and its delay of fetches, over its own model of a step."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from outcore.policies.pooch_model import PoochModel
 from outcore.policies.pooch_room import room_of
 
 ROUNDING = 1e-12
-"""Sums of the same times in another order differ by less than this part."""
+"""Sums of the same times in another order differ by less than this fraction."""
 
 
 def offload_all(model: PoochModel) -> list[Kind]:
-    """Every target is offloaded."""
+    """Offload every target."""
     return [OFFLOAD] * len(model.targets)
 
 
 def keep_from_the_output(model: PoochModel) -> list[Kind]:
     """Step 1: keep targets, the last copied out first, while memory allows; time plays no part.
 
-    First those that the all-offload run had to wait for, up to the first that does not fit; then
-    all, leaving out those that do not fit. All are offloaded where not even that fits.
+    First come those that the all-offload run had to wait for, up to the first that does not fit.
+    Then come all others; those that do not fit are skipped. If not even offloading everything fits,
+    all are offloaded.
     """
     kinds = offload_all(model)
     room = room_of(model)
@@ -49,7 +50,7 @@ def keep_from_the_output(model: PoochModel) -> list[Kind]:
 def recompute_where_cheaper(model: PoochModel, kinds: list[Kind]) -> list[Kind]:
     """Step 2: one by one, recompute the target with the least r = recompute / offload overhead.
 
-    A target leaves the contest for good once its offload costs nothing or r reaches 1.
+    A target is dropped for good once its offload costs nothing or r reaches 1.
     """
     kinds = list(kinds)
     fits = model.fits(kinds)
@@ -70,9 +71,9 @@ def recompute_where_cheaper(model: PoochModel, kinds: list[Kind]) -> list[Kind]:
 def _ratios(
     model: PoochModel, kinds: Sequence[Kind], contest: Sequence[int], detours: dict[int, Detour]
 ) -> dict[int, float]:
-    """Target -> recompute overhead over offload overhead, for those of `contest` with less than 1.
+    """Target -> recompute overhead over offload overhead, for those in `contest` with less than 1.
 
-    `detours` are those already known; those that had to be worked out are added.
+    `detours` has the detours that are known already; those computed here are added to it.
     """
     backward = model.rebuild(kinds)
     slots = model.compact(backward)
@@ -93,10 +94,10 @@ def _ratios(
 def recompute_overhead(
     model: PoochModel, backward: Backward, detour: Detour, compute_seconds: float
 ) -> float:
-    """Backward compute with `detour` less `compute_seconds`; inf where there is no room for it.
+    """Backward compute with `detour` minus `compute_seconds`; inf if there is no room for it.
 
-    A sum of compute, no timeline: that the extra compute hides other copies is not credited. PoocH
-    subtracts the compute with the target kept, which is the same as with it offloaded.
+    This is a sum of compute, not a timeline: it gives no credit for copies that the extra compute
+    hides. PoocH subtracts the compute with the target kept, which is the same as with it offloaded.
     """
     if detour.peak_bytes > model.capacity_bytes:
         return inf
@@ -106,16 +107,19 @@ def recompute_overhead(
 def delay(model: PoochModel, backward: Backward, slots: Sequence[int]) -> list[int]:
     """Issue each group as late as the pass's time allows, never past its own break point.
 
-    From the last group to the first: a copy may start so late that it and what has to follow it
-    still end in time. About linear in segments.
+    From the last group to the first: a copy may start so late that it and everything that has to
+    follow it still end in time. About linear in segments.
     """
     fetches = fetch_seconds(model, backward)
     early = play_backward(model.log, backward.seconds, fetches, slots, 0.0, max)
     end = early.end * (1 + ROUNDING)
     late = list(slots)
-    execution, copies = len(late) - 1, 0.0  # slot of the next group; time from its start to the end
-    issued: dict[int, float] = {}  # the same for the first group at a slot
-    rest = 0.0  # time from reaching the next break point to the end
+    # `execution`: the slot of the group after this one. `copies`: the time from the start of that
+    # group's copies to the end of the pass. `issued`: the same for the first group at each slot.
+    # `rest`: the time from reaching the next break point to the end.
+    execution, copies = len(late) - 1, 0.0
+    issued: dict[int, float] = {}
+    rest = 0.0
     for segment in reversed(range(len(late))):
         rest += backward.seconds[segment]
         if segment in fetches:

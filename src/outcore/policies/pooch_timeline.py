@@ -1,4 +1,4 @@
-"""Step 2 of PoocH as its paper has it: both overheads are differences of whole timelines."""
+"""pooch_timeline: step 2 of PoocH as in its paper, with overheads from whole timelines."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from outcore.policies.pooch_search import ROUNDING
 def recompute_where_faster(model: PoochModel, kinds: Sequence[Kind]) -> list[Kind]:
     """Step 2: one by one, recompute the target with the least r = recompute / offload overhead.
 
-    Section 4.4.3 of the paper. A target leaves the contest for good once its offload costs nothing
-    or r reaches 1. Each recomputation makes the step faster: r < 1 says just that.
+    Section 4.4.3 of the paper. A target is dropped for good once its offload costs nothing or r
+    reaches 1. Each recomputation makes the step faster, because that is what r < 1 means.
     """
     kinds = list(kinds)
     contest = [i for i, kind in enumerate(kinds) if kind is OFFLOAD] if model.fits(kinds) else []
@@ -34,8 +34,9 @@ def overhead_ratios(
 ) -> dict[int, float]:
     """Target -> recompute overhead over offload overhead, for targets that `kinds` offloads.
 
-    Both are against the step in which the target's copies take no time, all else being equal. inf
-    where there is no overhead to lose, and where the target cannot be recomputed or has no room.
+    Both overheads are relative to the step in which the target's copies need no time, with
+    everything else the same. inf if the offload has no overhead, or if the target cannot be
+    recomputed or has no room for that.
     """
     backward = model.rebuild(kinds)
     slots = model.compact(backward)
@@ -49,7 +50,7 @@ def overhead_ratios(
 
 
 def _seconds_with(model: PoochModel, kinds: Sequence[Kind], target: int) -> float:
-    """The step's seconds with `target` recomputed instead; inf where that does not fit."""
+    """The step's seconds with `target` recomputed instead; inf if that does not fit."""
     tried = [*kinds[:target], RECOMPUTE, *kinds[target + 1 :]]
     forward, backward = model.sync_swapout(tried), model.rebuild(tried)
     if forward.peak_bytes > model.capacity_bytes or not model.fits_backward(backward):

@@ -1,9 +1,9 @@
-"""Step 1 of PoocH as its paper has it: keep or offload, by a tree over what compute waits for.
+"""pooch_tree: step 1 of PoocH as in its paper: keep or offload, by a tree over exposed copies.
 
-Section 4.4.2: a level of the tree for each target of L_I, whose copy back is not hidden in the
-all-offload run. At each leaf those of L_O without L_I are kept where they fit, from the output
-side. The leaf with the least simulated time wins. The paper visits all of the tree; here a beam
-searches it where it has more leaves than asked for.
+Section 4.4.2: the tree has one level for each target of L_I, whose copy back is not hidden in the
+all-offload run. At each leaf, the targets of L_O that are not in L_I are kept if they fit, from the
+output side. The leaf with the least simulated time wins. The paper visits the whole tree. Here a
+beam searches it if it has more leaves than `leaves` allows.
 """
 
 from __future__ import annotations
@@ -22,23 +22,26 @@ from outcore.policies.pooch_search import offload_all
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """Kinds, one per target; the seconds of a step with them, and the bytes that they offload."""
+    """A decision for every target, and what its step costs."""
 
     seconds: float
+    """Simulated time of the step."""
     offloaded_bytes: int
+    """Bytes that it offloads."""
     kinds: tuple[Kind, ...]
+    """One kind per target."""
 
     @property
     def cost(self) -> tuple[float, int]:
-        """Less is better: seconds; among equals, bytes to copy."""
+        """What is minimized: seconds; if equal, bytes to copy."""
         return self.seconds, self.offloaded_bytes
 
 
 class Tree:
-    """The tree of one model. Leaves are for one in which all offloaded fits.
+    """The tree of one model. Its leaves are valid only if the model fits with all offloaded.
 
-    `levels` is L_I, the longest stall first, equal ones from the output side. `scanned` is L_O and
-    L_I from the output side.
+    `levels` is L_I, the longest stall first, equal stalls from the output side. `scanned` is L_O
+    and L_I together, from the output side.
     """
 
     def __init__(self, model: PoochModel) -> None:
@@ -52,9 +55,9 @@ class Tree:
         return self._scan(self.room.copy(), {})
 
     def sibling(self, leaf: Leaf, level: int) -> Leaf | None:
-        """The leaf that decides as `leaf` does above `level`, and the other way there.
+        """The leaf that decides like `leaf` above `level`, and the other way at `level`.
 
-        None where that does not fit.
+        None if that does not fit.
         """
         decided = {target: leaf.kinds[target] for target in self.levels[: level + 1]}
         turned = self.levels[level]
@@ -64,11 +67,11 @@ class Tree:
         return self._scan(room, decided) if there else None
 
     def _scan(self, room: Room, decided: Mapping[int, Kind]) -> Leaf:
-        """Keep what fits in `room` of what is not decided.
+        """Keep what fits in `room`, of the targets that are not decided.
 
-        The paper decides all of L_I before it scans. It comes to the same to let the scan decide
-        the rest: a kept target never takes less than an offloaded one (but for a copy's padding),
-        so what is kept here fits in that leaf too, and what is left out here does not.
+        The paper decides all of L_I before it scans. Letting the scan decide the rest gives the
+        same. A kept target never needs less than an offloaded one (except for a copy's padding). So
+        what is kept here fits in the paper's leaf too, and what is left out here does not.
         """
         kinds = [decided.get(target, OFFLOAD) for target in range(len(self.model.targets))]
         for target in self.scanned:
@@ -81,9 +84,9 @@ class Tree:
 
 
 def keep_by_tree(model: PoochModel, leaves: int) -> Sequence[Kind]:
-    """Step 1: the kinds of the fastest leaf. All are offloaded where not even that fits.
+    """Step 1: the kinds of the fastest leaf; if not even offloading everything fits, all offloaded.
 
-    Simulates at most `leaves` leaves: all of them where L_I has at most log2(`leaves`) targets.
+    Simulates at most `leaves` leaves: all of them if L_I has at most log2(`leaves`) targets.
     """
     tree = Tree(model)
     return fastest_leaf(tree, leaves).kinds if tree.room.enough else offload_all(model)
@@ -92,9 +95,9 @@ def keep_by_tree(model: PoochModel, leaves: int) -> Sequence[Kind]:
 def fastest_leaf(tree: Tree, leaves: int) -> Leaf:
     """The fastest of at most `leaves` leaves, the root among them.
 
-    A beam, level by level: each of its leaves stays, as one branch of the level, and its sibling is
-    the other. What is left of `leaves` is shared evenly by the levels that are left: nothing is cut
-    off where the whole tree has no more leaves than that.
+    A beam goes level by level. Each of its leaves stays, as one branch of the level; its sibling is
+    the other branch. The levels that are left share evenly what is left of `leaves`, so nothing is
+    cut off if the whole tree has no more leaves than that.
     """
     best = tree.root()
     beam, left = [best], leaves - 1

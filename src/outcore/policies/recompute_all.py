@@ -1,4 +1,4 @@
-"""recompute-all: drop what crosses the boundary and run its ops again; offload what cannot be."""
+"""recompute-all: drop what crosses the boundary and recompute it; offload what cannot be."""
 
 from __future__ import annotations
 
@@ -15,29 +15,32 @@ from outcore.policies.policy import MIN_BYTES, check_min_bytes
 from outcore.policies.settle import settle
 
 MOST_AGAIN = 1_000_000
-"""About how many ops are run again in all, where chains are not limited: in networks of thousands
-of layers their number is the square of that, which no memory holds as a program."""
+"""About how many ops run again in all if `max_ops` sets no limit. In networks of thousands of
+layers their number would be the square of the layers, a program that no memory holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecomputeAll:
     """Recompute every candidate that can be made again, offload the others.
 
-    Each recomputation drops what it passes through: with everything recomputed a chain starts at
+    Each recomputation drops what it passes through. With everything recomputed, a chain starts at
     what the caller holds, so n candidates in a row run n * n / 2 ops again (memory-centric). Two
-    options trade memory and copies for time. `max_ops`: a candidate that would take more ops is
-    offloaded and serves those after it as a start. `stay`: what a recomputation passes through
-    stays for its own next use, so that every op runs again about once (speed-centric); without
-    `max_ops` that brings nearly everything back to life at once.
+    options trade memory and copies for time:
+
+    - `max_ops`: a candidate that needs more ops is offloaded, and is a start for those after it.
+    - `stay`: what a recomputation passes through stays for its own next use, so every op runs again
+      about once (speed-centric). Without `max_ops` nearly everything is then live again at once.
     """
 
     name: ClassVar[str] = "recompute-all"
     summary: ClassVar[str] = "recompute all that can be made again, offload the rest"
 
     min_bytes: int = MIN_BYTES
+    """Smaller buffers are kept."""
     max_ops: int = 0
     """The most ops that one recomputation may run; 0: any number, as far as `MOST_AGAIN` allows."""
     stay: bool = False
+    """Whether what a recomputation passes through stays for its own next use."""
 
     def __post_init__(self) -> None:
         check_min_bytes(self, self.min_bytes)
@@ -46,7 +49,7 @@ class RecomputeAll:
             raise PolicyError(policy=self.name, reason=reason)
 
     def plan(self, problem: Problem) -> Plan:
-        """Recompute and offload. Raises InfeasibleError where the working sets do not fit."""
+        """Recompute and offload. Raises InfeasibleError if the working sets do not fit."""
         gaps = candidates(problem, self.min_bytes)
         again = recomputable(problem, gaps)
         choices: dict[Gap, Choice] = dict.fromkeys(gaps, away(problem))
@@ -55,7 +58,7 @@ class RecomputeAll:
         return settle(problem, choices, self)
 
     def _cheap(self, problem: Problem, gaps: Iterable[Gap]) -> list[Gap]:
-        """Those of `gaps`, in forward order, that take at most `max_ops` ops to make again."""
+        """Those of `gaps`, in forward order, that need at most `max_ops` ops to recompute."""
         gaps, trace = list(gaps), problem.trace
         most = self.max_ops
         if not most and not self.stay and len(gaps) * trace.boundary > 2 * MOST_AGAIN:

@@ -27,39 +27,48 @@ from outcore.policies.settle import settle
 from outcore.spec import spec_text
 
 SHALLOW, DEEP = 500, 1000
-"""Fewer and more ops than these count as so many: no walk takes very many steps, or very few."""
+"""A step with fewer ops than the first, or more than the second, counts as having that many, so
+that the number of steps of a walk stays in bounds."""
 
 MOST_EFFORT = 7
-"""But it simulates no more than so many times the effort."""
+"""A walk simulates at most this many times its effort if every op of a step is counted."""
 
 HASTE = 20
-"""By how much effort and seconds are less in haste."""
+"""Effort and seconds are divided by this in haste."""
 
 SLOWER = 50
-"""By how much the effort is less where evaluations are not compiled."""
+"""The effort is divided by this if evaluations are not compiled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
     """Improve the best plan of the other policies, one or a few choices at a time, by annealing.
 
-    Every candidate is judged by what it would take in truth: the simulated time and the peak of its
-    lowered program. What the best one fetches before its time comes back later in the end
-    (`just_in_time`), and what leaves holds its memory for longer (`lazy_release`). `effort`: how
-    many ops each of the `walks` simulates, in millions (a step counts as 500 to 1000 of them, and
-    in all they are no more than seven times as many); the same effort, walks and `seed` give the
-    same plan. `seconds`: the most that planning may take, as far as the first plan that fits
-    allows, 0 for any; what is found then depends on how fast the machine is.
+    Every candidate is judged by the simulated time and the peak of its lowered program. In the end,
+    copies back that are done too early are delayed (`just_in_time`), and buffers that leave hold
+    their memory longer (`lazy_release`).
+
+    - `effort`: how many ops each of the `walks` simulates, in millions. A step counts as 500 to
+      1000 of them, and in all they are no more than seven times as many.
+    - `seed`: the same effort, walks and seed give the same plan.
+    - `seconds`: the most that planning may take, as far as the first plan that fits allows; 0 for
+      no limit. What is found then depends on how fast the machine is.
     """
 
     name: ClassVar[str] = "search"
     summary: ClassVar[str] = "local search over every gap, judged by the simulated step"
 
     min_bytes: int = MIN_BYTES
+    """Smaller buffers are kept, and dropped after their last use; if nothing fits this way, the
+    search decides on all."""
     effort: float = 20.0
+    """Millions of ops that each walk simulates; 0: only the starts are compared."""
     walks: int = 2
+    """How many walks run in parallel."""
     seconds: float = 0.0
+    """The most time for planning; 0: no limit."""
     seed: int = 0
+    """Seed of the random changes."""
 
     def __post_init__(self) -> None:
         check_min_bytes(self, self.min_bytes)
@@ -75,33 +84,33 @@ class Search:
 
     @property
     def in_haste(self) -> Search:
-        """The same with little effort."""
+        """The same search with little effort."""
         return replace(self, effort=self.effort / HASTE, seconds=self.seconds / HASTE)
 
     def plan(self, problem: Problem) -> Plan:
         """The fastest plan found.
 
-        Raises InfeasibleError where no policy that it starts from has a plan that fits.
+        Raises InfeasibleError if no policy that it starts from has a plan that fits.
         """
         return self.improve(problem, ())
 
     def improve(self, problem: Problem, known: Sequence[Plan]) -> Plan:
-        """The fastest plan found, from `known` ones too: of the same trace, for another budget.
+        """The fastest plan found, starting also from plans `known` for other budgets.
 
-        None of those that fit is faster. Raises InfeasibleError where there is none that does, nor
-        of the policies that it starts from.
+        Known plans must be of the same trace. None that fits is faster than the result. Raises
+        InfeasibleError if neither a known plan nor one of the policies that it starts from fits.
         """
         deadline = time.perf_counter() + self.seconds if self.seconds else inf
         evaluator = Evaluator(problem)
         kept = evaluator.evaluate(evaluator.default_kinds)
         if kept.fits and not problem.profile.alternatives:
-            return settle(problem, {}, self)  # nothing is faster
+            return settle(problem, {}, self)  # no plan is faster
         starts = find_starts(problem, self.min_bytes, deadline)
         plans = (*starts.plans, *self._that_fit(problem, known))
         if not plans:
             raise replace(least(starts.refusals), policy=spec_text(self))
         annealing = self._begin(evaluator, plans, self.min_bytes)
-        if not annealing.found:  # with all that is small kept
+        if not annealing.found:  # nothing fits while small buffers are kept
             annealing = self._begin(evaluator, plans, 1)
         effort = self.effort_for(len(problem.trace.ops), deadline, compiled=evaluator.compiled)
         kinds = annealing.run(effort)
@@ -119,27 +128,28 @@ class Search:
         return begin(evaluator, space, starts, self.seed)
 
     def _that_fit(self, problem: Problem, known: Sequence[Plan]) -> Iterator[Plan]:
-        """Plans made for another problem, as plans for this one where they can be carried out."""
+        """The `known` plans, made for another problem, that are possible and fit in this one."""
         for plan in known:
             with suppress(InfeasibleError, VerifyError):
                 yield settle(problem, plan.by_gap, self, plan.by_op)
 
     def effort_for(self, ops: int, deadline: float, *, compiled: bool) -> Effort:
-        """How much to search a step of so many ops.
+        """How much to search for a step of this many ops.
 
-        Python runs one thread at a time, and takes long: it goes on one walk there.
+        Without numba evaluations are slow and Python runs one thread at a time, so there is one
+        walk.
         """
         effort, walks = (self.effort, self.walks) if compiled else (self.effort / SLOWER, 1)
         return Effort(evaluations(effort, ops), walks, deadline)
 
 
 def evaluations(effort: float, ops: int) -> int:
-    """How many plans of so many ops a walk may evaluate."""
+    """How many plans of this many ops a walk may evaluate."""
     steps = min(effort / min(max(SHALLOW, ops), DEEP), MOST_EFFORT * effort / max(1, ops))
     return int(steps * 1e6)
 
 
 def least(refusals: Sequence[InfeasibleError]) -> InfeasibleError:
-    """The refusal that asks for least of the device, where any asks for that; else the first."""
+    """The refusal that needs the least device memory; the first if none is about the device."""
     device = [error for error in refusals if error.tier == Tier.DEVICE.value]
     return min(device, key=lambda error: error.floor_bytes) if device else refusals[0]

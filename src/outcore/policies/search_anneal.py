@@ -1,7 +1,7 @@
-"""Annealing: walks over kinds that take what is better, and ever less of what is worse.
+"""search_anneal: simulated annealing: walks that accept ever fewer changes for the worse.
 
-What a kept copy or a dropped one is worth depends on what its neighbours in time do, so that
-changes of neighbours find what single ones cannot (`evaluate/walk.py`).
+What it is worth to keep or drop a buffer depends on what its neighbors in time do. So changes of
+neighbors find what single changes cannot (`evaluate/walk.py`).
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ STAGES = (
     Stage(0.25, (1.5e-3, 5e-4), afresh=True),
     Stage(0.5, (1e-3, 3e-4)),
 )
-"""Short walks from each start, hot and cool, tell what leads to more, and long ones go on from the
-best of that. Cool ones are better where many buffers are small beside the budget, hot ones where
-few are."""
+"""Short walks from each start, hot and cool, show which start leads further; long walks then
+continue from the best of them. Cool walks are better if many buffers are small relative to the
+budget, hot ones if few are."""
 
 STAGES_IN_DEEP = (Stage(1.0, (1.5e-3, 5e-4)),)
-"""The same with fewer than `FEW_STEPS` steps for each gap: too few to be divided."""
+"""The stages with fewer than `FEW_STEPS` steps for each gap: too few to divide."""
 
 TIDY = 0.1
-"""The most of a walk's evaluations that go into keeping what costs nothing to keep."""
+"""The largest part of a walk's evaluations that is used to return to defaults that cost nothing."""
 
 
 ROWS, ROWS_IN_DEEP = 0.1, 0.8
-"""The parts of the changes that are of a stretch of gaps alike; the second where there are fewer
-than `FEW_STEPS` steps for each gap, so that repeated layers are decided on together."""
+"""The share of the changes that apply to a stretch of gaps with the same structure. The second is
+for fewer than `FEW_STEPS` steps for each gap, so that repeated layers are decided on together."""
 
 FEW_STEPS = 10
+"""With fewer steps for each gap than this, a network counts as deep."""
 
 LEAST_SECONDS = 1e-3
-"""What a walk has, however late it is."""
+"""The time that a walk has at least, even after the deadline."""
 
 TIDYING = 0.1
 """The part of the time before a deadline that is left for tidying."""
@@ -48,23 +49,23 @@ TIDYING = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much to search: `evaluations` of each of `walks`; less where the `deadline` comes first.
-
-    That is a time of `time.perf_counter`, or inf.
-    """
+    """How much to search."""
 
     evaluations: int
+    """Evaluations of each walk; fewer if the deadline comes first."""
     walks: int = 1
+    """How many walks there are."""
     deadline: float = inf
+    """A time of `time.perf_counter`, or inf."""
 
     @property
     def seconds_left(self) -> float:
-        """Until the deadline; at least a little, for one look at the clock."""
+        """Seconds until the deadline; at least `LEAST_SECONDS`, for one look at the clock."""
         return max(LEAST_SECONDS, self.deadline - time.perf_counter())
 
 
 class Annealing:
-    """Walks through a space from the best of some starts; the best that any of them finds."""
+    """Walks through a space from the best of some starts; `best` is the best found so far."""
 
     def __init__(self, space: Space, evaluator: Evaluator, seed: int) -> None:
         self.space, self.evaluator, self.seed = space, evaluator, seed
@@ -76,20 +77,20 @@ class Annealing:
         return self.best.seconds < inf
 
     def start(self, kinds: Kinds) -> None:
-        """Begin from here if it is the best so far."""
+        """Start from `kinds` if they are the best so far."""
         found = self.evaluator.evaluate(kinds)
         if found.fits and found.seconds < self.best.seconds:
             self.best = Found(kinds.copy(), found.seconds)
 
     def leave_out(self, gaps: Collection[int]) -> None:
-        """Decide on none of these gaps, but where the best so far is not as by default."""
+        """Decide on none of these gaps, except those not at their default in the best so far."""
         usual, kinds = self.space.default_kinds, self.best.kinds
         self.space = self.space.without([i for i in gaps if kinds[i] == usual[i]])
 
     def run(self, effort: Effort) -> Kinds:
-        """The best kinds found; the last evaluations keep what costs nothing.
+        """The best kinds found. The last evaluations return to defaults that cost nothing.
 
-        Nothing is found where nothing fits, and nothing better than a step that takes no time.
+        Does not search if no start fits, or if the time of the best step is 0.
         """
         if not self.space.allowed or not 0 < self.best.seconds < inf:
             return self.best.kinds
@@ -101,7 +102,7 @@ class Annealing:
         return self.best.kinds
 
     def _walk(self, effort: Effort, steps: int) -> None:
-        """All stages of walks."""
+        """Run all stages of walks."""
         deep = self._steps(effort) < FEW_STEPS * len(self.space.allowed)
         rows = ROWS_IN_DEEP if deep else ROWS
         stages = STAGES_IN_DEEP if deep else STAGES
@@ -125,7 +126,10 @@ class Annealing:
             left -= stage.part
 
     def _starts(self, deadline: float) -> list[Found]:
-        """The best so far, and after it the start by value where that is another."""
+        """The best so far, and after it the start by value if that is another one.
+
+        If the start by value is faster, it becomes the best and the only start.
+        """
         by_value = start_by_value(self.space, self.evaluator, deadline)
         if by_value is None or by_value.seconds == self.best.seconds:
             return [self.best]
@@ -135,7 +139,7 @@ class Annealing:
         return [self.best, by_value]
 
     def _steps(self, effort: Effort) -> float:
-        """How many steps there are, and is time for, as evaluations go."""
+        """How many evaluations `effort` allows, in number and in time."""
         if effort.deadline == inf:
             return effort.evaluations
         start = time.perf_counter()
@@ -143,7 +147,7 @@ class Annealing:
         return min(effort.evaluations, effort.seconds_left / (time.perf_counter() - start))
 
     def _tidy(self, evaluations: int, deadline: float) -> None:
-        """Leave as by default what costs nothing so, as far as so many evaluations tell in time."""
+        """Return to defaults that cost nothing, within this many evaluations and the deadline."""
         usual = self.space.default_kinds
         moved = [index for index in self.space.allowed if self.best.kinds[index] != usual[index]]
         for index in moved[:evaluations]:

@@ -1,6 +1,6 @@
-"""Gaps that `search` leaves as they are by default: too brief for anything to be gained there.
+"""search_brief: find gaps that `search` leaves at their default, as too short to gain from.
 
-Each step that a walk spends on one is missing where choices count.
+Each step that a walk spends on a brief gap is missing for gaps whose choice matters.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from outcore.policies.search_anneal import Annealing
 from outcore.policies.search_space import Kinds, Space
 
 FEW = 64
-"""With no more gaps than these all are decided on: a walk has hundreds of steps for each."""
+"""With at most this many gaps, all are decided on: a walk has hundreds of steps for each."""
 
 ROOMY = 0.25
-"""Up to this part of the budget there is room enough, whatever is held."""
+"""Up to this fraction of the budget there is room enough, whatever is held."""
 
 
 def begin(evaluator: Evaluator, space: Space, starts: Iterable[Kinds], seed: int) -> Annealing:
-    """From the best of `starts`, each as it is and with all that is brief as by default.
+    """Start from the best of `starts`, each as it is and with its brief gaps at their default.
 
-    Brief gaps are left out, but for those where the best start needs another choice: nothing that
-    fits is lost, nor slower.
+    Brief gaps are left out, except those for which the best start needs another choice. So no start
+    is lost or made slower.
     """
     annealing = Annealing(space, evaluator, seed)
     left = sorted(brief(evaluator.problem, space))
@@ -47,12 +47,13 @@ def begin(evaluator: Evaluator, space: Space, starts: Iterable[Kinds], seed: int
 
 
 def brief(problem: Problem, space: Space) -> frozenset[int]:
-    """Those gaps of `space` that are over before a copy could be back, where nothing wants room.
+    """The gaps of `space` that end before a copy could be back, if nothing needs room inside them.
 
-    That is judged with everything else away: inside the gap no more is held than at one of its
-    ends, where the buffer has to be, or than leaves plenty of the budget. So to make it again gains
-    nothing either. None is brief where nothing can leave, or gaps are few, or so little fits that
-    some of those over so soon have to go with all the rest. About linear in ops.
+    This is judged with everything else away: inside the gap no more is held than at one of its
+    ends, where the buffer has to be, or than a quarter of the budget (`ROOMY`). So recomputing the
+    buffer gains nothing either. No gap is brief if nothing can leave, if there are few gaps, or if
+    so little fits that not all of the short gaps can stay even with everything else away. About
+    linear in ops.
     """
     leave = away(problem)
     if leave != Offload(problem.hardware.outer) or len(space.allowed) <= FEW:
@@ -66,7 +67,7 @@ def brief(problem: Problem, space: Space) -> frozenset[int]:
 
 
 def _hasty(problem: Problem, space: Space) -> frozenset[int]:
-    """The gaps in which ops take less time than a copy out and one back would."""
+    """The gaps in which ops take less time than a copy out and a copy back would."""
     hardware, outer = problem.hardware, problem.hardware.outer
     out, back = hardware.link(Tier.DEVICE, outer), hardware.link(outer, Tier.DEVICE)
     clock = list(accumulate(problem.profile.seconds, initial=0.0))
@@ -80,7 +81,7 @@ def _hasty(problem: Problem, space: Space) -> frozenset[int]:
 
 
 class _Held:
-    """What the device holds, op by op, while nothing overlaps and some gaps are offloaded."""
+    """What the device holds, op by op, with nothing overlapping and some gaps offloaded."""
 
     def __init__(self, problem: Problem, offloaded: Sequence[Gap]) -> None:
         trace = problem.trace
@@ -89,15 +90,19 @@ class _Held:
         pause = trace.boundary
         steps = [*found.steps[:pause], found.between, *found.steps[pause:]]
         self.nbytes: NDArray[np.int64] = np.array(steps, np.int64)
+        """Bytes held during each op, and in the pause between the calls."""
         self.pause = pause
         self.plenty = ROOMY * problem.budget_bytes
+        """Bytes below which there is room enough."""
         values = trace.values
         self.written_over = {(d.op, values[d.source].buffer) for d in trace.donations}
+        """Pairs of an op and a buffer that the op could write its result over."""
 
     def more_inside(self, gap: Gap) -> bool:
-        """Whether more is held inside a gap than at its ends, and not little.
+        """Whether more is held inside a gap than at its ends, and more than `plenty`.
 
-        An op that could write over the buffer if that left is inside: it need not hold both.
+        An op at the gap's start that could write over the buffer, if the buffer left, counts as
+        inside: it need not hold both.
         """
         after, before = self._place(gap.after), self._place(gap.before)
         ends = int(self.nbytes[before])
@@ -106,5 +111,5 @@ class _Held:
         return int(self.nbytes[after:before].max(initial=0)) > max(ends, self.plenty)
 
     def _place(self, op: int) -> int:
-        """Where it is in `nbytes`, which has the pause between the calls too."""
+        """The index of `op` in `nbytes`, which has an entry for the pause too."""
         return op + (op >= self.pause)

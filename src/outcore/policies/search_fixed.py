@@ -1,4 +1,4 @@
-"""search around choices that are given: those gaps are not walked."""
+"""search_fixed: run `search` with some choices fixed; it does not decide on those gaps."""
 
 from __future__ import annotations
 
@@ -26,20 +26,23 @@ from outcore.policies.settle import settle
 from outcore.spec import spec_text
 
 ROUNDING = 1e-9
-"""By this part the same sum may differ, added up in another order."""
+"""The same sum, added up in another order, may differ by this fraction."""
 
 
 def with_fixed(plan: Plan, fixed: Mapping[Gap, Choice]) -> dict[Gap, Choice]:
-    """The choices of `plan` with what is `fixed`; what it does alike already it does in its way."""
+    """The choices of `plan`, with `fixed` ones instead.
+
+    A choice of `plan` that is of the same type as the fixed one stays, with its own hints.
+    """
     changed = {g: c for g, c in fixed.items() if type(plan.choice(g)) is not type(c)}
     return plan.by_gap | changed
 
 
 def search_fixed(problem: Problem, search: Search, fixed: Mapping[Gap, Choice]) -> Plan:
-    """The fastest plan that `search` finds with the gaps of `fixed` as they are given.
+    """The fastest plan that `search` finds with the choices of `fixed`.
 
-    Raises InfeasibleError, with the smallest budget at which there is a plan, where none of those
-    that it starts from fits with them.
+    Raises InfeasibleError, with the smallest budget at which there is a plan, if none of its starts
+    fits with them.
     """
     deadline = time.perf_counter() + search.seconds if search.seconds else inf
     evaluator = Evaluator(problem)
@@ -48,7 +51,7 @@ def search_fixed(problem: Problem, search: Search, fixed: Mapping[Gap, Choice]) 
         return settle(problem, kept.by_gap, search)
     plans = _starts(problem, search, fixed, deadline)
     annealing = _begin(evaluator, search, fixed, plans, search.min_bytes)
-    if not annealing.found:  # with all that is small kept
+    if not annealing.found:  # nothing fits while small buffers are kept
         annealing = _begin(evaluator, search, fixed, plans, 1)
     effort = search.effort_for(len(problem.trace.ops), deadline, compiled=evaluator.compiled)
     kinds = annealing.run(effort)
@@ -60,7 +63,7 @@ def search_fixed(problem: Problem, search: Search, fixed: Mapping[Gap, Choice]) 
 
 
 def _costs_nothing(found: Evaluation, problem: Problem) -> bool:
-    """Whether a plan fits that takes no longer than its ops: nothing is faster."""
+    """Whether a plan fits and takes no longer than its ops: no plan is faster."""
     return found.fits and found.seconds <= sum(problem.profile.seconds) * (1 + ROUNDING)
 
 
@@ -80,7 +83,10 @@ def _begin(
 def _starts(
     problem: Problem, search: Search, fixed: Mapping[Gap, Choice], deadline: float
 ) -> list[Plan]:
-    """What `search` starts from anyway, everything kept and the leanest plan, each with `fixed`."""
+    """The usual starts of `search`, everything kept, and the leanest plan, each with `fixed`.
+
+    Only those that fit. Raises InfeasibleError if none does.
+    """
     lean = leanest(problem)[1]
     known = (make_plan({}), *find_starts(problem, search.min_bytes, deadline).plans, lean)
     merged = [make_plan(with_fixed(p, fixed), variants=p.by_op) for p in known]
@@ -90,12 +96,12 @@ def _starts(
             found.append(settle(problem, plan.by_gap, search, plan.by_op))
     if not found:
         least = min(merged, key=lambda plan: plan_floor(problem, plan).nbytes)
-        found.append(settle(problem, least.by_gap, search, least.by_op))  # raises: it lacks room
+        found.append(settle(problem, least.by_gap, search, least.by_op))  # raises: does not fit
     return found
 
 
 def _kinds(space: Space, plan: Plan, fixed: Mapping[Gap, Choice]) -> Kinds:
-    """The kinds of a plan that has what is fixed."""
+    """The kinds of a plan that has the choices of `fixed`."""
     kinds = space.kinds(plan)
     for index, gap in enumerate(space.gaps):
         if gap in fixed:
@@ -104,6 +110,6 @@ def _kinds(space: Space, plan: Plan, fixed: Mapping[Gap, Choice]) -> Kinds:
 
 
 def _without(space: Space, fixed: Mapping[Gap, Choice]) -> Space:
-    """The space without the gaps of `fixed`, which are as they are given by default."""
+    """The space without the gaps of `fixed`, which are fixed as its defaults."""
     left = space.without([i for i in space.allowed if space.gaps[i] in fixed])
     return replace(left, default_kinds=_kinds(space, make_plan(dict(fixed)), fixed))

@@ -1,4 +1,4 @@
-"""The space that `search` walks: what each gap may be, and gaps that are alike."""
+"""search_space: the space that `search` walks: what each gap may be, and which gaps match."""
 
 from __future__ import annotations
 
@@ -17,31 +17,33 @@ from outcore.ir.problem import Problem
 from outcore.policies.candidates import away, ops_again, recomputable
 
 Kinds = NDArray[np.int8]
-"""One of evaluate's kinds per gap."""
+"""One of evaluate's kinds (KEEP, OFFLOAD and so on) per gap."""
 
 COLD = 3e-5
-"""The temperature that walks end at, as a part of the step's time. Less is the same as none."""
+"""The temperature at which walks end, as a fraction of the step's time. Smaller differences count
+as none."""
 
 WORTH = 2
-"""How many times as large as what is dead is what can be made from it, at least, for it to be worth
-its memory. With less it is better to keep what is made."""
+"""A dead buffer is worth its memory only if at least this many times its bytes are made from it.
+With less it is better to keep what is made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Of all `gaps` those worth a decision, in order of the trace, and the kinds each may be.
-
-    `alike` are groups of them that stand for the same value of repeated layers, in order of the
-    trace; groups of one are left out.
-    """
+    """The gaps that are worth a decision, the kinds that each may have, and groups of them."""
 
     gaps: tuple[Gap, ...]
+    """All gaps of the trace; the indices below are places in it."""
     allowed: Mapping[int, tuple[int, ...]]
+    """Gap -> the kinds that it may have, in order of the trace; only gaps worth a decision."""
     alike: tuple[tuple[int, ...], ...]
+    """Groups of these gaps that stand for the same value of repeated layers, in order of the trace.
+    Groups of one are left out."""
     default_kinds: Kinds
+    """The kind of each gap if nothing is decided on it."""
 
     def kinds(self, plan: Plan) -> Kinds:
-        """The kinds of a plan; hints are forgotten; what is not decided on is as by default."""
+        """The kinds of a plan, without its hints. A gap that is not decided on gets its default."""
         found = self.default_kinds.copy()
         for index, allowed in self.allowed.items():
             kind = kind_of(plan, self.gaps[index])
@@ -49,7 +51,7 @@ class Space:
         return found
 
     def without(self, gaps: Collection[int]) -> Space:
-        """The same but for these gaps, which are not decided on."""
+        """The same space, in which these gaps are not decided on."""
         left = frozenset(gaps)
         allowed = {i: kinds for i, kinds in self.allowed.items() if i not in left}
         groups = (tuple(i for i in group if i in allowed) for group in self.alike)
@@ -60,7 +62,7 @@ class Space:
 def make_space(problem: Problem, evaluator: Evaluator, min_bytes: int) -> Space:
     """The space of all gaps of buffers of at least `min_bytes`.
 
-    About linear in them, but for chains of dead ones.
+    About linear in gaps, except for chains of dead ones.
     """
     gaps = evaluator.gaps
     sizes = [problem.trace.buffers[gap.buffer].nbytes for gap in gaps]
@@ -71,6 +73,7 @@ def make_space(problem: Problem, evaluator: Evaluator, min_bytes: int) -> Space:
     wanted.sort(key=lambda i: (gaps[i].after, i))
 
     def drops(gap: Gap) -> tuple[int, ...]:
+        """The kinds of recomputation that a gap may have; a dead buffer can always be dropped."""
         return (RECOMPUTE, RECOMPUTE_STAY) if gap in again else (RECOMPUTE,) * gap.dead
 
     allowed = {i: (KEEP, *leaves, *drops(gaps[i])) for i in wanted}
@@ -79,7 +82,10 @@ def make_space(problem: Problem, evaluator: Evaluator, min_bytes: int) -> Space:
 
 
 def _pointless(problem: Problem, gaps: Sequence[Gap]) -> frozenset[int]:
-    """Dead gaps not worth a decision: of what serves little, or is made again in no time."""
+    """Dead gaps not worth a decision.
+
+    Little is made from such a buffer, or recomputing it for all its readers needs almost no time.
+    """
     trace, live = problem.trace, liveness(problem.trace)
     made = _made_from(problem, gaps)
     least = COLD * sum(problem.profile.seconds)
@@ -110,7 +116,7 @@ def _made_from(problem: Problem, gaps: Sequence[Gap]) -> Counter[int]:
 
 
 def _again_seconds(problem: Problem, live: Liveness, gap: Gap) -> float:
-    """What it takes to make again what is dead, for one that reads it; inf where that cannot be."""
+    """Seconds to recompute a dead buffer for one of its readers; inf if that is impossible."""
     trace = problem.trace
     again = ops_again(trace, live, gap)
     if any(op is None or not trace.ops[op].repeatable for op in again):
@@ -119,7 +125,7 @@ def _again_seconds(problem: Problem, live: Liveness, gap: Gap) -> float:
 
 
 def kind_of(plan: Plan, gap: Gap) -> int:
-    """What `plan` does with `gap`, as one of evaluate's kinds."""
+    """The choice of `plan` for `gap`, as one of evaluate's kinds."""
     choice = plan.choice(gap)
     if isinstance(choice, Keep):
         return KEEP
@@ -131,7 +137,7 @@ def kind_of(plan: Plan, gap: Gap) -> int:
 def _alike(
     problem: Problem, gaps: Sequence[Gap], movable: Iterable[int]
 ) -> tuple[tuple[int, ...], ...]:
-    """Groups with the same size, made, left and needed again by the same kinds of op."""
+    """Groups of gaps of the same size, made, used before and used after by the same kinds of op."""
     trace, producer = problem.trace, liveness(problem.trace).producer
     groups: dict[tuple[object, ...], list[int]] = {}
     for index in movable:

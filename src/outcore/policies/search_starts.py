@@ -1,4 +1,4 @@
-"""Where `search` starts from: what the other policies make of the problem."""
+"""search_starts: make the plans that `search` starts from, by the other policies."""
 
 from __future__ import annotations
 
@@ -20,31 +20,33 @@ from outcore.policies.swap_opt import SwapOpt
 from outcore.policies.window import Window
 
 Maker: TypeAlias = Callable[[Problem], Plan]
+"""A function that makes a plan, or raises InfeasibleError."""
 
 MANY_OPS = 4000
-"""With more ops than this only the floor's plan is asked for: where layers repeat, walks get from
-there to better plans sooner than other policies make theirs."""
+"""With more ops than this, only the floor's plan is a start. If layers repeat, walks get from there
+to better plans sooner than other policies plan."""
 
 MANY_RERUNS = 1000
-"""With more ops than this not the one whose reruns may be as many as the square of them."""
+"""With more ops than this, `superneurons` is left out: its reruns may be as many as the square of
+the ops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """Plans that fit, and what those policies need that have none."""
+    """The plans that fit, and the errors of the policies that have none."""
 
     plans: tuple[Plan, ...]
     refusals: tuple[InfeasibleError, ...]
 
 
 def find_starts(problem: Problem, min_bytes: int, deadline: float = inf) -> Starts:
-    """Ask each policy, after the floor's plan; no more of them after `deadline`.
+    """Make the floor's plan, then those of the other policies.
 
-    That is a time of `time.perf_counter`.
+    None is made after `deadline`, a time of `time.perf_counter`, once there is a plan that fits.
     """
     plans: list[Plan] = []
     refusals: list[InfeasibleError] = []
-    rule = SuperNeurons(min_bytes).as_it_is  # what its plan would need takes more plans to say
+    rule = SuperNeurons(min_bytes).as_it_is  # `plan` would make more plans to name a budget
     for make in (floor_plan, *_makers(problem, min_bytes, rule)):
         if plans and time.perf_counter() > deadline:
             break
@@ -57,6 +59,7 @@ def find_starts(problem: Problem, min_bytes: int, deadline: float = inf) -> Star
 
 
 def _makers(problem: Problem, min_bytes: int, rule: Maker) -> Iterator[Maker]:
+    """The policies to start from, in order, for the size of the trace."""
     if len(problem.trace.ops) <= MANY_RERUNS:
         yield rule
     if len(problem.trace.ops) <= MANY_OPS:

@@ -1,4 +1,4 @@
-"""A start for `search`: what takes long to make again leaves, the rest is made again."""
+"""search_value: a start for `search`: offload what is slow to recompute, recompute the rest."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from outcore.policies.search_space import Kinds, Space
 from outcore.policies.search_walks import Found
 
 SHARES = tuple(share / 10 for share in range(11))
-"""What part of all values is so low that what has it is made again, in the plans looked at."""
+"""Thresholds that are tried: buffers are recomputed if their value is in this lowest share of all
+distinct values, otherwise offloaded."""
 
 AGAIN = RECOMPUTE, RECOMPUTE_STAY
-"""How."""
+"""The kinds of recomputation that are tried."""
 
 DEAD = KEEP, OFFLOAD, RECOMPUTE
-"""What becomes of what is dead."""
+"""The kinds that are tried for dead gaps."""
 
 MOST_TIMES = 4
-"""A plan whose step takes longer than so many in-core is none to begin at. In deep networks reruns
-may be as many as the square of the ops."""
+"""A plan whose step takes more than this many times the in-core time is no start. In deep networks
+reruns may be as many as the square of the ops."""
 
 
 def start_by_value(space: Space, evaluator: Evaluator, deadline: float = inf) -> Found | None:
-    """The fastest plan, of some, that offloads what takes most seconds a byte to make again.
+    """The fastest of some plans that offload what needs the most seconds per byte to recompute.
 
-    All else that crosses the boundary is made again. It loses more than the plans of other policies
-    as a rule, but much that can be improved on lies near it: they offload what is at hand, and a
-    single change seldom gains by trading that for what is worth more. What does not cross it, or is
-    not in the space, is as by default. None where none fits; no more are looked at after
-    `deadline`, a time of `time.perf_counter`.
+    Everything else that crosses the boundary is recomputed. Usually this start loses more than the
+    plans of other policies, but better plans lie near it. The other policies offload what is at
+    hand, and a single change seldom gains by trading that for what is worth more. Gaps that do not
+    cross the boundary, or are not in the space, are at their default. None if no plan fits; none is
+    tried after `deadline`, a time of `time.perf_counter`.
     """
     problem = evaluator.problem
     limit = MOST_TIMES * sum(problem.profile.seconds)
-    if not limit:  # it would bound no reruns
+    if not limit:  # without a limit nothing would bound reruns
         return None
     best = None
     for kinds in _plans(problem, space):
@@ -51,7 +52,7 @@ def start_by_value(space: Space, evaluator: Evaluator, deadline: float = inf) ->
 
 
 def _plans(problem: Problem, space: Space) -> Iterator[Kinds]:
-    """A plan for each share, each way to make it again, and each fate of what is dead."""
+    """A plan for each share, each kind of recomputation, and each kind for dead gaps."""
     boundary = problem.trace.boundary
     crossing = [i for i in space.allowed if space.gaps[i].after < boundary <= space.gaps[i].before]
     values = _values(problem, space, crossing)
@@ -70,14 +71,14 @@ def _plans(problem: Problem, space: Space) -> Iterator[Kinds]:
 
 
 def _nearest(wanted: int, allowed: Sequence[int], usual: int) -> int:
-    """What is wanted, else to offload, else what is usual."""
+    """`wanted` if it is allowed, else OFFLOAD, else `usual`."""
     if wanted in allowed:
         return wanted
     return OFFLOAD if OFFLOAD in allowed else usual
 
 
 def _values(problem: Problem, space: Space, gaps: Sequence[int]) -> list[float]:
-    """Of each gap the seconds that it takes to make a byte of its buffer; inf where no op can."""
+    """Per gap, the seconds per byte that it takes to make its buffer; inf if no op makes it."""
     trace, producer = problem.trace, liveness(problem.trace).producer
     found = []
     for index in gaps:

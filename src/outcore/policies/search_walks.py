@@ -1,4 +1,4 @@
-"""Walks side by side, each on a core of its own where there are enough."""
+"""search_walks: run walks in parallel, each on its own core if there are enough."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from outcore.units import format_seconds
 log = logging.getLogger("outcore.search")
 
 TOLD_EVERY = 5.0
-"""Seconds between two lines of the log."""
+"""Seconds between two lines of the log, at least."""
 
 
 class Found(NamedTuple):
-    """Kinds, and the seconds of their step; inf where they do not fit."""
+    """Kinds, and the seconds of their step; inf if they do not fit."""
 
     kinds: Kinds
     seconds: float
@@ -31,26 +31,27 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A walk each: `part` of all the steps there are.
-
-    `hot`: the temperatures that they begin at, in turn, as parts of the step's time. `afresh`: they
-    begin at the starts, in turn; else all begin at the best so far.
-    """
+    """One walk for each evaluator, all of the same length."""
 
     part: float
+    """The part of all steps that each walk makes in this stage."""
     hot: tuple[float, ...]
+    """The temperatures at which the walks begin, in turn, as fractions of the step's time."""
     afresh: bool = False
+    """Whether the walks begin at the starts, in turn; otherwise all begin at the best so far."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """Tells the log how far long walks are. `done`: the part of the stages before."""
+    """Logs how far long walks are."""
 
     done: float = 0.0
+    """The part of all steps that earlier stages made."""
     told: float = field(default_factory=time.perf_counter)
+    """When the last line was logged, a time of `time.perf_counter`."""
 
     def tell(self, part: float, seconds: float) -> None:
-        """So much is done, and the best plan takes `seconds` a step."""
+        """Log that `part` more is done, and that the best plan takes `seconds` a step."""
         now = time.perf_counter()
         if now - self.told >= TOLD_EVERY:
             self.told = now
@@ -60,7 +61,7 @@ class Progress:
 
 
 class Walks:
-    """As many as `count`; the first takes `evaluator` for itself, each other one has its own."""
+    """`count` walks. The first uses `evaluator`, each other one has its own."""
 
     def __init__(self, space: Space, evaluator: Evaluator, count: int, seed: int) -> None:
         self.space = space
@@ -81,9 +82,11 @@ class Walks:
     ) -> list[Found]:
         """What each walk of `stage` finds from its start, one of `starts` in turn.
 
-        `steps`: how many there are for all stages. `unit`: seconds of a step of the network, that
-        temperatures are parts of. `most_seconds` are for all walks, shared where cores are; that
-        and `rows` are explained at `Walk.go`.
+        - `steps`: the steps of all stages together.
+        - `unit`: seconds of a step of the network; temperatures are fractions of it.
+        - `most_seconds`: the most wall-clock time for the stage; walks that share a core share it.
+
+        `rows` and `most_seconds` are explained at `Walk.go`.
         """
         count = len(self.evaluators)
         cores = min(count, os.cpu_count() or 1)

@@ -23,7 +23,7 @@ def settle(
     policy: Policy,
     variants: Mapping[int, int] | None = None,
 ) -> Plan:
-    """The plan of `choices` and `variants` (op -> variant), lowered once to see that it fits.
+    """The plan of `choices` and `variants` (op -> variant), lowered once to check that it fits.
 
     Raises InfeasibleError with the smallest budget that these choices can meet.
     """
@@ -34,17 +34,17 @@ def settle(
 
 
 def check_fits(problem: Problem, plan: Plan, policy: str) -> None:
-    """Raise InfeasibleError, in the name of `policy`, where `plan` needs more than there is."""
+    """Raise InfeasibleError, in the name of `policy`, if `plan` needs more than there is."""
     check_program(problem, plan, lower(problem, plan, fast=True), policy)
 
 
 def check_program(problem: Problem, plan: Plan, program: Program, policy: str) -> None:
-    """The same where `plan` is lowered already, to `program`."""
+    """Raise InfeasibleError as `check_fits`, for a `plan` that is already lowered to `program`."""
     refuse(problem, plan, excess_bytes(problem, program), policy)
 
 
 def refuse(problem: Problem, plan: Plan, over: Mapping[Tier, int], policy: str) -> None:
-    """Raise InfeasibleError where `plan` takes more of a tier, by so many bytes, than there is."""
+    """Raise InfeasibleError if `plan` exceeds a tier's limit: `over` has the bytes beyond it."""
     for tier in (tier for tier in Tier if over[tier] > 0):
         if tier is Tier.DEVICE:
             raise infeasible(problem, plan_floor(problem, plan), policy)
@@ -52,7 +52,7 @@ def refuse(problem: Problem, plan: Plan, over: Mapping[Tier, int], policy: str) 
 
 
 def excess_bytes(problem: Problem, program: Program) -> dict[Tier, int]:
-    """What a program takes of each tier beyond its limit; negative where less."""
+    """The bytes that a program needs of each tier beyond its limit; negative if it needs less."""
     return {tier: tier_bytes(problem, program, tier) - problem.limit_bytes(tier) for tier in Tier}
 
 

@@ -1,4 +1,7 @@
-"""Policies as text: `pooch` or `pooch{min_bytes=128KiB,early=true}` (`outcore/spec.py`)."""
+"""spec: read policies from text: `pooch` or `pooch{min_bytes=128KiB,early=true}`.
+
+`outcore/spec.py` has the grammar.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ __all__ = ["parse_policy", "resolve", "spec_text"]
 
 
 def _wrong(spec: str, reason: str) -> PolicyError:
+    """The error for a spec that cannot be used."""
     return PolicyError(policy=spec, reason=reason)
 
 
@@ -20,10 +24,14 @@ _PARSER: SpecParser[Policy] = SpecParser(
 
 
 def parse_policy(spec: str) -> Policy:
-    """The policy that `spec` describes, built in or of another package.
+    """The policy that `spec` describes, built in or from another package.
 
-    Raises PolicyError for a text of another form, an unknown name or option (with the nearest known
-    one), a value that an option cannot take, and a package's policy that cannot be used.
+    Raises PolicyError for:
+
+    - text of another form,
+    - an unknown name or option (with the nearest known one),
+    - a value that an option cannot have,
+    - a policy of another package that cannot be used.
     """
     return _PARSER.parse(spec)
 

@@ -1,4 +1,4 @@
-"""summit: where a plan holds most when nothing overlaps, and what it holds there."""
+"""summit: find where a plan holds the most when nothing overlaps, and what it holds there."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from outcore.ir.program import Action, Alloc, Free
 from outcore.lower.draft import Draft, occupancy
 
 ARRIVAL = "what the caller passes in"
+"""Names the start of the step in errors."""
 PAUSE = "the pause between the forward and the backward call"
+"""Names the pause in errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summit:
-    """The most device bytes of a draft, everything counted, and when they are held.
-
-    `step`: the step that holds them, or the first of the backward call where `paused`, for then it
-    is the pause before that; None where it is what the caller passes in.
-    """
+    """The most device bytes of a draft, with everything counted, and when they are held."""
 
     nbytes: int
     step: int | None = None
+    """The step that holds them; if `paused`, the first step of the backward call. None: the start,
+    with what the caller passes in."""
     paused: bool = False
+    """Whether it is the pause before `step`."""
 
     def op(self, draft: Draft) -> int | None:
-        """The op that runs then; None where none does."""
+        """The op that runs then; None if none does."""
         return None if self.step is None or self.paused else draft.steps[self.step].run.op
 
     def where(self, problem: Problem, draft: Draft) -> str:
@@ -40,7 +41,7 @@ class Summit:
 
 
 def summit(problem: Problem, draft: Draft) -> Summit:
-    """The most that `draft` holds. An op goes before the pause, and both before the arrival."""
+    """The most that `draft` holds. If an op and the pause hold the same, it is the op."""
     held = occupancy(problem, draft)
     given = problem.outside_bytes + sum(draft.slots[s].nbytes for s in draft.arguments)
     found = Summit(given if held.steps else 0)
@@ -51,7 +52,7 @@ def summit(problem: Problem, draft: Draft) -> Summit:
 
 
 def device_slots(draft: Draft, where: Summit) -> frozenset[int]:
-    """The slots on the device at `where`. A result written over an argument is not there yet."""
+    """The slots on the device at `where`; a result written over an argument is not there yet."""
     alive = set(draft.arguments)
     step = where.step
     if step is not None:
@@ -65,7 +66,7 @@ def device_slots(draft: Draft, where: Summit) -> frozenset[int]:
 
 
 def _pass(alive: set[int], draft: Draft, index: int) -> None:
-    """From before a step to after it."""
+    """Update `alive` from before a step to after it."""
     step = draft.steps[index]
     _apply(alive, step.before)
     for source, target in step.run.donate:
@@ -75,6 +76,7 @@ def _pass(alive: set[int], draft: Draft, index: int) -> None:
 
 
 def _apply(alive: set[int], actions: Sequence[Action]) -> None:
+    """Update `alive` with what `actions` allocate and free."""
     for action in actions:
         if isinstance(action, Alloc):
             alive.add(action.slot)

@@ -1,7 +1,7 @@
-"""superneurons: SuperNeurons' static rule, as PoocH's authors put it into practice to compare with.
+"""superneurons: SuperNeurons' static rule, as PoocH's authors implemented it for comparison.
 
-The rule goes by the type of the op: convolutions are offloaded, all else is recomputed; what fits
-is kept, from the output side. Copies back are issued one convolution ahead.
+The rule goes by the type of the op: what convolutions make is offloaded, everything else is
+recomputed. What fits is kept, from the output side. Copies back are issued one convolution ahead.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ CONVOLUTIONS = frozenset({"convolution", "convolution_backward", "conv", "conv_b
 class SuperNeurons:
     """Keep from the output while it fits; then offload convolutions, recompute all else.
 
-    Of what follows the first candidate that does not fit, nothing is kept.
+    Nothing is kept after the first candidate that does not fit.
     """
 
     name: ClassVar[str] = "superneurons"
     summary: ClassVar[str] = "keep from the output side, offload convolutions, recompute the rest"
 
     min_bytes: int = MIN_BYTES
+    """Smaller buffers are kept."""
 
     def __post_init__(self) -> None:
         check_min_bytes(self, self.min_bytes)
 
     def plan(self, problem: Problem) -> Plan:
-        """The rule's plan. Raises InfeasibleError where that does not fit.
+        """The plan of the rule. Raises InfeasibleError if it does not fit.
 
-        What is kept is chosen as if all else were offloaded: what is recomputed instead may need
-        more than there is. With more there is, more is kept, and may need more again: the budget
-        that the error names has been tried.
+        What to keep is chosen as if everything else were offloaded. What is recomputed instead may
+        need more than there is. With a larger budget more is kept, which may again need more. So
+        the budget in the error has been tried.
         """
         try:
             return self.as_it_is(problem)
@@ -61,10 +62,10 @@ class SuperNeurons:
         try:
             raise replace(refusal, budget_bytes=problem.limit_bytes(Tier(refusal.tier)))
         finally:
-            del refusal  # whose frames hold it, and what their callers do
+            del refusal  # its traceback refers to this frame: a cycle that keeps callers' data
 
     def as_it_is(self, problem: Problem) -> Plan:
-        """The rule's plan. With the budget that the error names there may be none either."""
+        """The plan of the rule. The budget that its error names has not been tried."""
         gaps, leave = candidates(problem, self.min_bytes), away(problem)
         if not gaps or not isinstance(leave, Offload):
             return settle(problem, {}, self)
@@ -75,14 +76,15 @@ class SuperNeurons:
 
 
 def by_type(problem: Problem, model: PoochModel) -> list[Kind]:
-    """One kind per target. What cannot be made again is offloaded, whatever made it."""
+    """One kind per target. What cannot be recomputed is offloaded, whatever made it."""
     count = len(model.targets)
 
     def kept(number: int) -> list[Kind]:
+        """Offload everything but the last `number` targets."""
         return [OFFLOAD] * (count - number) + [KEEP] * number
 
-    # What is kept is an end of the list, and one more never takes less: bisection finds the first
-    # that does not fit as well as a walk does.
+    # The kept targets are the end of the list, and one more never needs less memory. So bisection
+    # finds the first that does not fit.
     most = bisect_right(range(1, count + 1), False, key=lambda n: not model.fits(kept(n)))
     kinds = kept(most)
     for number, made_by in enumerate(model.producers):
@@ -93,9 +95,9 @@ def by_type(problem: Problem, model: PoochModel) -> list[Kind]:
 
 
 class _OneConvolutionAhead:
-    """Fetches needed after one convolution's backward, up to the next one's, go out at the first.
+    """Issue fetches needed after one convolution's backward, up to the next one's, at the first.
 
-    Without a look at memory (a `pooch_plan.Schedule`).
+    It does not consider memory (a `pooch_plan.Schedule`).
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -112,4 +114,5 @@ class _OneConvolutionAhead:
 
 
 def _is_convolution(problem: Problem, op: int) -> bool:
+    """Whether `op` is a convolution or its backward."""
     return any(part in CONVOLUTIONS for part in problem.trace.ops[op].target.split("."))

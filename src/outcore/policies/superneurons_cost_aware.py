@@ -1,8 +1,9 @@
-"""superneurons-cost-aware: SuperNeurons' own runtime, its decisions taken before the step.
+"""superneurons-cost-aware: SuperNeurons' own runtime, with its decisions made before the step.
 
-Liveness is the trace's own. What lies between checkpoints is dropped and replayed, segment by
-segment (section 3.4); checkpoints are offloaded (3.3.1), or cached on the device until memory is
-short (3.3.2). Workspaces take what memory that leaves free (3.5).
+- Liveness is the trace's own.
+- What lies between checkpoints is dropped and replayed, segment by segment (section 3.4).
+- Checkpoints are offloaded (3.3.1), or cached on the device until memory is short (3.3.2).
+- Workspaces use the memory that is then free (3.5).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from outcore.policies.superneurons_segments import Layer, bounded, segments
 from outcore.policies.workspaces import Algorithms, settle_in_room, variants_of
 
 TRIES = 4
-"""How often the cache is asked, each time with less capacity, before everything is evicted."""
+"""How often the cache plans, each time with less capacity, before everything is evicted."""
 
 
 class Replay(StrEnum):
@@ -40,7 +41,8 @@ class Replay(StrEnum):
     MEMORY = "memory-centric"
     """Each backward replays what it needs, and drops what it passes through."""
     COST_AWARE = "cost-aware"
-    """Speed-centric where the segment fits beside the network's largest layer."""
+    """Speed-centric if the segment fits together with the network's largest layer, else
+    memory-centric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +50,31 @@ class SuperNeuronsCostAware:
     """Drop and replay what lies between checkpoints; move the rest when memory is short.
 
     Without `cache`, every checkpoint is offloaded after the forward pass used it, and fetched one
-    compute-intensive layer ahead. With `workspaces`, each op that has variants is then the fastest
-    that there is room for; without, ops run as they do by default.
+    compute-intensive layer ahead. With `workspaces`, each op that has variants then runs as the
+    fastest one that there is room for; without, ops run with their default variant.
     """
 
     name: ClassVar[str] = "superneurons-cost-aware"
     summary: ClassVar[str] = "replay between checkpoints by segment, evict the least recently used"
 
     min_bytes: int = MIN_BYTES
+    """Smaller buffers are kept."""
     replay: Replay = Replay.COST_AWARE
+    """How what lies between checkpoints comes back."""
     cache: bool = True
+    """Whether checkpoints stay on the device until memory is short."""
     workspaces: bool = True
+    """Whether ops run as the fastest variants that there is room for."""
 
     def __post_init__(self) -> None:
         check_min_bytes(self, self.min_bytes)
 
     def plan(self, problem: Problem) -> Plan:
-        """The runtime's plan.
+        """The plan of the runtime.
 
-        Raises InfeasibleError where it does not fit, with `cache` even when everything is evicted.
-        What is replayed does not depend on the budget, and what is moved not on workspaces that are
-        chosen.
+        Raises InfeasibleError if it does not fit; with `cache`, if it does not fit even with
+        everything evicted. What is replayed does not depend on the budget. What is moved does not
+        depend on the workspaces that are chosen.
         """
         layers = layers_of(problem)
         replayed = _replayed(problem, layers, self.min_bytes, self.replay)
@@ -86,6 +92,10 @@ class SuperNeuronsCostAware:
         return self._settle(problem, replayed | pooled)
 
     def _cached(self, problem: Problem, replayed: dict[Gap, Choice], tier: Tier) -> Plan:
+        """The plan with the tensor cache: evict what the walk evicts.
+
+        If that does not fit, the walk has less capacity the next time.
+        """
         movable = [gap for gap in _large(problem, self.min_bytes) if gap not in replayed]
         dropped, ahead = self._dropping(problem, replayed), _OneLayerAhead(problem)
         capacity_bytes = problem.budget_bytes
@@ -109,8 +119,9 @@ class SuperNeuronsCostAware:
     ) -> Plan:
         """The first that fits of: evict everything, evict what crosses the boundary, evict nothing.
 
-        Which of them needs least depends on padding and donations. Raises the error of the one that
-        does, where none fits.
+        Which of them needs the least depends on padding and donations. If none fits the device,
+        raises the error of the one that needs the least. If one does not fit in an outer tier,
+        raises that error immediately.
         """
         boundary = problem.trace.boundary
         crossing = [gap for gap in movable if gap.after < boundary <= gap.before]
@@ -125,19 +136,22 @@ class SuperNeuronsCostAware:
         raise min(errors, key=lambda error: error.floor_bytes)
 
     def _dropping(self, problem: Problem, replayed: Mapping[Gap, Choice]) -> Plan:
-        """What the cache walks: only what is replayed is dropped, and workspaces are the least."""
+        """The plan that the cache walks: it drops what is replayed, and moves nothing.
+
+        If workspaces are chosen, they are the smallest here.
+        """
         lean = variants_of(problem.profile, Algorithms.MEMORY) if self.workspaces else {}
         return make_plan(dict(replayed), variants=lean)
 
     def _settle(self, problem: Problem, choices: Mapping[Gap, Choice]) -> Plan:
-        """The plan of `choices`, which come first, and of workspaces in what they leave free."""
+        """The plan of `choices`, and of workspaces in the memory that the choices leave free."""
         if self.workspaces:
             return settle_in_room(problem, choices, self)
         return settle(problem, choices, self)
 
 
 def _large(problem: Problem, min_bytes: int) -> Iterator[Gap]:
-    """Every gap of what takes at least `min_bytes`."""
+    """Every gap of buffers of at least `min_bytes`."""
     trace = problem.trace
     every = gaps(trace)
     return (gap for gap in every if trace.buffers[gap.buffer].nbytes >= max(1, min_bytes))
@@ -146,9 +160,10 @@ def _large(problem: Problem, min_bytes: int) -> Iterator[Gap]:
 def _replayed(
     problem: Problem, layers: tuple[Layer, ...], min_bytes: int, replay: Replay
 ) -> dict[Gap, Choice]:
-    """What is dropped: the candidates that no checkpoint made and that can be made again.
+    """What is dropped: candidates that no checkpoint made and that can be recomputed.
 
-    What the op after its last use already needs again is not: there is no time to gain memory for.
+    A candidate that the op after its last use already needs again is not dropped: the gap is too
+    short to gain memory.
     """
     if replay is Replay.NONE:
         return {}
@@ -177,12 +192,13 @@ def _stays(problem: Problem, layers: tuple[Layer, ...], replay: Replay) -> dict[
 def _offloaded(
     problem: Problem, layers: tuple[Layer, ...], replayed: Collection[Gap], min_bytes: int
 ) -> list[Gap]:
-    """The candidates that checkpoints made or the caller passed in, and what cannot be replayed."""
+    """Candidates that checkpoints made or the caller passed in, and what cannot be recomputed."""
     trace = problem.trace
     producer = liveness(trace).producer
     again = recomputable(problem, candidates(problem, min_bytes))
 
     def pooled(gap: Gap) -> bool:
+        """Whether the gap's buffer belongs to the paper's tensor pool."""
         maker = producer[gap.buffer]
         return maker is None or layers[maker].checkpoint or gap not in again
 
@@ -194,13 +210,13 @@ def _offloaded(
 
 
 class _OneLayerAhead:
-    """Fetches what one compute-intensive layer's backward needs at that of the one before it."""
+    """Issue each fetch at the last compute-intensive layer's backward before it is needed."""
 
     def __init__(self, problem: Problem) -> None:
         self.boundary, self.points = problem.trace.boundary, fetch_points(problem.trace)
 
     def issue(self, gap: Gap, walked: Walked) -> int:
-        """The op before which the copy back of `gap` is issued, after it has left."""
+        """The op before which the copy back of `gap` is issued, once the buffer has left."""
         needed = walked.touched.get(gap, gap.before)
         earlier = bisect_left(self.points, needed) - 1
         point = self.points[earlier] if earlier >= 0 else self.boundary
@@ -208,7 +224,7 @@ class _OneLayerAhead:
 
 
 def _evict(gap: Gap, walked: Walked, ahead: _OneLayerAhead, tier: Tier) -> Offload:
-    """Out on the spot, where memory was short; where that is right after the use, no hint."""
+    """Copy out immediately when memory is short; without hints if that is right after the use."""
     short = walked.evicted[gap]
     at = short if short > gap.after else None
     return Offload(tier, depart=at, release=at, prefetch=ahead.issue(gap, walked))

@@ -1,7 +1,7 @@
-"""SuperNeurons' layers in a Trace: which ops are checkpoints, and what each needs.
+"""superneurons_layers: SuperNeurons' layers in a Trace: checkpoints, and the memory of each.
 
-Every forward op is a layer. Checkpoints are what SuperNeurons' published code takes for one:
-convolutions and linear layers, joins, concatenations and forks.
+Every forward op is a layer. Checkpoints are chosen as in SuperNeurons' published code: convolutions
+and linear layers, joins, concatenations and forks.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from outcore.policies.superneurons import CONVOLUTIONS
 from outcore.policies.superneurons_segments import Layer
 
 LINEAR = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "_scaled_mm"})
-"""Names of ops, without namespace and overload: fully connected layers, and attention's products.
-"""
+"""Names of ops, without namespace and overload: fully connected layers, and attention's
+products."""
 ATTENTION = "_scaled_dot_product"
-"""How the names of fused attention begin."""
+"""The beginning of the names of fused attention ops."""
 JOINS = frozenset({"add", "sub"})
-"""These join where they read what two forward ops made."""
+"""Ops that join if they read what two forward ops made."""
 CONCATENATIONS = frozenset({"cat", "stack"})
+"""Ops that are checkpoints because they concatenate."""
 
 
 def layers_of(problem: Problem) -> tuple[Layer, ...]:
@@ -29,7 +30,8 @@ def layers_of(problem: Problem) -> tuple[Layer, ...]:
     marks = _checkpoints(trace, live)
     layers = []
     for op in range(trace.boundary):
-        # A layer's own backward comes after those of its readers: it reads its output last.
+        # A layer's own backward comes after those of its readers, so the last backward op that
+        # reads the layer's output is its own.
         ends = [own_backward[b] for b in trace.writes[op] if b in own_backward]
         layers.append(
             Layer(
@@ -48,7 +50,7 @@ def largest_backward_bytes(trace: Trace) -> int:
 
 
 def working_set_bytes(trace: Trace, op: int) -> int:
-    """What `op` reads and makes, without what the caller holds (parameters, images)."""
+    """Bytes that `op` reads and makes, without what the caller holds (parameters, images)."""
     return _moving_bytes(trace, (*trace.reads[op], *trace.writes[op]))
 
 
@@ -64,10 +66,12 @@ def fetch_points(trace: Trace) -> list[int]:
 
 
 def _backward(trace: Trace) -> range:
+    """The backward ops."""
     return range(trace.boundary, len(trace.ops))
 
 
 def _moving_bytes(trace: Trace, buffers: tuple[int, ...]) -> int:
+    """Bytes of `buffers`, without the buffers that the caller holds."""
     return sum(trace.buffers[b].nbytes for b in buffers if not trace.buffers[b].borrowed)
 
 
@@ -80,8 +84,9 @@ def _makers(trace: Trace, live: Liveness, op: int) -> tuple[int, ...]:
 def _checkpoints(trace: Trace, live: Liveness) -> list[bool]:
     """Per forward op: whether it is a checkpoint.
 
-    A checkpoint has to be there for the backward call. Where nothing there reads it (a linear layer
-    before a ReLU), the ops that do read it stand for it: nothing else could be replayed from.
+    A checkpoint has to be available for the backward call. If no backward op reads it (a linear
+    layer before a ReLU), the ops that do read it are the checkpoint instead: nothing else could be
+    replayed from.
     """
     marks: list[bool] = []
     lost: set[int] = set()
@@ -99,11 +104,12 @@ def _checkpoints(trace: Trace, live: Liveness) -> list[bool]:
 
 
 def _crosses(trace: Trace, live: Liveness, buffer: int) -> bool:
+    """Whether `buffer` is available for the backward call."""
     return live.held[buffer] or live.uses[buffer][-1] >= trace.boundary
 
 
 def _is_structure(trace: Trace, live: Liveness, op: int) -> bool:
-    """A join, a concatenation, or what a fork hands to several layers."""
+    """Whether `op` is a join, a concatenation, or what a fork hands to several layers."""
     names = _names(trace, op)
     if names & CONCATENATIONS or (names & JOINS and len(_makers(trace, live, op)) > 1):
         return True
@@ -111,14 +117,17 @@ def _is_structure(trace: Trace, live: Liveness, op: int) -> bool:
 
 
 def _forward_readers(trace: Trace, live: Liveness, buffer: int) -> int:
+    """How many forward ops read `buffer`."""
     return sum(use < trace.boundary for use in live.uses[buffer]) - 1
 
 
 def _is_intensive(trace: Trace, op: int) -> bool:
+    """Whether `op` is a convolution, a linear layer or fused attention."""
     names = _names(trace, op)
     fused = any(name.startswith(ATTENTION) for name in names)
     return fused or not names.isdisjoint(CONVOLUTIONS | LINEAR)
 
 
 def _names(trace: Trace, op: int) -> set[str]:
+    """The parts of the op's full name, such as `aten`, `mm` and `default`."""
     return set(trace.ops[op].target.split("."))

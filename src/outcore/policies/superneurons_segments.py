@@ -1,6 +1,6 @@
-"""SuperNeurons' segments between checkpoints, and how each is replayed (section 3.4).
+"""superneurons_segments: segments between checkpoints, and how each is replayed (section 3.4).
 
-Over an abstract graph of layers, in order of execution.
+These functions work on an abstract graph of layers, in order of execution.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer. `inputs`: the positions of the layers whose outputs it reads.
-
-    `forward_bytes` is what its forward makes (l_f in the paper), `backward_bytes` the working set
-    of its backward (l_b); 0 where it has none.
-    """
+    """One layer."""
 
     inputs: tuple[int, ...]
+    """The positions of the layers whose outputs it reads."""
     checkpoint: bool
+    """Whether it is a checkpoint: what it makes is not dropped, and replays start from it."""
     forward_bytes: int
+    """What its forward makes (l_f in the paper)."""
     backward_bytes: int
+    """The working set of its backward (l_b in the paper); 0 if it has none."""
 
 
 def segments(layers: Sequence[Layer]) -> tuple[tuple[int, ...], ...]:
-    """The layers between checkpoints, a segment each, in order of their first layers.
+    """The layers between checkpoints, one segment each, in order of their first layers.
 
-    A layer that is no checkpoint goes on with the segment of its last input that has one, and
-    begins one where all its inputs are checkpoints. Linear in layers and inputs.
+    A layer that is not a checkpoint continues the segment of its last input that has one. It begins
+    a segment if all its inputs are checkpoints. Linear in layers and inputs.
     """
     segment: dict[int, int] = {}
     members: dict[int, list[int]] = {}
@@ -43,8 +43,8 @@ def segments(layers: Sequence[Layer]) -> tuple[tuple[int, ...], ...]:
 def bounded(layers: Sequence[Layer], segment: Sequence[int], peak_bytes: int) -> bool:
     """Whether `segment`, replayed as a whole, stays within `peak_bytes`: SuperNeurons' test.
 
-    The sum of the forwards, and the backward of the last layer that has one. As in the paper, what
-    that backward shares with the forwards counts twice.
+    It adds the forwards of all its layers and the backward of the last layer that has one. As in
+    the paper, what that backward shares with the forwards counts twice.
     """
     replayed = sum(layers[i].forward_bytes for i in segment)
     backwards = (layers[i].backward_bytes for i in reversed(segment))

@@ -14,11 +14,14 @@ from outcore.policies.pooch_search import offload_all
 
 @dataclass(frozen=True, slots=True)
 class SwapAll(PoochPolicy):
-    """Offload every candidate; fetch as early as memory allows."""
+    """Offload every candidate; fetch as early as memory allows.
+
+    Without `early`, fetches come in the batches of PoocH's code, delayed as far as time allows.
+    """
 
     name: ClassVar[str] = "swap-all"
     summary: ClassVar[str] = "offload everything that crosses the boundary, with scheduled fetches"
 
     def decide(self, model: PoochModel) -> Sequence[Kind]:
-        """Everything is offloaded."""
+        """Offload everything."""
         return offload_all(model)

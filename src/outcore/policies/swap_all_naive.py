@@ -20,10 +20,11 @@ class SwapAllNaive:
     summary: ClassVar[str] = "offload everything that crosses the boundary, fetch one step ahead"
 
     min_bytes: int = MIN_BYTES
+    """Smaller buffers are kept."""
 
     def __post_init__(self) -> None:
         check_min_bytes(self, self.min_bytes)
 
     def plan(self, problem: Problem) -> Plan:
-        """Offload all. Raises InfeasibleError where the working set of some op does not fit."""
+        """Offload all. Raises InfeasibleError if the working set of some op does not fit."""
         return pooch_plan(problem, self, self.min_bytes, offload_all, one_ahead)

@@ -20,5 +20,5 @@ class SwapOpt(PoochPolicy):
     summary: ClassVar[str] = "keep what fits, from the output side, and offload the rest"
 
     def decide(self, model: PoochModel) -> Sequence[Kind]:
-        """Step 1 of PoocH, alone."""
+        """Step 1 of PoocH, without step 2."""
         return keep_from_the_output(model)

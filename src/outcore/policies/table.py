@@ -1,4 +1,7 @@
-"""POLICIES: every policy by name. A new one adds a file, a row here and a page in docs/policies."""
+"""table: list every policy by name.
+
+A new policy adds a file, a row here and a page in docs/policies.
+"""
 
 from __future__ import annotations
 

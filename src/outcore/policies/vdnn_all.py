@@ -22,12 +22,14 @@ class VdnnAll:
     )
 
     min_bytes: int = MIN_BYTES
+    """Smaller buffers are kept, and make no layer."""
     algorithms: Algorithms = Algorithms.MEMORY
+    """Which variants the ops run as, if they have any."""
 
     def __post_init__(self) -> None:
         check_min_bytes(self, self.min_bytes)
 
     def plan(self, problem: Problem) -> Plan:
-        """Offload all but the last layer's. Raises InfeasibleError where that does not fit."""
+        """Offload all but the last layer's. Raises InfeasibleError if that does not fit."""
         choices = placed(problem, self.min_bytes, all_gaps)
         return settle_as(problem, choices, self, self.algorithms)

@@ -20,12 +20,14 @@ class VdnnConv:
     summary: ClassVar[str] = "offload the inputs of convolutions, one ahead, in step with layers"
 
     min_bytes: int = MIN_BYTES
+    """Smaller buffers are kept, and make no layer."""
     algorithms: Algorithms = Algorithms.MEMORY
+    """Which variants the ops run as, if they have any."""
 
     def __post_init__(self) -> None:
         check_min_bytes(self, self.min_bytes)
 
     def plan(self, problem: Problem) -> Plan:
-        """Offload inputs of convolutions. Raises InfeasibleError where that does not fit."""
+        """Offload the inputs of convolutions. Raises InfeasibleError if that does not fit."""
         choices = placed(problem, self.min_bytes, convolution_gaps)
         return settle_as(problem, choices, self, self.algorithms)

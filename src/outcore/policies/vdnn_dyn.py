@@ -1,4 +1,4 @@
-"""vdnn-dyn: vDNN, offloading no more than the budget asks for: nothing, convolutions, or all."""
+"""vdnn-dyn: vDNN, offloading no more than the budget requires: nothing, convolutions, or all."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from outcore.policies.workspaces import Algorithms, settle_as, settle_in_room
 class VdnnDyn:
     """The first that fits of: keep all, offload as `vdnn-conv`, offload as `vdnn-all`.
 
-    Where ops have variants, first with the fastest, then with the fastest that there is room for.
+    If ops have variants, each is tried first with the fastest ones; then `vdnn-conv` and `vdnn-all`
+    are tried with the fastest ones that there is room for.
     """
 
     name: ClassVar[str] = "vdnn-dyn"
     summary: ClassVar[str] = "the first that fits: keep all, vdnn-conv, vdnn-all"
 
     min_bytes: int = MIN_BYTES
+    """Smaller buffers are kept, and make no layer."""
 
     def __post_init__(self) -> None:
         check_min_bytes(self, self.min_bytes)
@@ -32,8 +34,8 @@ class VdnnDyn:
     def plan(self, problem: Problem) -> Plan:
         """The plan of the first pass that fits.
 
-        Raises InfeasibleError where everything offloaded with the least workspaces does not fit,
-        whatever else might (vDNN, section III-C).
+        Raises InfeasibleError if everything offloaded with the least workspaces does not fit, even
+        if another pass would (vDNN, section III-C).
         """
         everything = placed(problem, self.min_bytes, all_gaps)
         settle_as(problem, everything, self, Algorithms.MEMORY)
@@ -52,4 +54,5 @@ class VdnnDyn:
 
 
 def _fastest(problem: Problem, choices: Mapping[Gap, Choice], policy: Policy) -> Plan:
+    """The plan of `choices` with the fastest variant of each op."""
     return settle_as(problem, choices, policy, Algorithms.PERFORMANCE)

@@ -1,8 +1,8 @@
-"""vDNN's view of a step: layers that retain their input, and when its copies go and come back.
+"""vdnn_layers: vDNN's view of a step: layers that retain their input, and when its copies run.
 
-Two streams, one for compute and one for copies, meet at the end of each layer (vDNN, section III):
-an input leaves beside the layer that uses it last, and comes back beside the backward pass of a
-layer that comes before its own.
+One stream for compute and one for copies meet at the end of each layer (vDNN, section III). An
+input leaves while the layer that uses it last runs. It comes back during the backward of another
+layer, one that runs before the backward of its own layer.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ READ_RESULT = frozenset(
         "softmax_cross_entropy_backward",
     }
 )
-"""Backward ops of what may run in place, and of the end of a network: they need the result alone.
+"""Backward ops that need only the result: of ops that may run in place, and of the network's end.
 
-Names without namespace and overload; Chainer's among them.
-"""
+Names are without namespace and overload; Chainer's are among them."""
 
 POOLING = ("pool2d", "pool3d")
 """Parts of the names of ops whose input the paper retains, though no gradient may read it."""
@@ -45,24 +44,24 @@ POOLING = ("pool2d", "pool3d")
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer, as its backward op `op`, which reads what the forward pass retained.
-
-    `gaps` end there: what it is the first to read. What it shares with a layer whose backward op
-    comes earlier is that one's. `inputs` are those of `gaps` that feed a convolution, this layer's
-    or another's.
-    """
+    """One layer, represented by its backward op."""
 
     op: int
+    """The backward op, which reads what the forward pass retained."""
     gaps: tuple[Gap, ...]
+    """Gaps that end at this op: what it is the first to read. What it shares with a layer whose
+    backward op comes earlier belongs to that layer."""
     inputs: tuple[Gap, ...] = ()
+    """The part of `gaps` whose buffers feed a convolution, this layer's or another's."""
     convolution: bool = False
+    """Whether this layer is a convolution."""
 
 
 def layers(problem: Problem, min_bytes: int) -> tuple[Layer, ...]:
     """The layers that retain at least `min_bytes` in one buffer, in backward order.
 
     What is retained only for an activation that may run in place, for a softmax or for the loss is
-    left out, and so are their backward ops; but for what pooling reads. Linear in ops.
+    left out, and so are their backward ops; but what pooling reads is not left out. Linear in ops.
     """
     trace = problem.trace
     forward, backward = trace.ops[: trace.boundary], trace.ops[trace.boundary :]
@@ -82,29 +81,31 @@ def layers(problem: Problem, min_bytes: int) -> tuple[Layer, ...]:
 
 
 def _named(op: Op, names: frozenset[str]) -> bool:
+    """Whether the op has one of these names."""
     return not names.isdisjoint(op.target.split("."))
 
 
 def _pools(op: Op) -> bool:
+    """Whether the op is a pool."""
     return any(part in op.target for part in POOLING)
 
 
 def all_gaps(order: Sequence[Layer]) -> frozenset[Gap]:
-    """What `vdnn-all` offloads: all but what the last layer retains, which comes first here."""
+    """What `vdnn-all` offloads: all but what the last layer (the first here) retains."""
     return frozenset(gap for layer in order[1:] for gap in layer.gaps)
 
 
 def convolution_gaps(order: Sequence[Layer]) -> frozenset[Gap]:
-    """What `vdnn-conv` offloads: inputs of convolutions, but for the last layer's."""
+    """What `vdnn-conv` offloads: inputs of convolutions, except the last layer's."""
     return frozenset(gap for layer in order[1:] for gap in layer.inputs)
 
 
 def find_prefetch(order: Sequence[Layer], offloaded: Collection[Gap]) -> dict[int, int]:
-    """Layer (place in `order`) -> the one beside whose backward pass its copies come back.
+    """Layer (its index in `order`) -> the layer during whose backward pass it is fetched.
 
-    Each layer looks for the closest one after it, in backward order, that is offloaded and that
-    none has fetched; it looks no further than the first convolution. A layer that is not found is
-    not listed. Linear in layers.
+    Each layer looks for the closest layer after it, in backward order, that is offloaded and not
+    fetched yet. It looks no further than the first convolution. A layer that is not found is not
+    listed. Linear in layers.
     """
     wanted = (i for i, layer in enumerate(order) if not set(layer.gaps).isdisjoint(offloaded))
     missing = deque(wanted)
@@ -113,7 +114,7 @@ def find_prefetch(order: Sequence[Layer], offloaded: Collection[Gap]) -> dict[in
     for now in range(len(order)):
         while missing and missing[0] <= now:
             missing.popleft()
-        # What was fetched already lies before the closest that was not: one look is enough.
+        # What was fetched already comes before the closest that was not: one look is enough.
         if missing and convolutions[missing[0]] == convolutions[now + 1]:
             found[missing.popleft()] = now
     return found
@@ -122,9 +123,9 @@ def find_prefetch(order: Sequence[Layer], offloaded: Collection[Gap]) -> dict[in
 def placed(
     problem: Problem, min_bytes: int, select: Callable[[Sequence[Layer]], frozenset[Gap]]
 ) -> dict[Gap, Choice]:
-    """The choices that offload what `select` takes; none where there is no outer tier.
+    """The choices that offload what `select` returns; none if there is no outer tier.
 
-    Each copy is done within the layer it runs beside. Near-linear in ops.
+    Each copy is done within the layer that it runs in parallel with. Near-linear in ops.
     """
     leave = away(problem)
     if not isinstance(leave, Offload):
@@ -143,9 +144,10 @@ def placed(
 
 
 def _offload(gap: Gap, tier: Tier, beside: int | None, *, made_here: bool) -> Offload:
-    """Out beside the last use, or beside the op after it where that made the buffer; back `beside`.
+    """The offload for `gap`.
 
-    What no layer fetches comes back when it is needed.
+    It leaves in parallel with the last use, or with the op after it if that use made the buffer. It
+    comes back in parallel with op `beside`; if no layer fetches it (None), when it is needed.
     """
     return Offload(
         tier,

@@ -1,4 +1,4 @@
-"""window: Sony's scheduler: bring back what the next bytes of the step use, let all else leave."""
+"""window: Sony's scheduler: bring back what the next bytes of the step use, offload the rest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TRIES = 4
 class Window:
     """Slide a window of bytes over all that the step touches; what it does not hold may leave.
 
-    The window holds distinct buffers of `lookahead` times the memory that there is for them
+    The window holds distinct buffers of `lookahead` times the memory that is available for them
     (section 3; 1.5 in the published code).
     """
 
@@ -34,7 +34,9 @@ class Window:
     )
 
     min_bytes: int = MIN_BYTES
+    """Smaller buffers stay on the device."""
     lookahead: float = 1.5
+    """Bytes in the window, as a multiple of the memory that is available for them."""
 
     def __post_init__(self) -> None:
         check_min_bytes(self, self.min_bytes)
@@ -43,11 +45,11 @@ class Window:
             raise PolicyError(policy=self.name, reason=reason)
 
     def plan(self, problem: Problem) -> Plan:
-        """The schedule's plan. Raises InfeasibleError where not even offloading every gap fits.
+        """The plan of the schedule. Raises InfeasibleError if not even offloading every gap fits.
 
-        What fits is kept: a program may take less than its sequence of variables. Where the lowered
-        program does not fit although the schedule does, the schedule is made again with its memory
-        less the excess.
+        If everything fits, it is kept: a program may need less than its sequence of variables. If
+        the lowered program does not fit although the schedule does, the schedule is made again with
+        its memory reduced by the excess.
         """
         leave = away(problem)
         try:
@@ -77,7 +79,7 @@ class Window:
         tier: Tier,
         capacity_bytes: int,
     ) -> dict[Gap, Choice] | None:
-        """The schedule's choices; None where it has none in `capacity_bytes`."""
+        """The schedule's choices; None if it has none in `capacity_bytes`."""
         trips = schedule(sequence, capacity_bytes, self.lookahead * capacity_bytes)
         if trips is None:
             return None
@@ -92,7 +94,7 @@ class Window:
 
 
 def _movable(problem: Problem, min_bytes: int) -> dict[Gap, None]:
-    """Every gap of buffers of at least `min_bytes`, in their order."""
+    """Every gap of buffers of at least `min_bytes`, in the order of the gaps."""
     trace = problem.trace
     every = gaps(trace)
     return {gap: None for gap in every if trace.buffers[gap.buffer].nbytes >= min_bytes}

@@ -1,15 +1,15 @@
-"""Sony's schedule of copies over a variable sequence (arXiv 2010.14109, section 3, and its code).
+"""window_schedule: Sony's schedule of copies over a variable sequence.
 
-At each function the window is extended over the sequence: what newly enters it is brought back,
-what was about to leave stays after all. Where memory is needed, the oldest copies out are waited
-for. After the function, what it used leaves, unless the window has it again. No times anywhere:
-bytes stand for both compute and copies.
+From arXiv 2010.14109, section 3, and its code. At each function the window is extended over the
+sequence. What newly enters it is brought back; what was about to leave stays after all. When memory
+is needed, compute waits for the oldest copies out. After the function, what it used leaves, unless
+the window contains it again. No times are used: bytes stand for both compute and copies.
 
-In the published code, prefetches that leave a later function no memory are found out at that
-function; then the schedule starts again with them put off. Here the end of the window is bounded
-beforehand. What is on the device at a function, once all that left is gone, follows from the
-window's end alone; so one walk from the back finds how far the window may reach, and the schedule
-is the same.
+In the published code, a prefetch that leaves a later function too little memory is noticed at that
+function; the schedule then starts again with that prefetch postponed. Here the end of the window is
+bounded beforehand. What is on the device at a function, once everything that left is gone, follows
+from the window's end alone. So one walk from the back finds how far the window may reach, and the
+schedule is the same.
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ from outcore.policies.window_sequence import VariableSequence
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """One stay off the device, after the use at `position`.
-
-    Function `released` waits for the copy out before it runs, and the copy back is issued before
-    function `fetched` runs.
-    """
+    """One stay off the device."""
 
     position: int
+    """The buffer leaves after the use at this position."""
     released: int
+    """The function that waits for the copy out before it runs."""
     fetched: int
+    """The function before which the copy back is issued."""
 
 
 def schedule(
     sequence: VariableSequence, capacity_bytes: int, window_bytes: float
 ) -> tuple[Away, ...] | None:
-    """What leaves the device and when, in order of return; None where some function does not fit.
+    """What leaves the device and when, in order of return; None if some function does not fit.
 
-    `capacity_bytes` is the device's memory less `fixed_bytes`; the window holds as many distinct
+    `capacity_bytes` is the device's memory minus `fixed_bytes`. The window holds as many distinct
     variables as `window_bytes` allow, and at least those of its function. Linear in the sequence.
     """
     ends = window_ends(sequence, capacity_bytes)
@@ -45,9 +44,9 @@ def schedule(
 
 
 def window_ends(sequence: VariableSequence, capacity_bytes: int) -> list[int] | None:
-    """Per function the furthest end of the window that leaves it and all later ones their memory.
+    """Per function, the furthest end of the window that leaves it and all later ones enough memory.
 
-    None where some function's own variables do not fit.
+    None if some function's own variables do not fit.
     """
     order, nbytes, born = sequence.order, sequence.nbytes, sequence.born
     count = [0] * len(nbytes)
@@ -55,7 +54,7 @@ def window_ends(sequence: VariableSequence, capacity_bytes: int) -> list[int] | 
     ends: list[int] = []
     later: list[int] = []
     for function in range(len(sequence.ops) - 1, -1, -1):
-        held -= sum(nbytes[v] for v in later)  # not made yet
+        held -= sum(nbytes[v] for v in later)  # not made yet at this function
         variables = [order[p] for p in sequence.positions(function)]
         held += sum(nbytes[v] for v in variables if not count[v])
         for variable in variables:
@@ -85,16 +84,20 @@ class _Walk:
         self.count = [0] * len(sequence.nbytes)
         """Per variable: how often it is in the window."""
         self.head = self.tail = 0
-        """The end of the window; the oldest use whose copy out may be under way."""
+        """`head`: the end of the window. `tail`: the oldest use whose copy out may be in
+        progress."""
         self.held_bytes = self.leaving_bytes = self.window_bytes = 0
-        """Variables of the window on the device; under way out; of the window, made or not."""
+        """`held_bytes`: variables of the window that are on the device. `leaving_bytes`: variables
+        that are being copied out. `window_bytes`: variables of the window, made or not."""
         self.leaving: dict[int, int] = {}
-        """Variable -> the position that it leaves after."""
+        """Variable -> the position after which it leaves."""
         self.gone: dict[int, tuple[int, int]] = {}
-        """Variable -> the position that it left after, the function that waited for it."""
+        """Variable -> the position after which it left, and the function that waited for it."""
         self.returned: list[Away] = []
+        """The stays off the device that are over."""
 
     def run(self, ends: list[int]) -> tuple[Away, ...]:
+        """Walk all functions; `ends` bounds the end of the window at each."""
         for function, end in enumerate(ends):
             self._extend(function, end)
             self._make(function)
@@ -104,7 +107,7 @@ class _Walk:
     # ---- before a function ----------------------------------------------------------------------
 
     def _extend(self, function: int, end: int) -> None:
-        """Let variables into the window, the function's own in any case."""
+        """Let variables into the window while they fit, up to `end`; the function's own anyway."""
         order, nbytes = self.sequence.order, self.sequence.nbytes
         own = self.sequence.starts[function + 1]
         room = self.capacity_bytes - self.sequence.beside_bytes[function]
@@ -119,6 +122,7 @@ class _Walk:
             self.head += 1
 
     def _enter(self, variable: int, function: int) -> None:
+        """Let `variable` in: cancel its copy out if it is leaving, bring it back if it is gone."""
         nbytes = self.sequence.nbytes[variable]
         self.window_bytes += nbytes
         if variable in self.leaving:
@@ -131,7 +135,7 @@ class _Walk:
             self.held_bytes += nbytes
 
     def _make(self, function: int) -> None:
-        """Make room for what the function makes; nothing was set aside for it before."""
+        """Make room for what the function makes; until now no room was reserved for it."""
         sequence = self.sequence
         variables = (sequence.order[p] for p in sequence.positions(function))
         made = sum(sequence.nbytes[v] for v in variables if sequence.born[v] == function)
@@ -153,7 +157,7 @@ class _Walk:
     # ---- after it -------------------------------------------------------------------------------
 
     def _leave(self, function: int) -> None:
-        """Send out what the window does not have again; free what nothing uses again."""
+        """Send out what the window does not contain again; free what nothing uses again."""
         sequence = self.sequence
         for position in sequence.positions(function):
             variable = sequence.order[position]

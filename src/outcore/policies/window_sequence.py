@@ -1,8 +1,8 @@
-"""The variable sequence of Sony's scheduler: what each function touches, in order.
+"""window_sequence: the variable sequence of Sony's scheduler: what each function touches, in order.
 
 A function is an op, or the pause between the two calls. A variable is a buffer that may leave the
-device, or a function's temporary memory: an op's workspace, what the pause needs. Everything else
-stays, and takes its bytes off those of each function.
+device, or a function's temporary memory: an op's workspace, or what the pause needs. Everything
+else stays on the device, and each function has that many bytes less.
 """
 
 from __future__ import annotations
@@ -23,33 +23,38 @@ from outcore.lower.expand import expand
 
 @dataclass(frozen=True, slots=True)
 class VariableSequence:
-    """Positions are indices into `order`; functions are numbered from 0.
+    """The variables that each function touches, in order, and their sizes.
 
-    `starts` holds the first position of each function, and the end. `ops` is per function the op
-    before which its copies are issued. `following` is per position the next one with the same
-    variable, None where there is none. `born` is per variable the function from which on it is
-    counted as one: that makes it, or that uses an argument first. `beside_bytes` is what each
-    function finds on the device beside the variables, less what it writes over its arguments;
-    `fixed_bytes` is what is there throughout.
+    Positions are indices into `order`. Functions are numbered from 0.
     """
 
     order: tuple[int, ...]
+    """Per position: the variable."""
     starts: tuple[int, ...]
+    """Per function: its first position; then the end."""
     ops: tuple[int, ...]
+    """Per function: the op before which its copies are issued."""
     nbytes: tuple[int, ...]
+    """Per variable: its bytes."""
     born: tuple[int, ...]
+    """Per variable: the function from which on it counts as a variable, because that function makes
+    it, or is the first to use it if it is an argument."""
     execution: tuple[int | None, ...]
+    """Per position: the next position of the same variable; None if there is none."""
     beside_bytes: tuple[int, ...]
+    """Per function: bytes on the device that are not variables, minus the arguments that its
+    results are written over: these need room once, not twice."""
     fixed_bytes: int
+    """Bytes that are on the device throughout."""
 
     def positions(self, function: int) -> range:
         """The positions of `function`."""
         return range(self.starts[function], self.starts[function + 1])
 
     def gap(self, position: int) -> Gap:
-        """The idle stretch from the use at `position` to the next. Raises ValueError at the last.
+        """The idle stretch from the use at `position` to the next use. Only buffers have one.
 
-        Only buffers have one.
+        Raises ValueError at the last use.
         """
         later = self.execution[position]
         if later is None:
@@ -57,6 +62,7 @@ class VariableSequence:
         return Gap(self.order[position], self._op(position), self._op(later))
 
     def _op(self, position: int) -> int:
+        """The op of the function that `position` belongs to."""
         return self.ops[bisect_right(self.starts, position) - 1]
 
 
@@ -66,22 +72,27 @@ def variable_sequence(problem: Problem, min_bytes: int) -> VariableSequence:
 
 
 class _Builder:
+    """Builds the sequence of one problem."""
+
     def __init__(self, problem: Problem, min_bytes: int) -> None:
         self.problem, self.trace = problem, problem.trace
         self.live: Liveness = liveness(problem.trace)
         self.boundary = problem.trace.boundary
         self.pauses = self.boundary < len(self.trace.ops)
+        """Whether there is a backward call, and so a pause before it."""
         size = problem.hardware.slot_bytes
         self.buffer_bytes = [size(Tier.DEVICE, b.nbytes, copied=False) for b in self.trace.buffers]
         self.moves = [
             bool(self.live.uses[b.id]) and not self.live.held[b.id] and b.nbytes >= min_bytes
             for b in self.trace.buffers
         ]
+        """Per buffer: whether it may leave the device."""
         self.functions = len(self.trace.ops) + self.pauses
         self.changes = [0] * (self.functions + 1)
-        """Per function: by how much the bytes beside the variables change there."""
+        """Per function: by how much the bytes that are not variables change there."""
 
     def build(self) -> VariableSequence:
+        """The finished sequence."""
         ops = [*range(self.boundary), *[self.boundary] * self.pauses]
         ops += range(self.boundary, len(self.trace.ops))
         order, starts = self._order()
@@ -100,12 +111,13 @@ class _Builder:
         )
 
     def _function(self, op: int) -> int:
+        """The function of `op`."""
         return op + (self.pauses and op >= self.boundary)
 
     # ---- variables ------------------------------------------------------------------------------
 
     def _order(self) -> tuple[list[int], list[int]]:
-        """Per function the buffers it touches that may leave, then its temporary."""
+        """Per function, the buffers it touches that may leave, then its temporary memory."""
         trace, buffers = self.trace, len(self.trace.buffers)
         order: list[int] = []
         starts: list[int] = []
@@ -119,19 +131,20 @@ class _Builder:
         return order, [*starts, len(order)]
 
     def _temporary_bytes(self) -> list[int]:
-        """Per function: an op's workspace, what the rest of the step needs in the pause."""
+        """Per function: an op's workspace, or what the rest of the step needs in the pause."""
         nbytes = list(self.problem.profile.workspace_bytes)
         nbytes[self.boundary : self.boundary] = [self.problem.between_bytes] * self.pauses
         return nbytes
 
     def _born(self) -> list[int]:
+        """Per variable: the function from which on it counts. Temporaries follow the buffers."""
         buffers = [self._function(uses[0]) if uses else 0 for uses in self.live.uses]
         return [*buffers, *range(self.functions)]
 
     # ---- what stays -----------------------------------------------------------------------------
 
     def _stay(self, inputs: Sequence[int]) -> None:
-        """Count what is no variable where it is on the device, and arguments before they are."""
+        """Record in `changes` what is not a variable, and arguments before their first use."""
         arrival = {b: 0 for b in inputs if not self.live.held[b]}
         if self.pauses:
             arrival |= dict.fromkeys(_buffers(self.trace, self.trace.tangents), self.boundary)
@@ -150,6 +163,7 @@ class _Builder:
             self.changes[last] -= self.buffer_bytes[buffer]
 
     def _beside_bytes(self) -> list[int]:
+        """Per function: the field `beside_bytes` of the sequence."""
         beside = list(accumulate(self.changes))[: self.functions]
         draft = donate(self.trace, expand(self.problem, Plan(())))
         for step in draft.steps:
@@ -159,11 +173,12 @@ class _Builder:
 
 
 def _buffers(trace: Trace, values: Iterable[int]) -> tuple[int, ...]:
+    """The buffers of `values`."""
     return trace.value_buffers(tuple(map(Ref, values)))
 
 
 def _execution(order: Sequence[int]) -> list[int | None]:
-    """Per position the next one of the same variable."""
+    """Per position, the next one of the same variable."""
     execution: list[int | None] = [None] * len(order)
     seen: dict[int, int] = {}
     for position in range(len(order) - 1, -1, -1):

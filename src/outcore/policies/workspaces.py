@@ -1,7 +1,7 @@
-"""Workspaces: which variant each op runs as, in policies that choose.
+"""workspaces: choose the variant that each op runs as.
 
-Nothing of a workspace is left after its op, so the ops do not compete: each goes by the memory that
-is free while it runs, and the order in which they are asked does not matter.
+Nothing of a workspace is left after its op, so ops do not compete. Each one depends on the memory
+that is free while it runs, and the order in which variants are chosen does not matter.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Algorithms(StrEnum):
     """One rule for all ops that have variants (vDNN, section III-C)."""
 
     MEMORY = "memory"
-    """The least workspace; of those the fastest."""
+    """The least workspace; among equals the fastest."""
     PERFORMANCE = "performance"
-    """The fastest; of those the one with the least workspace."""
+    """The fastest; among equals the one with the least workspace."""
 
 
 def variants_of(profile: Profile, algorithms: Algorithms) -> dict[int, int]:
@@ -47,20 +47,21 @@ def settle_as(
 def settle_in_room(problem: Problem, choices: Mapping[Gap, Choice], policy: Policy) -> Plan:
     """The plan of `choices`, with each op the fastest that the memory they leave has room for.
 
-    There is one wherever the choices fit with the least workspaces. Raises InfeasibleError where
-    they do not, with the smallest budget that they can meet so.
+    There is a plan whenever the choices fit with the least workspaces. Otherwise raises
+    InfeasibleError, with the smallest budget at which they fit that way.
     """
     lean = settle_as(problem, choices, policy, Algorithms.MEMORY)
     if not problem.profile.alternatives:
         return lean
     chosen = make_plan({}, variants=fastest_in_room(problem, lean)).variants
     fast = replace(lean, variants=chosen)
-    # The device has room for it, but copies wait for other ops, and their room below with them.
+    # The device has room for it. But copies then wait for other ops, and free their room in the
+    # outer tiers at other times.
     return fast if fits(problem, lower(problem, fast, fast=True)) else lean
 
 
 def fastest_in_room(problem: Problem, plan: Plan) -> dict[int, int]:
-    """Op -> its fastest variant whose workspace fits beside what `plan` holds at every run of it.
+    """Op -> its fastest variant whose workspace fits, with what `plan` holds, at every run.
 
     `plan` fits the budget. Linear in the runs of its program, which is lowered once.
     """
@@ -74,9 +75,9 @@ def fastest_in_room(problem: Problem, plan: Plan) -> dict[int, int]:
 
 
 def _rooms(problem: Problem, plan: Plan) -> dict[int, int]:
-    """Op -> the most workspace that there is room for at each of its runs."""
+    """Op -> the largest workspace that there is room for at each of its runs."""
     program = lower(problem, plan, fast=True)
-    # What is held between the two calls is gone by the first run of the second.
+    # What is held between the two calls is gone by the first run of the backward call.
     held = held_bytes(replace(problem, between_bytes=0), program, Tier.DEVICE)
     rooms: dict[int, int] = {}
     for instruction, nbytes in zip(program.body, held, strict=True):
@@ -89,8 +90,10 @@ def _rooms(problem: Problem, plan: Plan) -> dict[int, int]:
 
 
 def _fastest(cost: Cost) -> tuple[float, int]:
+    """Key to sort variants by time, then by workspace."""
     return cost.seconds, cost.workspace_bytes
 
 
 def _leanest(cost: Cost) -> tuple[int, float]:
+    """Key to sort variants by workspace, then by time."""
     return cost.workspace_bytes, cost.seconds
