@@ -1,4 +1,4 @@
-"""Allocators: readers of a Program that tell what serving it would take from the device."""
+"""allocators: predict what an allocator reserves on the device for a Program; place its slots."""
 
 from outcore.allocators.allocator import Allocator, Heap
 from outcore.allocators.card import Card

@@ -1,4 +1,4 @@
-"""Allocator: what serves requests for device memory, as a model that only counts."""
+"""Allocator: the interface of a model of a device memory allocator, which only counts."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from typing import ClassVar, Protocol
 
 
 class Heap(Protocol):
-    """The state of one allocator in one process. What lives never overlaps in addresses."""
+    """The state of one allocator in one process. Live blocks never overlap in addresses."""
 
     @property
     def reserved_bytes(self) -> int:
-        """What the allocator has taken from the device and not given back."""
+        """Bytes that the allocator has taken from the device and not given back."""
         ...
 
     @property
     def retries(self) -> int:
-        """How often so far what was free had to go back to the device for a request to be served.
+        """How often free memory had to be given back to the device to serve a request.
 
-        PyTorch's `num_alloc_retries`: compute stands still meanwhile.
+        PyTorch's `num_alloc_retries`. Compute waits each time.
         """
         ...
 
     @property
     def given_back_bytes(self) -> int:
-        """What went back to the device so, all times together."""
+        """Bytes given back to the device in this way, all times together."""
         ...
 
     def malloc(self, nbytes: int) -> int:
@@ -31,7 +31,7 @@ class Heap(Protocol):
         ...
 
     def free(self, address: int) -> None:
-        """Take back what `malloc` returned at `address`."""
+        """Free what `malloc` returned at `address`."""
         ...
 
 
@@ -39,14 +39,14 @@ class Allocator(Protocol):
     """A kind of allocator. An implementation is a frozen dataclass whose fields are its options."""
 
     name: ClassVar[str]
-    """The name it is known by: `best-fit`."""
+    """The name in specs: `best-fit`."""
     summary: ClassVar[str]
     """What it does, in one line."""
 
     def heap(self, capacity_bytes: int) -> Heap:
         """An empty heap on a device of `capacity_bytes`.
 
-        A request is served in any case: what is reserved beyond the capacity is what a real process
-        would have failed for want of.
+        Every request is served. If more than the capacity is reserved, a real process would have
+        run out of memory.
         """
         ...

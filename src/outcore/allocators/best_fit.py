@@ -1,9 +1,9 @@
-"""Best fit with caching, as deep-learning frameworks allocate device memory.
+"""best_fit: best fit with caching, as deep-learning frameworks allocate device memory.
 
-Memory is taken from the device in segments and kept. A request gets the smallest free block that
-has the room, at the lowest address among equals; the rest is split off where it is worth a block of
-its own. A freed block joins its free neighbours in the segment. Where the device is full, the
-segments that are free as a whole are given back first.
+Memory is taken from the device in segments and kept. A request gets the smallest free block that is
+large enough, at the lowest address among equals. The remainder is split off if it is large enough
+for a block. A freed block is merged with free neighbors in its segment. If the device is full, the
+segments that are completely free are given back first.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ KIB, MIB = 2**10, 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Sizes in bytes that two allocators of this kind differ in.
+    """The sizes, in bytes, in which two allocators of this kind differ.
 
     A request is small up to `small_most`. It is rounded up to `round_small`, or, from `round_from`
-    on, to `round_large`. A small one that finds no block takes a segment of `small_segment`; a
-    large one below `medium_below` takes `medium_segment`, any other its own size rounded up to
-    `round_segment`. A rest of `small_rest` or more (of `large_rest` or more, in the pool of the
-    large) is split off.
+    on, to `round_large`. For a small request that finds no block, a segment of `small_segment` is
+    reserved. For a large one below `medium_below` it has `medium_segment`; for any other, the
+    request's size rounded up to `round_segment`. A remainder of `small_rest` or more (for large
+    requests, `large_rest` or more) is split off.
     """
 
     small_most: int = MIB
@@ -43,7 +43,7 @@ class Rules:
         return round_up(nbytes, self.round_small if nbytes < self.round_from else self.round_large)
 
     def segment(self, nbytes: int) -> int:
-        """Bytes of the segment that is taken for a block of `nbytes`."""
+        """Bytes of the segment that is reserved for a block of `nbytes`."""
         if nbytes <= self.small_most:
             return self.small_segment
         if nbytes < self.medium_below:
@@ -88,14 +88,14 @@ class BestFitNnabla:
 
 
 class BestFitHeap:
-    """Two pools of blocks."""
+    """Two pools of blocks, for small and for large requests."""
 
     def __init__(self, rules: Rules, capacity_bytes: int) -> None:
         self.rules, self.capacity_bytes = rules, capacity_bytes
         self.small, self.large = Pool(), Pool()
         self.reserved_bytes = self.retries = self.given_back_bytes = 0
         self.end = 0
-        """Where the next segment starts: behind all others, whether they are still held or not."""
+        """Where the next segment starts: after all others, also those that were given back."""
 
     def malloc(self, nbytes: int) -> int:
         """Serve `nbytes` from the smallest block that fits, or from a new segment."""
@@ -112,12 +112,12 @@ class BestFitHeap:
         return block.start
 
     def free(self, address: int) -> None:
-        """Free the block at `address`, with its free neighbours as one."""
+        """Free the block at `address`, and merge it with its free neighbors."""
         pool = self.small if address in self.small.blocks else self.large
         pool.put(pool.blocks[address])
 
     def _segment(self, pool: Pool, nbytes: int) -> Block:
-        """A new segment as one block that is in use."""
+        """Reserve a segment; returns it as one block that is in use."""
         if self.reserved_bytes + nbytes > self.capacity_bytes:
             self._give_back()
         block = pool.add(self.end, nbytes)
@@ -126,7 +126,7 @@ class BestFitHeap:
         return block
 
     def _give_back(self) -> None:
-        """Return every segment that is one free block to the device."""
+        """Give every segment that is one free block back to the device."""
         self.retries += 1
         for pool in (self.small, self.large):
             for _, start in tuple(pool.free):

@@ -1,4 +1,4 @@
-"""Blocks: segments of device memory, cut up and put together again."""
+"""blocks: segments of device memory, split into blocks and merged again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A stretch of one segment; `before` and `after` are its neighbours there.
+    """A range of one segment; `before` and `after` are its neighbors there.
 
     It is in use, free, or not `mapped`: addresses without memory, neither in use nor free.
     """
@@ -23,12 +23,12 @@ class Block:
 
 @dataclass(slots=True)
 class Pool:
-    """Segments for requests of one kind. To find a block takes O(log n) for n free ones."""
+    """Segments for requests of one kind. Finding a block among n free ones is O(log n)."""
 
     blocks: dict[int, Block] = field(default_factory=dict)
-    """All blocks by start."""
+    """All blocks, by start address."""
     free: list[tuple[int, int]] = field(default_factory=list)
-    """(bytes, start) of the free ones, ascending."""
+    """(bytes, start) of the free blocks, ascending."""
 
     def add(self, start: int, nbytes: int, *, mapped: bool = True) -> Block:
         """A new segment, as one block that is not free."""
@@ -40,13 +40,13 @@ class Pool:
         return bisect_left(self.free, (nbytes, -1))
 
     def take(self, index: int) -> Block:
-        """The free block at `index` of `free`, no longer free."""
+        """Remove the block at `index` of `free` from the free ones, and return it."""
         block = self.blocks[self.free.pop(index)[1]]
         block.free = False
         return block
 
     def cut(self, block: Block, nbytes: int) -> Block:
-        """Cut what is behind the first `nbytes` of a block that is not free off, and return it."""
+        """Split a block that is not free after its first `nbytes`; returns the second part."""
         rest = Block(block.start + nbytes, block.nbytes - nbytes, mapped=block.mapped)
         rest.before, rest.after, block.after = block, block.after, rest
         if rest.after is not None:
@@ -56,7 +56,7 @@ class Pool:
         return rest
 
     def put(self, block: Block) -> Block:
-        """Make a block free, one with the free blocks beside it."""
+        """Make a block free, and merge it with adjacent free blocks; returns the merged block."""
         if block.after is not None and block.after.free:
             self.remove(block.after)
             self.join(block, block.after)
@@ -68,7 +68,7 @@ class Pool:
         return block
 
     def join(self, first: Block, second: Block) -> Block:
-        """Append `second`, the next block of the segment, to `first`; returns that."""
+        """Append `second`, the next block of the segment, to `first`; returns `first`."""
         first.nbytes += second.nbytes
         first.after = second.after
         if first.after is not None:
@@ -77,7 +77,7 @@ class Pool:
         return first
 
     def remove(self, block: Block) -> None:
-        """A free block is free no longer."""
+        """Remove a block from the free ones."""
         block.free = False
         del self.free[bisect_left(self.free, (block.nbytes, block.start))]
 

@@ -1,8 +1,8 @@
-"""card: what a process may take of a GPU, and what its allocator makes of that.
+"""Card: what a process may use of a GPU, and the time that its allocator costs.
 
-A plan bounds tensors. On a device that is all but full, free memory lies in pieces: where none is
-large enough, torch waits for the device, gives pages back and takes others. A plan that leaves more
-room takes a little longer, and is spared that (decision 0036).
+A plan bounds the bytes of tensors. On a device that is almost full, free memory is fragmented. If
+no free block is large enough, torch waits for the device, gives pages back and maps others. A plan
+that leaves more memory free takes a little longer, but avoids that (decision 0036).
 """
 
 from __future__ import annotations
@@ -18,47 +18,47 @@ from outcore.ir.problem import Problem
 from outcore.ir.program import Program
 
 HEADROOM_DIVISOR = 32
-"""This part of a GPU's free memory stays out of the default budget: torch's allocator takes memory
-in pages of up to 20 MiB, and between tensors they are seldom full."""
+"""This fraction of a GPU's free memory is left out of the default budget: torch's allocator maps
+memory in pages of up to 20 MiB, and between tensors they are seldom full."""
 
 ROOM_DIVISOR, LEAST_ROOM_BYTES = 16, 256 << 20
-"""This part of a GPU, or so many bytes where that is more (but no more than a quarter), plans leave
-free if they can. Pieces of pages torch's allocator cannot give back."""
+"""What plans leave free of a GPU if they can: a 16th, or `LEAST_ROOM_BYTES` if that is more (but no
+more than a quarter). Torch's allocator cannot give back parts of pages."""
 
 TIMES_ROOM = (1, 2)
-"""The rooms that are tried: a 16th, and an 8th."""
+"""Multiples of that room that are tried: a 16th and an 8th."""
 
 SERVED_STEPS = 4
-"""Training steps that the allocator's model serves: what it gives back changes from one to the next
-until it has found where things lie well, which may be never."""
+"""Training steps that the allocator's model serves. What it gives back changes from step to step
+until it has found places that work for all, which may be never."""
 
 DISTURBED, OTHERS, LARGEST_OTHER = 4, 3, 4 << 20
-"""They are served so many times, but for the first with so many blocks of others in between, of one
-to four MiB: a loss, an optimizer or a metric takes some, and one such block may move all that comes
-after it. A plan whose tensors find their place each time will do."""
+"""The steps are served `DISTURBED` times. In all but the first, `OTHERS` blocks of other code, of
+one to four MiB, are requested in between: a loss, an optimizer or a metric needs some, and one such
+block may move everything after it. A plan is good if its tensors find their places each time."""
 
 GIVEN_BACK_BYTES_PER_SECOND = 200 << 30
-"""An H100's rate: what 16 ms each, as measured there, come to by the bytes of the model."""
+"""The rate on an H100: 16 ms for each time, as measured, for the bytes that the model counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """So many bytes of a GPU, and what hands them out."""
+    """The bytes of a GPU that a process may use, and the model of its allocator."""
 
     limit_bytes: int
     allocator: Allocator
     held: Held | None = None
-    """What the process holds of it as steps begin; None: not known."""
+    """What the process holds of it when steps begin; None if unknown."""
 
     @property
     def spare_bytes(self) -> int:
-        """What tensors may take of it: a little is left to the allocator."""
+        """The bytes that tensors may use; a little is left to the allocator."""
         return self.limit_bytes - self.limit_bytes // HEADROOM_DIVISOR
 
     def rooms(self, budget_bytes: int) -> tuple[int, ...]:
-        """What plans should leave free of a budget, if they can, the least first.
+        """The bytes of a budget that plans should leave free if they can, the least first.
 
-        Only 0 where the budget is small beside the card.
+        Only 0 if the budget is small compared to the card.
         """
         least = max(self.limit_bytes // ROOM_DIVISOR, min(LEAST_ROOM_BYTES, self.limit_bytes // 4))
         spare = self.limit_bytes - budget_bytes
@@ -66,10 +66,10 @@ class Card:
         return tuple(dict.fromkeys(rooms))
 
     def lost_seconds(self, problem: Problem, program: Program, most_seconds: float = inf) -> float:
-        """What a step loses, by the model, while the allocator gives memory back and takes other.
+        """The seconds that a step loses, by the model, while the allocator gives memory back.
 
-        Serves the program some times: n log n for n instructions. Where it is more than
-        `most_seconds`, something above that.
+        The model serves the program several times: n log n for n instructions. If the loss is more
+        than `most_seconds`, the result is some number above that.
         """
         lost, draws = 0.0, random.Random(0)
         for number in range(DISTURBED):

@@ -1,9 +1,9 @@
-"""Expandable segments: PyTorch's best fit over one segment that grows (`expandable_segments:True`).
+"""expandable: PyTorch's best fit over segments that grow (`expandable_segments:True`).
 
-Each pool has one stretch of addresses, far longer than the device is large; physical memory is
-mapped to it in pages, where a request finds no free block that has the room. So blocks from
-different requests can become one again. Where the device is full, the pages that lie in free blocks
-are unmapped, and mapped again where they are needed.
+Each pool has one stretch of addresses, far longer than the device's memory. If no free block is
+large enough for a request, physical memory is mapped into the stretch in pages. So blocks of
+different requests can be merged. If the device is full, the pages that lie completely in free
+blocks are unmapped; they are mapped again where they are needed.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from outcore.allocators.best_fit import MIB, PYTORCH
 from outcore.allocators.blocks import Block, Pool, round_up
 
 SMALL_PAGE, LARGE_PAGE = 2 * MIB, 20 * MIB
-"""Bytes that are mapped at once, in the pool of small requests and in that of large ones."""
+"""Bytes mapped at once, in the pool of small requests and in the pool of large ones."""
 
 LEAST_REST = 512
-"""A rest of so many bytes is split off, in either pool."""
+"""A remainder of this many bytes or more is split off, in both pools."""
 
 _ADDRESSES = LARGE_PAGE << 36
-"""Bytes of each stretch; that of the large requests begins where that of the small ones ends."""
+"""Bytes of each stretch. The one for large requests begins where the one for small ones ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a process holds: blocks of either pool, as (offset, bytes), ascending.
+    """The blocks in use in a process, by pool, as (offset, bytes), ascending.
 
-    Offsets are from the lowest page of the pool that has memory. `external_bytes` of the device the
-    process has otherwise, `elsewhere_bytes` of them in use.
+    Offsets are from the lowest page of the pool that has memory. `external_bytes`: memory that the
+    process has reserved outside these two stretches; `elsewhere_bytes`: how much of it is in use.
     """
 
     small: tuple[tuple[int, int], ...] = ()
@@ -41,12 +41,12 @@ class Held:
 
     @property
     def nbytes(self) -> int:
-        """All that is in use."""
+        """All bytes in use."""
         return self.elsewhere_bytes + sum(nbytes for _, nbytes in (*self.small, *self.large))
 
     @property
     def wasted_bytes(self) -> int:
-        """What is free in pages that are in use in part."""
+        """Free bytes in pages that are partly in use."""
         heap = ExpandableHeap(0)
         heap.hold(self)
         return heap.reserved_bytes - self.nbytes
@@ -54,10 +54,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class ExpandableSegments:
-    """PyTorch's caching allocator as outcore sets it on a GPU.
+    """PyTorch's caching allocator, as outcore sets it on a GPU.
 
-    `fraction`: the capacity is that of `torch.cuda.set_per_process_memory_fraction`, for which a
-    request that needs any memory counts as a segment of its own, however little it needs.
+    `fraction`: the capacity comes from `torch.cuda.set_per_process_memory_fraction`. A request that
+    needs any memory then counts as a whole segment, however little it needs.
     """
 
     name: ClassVar[str] = "expandable-segments"
@@ -72,16 +72,17 @@ class ExpandableSegments:
 
 @dataclass(slots=True)
 class Stretch:
-    """The addresses of one pool, in pages of `page` bytes; `unmapped` holds where gaps start."""
+    """The addresses of one pool, in pages of `page` bytes. `unmapped`: starts of gaps, sorted."""
 
     page: int
     pool: Pool = field(default_factory=Pool)
     unmapped: list[int] = field(default_factory=list)
 
     def fitting(self, size: int) -> Block | None:
-        """The free block for `size`, no longer free.
+        """Take a free block for `size`, or None if there is none.
 
-        The smallest that has the room; but one that could grow counts with what it could grow to.
+        It is the smallest that is large enough. A block that could grow counts with the size that
+        it could grow to.
         """
         free, index = self.pool.free, self.pool.fitting(size)
         if index == len(free):
@@ -96,9 +97,9 @@ class Stretch:
         return block.nbytes + (0 if after is None or after.mapped else after.nbytes)
 
     def room(self, size: int) -> Block:
-        """The first of the blocks without use, beside each other, that have `size` bytes together.
+        """The first block of the lowest run of unused blocks that have `size` bytes together.
 
-        It is the lowest that has a gap, or a free block just before one, at its beginning.
+        Such a run begins with a gap, or with a free block directly before a gap.
         """
         for start in self.unmapped:
             first = self.pool.blocks[start]
@@ -109,7 +110,7 @@ class Stretch:
         raise AssertionError("the stretch of addresses has an end")
 
     def needed(self, first: Block, size: int) -> int:
-        """Bytes to map so that `size` from the start of `first` have memory."""
+        """Bytes to map so that `size` bytes from the start of `first` have memory."""
         left, needed = size, 0
         for block in _idle(first, size):
             if not block.mapped:
@@ -118,7 +119,7 @@ class Stretch:
         return needed
 
     def map(self, first: Block, size: int) -> Block:
-        """A block in use of `size` bytes or more, from the start of `first`."""
+        """Make one block in use of `size` bytes or more, from the start of `first`."""
         left = size
         for block in tuple(_idle(first, size)):
             if block.mapped:
@@ -131,7 +132,7 @@ class Stretch:
         return first
 
     def _map(self, gap: Block, nbytes: int) -> None:
-        """Give the first `nbytes` of a gap memory."""
+        """Map memory to the first `nbytes` of a gap."""
         del self.unmapped[bisect_left(self.unmapped, gap.start)]
         if nbytes < gap.nbytes:
             insort(self.unmapped, self.pool.cut(gap, nbytes).start)
@@ -140,7 +141,7 @@ class Stretch:
     def lay(self, blocks: Sequence[tuple[int, int]]) -> int:
         """Put blocks, as (start, bytes), in use where nothing is mapped yet; returns mapped bytes.
 
-        Their pages are mapped, and what is between them there is free.
+        Their pages are mapped, and the space between them in these pages is free.
         """
         mapped = 0
         for low, high, inside in self._pages(blocks):
@@ -154,7 +155,7 @@ class Stretch:
         return mapped
 
     def _use(self, block: Block, inside: Iterable[tuple[int, int]]) -> None:
-        """Leave what is `inside` a block in use, and free the rest."""
+        """Leave the ranges `inside` a block in use, and free the rest of it."""
         for start, nbytes in inside:
             if start > block.start:
                 used = self.pool.cut(block, start - block.start)
@@ -168,7 +169,7 @@ class Stretch:
     def _pages(
         self, blocks: Sequence[tuple[int, int]]
     ) -> list[tuple[int, int, list[tuple[int, int]]]]:
-        """Pages beside each other that blocks lie in: where they begin and end, and the blocks."""
+        """The runs of adjacent pages that contain blocks: start, end, and the blocks in them."""
         found: list[tuple[int, int, list[tuple[int, int]]]] = []
         for start, nbytes in blocks:
             low, high = start // self.page * self.page, round_up(start + nbytes, self.page)
@@ -180,7 +181,7 @@ class Stretch:
         return found
 
     def unmap(self) -> int:
-        """Take the pages that lie in free blocks away; returns their bytes."""
+        """Unmap the pages that lie completely in free blocks; returns their bytes."""
         taken = 0
         for _, start in tuple(self.pool.free):
             block = self.pool.blocks[start]
@@ -210,7 +211,7 @@ class Stretch:
 
 
 class ExpandableHeap:
-    """Two stretches of addresses."""
+    """Two stretches of addresses, for small and for large requests."""
 
     def __init__(self, capacity_bytes: int, *, fraction: bool = False) -> None:
         self.capacity_bytes, self.fraction = capacity_bytes, fraction
@@ -221,7 +222,7 @@ class ExpandableHeap:
             stretch.unmapped.append(start)
 
     def hold(self, held: Held) -> None:
-        """Begin with what a process holds, before any request."""
+        """Start with the blocks that a process holds, before any request."""
         large = [(_ADDRESSES + offset, nbytes) for offset, nbytes in held.large]
         mapped = self.small.lay(held.small) + self.large.lay(large)
         self.reserved_bytes += mapped + held.external_bytes
@@ -236,7 +237,7 @@ class ExpandableHeap:
         return block.start
 
     def free(self, address: int) -> None:
-        """Free the block at `address`, with its free neighbours as one."""
+        """Free the block at `address`, and merge it with its free neighbors."""
         stretch = self.small if address in self.small.pool.blocks else self.large
         stretch.pool.put(stretch.pool.blocks[address])
 
@@ -255,7 +256,7 @@ class ExpandableHeap:
 
 
 def _idle(first: Block, size: int) -> Iterator[Block]:
-    """Blocks from `first` on that are free or gaps, until they have `size` bytes together."""
+    """The blocks from `first` on that are free or gaps, until they have `size` bytes together."""
     block: Block | None = first
     while size > 0 and block is not None and (block.free or not block.mapped):
         yield block

@@ -1,8 +1,8 @@
-"""First fit in one pool (SuperNeurons section 3.2.1).
+"""first_fit: first fit in one pool (SuperNeurons section 3.2.1).
 
-The pool is taken from the device as a whole, before training, and divided into blocks. A request
-gets the first hole that has the room, by address; the rest of the hole stays where it is. A freed
-stretch joins the holes beside it.
+The pool is reserved on the device as a whole, before training, and divided into blocks. A request
+gets the first hole, by address, that is large enough. The rest of the hole stays where it is. A
+freed range is merged with adjacent holes.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class FirstFit:
 
 
 class FirstFitHeap:
-    """A pool without an end: where requests go does not depend on its size while it is enough.
+    """A pool without an end: places do not depend on its size, as long as that is enough.
 
-    `reserved_bytes` is the size that would have been enough so far. A request takes time linear in
-    the holes.
+    `reserved_bytes` is the size that would have been enough so far. A request is linear in the
+    number of holes.
     """
 
     def __init__(self, block_bytes: int) -> None:
         self.block_bytes = block_bytes
         self.reserved_bytes = self.retries = self.given_back_bytes = 0
         self.holes: list[tuple[int, int]] = []
-        """(start, stop) of each, ascending; no two touch."""
+        """(start, stop) of each hole, ascending; no two are adjacent."""
         self.live: dict[int, int] = {}
-        """Start -> stop of what is in use."""
+        """Start -> stop of the ranges in use."""
 
     def malloc(self, nbytes: int) -> int:
         """Serve `nbytes` from the first hole that fits, else at the end of the pool."""
@@ -62,7 +62,7 @@ class FirstFitHeap:
         return start
 
     def free(self, address: int) -> None:
-        """Make a hole at `address`, and join it to those beside it."""
+        """Make a hole at `address`, and merge it with adjacent ones."""
         start, stop = address, self.live.pop(address)
         at = bisect_left(self.holes, (start, stop))
         after = at
@@ -75,7 +75,7 @@ class FirstFitHeap:
         self.holes[at:after] = [(start, stop)]
 
     def _at_the_end(self, size: int) -> int:
-        """Where `size` bytes start that reach beyond the furthest address so far."""
+        """The start of `size` bytes that extend the pool. A hole at its end is used first."""
         start = self.reserved_bytes
         if self.holes and self.holes[-1][1] == start:
             start = self.holes.pop()[0]

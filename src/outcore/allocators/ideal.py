@@ -1,4 +1,4 @@
-"""Ideal: no allocator wastes less. It reserves what is live."""
+"""Ideal: an allocator without waste, which reserves exactly what is live."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import ClassVar
 
 @dataclass(frozen=True, slots=True)
 class Ideal:
-    """The bytes that are asked for, wherever they lie: the peak of `ir/memory.py`."""
+    """Reserves the bytes that are requested, wherever they lie: the peak of `ir/memory.py`."""
 
     name: ClassVar[str] = "ideal"
     summary: ClassVar[str] = "reserves what is live, and nothing else"
 
     def heap(self, capacity_bytes: int) -> IdealHeap:  # noqa: ARG002 - it never gives back late
-        """An empty heap; it takes no notice of the capacity."""
+        """An empty heap; the capacity is ignored."""
         return IdealHeap()
 
 
 @dataclass(slots=True)
 class IdealHeap:
-    """Sizes by address; addresses are never used twice."""
+    """Sizes by address. No address is used twice."""
 
     reserved_bytes: int = 0
     retries: int = 0
@@ -29,7 +29,7 @@ class IdealHeap:
     live: dict[int, int] = field(default_factory=dict)
 
     def malloc(self, nbytes: int) -> int:
-        """Serve `nbytes` behind all addresses so far."""
+        """Serve `nbytes` after all addresses used so far."""
         address = self.end
         self.live[address] = nbytes
         self.end += nbytes

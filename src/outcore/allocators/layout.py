@@ -1,4 +1,4 @@
-"""layout: a place for each large slot of a program, and moves by which it gets that on a GPU."""
+"""layout: find a place for each large slot of a program, and how it gets there on a GPU."""
 
 from __future__ import annotations
 
@@ -15,32 +15,35 @@ from outcore.ir.program import Program
 from outcore.ir.totals import resident_bytes
 
 BESIDE_BYTES = 128 * MIB
-"""Room for small blocks, for pages in use in part, for what libraries keep for a stream of its own,
+"""Room for small blocks, for pages in use in part, for what libraries keep for a separate stream,
 and for what holds the ends of the stretch."""
 
 ATTEMPTS = 4
-"""Packings that are tried: in some, of two blocks that are as large, and that one op asks for, one
-gets the place of the other, and stays there for longer."""
+"""Packings that are tried. One may fail: of two equally large blocks that one op requests, one gets
+the place of the other and stays there for longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Bytes of a device that may be in use, and those that come once a step is over."""
+    """Device bytes that may be in use during a step, and those that are needed after it."""
 
     budget_bytes: int
     after_bytes: int = 0
 
     def left_bytes(self, requests: Requests, outside_bytes: int) -> int:
-        """What is left to a stretch, which is kept, with `outside_bytes` in use within the step."""
+        """Bytes left for a stretch, which is kept between steps, with `outside_bytes` in a step."""
         after = resident_bytes(requests.problem) + self.after_bytes + BESIDE_BYTES
         return self.budget_bytes - max(outside_bytes, after)
 
 
 def lay_out(problem: Problem, program: Program, space: Space) -> Layout | None:
-    """Places within `space` for all that the ops of `program` ask for, but for small blocks.
+    """Places within `space` for everything that the ops of `program` request, except small blocks.
 
-    None where no places are found, and where a result is copied back (it would be moved before it
-    has come), is not all of its memory, or is too large and made beside what is no result.
+    None if no places are found, or if a result is one of these:
+
+    - It is copied back (it would be moved before the copy is done).
+    - It is not all of its memory.
+    - It is too large, and is made together with something that is not a result.
     """
     requests = Requests(problem, program)
     guests = requests.guests.values()
@@ -62,16 +65,16 @@ def lay_out(problem: Problem, program: Program, space: Space) -> Layout | None:
 
 
 def lacking_bytes(problem: Problem, program: Program, space: Space) -> int:
-    """What no places can do without beyond `space`; nothing, or less, where there may be some."""
+    """Bytes that every layout lacks within `space`; zero or less if there may be a layout."""
     requests = Requests(problem, program)
     lowest = lowest_bytes([block.stay for block in requests.blocks])
     return lowest - space.left_bytes(requests, _outside_bytes(requests))
 
 
 def _outside_bytes(requests: Requests) -> int:
-    """The most that is in use besides a stretch, with room for what is free in pieces.
+    """The most bytes in use outside the stretch, with room for fragmentation there.
 
-    That may be as much as the largest result that is made among what others take and give back.
+    That may be as much as the largest result that is made there, among requests of other code.
     """
     slots = requests.program.slots
     at_home = (slot for position in requests.at_home for slot in requests.writes(position))
@@ -80,7 +83,7 @@ def _outside_bytes(requests: Requests) -> int:
 
 
 def _laid(requests: Requests, offsets: Sequence[int], outside_bytes: int) -> Layout:
-    """The moves for blocks at `offsets`. Raises MisfitError where none would do."""
+    """The moves for blocks at `offsets`. Raises MisfitError if no moves put them there."""
     at = {id(block): offset for block, offset in zip(requests.blocks, offsets, strict=True)}
     nbytes = max(at[id(block)] + block.stay.nbytes for block in requests.blocks)
     stretch = Stretch(nbytes)
@@ -112,9 +115,9 @@ def _laid(requests: Requests, offsets: Sequence[int], outside_bytes: int) -> Lay
 
 
 def _in_order(blocks: Sequence[Block], at: dict[int, int]) -> list[tuple[int, int]]:
-    """Place and bytes of the blocks that one op asks for, in the order in which it does.
+    """Places and bytes of the blocks that one op requests, in the order of its requests.
 
-    Of several as large as each other the first gets the lowest place.
+    Among equally large blocks, the first gets the lowest place.
     """
     by_size: dict[int, list[int]] = {}
     for block in blocks:

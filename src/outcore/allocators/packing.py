@@ -1,7 +1,7 @@
-"""packing: blocks that live for a while, each at one place of a stretch that is as short as can be.
+"""packing: place blocks with known lifetimes in a stretch that is as short as possible.
 
-Each block in turn goes to the lowest place that is free for as long as it lives. In what order they
-come decides; a local search changes it, block by block, beginning with those that reach highest.
+Each block in turn gets the lowest place that is free for its lifetime. The order of the blocks
+decides the result. A local search changes the order, starting with the blocks that reach highest.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_STEPS, MOST_STEPS_IN_PYTHON = 100_000_000, 3_000_000
-"""How often two blocks that live at once are looked at, compiled and not: a second or two."""
+"""How many pairs of blocks that are live at once are visited, with numba and without: 1 to 2 s."""
 
 FORWARD = 0.6
-"""The part of the changes that bring a block at the top forward; the others swap two."""
+"""The fraction of changes that move a block at the top forward in the order; others swap two."""
 
 WORSE = 0.01
-"""The part of the longer stretches that are gone on from."""
+"""The fraction of changes for the worse that are accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,9 @@ class Stay:
 def pack(stays: Sequence[Stay], most_bytes: int, seed: int = 0) -> tuple[int, ...] | None:
     """An offset for each of `stays`, so that none ends beyond `most_bytes`; None if none is found.
 
-    Those that live at once do not overlap. Three orders (by size, by size and time, by time), then
-    changes of the best: n m steps each for n stays, m of which live at once with one of them.
+    Stays that are live at once do not overlap. It tries three orders (by size, by size and time, by
+    time), then changes of the best. Each is n m steps for n stays, m of which are live at once with
+    one of them.
     """
     if not stays:
         return ()
@@ -48,7 +49,7 @@ def pack(stays: Sequence[Stay], most_bytes: int, seed: int = 0) -> tuple[int, ..
 
 
 def lowest_bytes(stays: Sequence[Stay]) -> int:
-    """The most that is in use at once: no places take less."""
+    """The most bytes in use at once: no packing needs less."""
     changes = [(s.first, s.nbytes) for s in stays] + [(s.last, -s.nbytes) for s in stays]
     return max(accumulate(nbytes for _, nbytes in sorted(changes)), default=0)
 

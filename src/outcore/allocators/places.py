@@ -1,4 +1,4 @@
-"""places: the lowest free place for each block of an order; compiled where numba is installed."""
+"""places: put each block at its lowest free place, in a given order; compiled if numba is there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def put(
 ) -> int:
     """Write the offset of each block to `at`; returns where the highest ends, in bytes.
 
-    Those that block `i` meets are `met[ends[i - 1]:ends[i]]`.
+    The blocks that are live at once with block `i` are `met[ends[i - 1]:ends[i]]`.
     """
     placed = np.zeros(len(order), dtype=np.bool_)
     low = np.empty(len(order), dtype=np.int64)

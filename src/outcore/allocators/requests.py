@@ -1,4 +1,4 @@
-"""requests: what the ops of a program ask a GPU's allocator for, but for small blocks, and when."""
+"""requests: what a program's ops request from a GPU's allocator, and when; without small blocks."""
 
 from __future__ import annotations
 
@@ -16,54 +16,58 @@ from outcore.ir.program import Alloc, Copy, Free, Program, Run
 from outcore.ir.verify import ITEM_BYTES
 
 MOST_GUEST_BYTES = 256 * MIB
-"""A result is there twice until it is copied elsewhere: larger ones take too much. An op that makes
-nothing else can make them there."""
+"""A result in the stretch is in memory twice until it is copied out of it; a larger one would need
+too much. If its op makes nothing else, the op can make it outside the stretch."""
 
 UNIT = 2 * MIB
-"""Places begin and end at multiples of this. What an odd size leaves of one is held too, and so
-large (more than 1 MiB) that torch has it lie where large blocks do. Where one op asks for several
-blocks, each place has such a rest: beside each other, two would be one free block."""
+"""Places begin and end at multiples of this. If a block's size is not a multiple, a piece holds the
+remainder of its place. It is more than 1 MiB, so that torch puts the piece among large blocks. If
+an op requests several blocks, each place has a remainder: without it, two adjacent places would be
+one free block."""
 
 
 @dataclass(slots=True)
 class Block:
-    """What an op asks for, in bytes as the allocator rounds them; a workspace has no slot."""
+    """What an op requests, in bytes as the allocator rounds them. A workspace has no slot.
+
+    It is in use from body position `first` until `last`.
+    """
 
     first: int
     nbytes: int
     slot: int | None = None
     last: int = 0
     alone: bool = True
-    """Whether its op asks for nothing else."""
+    """Whether its op requests nothing else."""
 
     @property
     def stay(self) -> Stay:
-        """Its time, and the bytes of its place."""
+        """Its lifetime, and the bytes of its place."""
         exact = self.alone and not self.nbytes % UNIT
         rest = 0 if exact else MIB + PYTORCH.round_small
         return Stay(self.first, self.last, round_up(self.nbytes + rest, UNIT))
 
 
 class Requests:
-    """What the ops of a program ask for, but for small blocks."""
+    """What the ops of a program request in a stretch, except small blocks."""
 
     def __init__(self, problem: Problem, program: Program) -> None:
         self.problem, self.program = problem, program
         self.at: dict[int, list[Block]] = {}
-        """Body position -> what is asked for there, in that order."""
+        """Body position -> the blocks requested there, in order."""
         self.frees: dict[int, Block] = {}
-        """Body position -> what is free from there on."""
+        """Body position -> the block that is freed there."""
         self.guests: dict[int, Block] = {}
-        """Slot that outlives the program -> the block that it lies in at first."""
+        """Slot that outlives the program -> the block in which it lies at first."""
         self.at_home: set[int] = set()
-        """Body positions whose op asks for nothing here."""
+        """Body positions whose op requests nothing in the stretch, but makes results outside."""
         self._inside: dict[int, int] = {}
-        """Slot -> its first one: those that lie here."""
+        """Slot in the stretch -> the slot whose block it is in; differs if that was donated."""
         self._find()
         self.blocks = [block for blocks in self.at.values() for block in blocks]
 
     def outside_bytes(self) -> int:
-        """The most that is in use besides, where what the caller gives stays until the end."""
+        """The most bytes in use outside the stretch, if the caller's slots stay until the end."""
         slots = [
             replace(slot, nbytes=0) if slot.id in self._inside else slot
             for slot in self.program.slots
@@ -82,7 +86,7 @@ class Requests:
         return peak(problem, program, Tier.DEVICE).nbytes + stays
 
     def whole(self) -> set[int]:
-        """The slots that are all of one tensor: such can be copied."""
+        """The slots that one tensor covers completely; only these can be copied."""
         trace = self.problem.trace
         whole = {
             value.buffer
@@ -92,7 +96,7 @@ class Requests:
         return {slot.id for slot in self.program.slots if slot.buffer in whole}
 
     def fetches(self, block: Block) -> bool:
-        """Whether a block is asked for by a copy back."""
+        """Whether a block is requested by a copy back."""
         return isinstance(self.program.body[block.first].action, Copy)
 
     def _op(self, position: int) -> int | None:
@@ -100,12 +104,12 @@ class Requests:
         return action.op if isinstance(action, Run) else None
 
     def writes(self, position: int) -> set[int]:
-        """The slots that an op writes."""
+        """The slots that the op at `position` writes."""
         action = self.program.body[position].action
         return {*action.writes} if isinstance(action, Run) else set()
 
     def _find(self) -> None:
-        """Go through the program twice: what outlives it is known in the end."""
+        """Walk the program twice, because what outlives it is known only at its end."""
         lasts = self._lasts()
         waiting: set[int] = set()
         for position, instruction in enumerate(self.program.body):
@@ -119,7 +123,7 @@ class Requests:
                 self._ask(position, asked, lasts)
 
     def _lasts(self) -> dict[int, int]:
-        """Slot -> the body position from which its memory is free; donated memory counts as one."""
+        """Slot -> the body position at which its memory, possibly donated by then, is freed."""
         lasts: dict[int, int] = {}
         heirs: dict[int, int] = {}
         for position, instruction in enumerate(self.program.body):
@@ -143,8 +147,9 @@ class Requests:
         blocks: list[Block] = []
         slots = [self.program.slots[index] for index in asked]
         large = any(slot.nbytes > MOST_GUEST_BYTES for slot in slots)
-        # Nothing that dies within the program, whose memory would be the caller's at once; nor what
-        # lies here already, donated or written over: the caller's is kept until a call is over.
+        # Not for what is freed within the program: its memory would be free for the caller at once.
+        # Nor for what is in the stretch already (donated, overwritten): the caller's memory is kept
+        # until a call ends.
         if large and lasts.keys().isdisjoint(asked) and self.writes(position) == {*asked}:
             self.at_home.add(position)
             return
@@ -161,7 +166,7 @@ class Requests:
                 self.guests[slot.id] = block
         workspace = self._workspace_bytes(position)
         if workspace > PYTORCH.small_most:
-            # Of several pieces, perhaps; and none that asks for a slot's bytes is to get its place.
+            # It may be several requests, and none of a slot's size may get that slot's place.
             size = round_up(workspace + MIB, UNIT)
             size += UNIT * any(block.nbytes == size for block in blocks)
             blocks.append(Block(position, size, last=position + 1))

@@ -1,8 +1,8 @@
-"""reserve: what a real allocator would take from the device to serve a Program.
+"""reserve: predict what a real allocator would reserve on the device to serve a Program.
 
-The program's device slots are requested and freed in its own order, one after another, as the
-compute stream does: copies back are allocated there too. A run that donates hands the block on. A
-workspace is requested before its run and freed after it.
+The program's device slots are requested and freed in its order, one after another, as if by the
+compute stream; that includes the slots of copies back. A donation passes a block on. A workspace is
+requested before its run and freed after it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from outcore.ir.program import Action, Alloc, Free, Program, Run
 from outcore.spec import spec_text
 
 STEPS = 3
-"""Training steps that are served: what the first leaves cached serves the second otherwise than an
-empty device would."""
+"""Training steps that are served. In later steps, requests meet what the first left cached, not an
+empty device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """What an allocator takes for a program, over all steps.
+    """What an allocator reserves for a program, over all steps.
 
-    `allocator` is its spec. `live`: the most bytes that are asked for and not freed; `reserved`:
-    the most that the allocator holds for that; each with the body position where it was first so. A
-    real process ends where it would need more than `capacity_bytes`; here it goes on, so that
-    `reserved` says by how much. `retries`: how often the last of the steps found the device full,
-    and gave free memory back before it took other; each time a GPU waits. `given_back_bytes`: how
-    much a step gave back so, on average over the second half of the steps.
+    `allocator` is its spec. `live`: the most bytes requested and not freed. `reserved`: the most
+    bytes that the allocator reserves for that. Both have the body position where this first
+    happened. A real process ends if it needs more than `capacity_bytes`. The model goes on, so
+    `reserved` shows how much is missing. `retries`: how often, in the last step, the allocator
+    found the device full and gave free memory back; a GPU waits each time. `given_back_bytes`: how
+    much a step gave back in this way, on average over the second half of the steps.
     """
 
     allocator: str
@@ -45,12 +45,12 @@ class Reservation:
 
     @property
     def fragmentation(self) -> float:
-        """Reserved bytes for each live byte, both at their peaks; 1 where nothing is asked for."""
+        """Reserved bytes per live byte, both at their peaks; 1 if nothing is requested."""
         return self.reserved.nbytes / self.live.nbytes if self.live.nbytes else 1.0
 
     @property
     def met(self) -> bool:
-        """Whether the device has the room."""
+        """Whether the device has enough memory."""
         return self.reserved.nbytes <= self.capacity_bytes
 
 
@@ -64,18 +64,19 @@ def reserve(
     held: Held | None = None,
     others: Sequence[tuple[int, int]] = (),
 ) -> Reservation:
-    """What `allocator` (a spec such as `"best-fit"`, or an instance) takes for `program`.
+    """What `allocator` (a spec such as `"best-fit"`, or an instance) reserves for `program`.
 
-    The program is served `steps` times, one step after another; between two, its results are freed,
-    but what the caller holds. `capacity_bytes`: where the allocator begins to give back what it
-    caches; the device's, unless given. `outside_bytes` count as one block. `held`: the blocks of a
-    process in which the program runs, its arguments among them, where segments expand; of what is
-    outside and of arguments, a block then counts what they lack. `others`: blocks that somebody
-    else asks for in each step, as (body position, bytes), and frees when it is over. About n log n
-    for n instructions.
+    The program is served for `steps` training steps. After each, its results are freed, except what
+    the caller holds. About n log n for n instructions.
 
-    Raises OptionValueError for a spec that is wrong, ValueError for `held` where segments do not
-    expand.
+    `capacity_bytes`: the size at which the allocator starts to give cached memory back; by default
+    the device's capacity. `held`: the blocks that a process holds before the program runs, its
+    arguments among them; only for expandable segments. `outside_bytes` count as one block; with
+    `held`, that block is what `held` lacks of `outside_bytes` and the arguments. `others`: blocks
+    that other code requests in each step, as (body position, bytes), and frees at the end of it.
+
+    Raises OptionValueError for an invalid spec, and ValueError for `held` with an allocator whose
+    segments do not expand.
     """
     chosen = resolve(allocator)
     if capacity_bytes is None:
@@ -99,25 +100,25 @@ def reserve(
 
 
 class _Process:
-    """A heap, the blocks of the slots that live, and the peaks so far."""
+    """A heap, the blocks of live slots, and the peaks so far."""
 
     def __init__(
         self, problem: Problem, program: Program, heap: Heap, others: Mapping[int, int]
     ) -> None:
         self.problem, self.program, self.heap = problem, program, heap
         self.others = others
-        """Body position -> bytes of a block that is another's."""
+        """Body position -> bytes of a block of other code."""
         self.slots: dict[int, int] = {}
         """Slot -> address of its block. A slot without bytes has none."""
         self.nbytes: dict[int, int] = {}
-        """Address -> bytes that were asked for."""
+        """Address -> bytes that were requested."""
         self.live = self.position = 0
         self.live_peak = self.reserved_peak = Peak(0, 0)
         self.holds_arguments = False
-        """Whether they lie where a process holds them."""
+        """Whether the arguments are among the blocks that the process holds."""
 
     def begin(self, held: Held | None) -> None:
-        """Take what is there before the first step."""
+        """Request what exists before the first step."""
         outside = self.problem.outside_bytes
         if held is not None:
             if not isinstance(self.heap, ExpandableHeap):
@@ -150,7 +151,7 @@ class _Process:
             self._free_slot(slot)
 
     def take(self, nbytes: int) -> int | None:
-        """The address of a new block of `nbytes`; None for none."""
+        """The address of a new block of `nbytes`; None for 0 bytes."""
         if not nbytes:
             return None
         address = self.heap.malloc(nbytes)
@@ -163,7 +164,7 @@ class _Process:
         return address
 
     def give(self, address: int | None) -> None:
-        """Free the block at `address`."""
+        """Free the block at `address`; None is ignored."""
         if address is not None:
             self.live -= self.nbytes.pop(address)
             self.heap.free(address)
@@ -181,11 +182,11 @@ class _Process:
                     self.slots[target] = self.slots.pop(source)
 
     def _pass(self, nbytes: int) -> None:
-        """A block that is there for this position only."""
+        """Request a block, and free it at the same position."""
         self.give(self.take(nbytes))
 
     def _take_slot(self, index: int) -> None:
-        """A block for a device slot that has none: an argument may still have that of last step."""
+        """Request a block for a device slot. An argument may still have one from the last step."""
         slot = self.program.slots[index]
         if slot.tier is not Tier.DEVICE or index in self.slots:
             return

@@ -1,4 +1,4 @@
-"""Allocators as text: `best-fit` or `virtual-chunks{chunk_bytes=40MiB}` (`outcore/spec.py`)."""
+"""spec: allocators as text: `best-fit`, `virtual-chunks{chunk_bytes=40MiB}` (`outcore/spec.py`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PARSER: SpecParser[Allocator] = SpecParser(
 def resolve(allocator: str | Allocator) -> Allocator:
     """The allocator itself, or the one that a spec describes.
 
-    Raises OptionValueError for a text of another form, an unknown name or option (with the nearest
-    known one), and a value that an option cannot take.
+    Raises OptionValueError for text of another form, for an unknown name or option (with the
+    nearest known one), and for an invalid value of an option.
     """
     return _PARSER.parse(allocator) if isinstance(allocator, str) else allocator

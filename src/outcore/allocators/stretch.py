@@ -1,7 +1,7 @@
-"""stretch: free memory that is held in pieces, so that requests get their places.
+"""Stretch: hold free memory in pieces, so that requests get their planned places.
 
-The smallest free block that has the room gets a request. So all that is free of a stretch is held
-but for what an op is about to ask for: a block just as large, where it is to lie.
+A request gets the smallest free block that is large enough. So all free memory of a stretch is held
+by pieces, except what the next op requests: blocks of exactly that size, where they are to lie.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from outcore.ir.layout import Hold, Move, Release
 
 
 class MisfitError(Exception):
-    """A request would not get its place: it is another block's."""
+    """A request would not get its place, because another block is there."""
 
 
 @dataclass(slots=True)
 class _Part:
-    """Bytes from `start` to `stop`: of a block, held by a piece, or free."""
+    """The bytes from `start` to `stop`: used by a block, held by a piece, or free."""
 
     start: int
     stop: int
@@ -37,21 +37,21 @@ class _Part:
 
 @dataclass(slots=True)
 class Stretch:
-    """The stretch at one position of the program: parts side by side."""
+    """The stretch at one body position, as adjacent parts."""
 
     nbytes: int
     parts: list[_Part] = field(init=False)
     pieces: int = 0
 
     def __post_init__(self) -> None:
-        """All of it is one piece at first."""
+        """At first, all of it is one piece."""
         self.parts = [_Part(0, self.nbytes, piece=0)]
 
     def open(self, holes: Sequence[tuple[int, int]]) -> Iterator[Move]:
-        """Have nothing free but `holes`, as (offset, bytes). Raises MisfitError where one is not.
+        """Free `holes`, as (offset, bytes), and hold the rest. Raises MisfitError if one is in use.
 
-        All that is free is held, the smallest part first, from its start on: what is left of it is
-        then the smallest free block that has the room for more.
+        All that is free is held, the smallest part first, each from its start. The rest of a part
+        is then the smallest free block that is large enough for what follows.
         """
         wanted = sorted((offset, offset + size) for offset, size in holes)
         for part in self.parts:
@@ -85,15 +85,15 @@ class Stretch:
     def _cuts(
         self, wanted: Sequence[tuple[int, int]]
     ) -> list[tuple[_Part, list[tuple[_Part, bool]]]]:
-        """What each free part is cut into, the smallest first."""
+        """The free parts, the smallest first, with what each is cut into."""
         self._join()
         runs = sorted((part for part in self.parts if part.free), key=lambda part: part.nbytes)
         return [(run, [*_cut(run, wanted)]) for run in runs]
 
     def _beside_little(self, cuts: list[tuple[_Part, list[tuple[_Part, bool]]]]) -> _Part | None:
-        """The piece beside what is too little to be held: it is part of a larger one from now on.
+        """The piece next to a part that is too small to be held; the two are merged from now on.
 
-        Raises MisfitError where there is none.
+        None if no part is too small. Raises MisfitError if no piece is next to one.
         """
         for run, parts in cuts:
             place = self.parts.index(run)
@@ -109,7 +109,7 @@ class Stretch:
         return None
 
     def use(self, offset: int, nbytes: int) -> None:
-        """A block lies there from now on."""
+        """A block is at `offset` from now on."""
         self._join()
         stop = offset + nbytes
         place, part = next(
@@ -125,7 +125,7 @@ class Stretch:
         next(part for part in self.parts if part.start == offset).used = False
 
     def _join(self) -> None:
-        """Let free parts beside each other be one, as the allocator has them."""
+        """Merge adjacent free parts, as the allocator does."""
         joined: list[_Part] = []
         for part in self.parts:
             if joined and part.free and joined[-1].free:
@@ -136,7 +136,7 @@ class Stretch:
 
 
 def _cut(run: _Part, wanted: Iterable[tuple[int, int]]) -> Iterator[tuple[_Part, bool]]:
-    """What lies side by side in a free part, and whether it is to be free."""
+    """The parts that a free part is cut into, and for each whether it is to be free."""
     at = run.start
     for start, stop in wanted:
         if run.start <= start < run.stop:

@@ -1,4 +1,4 @@
-"""ALLOCATORS: every allocator by name. A new one adds a file, a row here and a part of the docs."""
+"""ALLOCATORS: every allocator by name. A new one needs a file, a row here and its docs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Virtual chunks: physical memory in chunks of one size, mapped to any address (Sony section 4).
+"""virtual_chunks: physical memory in chunks of one size, mapped to any address (Sony section 4).
 
-A request is rounded up to whole chunks. Chunks need not lie beside each other, so those that are
-free serve whatever comes next: nothing is lost between blocks, and less than a chunk inside each.
+A request is rounded up to whole chunks. Chunks need not be adjacent, so free ones serve whatever
+comes next. Nothing is lost between blocks, and less than a chunk inside each.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from outcore.allocators.best_fit import MIB, BestFit
 from outcore.errors import OptionValueError
 
 _BASE = 1 << 62
-"""The first virtual address, beyond all that the allocator of small requests gives out."""
+"""The first virtual address, above all addresses of the allocator for small requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualChunks:
     """Sony's VirtualCachingAllocator.
 
-    `chunk_bytes`: the size of a chunk; CUDA takes multiples of 2 MiB. `small_bytes`: requests below
-    go to a caching allocator of their own (`best-fit`); 0 for none.
+    `chunk_bytes`: the size of a chunk; CUDA allows multiples of 2 MiB. `small_bytes`: smaller
+    requests are served by a separate caching allocator (`best-fit`); 0 for none.
     """
 
     name: ClassVar[str] = "virtual-chunks"
@@ -42,38 +42,38 @@ class VirtualChunks:
 
 
 class VirtualChunksHeap:
-    """Counts chunks: a new one is made only where none is free, and which one is used is no matter.
+    """Counts chunks. A new one is made only if none is free; which one is used does not matter.
 
-    None is given back: the device is full only when all of them are in use. A request takes the
-    same time however many there are.
+    None is given back: the device is full only when all chunks are in use. A request takes the same
+    time however many there are.
     """
 
     def __init__(self, settings: VirtualChunks, small: Heap) -> None:
         self.settings, self.small = settings, small
         self.used = self.made = 0
-        """Chunks."""
+        """Chunks in use, and chunks made so far."""
         self.end = _BASE
-        """Where the next mapping starts: no address is used twice."""
+        """Where the next mapping starts. No address is used twice."""
         self.live: dict[int, int] = {}
-        """Start -> chunks."""
+        """Start address -> chunks."""
 
     @property
     def reserved_bytes(self) -> int:
-        """All chunks, and what the allocator of small requests has taken."""
+        """All chunks, and what the allocator for small requests has reserved."""
         return self.made * self.settings.chunk_bytes + self.small.reserved_bytes
 
     @property
     def retries(self) -> int:
-        """Those of the allocator of small requests."""
+        """The retries of the allocator for small requests."""
         return self.small.retries
 
     @property
     def given_back_bytes(self) -> int:
-        """That of the allocator of small requests."""
+        """The bytes given back by the allocator for small requests."""
         return self.small.given_back_bytes
 
     def malloc(self, nbytes: int) -> int:
-        """Serve `nbytes` with chunks that are free, and with new ones where these are too few."""
+        """Serve `nbytes` with free chunks, and with new ones if these are too few."""
         if nbytes < self.settings.small_bytes:
             return self.small.malloc(nbytes)
         chunks = -(-nbytes // self.settings.chunk_bytes)

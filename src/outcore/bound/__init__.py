@@ -1,4 +1,4 @@
-"""bound: the least time that any plan can take, by a fluid relaxation (docs/bound.md)."""
+"""bound: a time that no plan can beat, by a fluid relaxation (docs/bound.md)."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from outcore.ir.problem import Problem
 __all__ = ["lower_bound"]
 
 ROUNDING = 1e-9
-"""Relative error of sums of floats, well above what they have."""
+"""Relative error of sums of floats, well above their actual error."""
 
 
 def lower_bound(problem: Problem) -> float:
-    """Seconds below which no plan for `problem` gets, simulated.
+    """The seconds, as `simulate` counts them, that no plan for `problem` can beat.
 
-    It holds for every program that the verifier accepts, that fits the problem's limits, keeps on
-    the device what is held (`ir/liveness.py`), and issues no copy out of a buffer before the use
-    that the buffer's first gap follows: those of all plans are such. Fractions of buffers may leave
-    and fractions of ops may run again, so plans may be well above it. Both directions of a link
-    count as independent whatever `hardware.duplex` says, as for `simulate`. Monotone in budget and
-    rates of links.
+    The bound holds for every program that the verifier accepts, that fits the problem's limits, and
+    that keeps on the device what is held (`ir/liveness.py`). It must also issue no copy out of a
+    buffer before the use that the buffer's first gap follows. The programs of all plans meet this.
+    Fractions of buffers may leave and fractions of ops may run again, so plans may be well above
+    the bound. Both directions of a link count as independent whatever `hardware.duplex` says, as in
+    `simulate`. The bound never rises when the budget or the rate of a link grows.
 
-    Raises InfeasibleError where no program fits the device budget; its `floor_bytes` are bytes that
-    no program fits below, and the smallest budget of a plan may be larger. Raises
-    MissingPackageError where scipy is needed and is not installed: it is not where everything fits.
+    Raises InfeasibleError if no program fits the device budget. No program fits below its
+    `floor_bytes`; the smallest budget of a plan may be larger. Raises MissingPackageError if scipy
+    is needed and not installed. It is not needed if everything fits.
     """
     if not problem.trace.ops:
         return 0.0
@@ -51,14 +51,14 @@ def lower_bound(problem: Problem) -> float:
 def _add_rows(
     lp: LinearProgram, scene: Scene, wait: list[int], excess: int | None = None
 ) -> dict[int, int]:
-    """All rows; returns the position of each row for memory."""
+    """Add all rows; returns the position of each row for memory."""
     copies = add_copies(lp, scene, wait)
     reruns = add_reruns(lp, scene, wait)
     return add_memory(lp, scene, copies, reruns, [] if excess is None else [(excess, 1.0)])
 
 
 def _check_working_sets(scene: Scene) -> None:
-    """Raise InfeasibleError where some op does not fit even alone."""
+    """Raise InfeasibleError if some op does not fit even with everything else away."""
     donations = Donations(scene)
     position = max(range(scene.positions.end), key=donations.smallest_bytes)
     smallest = donations.smallest_bytes(position)
@@ -67,7 +67,7 @@ def _check_working_sets(scene: Scene) -> None:
 
 
 def _check_all(scene: Scene) -> None:
-    """Raise InfeasibleError where the least memory of all, time being no matter, is too much."""
+    """Raise InfeasibleError if the least memory, with copies and reruns at no cost, is too much."""
     lp = LinearProgram()
     rows = _add_rows(lp, scene, [], lp.variable(cost=1.0))
     solution = lp.solve()

@@ -1,8 +1,8 @@
-"""Absences: the stretches in which a buffer may be away from the device, and how it can be back.
+"""Absences: the stretches in which a buffer may be away from the device, and how it can return.
 
-They are the gaps of `ir/liveness.py` and a few more, because the bound is for every program: what
-is passed in may leave before its first use, and what is read for the last time may be kept for a
-later recomputation.
+They are the gaps of `ir/liveness.py` and a few more, because the bound holds for every program.
+What the caller passes may leave before its first use. What is read for the last time may be kept
+for a later recomputation.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from outcore.ir.liveness import Liveness
 from outcore.ir.problem import Problem
 
 SMALL = 1 / 2000
-"""The smallest buffers that have together this part of all bytes may be away at no cost."""
+"""The smallest buffers that together have this fraction of all bytes may be away at no cost."""
 
 ENDLESS_RATE = float(1 << 62)
-"""Bytes per second of a link that takes no time."""
+"""Bytes per second that stand for a link that needs no time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Absence:
     """Buffer `buffer` may be away after position `after` and before position `before`.
 
-    `producer`: the op that can make it again, or None. `movable`: an outer tier has room for it.
-    `needed`: it must be back at `before`; else only recomputations read it any more, the last of
+    `producer`: the op that can recompute it, or None. `movable`: an outer tier has room for it.
+    `needed`: it must be back at `before`. If not, only recomputations still read it, the last of
     them before position `before`.
     """
 
@@ -44,8 +44,8 @@ class Absence:
 class Absences:
     """All absences, sorted by buffer and position.
 
-    `again_until`: per op, the position before which running it again can be of use for the last
-    time; None where it may not or need not run again.
+    `again_until`: per op, the position before which a rerun of it can be of use for the last time;
+    None if it cannot or need not run again.
     """
 
     all: tuple[Absence, ...]
@@ -53,7 +53,7 @@ class Absences:
 
 
 def find_absences(problem: Problem, live: Liveness, positions: Positions) -> Absences:
-    """Every absence that counts. Linear in ops, but for sorting buffers by size."""
+    """Every absence that counts. Linear in ops, except for sorting buffers by size."""
     finder = _Finder(problem, live, positions)
     finder.find()
     found = sorted(finder.found, key=lambda a: (a.buffer, a.after))
@@ -61,9 +61,9 @@ def find_absences(problem: Problem, live: Liveness, positions: Positions) -> Abs
 
 
 def best_rates(problem: Problem) -> tuple[float, float]:
-    """Bytes per second of the fastest link away and back; 0 where there is no outer tier.
+    """Bytes per second of the fastest link out and the fastest link back; 0 without an outer tier.
 
-    They are those of a copy of the largest buffer, latency counted: no copy is faster.
+    The rate is for a copy of the largest buffer, with latency counted: no copy is faster.
     """
     largest = max((b.nbytes for b in problem.trace.buffers), default=0)
     routes = [(away, back) for away, back, _ in _routes(problem)]
@@ -79,7 +79,7 @@ def _rate(link: Link, nbytes: int) -> float:
 
 
 def _routes(problem: Problem) -> list[tuple[Link, Link, int]]:
-    """The links to and from every outer tier, and the bytes that may go there."""
+    """Per outer tier: the link to it, the link back, and the bytes that may be stored there."""
     hardware = problem.hardware
     return [
         (
@@ -94,7 +94,7 @@ def _routes(problem: Problem) -> list[tuple[Link, Link, int]]:
 
 @dataclass(slots=True)
 class _Finder:
-    """Walks the ops backwards: what is made again tells what must be there for that."""
+    """Walks the ops backward: what is recomputed determines what must exist for that."""
 
     problem: Problem
     live: Liveness
@@ -102,9 +102,9 @@ class _Finder:
     found: list[Absence] = field(default_factory=list)
     again_until: list[int | None] = field(init=False)
     spans: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """Per buffer, the positions that touch it, with stretches between."""
+    """Per buffer, the pairs of successive positions that touch it with something between."""
     last_read: dict[int, int] = field(default_factory=dict)
-    """Per buffer that is read again when nothing needs it any more: before which position."""
+    """Buffer -> the position before which reruns read it, after its last use."""
 
     def find(self) -> None:
         trace = self.problem.trace
@@ -121,7 +121,7 @@ class _Finder:
             self.found.append(self._absence(buffer, span, room, needed=False))
 
     def _least_bytes(self) -> int:
-        """Buffers smaller than this count for nothing."""
+        """The size below which buffers are left out."""
         held = self.live.held
         sizes = sorted(b.nbytes for b in self.problem.trace.buffers if not held[b.id])
         left = sum(sizes) * SMALL
@@ -153,7 +153,7 @@ class _Finder:
                 continue
             self.again_until[op.id] = last
             if op.id >= trace.boundary:
-                continue  # few gradients wait so long that it pays to make them again
+                continue  # few gradients wait long enough to be worth recomputing
             for buffer in large.intersection(trace.reads[op.id]):
                 if self.positions.touches[buffer][-1] < last:
                     self.last_read[buffer] = max(last, self.last_read.get(buffer, 0))

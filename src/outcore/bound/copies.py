@@ -1,4 +1,4 @@
-"""Rows for copies: two links, each serial, and what is away because it was copied."""
+"""copies: add the rows for copies: two links, one copy at a time each, and what is away."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from outcore.bound.scene import Scene
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Columns. `moved`: per absence of a movable buffer, the fraction that is copied back.
+    """Columns of the linear program.
 
-    `away`: per grid index, the bytes in an outer tier that are not on the device.
+    `moved`: per absence of a movable buffer, the fraction that is copied back. `away`: per grid
+    index, the bytes in an outer tier that are not on the device.
     """
 
     moved: dict[int, int]
@@ -24,7 +25,7 @@ class Copies:
 def add_copies(lp: LinearProgram, scene: Scene, wait: list[int]) -> Copies:
     """Add the flows over both links.
 
-    `wait`: per index, the column of the time that is added to it; empty where copies take no time.
+    `wait`: per grid index, the column of the time added to it; empty if copies need no time.
     """
     moved = {n: lp.variable(1.0) for n, a in enumerate(scene.absences) if a.movable}
     if not moved:
@@ -38,8 +39,9 @@ def add_copies(lp: LinearProgram, scene: Scene, wait: list[int]) -> Copies:
 class _Events:
     """Per grid index, bytes as terms.
 
-    Made, so that they can be copied out; dropped again where a copy is left from before; due on the
-    device; in an absence that covers positions from this index on (`opened`), or no longer.
+    `made`: they exist, so that they can be copied out. `dropped`: freed without a copy, because an
+    earlier one is still valid. `due`: needed on the device. `opened`, `closed`: an absence starts
+    or ends at this index, if it covers any.
     """
 
     made: dict[int, Terms] = field(default_factory=lambda: defaultdict(list))
@@ -67,10 +69,11 @@ def _events(lp: LinearProgram, scene: Scene, moved: dict[int, int]) -> _Events:
 
 
 def _leaves(scene: Scene, buffer: int) -> int:
-    """The first index in which a copy out of a buffer can go on.
+    """The first index in which a copy out of a buffer can make progress.
 
-    It is issued after the use before an absence, or beside that where something earlier made it. A
-    copy for the first absence may serve a later one, though the buffer came back by a rerun.
+    It is issued after the use before an absence, or runs in parallel with that use if the buffer
+    existed before. A copy for the first absence may serve a later one, even if the buffer came back
+    by a rerun in between.
     """
     producer = scene.live.producer[buffer]
     after = scene.absences[scene.of_buffer[buffer][0]].after
@@ -80,7 +83,7 @@ def _leaves(scene: Scene, buffer: int) -> int:
 
 
 def _first_copies(lp: LinearProgram, scene: Scene, moved: dict[int, int]) -> dict[int, int]:
-    """Per absence, the fraction copied out for it: a copy once made serves all later absences."""
+    """Per absence, the fraction copied out for it. A copy serves all later absences too."""
     first: dict[int, int] = {}
     for numbers in scene.of_buffer.values():
         if numbers[0] not in moved:
@@ -99,14 +102,14 @@ def _first_copies(lp: LinearProgram, scene: Scene, moved: dict[int, int]) -> dic
 
 
 class _Flows:
-    """Walks the grid. Each index has a flow before its op and one beside it, on either link."""
+    """Walks the grid. Each index has, per link, a flow before its op and one while the op runs."""
 
     def __init__(self, lp: LinearProgram, scene: Scene, wait: list[int], total: float) -> None:
         self.lp, self.scene, self.wait, self.total = lp, scene, wait, total
         self.most_away = min(total, scene.outer_bytes)
 
     def run(self, events: _Events) -> tuple[int, ...]:
-        """The columns of what is away, per grid index."""
+        """The columns of the bytes that are away, per grid index."""
         lp, total, scene = self.lp, self.total, self.scene
         uncopied: Terms = []
         stock: Terms = []
@@ -139,7 +142,7 @@ class _Flows:
         return tuple(found)
 
     def _before(self, index: int, rate: float) -> int:
-        """Bytes over a link from the end of the op before to the start of this one."""
+        """Bytes over a link from the end of the previous grid position to the start of this one."""
         flow = self.lp.variable(self.total)
         if self.wait:
             lead = self.scene.grid.lead_seconds[index] / self.scene.second_unit

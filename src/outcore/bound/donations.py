@@ -1,4 +1,4 @@
-"""Donations: memory that an op saves by writing a result over an argument."""
+"""Donations: the memory that an op saves by writing a result over an argument."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from outcore.bound.scene import Scene
 
 
 class Donations:
-    """By position, what can be saved. Linear in the trace's donations.
+    """What can be saved at each position. Linear in the trace's donations.
 
-    An argument that is read again later can be overwritten only if it leaves then.
+    An argument that is read again later can only be overwritten if it leaves at that position.
     """
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self.sure: dict[int, int] = defaultdict(int)
-        """Bytes saved whatever is away; at most, since one argument may serve two results."""
+        """Position -> bytes saved whatever is away; an upper limit: two results may share one."""
         self.given: dict[int, list[tuple[int, list[int]]]] = defaultdict(list)
-        """Per result its bytes, and the absences that begin here, one of which must be used."""
+        """Position -> per result, its bytes and the absences that begin here: one must be used."""
         begins = {(a.buffer, a.after): n for n, a in enumerate(scene.absences) if a.needed}
         for (position, target), sources in self._pairs().items():
             sizes = [scene.problem.trace.buffers[b].nbytes for b in (target, *sources)]
@@ -31,7 +31,7 @@ class Donations:
                 self.sure[position] += saved
 
     def _pairs(self) -> dict[tuple[int, int], list[int]]:
-        """(position, result) -> the arguments it may be written over; none that is held."""
+        """(position, result) -> the arguments that it may be written over, without held ones."""
         scene, trace = self.scene, self.scene.problem.trace
         sources: dict[tuple[int, int], list[int]] = defaultdict(list)
         for donation in trace.donations:
@@ -42,11 +42,11 @@ class Donations:
         return sources
 
     def least_bytes(self, position: int) -> int:
-        """What is there at `position` at least, before what `terms` saves."""
+        """The fewest bytes at `position`, before what `terms` saves."""
         return self.scene.positions.fixed_bytes[position] - self.sure.get(position, 0)
 
     def smallest_bytes(self, position: int) -> int:
-        """What is there at `position` at least."""
+        """The fewest bytes at `position`, if everything that can be saved is saved."""
         return self.least_bytes(position) - sum(n for n, _ in self.given.get(position, ()))
 
     def terms(
@@ -56,7 +56,7 @@ class Donations:
         freed: dict[tuple[int, int], Terms],
         position: int,
     ) -> Terms:
-        """What is saved at `position` if arguments leave, in units."""
+        """What is saved at `position` if arguments leave, in byte units."""
         found: Terms = []
         for nbytes, numbers in self.given.get(position, ()):
             saved = lp.variable(nbytes / self.scene.byte_unit)

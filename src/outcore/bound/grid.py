@@ -1,8 +1,8 @@
-"""Grid: the positions at which memory is looked at, and the blocks in which ops run again.
+"""Grid: the positions at which memory is checked, and the blocks in which ops run again.
 
-Between two grid positions time passes and copies go on, but memory is not looked at: a relaxation,
-which bounds the size of the linear program. Neither depends on budget or links, so that the bound
-is monotone in both.
+Between two grid positions time passes and copies proceed, but memory is not checked. This is a
+relaxation that limits the size of the linear program. The grid depends on neither the budget nor
+the links, so the bound is monotone in both.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from outcore.bound.positions import Positions
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """`at`: positions, ascending.
+    """`at`: the grid positions, ascending. The other fields are per index.
 
-    Index i lasts from the end of position `at[i - 1]` to the end of `at[i]`: `lead_seconds` of ops
-    between the two, then `run_seconds` of the op at `at[i]`. One index more, without a position,
-    reaches to the end of the step. `block` is per index.
+    Index i lasts from the end of position `at[i - 1]` to the end of `at[i]`: first `lead_seconds`
+    of the ops between the two, then `run_seconds` of the op at `at[i]`. One more index, without a
+    position, reaches to the end of the step. `block`: the block that the index is in.
     """
 
     at: tuple[int, ...]
@@ -32,26 +32,26 @@ class Grid:
 
     @property
     def size(self) -> int:
-        """Grid positions; also the index that reaches to the end."""
+        """The number of grid positions, which is also the index that reaches to the end."""
         return len(self.at)
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return self.block[-1] + 1
 
     def after(self, position: int) -> int:
-        """The first index in which something that waits for the end of `position` can go on."""
+        """The first index in which something that waits for the end of `position` can happen."""
         return bisect_right(self.at, position)
 
     def before(self, position: int) -> int:
-        """The last index in which something can be done that `position` waits for."""
+        """The last index in which something that `position` waits for can happen."""
         return bisect_left(self.at, position)
 
     def covered(self, absence: Absence) -> range:
-        """The indices at which the buffer takes memory unless it is away.
+        """The indices at which the buffer occupies memory unless it is away.
 
-        What only reruns read any more counts up to the block of the last of them.
+        What only reruns still read counts up to the block of the last of them.
         """
         start, stop = self.after(absence.after), self.before(absence.before)
         if not absence.needed:
@@ -70,7 +70,7 @@ class Grid:
 def make_grid(
     positions: Positions, absences: Iterable[Absence], most_positions: int, most_blocks: int
 ) -> Grid:
-    """A grid of at most `most_positions` and `most_blocks`, where the step holds most."""
+    """A grid of at most `most_positions` and `most_blocks`, at positions that hold much memory."""
     held = _held_bytes(positions, absences)
     pause, end = positions.pause, positions.end
     at = (
@@ -97,14 +97,14 @@ def _held_bytes(positions: Positions, absences: Iterable[Absence]) -> list[int]:
 
 
 def _split(figures: Sequence[int], span: range, most: int) -> list[int]:
-    """At most `most` numbers of `span`: that of the largest figure in each of equal parts."""
+    """At most `most` numbers of `span`: the one with the largest figure in each of equal parts."""
     parts = min(len(span), most)
     edges = [span.start + len(span) * part // parts for part in range(parts + 1)] if parts else []
     return [max(range(a, b), key=figures.__getitem__) for a, b in pairwise(edges)]
 
 
 def _blocks(fixed: Sequence[int], crossing: int, most: int) -> tuple[int, ...]:
-    """The block of each index: one up to the pause, then equal ones, each to where most is needed.
+    """The block of each index: one up to the pause, then equal ones that end where most is needed.
 
     `crossing`: the first index after the pause.
     """

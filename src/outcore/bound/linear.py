@@ -1,7 +1,7 @@
-"""A linear program, built row by row, and what its duals prove.
+"""LinearProgram: build a linear program row by row, solve it, and prove a bound from its duals.
 
-HiGHS solves to a tolerance. The bound must not depend on it: any duals, however rough, prove a
-bound by weak duality, and that is what is returned.
+HiGHS solves to a tolerance, and the bound must not depend on that. By weak duality any duals,
+however rough, prove a bound; this proved value is what is returned.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 from outcore.errors import MissingPackageError
 
 Terms: TypeAlias = list[tuple[int, float]]
-"""Columns with their factors; a column may come twice."""
+"""Columns with their factors. A column may occur twice."""
 
 _OPTIMAL, _INFEASIBLE = 0, 2
-"""What scipy's `linprog` returns as status."""
+"""Statuses that scipy's `linprog` returns."""
 
 
 def times(terms: Terms, factor: float) -> Terms:
@@ -28,9 +28,9 @@ def times(terms: Terms, factor: float) -> Terms:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """`infeasible`: the solver found that there is no point.
+    """`infeasible`: the solver found that no point satisfies all rows.
 
-    `proved`: no point costs less; 0 where no duals were found. `duals`: one per row of `at_most`.
+    `proved`: no point costs less than this; 0 if no duals were found. `duals`: one per `at_most`.
     """
 
     infeasible: bool
@@ -58,7 +58,7 @@ class _Rows:
 
 
 class LinearProgram:
-    """Minimise the sum of costs; every variable is at least 0."""
+    """Minimize the sum of costs. Every variable is at least 0."""
 
     def __init__(self) -> None:
         self.costs: list[float] = []
@@ -66,7 +66,7 @@ class LinearProgram:
         self.below, self.equal = _Rows(), _Rows()
 
     def variable(self, upper: float = inf, cost: float = 0.0) -> int:
-        """A new column. Where `upper` is infinite, `cost` must be positive."""
+        """A new column. If `upper` is infinite, `cost` must be positive."""
         self.uppers.append(upper)
         self.costs.append(cost)
         return len(self.costs) - 1
@@ -82,7 +82,7 @@ class LinearProgram:
         return column
 
     def solve(self) -> Solution:
-        """Solve it. Raises MissingPackageError where scipy is not installed."""
+        """Solve it. Raises MissingPackageError if scipy is not installed."""
         try:
             from scipy.optimize import linprog  # noqa: PLC0415 - scipy is an extra
         except ImportError as error:
@@ -109,8 +109,8 @@ class LinearProgram:
     def _proved(self, value: float, reduced: Any) -> float:
         """The least cost that `reduced` costs allow, at the best corner of the variables' bounds.
 
-        What has no upper bound has a cost. Where its reduced cost is as low as -e times its cost,
-        the whole cost C is at least value - e C.
+        A variable without an upper bound has a cost. If its reduced cost is as low as -e times its
+        cost, the total cost C is at least value - e C.
         """
         uppers, costs = np.asarray(self.uppers), np.asarray(self.costs)
         finite = np.isfinite(uppers)

@@ -1,4 +1,4 @@
-"""Rows for memory: at each grid position, enough is away."""
+"""memory: add the rows for memory: at each grid position, enough is away."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from outcore.bound.scene import Scene
 def add_memory(
     lp: LinearProgram, scene: Scene, copies: Copies, reruns: Reruns, excess: Terms
 ) -> dict[int, int]:
-    """Add a row for each grid position whose op does not fit beside everything else.
+    """Add a row for each grid position whose op does not fit next to everything else.
 
-    `excess`: the bytes above the budget, where these are allowed. Returns per row its position.
+    `excess`: the bytes above the budget, if these are allowed. Returns the position of each row.
     """
     donations = Donations(scene)
     change = [0] * (scene.grid.size + 1)
@@ -39,7 +39,7 @@ def add_memory(
 
 
 class _Away:
-    """Sums over the absences that cover a grid index, carried from one index to the next."""
+    """Sums over the absences that cover a grid index, updated from one index to the next."""
 
     def __init__(self, lp: LinearProgram, scene: Scene, copies: Copies, reruns: Reruns) -> None:
         self.lp, self.scene, self.copies, self.reruns = lp, scene, copies, reruns
@@ -51,15 +51,15 @@ class _Away:
                 self.opened[covered.start].append(number)
                 self.closed[covered.stop].append(number)
         self.inside: dict[int, None] = {}
-        """The absences that cover the index, in order of their beginning."""
+        """The absences that cover the index, in order of their start."""
         self.total = sum(map(scene.nbytes, range(len(scene.absences))))
         self.either: dict[tuple[int, int], int] = {}
         self.sums: tuple[Terms, Terms] | None = None
-        """Bytes away to be made again, and away at all: the columns of an index before this one in
-        the block, and the changes since. None where the block has none yet."""
+        """Bytes away to be recomputed, and bytes away in any way: columns of an earlier index in
+        the block, and the changes since. None if the block has none yet."""
 
     def advance(self, index: int) -> None:
-        """Go to the next index."""
+        """Move on to `index`, the next one."""
         block = self.scene.grid.block[index]
         if index and self.scene.grid.ends_block(index - 1):
             self.sums = None
@@ -78,7 +78,7 @@ class _Away:
             self.sums[1].extend(times(self._at_all(number, block, again), nbytes))
 
     def _at_all(self, number: int, block: int, again: Terms) -> Terms:
-        """A sum of at least the fraction away, in whatever way, at any time in the block."""
+        """A sum of at least the fraction that is away in any way, at any time in the block."""
         moved = self.copies.moved.get(number)
         ways = again if moved is None else [*again, (moved, 1.0)]
         if len(ways) < 2:  # noqa: PLR2004 - a single fraction is at most 1
@@ -89,7 +89,7 @@ class _Away:
         return [(self.either[number, block], 1.0)]
 
     def terms(self, index: int) -> Terms:
-        """Bytes that are away at `index`, at most."""
+        """The most bytes that are away at `index`, as terms."""
         lp, block = self.lp, self.scene.grid.block[index]
         if self.sums is None:
             self.sums = [], []
@@ -106,6 +106,6 @@ class _Away:
         return [(dropped, 1.0), *moved]
 
     def _at_end(self, block: int) -> Terms:
-        """What is away beside a block's last op is away when the next block begins."""
+        """What is away during a block's last op is still away when the next block begins."""
         columns = ((n, self.reruns.absent.get((n, block + 1))) for n in self.inside)
         return [(c, self.scene.nbytes(n)) for n, c in columns if c is not None]

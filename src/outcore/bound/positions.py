@@ -1,7 +1,7 @@
-"""Positions: what a step holds at least at each of its moments, whatever the plan.
+"""Positions: the moments of a step, and the bytes that any plan holds at each of them.
 
-The positions of a step are the arrival of the arguments, the original run of each op in order, and
-the pause between the forward and the backward call. At each, some bytes cannot be away.
+The positions are the arrival of the arguments, the first run of each op in order, and the pause
+between the forward and the backward call. At each, some bytes cannot be away.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from outcore.ir.problem import Problem
 from outcore.ir.trace import Ref
 
 ARRIVAL = 0
-"""The position at which the arguments are there and nothing has run."""
+"""The position at which the arguments have arrived and nothing has run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Indexed by position, but for `of_op`, the position of each op, and `touches`, by buffer.
+    """Facts by position, except `of_op` (the position of each op) and `touches` (by buffer).
 
-    `ops` is None for the arrival and the pause; `pause` is the position of the latter, or `end`
-    where there is no backward call. `fixed_bytes` are what no plan can take away: the caller's and
-    what is held, what the op reads and makes, its workspace, what is outside. Results written over
-    arguments are not taken off yet. `touches`: where a buffer must be there. Of an op's variants,
-    the least seconds and the least workspace count.
+    `ops`: None for the arrival and the pause. `pause`: the position of the pause, or `end` if there
+    is no backward call. `fixed_bytes`: what no plan can move away: buffers of the caller and held
+    ones, what the op reads and makes, its workspace, and external memory. Savings by donations are
+    not subtracted. `seconds`: the op's time. For an op's variants, the least seconds and the least
+    workspace count. `touches`: the positions at which a buffer must be on the device.
     """
 
     ops: tuple[int | None, ...]
@@ -38,7 +38,7 @@ class Positions:
 
     @property
     def end(self) -> int:
-        """The position after the last."""
+        """The position after the last one."""
         return len(self.ops)
 
 
@@ -82,7 +82,7 @@ def _touches(
 def _held_bytes(
     problem: Problem, live: Liveness, touches: tuple[tuple[int, ...], ...], count: int
 ) -> list[int]:
-    """Per position, the bytes of held buffers that are made, and of the others touched there."""
+    """Per position, the bytes of held buffers that exist, and of others that are touched there."""
     change, touched = [0] * (count + 1), [0] * count
     for buffer in problem.trace.buffers:
         positions = touches[buffer.id]

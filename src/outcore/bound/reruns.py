@@ -1,4 +1,4 @@
-"""Rows for recomputation: what runs again in which block, the time it takes, and what it frees."""
+"""reruns: add the rows for recomputation: what runs again, the time it needs, and what it frees."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from outcore.bound.scene import Scene
 
 @dataclass(frozen=True, slots=True)
 class Reruns:
-    """Columns.
+    """Columns of the linear program, by (op, block) or (absence, block).
 
-    `runs`: per op and block, the fraction that runs again there; `later`: there or in a later one.
-    `absent`: per absence and block, the fraction that is away when the block begins and not copied
-    back. `freed`: a sum of at least the fraction that is away so at any time in the block.
+    `runs`: the fraction of the op that runs again in the block; `later`: in this block or a later
+    one. `absent`: the fraction that is away when the block begins, and not copied back. `freed`: a
+    sum of at least the fraction that is away in this way at any time in the block.
     """
 
     runs: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class Reruns:
 
 
 def add_reruns(lp: LinearProgram, scene: Scene, wait: list[int]) -> Reruns:
-    """Add the fractions, the time they take, and what they read. `wait`: as for copies."""
+    """Add the fractions, their time, and what they read. `wait`: as for copies."""
     found = Reruns()
     _add_runs(lp, scene, found)
     for number in range(len(scene.absences)):
@@ -53,7 +53,7 @@ def _add_runs(lp: LinearProgram, scene: Scene, found: Reruns) -> None:
 
 
 def _add_absence(lp: LinearProgram, scene: Scene, found: Reruns, number: int) -> None:
-    """What is away in a block is away when it ends, or its producer runs again in it."""
+    """What is away in a block is still away when it ends, or its producer runs again in it."""
     absence = scene.absences[number]
     producer = absence.producer
     if producer is None and absence.needed:
@@ -73,10 +73,10 @@ def _add_absence(lp: LinearProgram, scene: Scene, found: Reruns, number: int) ->
 
 
 def _add_reads(lp: LinearProgram, scene: Scene, found: Reruns) -> None:
-    """What runs again in a block or later needs what it reads.
+    """What runs again in this block or later needs what it reads.
 
-    Where that is away when the block begins, and not to be copied back, it is made again too. What
-    has no use left is followed up to the last rerun of the forward call that reads it.
+    If that is away when the block begins, and is not copied back, it is recomputed too. A buffer
+    that no op needs any more is followed up to the last rerun of a forward op that reads it.
     """
     ops, boundary = len(scene.again_until), scene.problem.trace.boundary
     readers: dict[int, list[int]] = defaultdict(list)

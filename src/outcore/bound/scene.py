@@ -1,4 +1,4 @@
-"""Scene: all that the rows of the linear program are made from."""
+"""Scene: everything that the rows of the linear program are built from."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from outcore.ir.liveness import Liveness, liveness
 from outcore.ir.problem import Problem
 
 MOST_POSITIONS = 128
-"""Positions at which memory is looked at; more cost time and prove little more (docs/bound.md)."""
+"""Positions at which memory is checked. More need time and prove little more (docs/bound.md)."""
 
 MOST_BLOCKS = 6
-"""Blocks in which ops run again; likewise."""
+"""Blocks in which ops run again; the same applies."""
 
 MOST_FRACTIONS = 8000
-"""Absences times blocks; where there are too many, the blocks are fewer."""
+"""The most absences times blocks. With many absences there are fewer blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """`of_buffer`: the numbers of a buffer's absences, in order of position.
+    """A problem, prepared for the linear program.
 
-    Bytes are counted in `byte_unit`, seconds in `second_unit`, so that the largest are about 1;
-    `away_rate` and `back_rate`, those of the links, are in these units.
+    `of_buffer`: the indices of a buffer's absences, in order of position. Bytes are divided by
+    `byte_unit` and seconds by `second_unit`, so that the largest are about 1. `away_rate` and
+    `back_rate`, the rates of the links out and back, are in these units.
     """
 
     problem: Problem
@@ -48,13 +49,13 @@ class Scene:
 
     @property
     def outer_bytes(self) -> float:
-        """What the outer tiers hold at most, in units."""
+        """The capacity of the outer tiers, in units."""
         outer = (self.problem.limit_bytes(tier) for tier in (Tier.HOST, Tier.DISK))
         return sum(outer) / self.byte_unit
 
 
 def make_scene(problem: Problem) -> Scene:
-    """The scene of `problem`. Linear in ops, but for sorting."""
+    """The scene of `problem`. Linear in ops, except for sorting."""
     live = liveness(problem.trace)
     positions = make_positions(problem, live)
     found = find_absences(problem, live, positions)

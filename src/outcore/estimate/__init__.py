@@ -1,8 +1,8 @@
-"""estimate: a Profile without a device, by the roofline of each op.
+"""estimate: predict a Profile without a device, by the roofline of each op.
 
-An op takes as long as its arithmetic or its memory traffic, whichever is longer, at the part of the
-peak rate that ops of its class reach, and the time to launch it. Workspaces of what ops run as by
-default are not estimated; alternatives with one are a model of their own (`winograd`).
+The time of an op is the longer of its arithmetic and its memory traffic, plus the time to launch
+it. Both are at the fraction of the peak rate that ops of its class reach. The workspaces of default
+algorithms are not estimated. Alternatives with a workspace have a separate model (`winograd`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def estimate(
 ) -> Profile:
     """Seconds of each op on `hardware`, as a Profile of source ESTIMATED. Linear in the ops.
 
-    `variants` adds alternatives with a workspace to convolutions that a Winograd algorithm makes
-    faster. Plans that use them can be simulated, and not executed.
+    `variants` adds alternatives with a workspace for convolutions that a Winograd algorithm makes
+    faster. Plans that use them can be simulated, but not executed.
 
-    Raises OptionValueError where `hardware` has no rate of arithmetic for a type that is computed
-    with, or none of its memory.
+    Raises OptionValueError if `hardware` has no arithmetic rate for a dtype that is used, or no
+    memory rate.
     """
     shapes, machine = Shapes(trace), Machine(hardware, efficiency)
     seconds = tuple(roofline_seconds(op, shapes, machine) for op in trace.ops)
@@ -44,9 +44,9 @@ def estimate(
 
 
 def flops(trace: Trace) -> tuple[float, ...]:
-    """Floating-point operations of each op, a multiplication and an addition counted as two.
+    """Floating-point operations of each op. A multiplication and an addition count as two.
 
-    Of convolutions, matrix products and attention; 0 for all others.
+    Only convolutions, matrix products and attention are counted; all other ops have 0.
     """
     shapes = Shapes(trace)
     return tuple(flops_of(op, shapes) for op in trace.ops)

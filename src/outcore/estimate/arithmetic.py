@@ -1,4 +1,4 @@
-"""Arithmetic of ops: floating-point operations by formula from their shapes."""
+"""arithmetic: count the floating-point operations of an op from its shapes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Formula: TypeAlias = Callable[[Op, Shapes], float]
 
 
 def flops_of(op: Op, shapes: Shapes) -> float:
-    """Floating-point operations of `op`, a multiplication and an addition counted as two.
+    """Floating-point operations of `op`. A multiplication and an addition count as two.
 
-    Of convolutions, matrix products and attention; 0 for all others.
+    Only convolutions, matrix products and attention are counted; all other ops have 0.
     """
     name = name_of(op.target)
     if "scaled_dot_product" in name:
@@ -61,7 +61,7 @@ def _product(one: Sequence[int], other: Sequence[int]) -> float:
 
 
 def _attention(op: Op, shapes: Shapes) -> float:
-    """Two products of (..., s, d) with (..., t, d); backward makes five, one of them again."""
+    """Two products of (..., s, d) with (..., t, d); backward has five, one of them recomputed."""
     backward = "backward" in op.target
     query, key = (shapes.shape(arg) for arg in op.args[backward : backward + 2])
     products = 5 if backward else 2

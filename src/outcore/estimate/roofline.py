@@ -1,4 +1,4 @@
-"""Roofline of one op: its arithmetic or its memory traffic, whichever takes longer."""
+"""roofline: the time of one op: its arithmetic or its memory traffic, whichever is longer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outcore.ir.trace import Op
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """The part of the device's peak that ops of a class reach, of its arithmetic or its memory."""
+    """The fraction of the device's peak rate (arithmetic or memory) that a class of ops reaches."""
 
     convolution: float = 0.6
     matmul: float = 0.75
@@ -24,7 +24,7 @@ class Efficiency:
 TYPICAL = Efficiency()
 
 TF32 = "tfloat32"
-"""The type that torch lets convolutions of float32 compute in, where a device has it."""
+"""The dtype in which torch may compute float32 convolutions, if the device has it."""
 
 EXTRA_PASSES = {
     "batch_norm": (1, 2),
@@ -32,19 +32,19 @@ EXTRA_PASSES = {
     "group_norm": (1, 2),
     "softmax": (1, 0),
 }
-"""Part of a target's name -> how often its forward op reads its first argument once more than any
-op must, and how often its backward op does."""
+"""Part of a target's name -> how many more times than once its forward op reads its first argument,
+and how many more times its backward op does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A device, and the part of its peaks that ops reach."""
+    """A device, and the fraction of its peak rates that ops reach."""
 
     hardware: Hardware
     efficiency: Efficiency
 
     def memory_rate(self) -> float:
-        """Bytes per second. Raises OptionValueError where the hardware gives no rate."""
+        """Bytes per second. Raises OptionValueError if the hardware gives no rate."""
         rate = self.hardware.memory_bytes_per_second * self.efficiency.memory
         if rate <= 0:
             raise OptionValueError(
@@ -53,9 +53,9 @@ class Machine:
         return rate
 
     def compute_rate(self, op: Op, shapes: Shapes) -> float:
-        """Floating-point operations per second of an op that makes something.
+        """Floating-point operations per second of an op that returns something.
 
-        Raises OptionValueError where the hardware gives no rate for the type of its result.
+        Raises OptionValueError if the hardware gives no rate for the dtype of its result.
         """
         dtype = next(value.dtype for value in shapes.outputs(op) if value is not None)
         rates = dict(self.hardware.flops_per_second)
@@ -71,7 +71,7 @@ class Machine:
 
 
 def roofline_seconds(op: Op, shapes: Shapes, machine: Machine) -> float:
-    """How long `op` takes, its launch included. Raises OptionValueError as `Machine` does."""
+    """Seconds of `op`, with its launch. Raises OptionValueError as `Machine` does."""
     moved = _traffic(op, shapes) / machine.memory_rate()
     count = flops_of(op, shapes)
     computed = count / machine.compute_rate(op, shapes) if count else 0.0
@@ -79,13 +79,13 @@ def roofline_seconds(op: Op, shapes: Shapes, machine: Machine) -> float:
 
 
 def _traffic(op: Op, shapes: Shapes) -> float:
-    """Bytes read and written, with the passes that a kernel needs beyond one."""
+    """Bytes read and written, including the further passes over its data that a kernel needs."""
     read = shapes.read(op)
     written = [value for value in shapes.outputs(op) if value is not None]
     if name_of(op.target) == "embedding":  # reads as many rows of the table as it writes
         read = [*read[1:], *written]
     nbytes = sum(map(shapes.nbytes, (*read, *written)))
-    if op.target == CROSS_ENTROPY:  # that of log-softmax is written and read, block by block
+    if op.target == CROSS_ENTROPY:  # log-softmax's gradient is written and read, block by block
         nbytes += 2 * sum(map(shapes.nbytes, written))
     backward = "backward" in op.target
     for name, passes in EXTRA_PASSES.items():

@@ -1,9 +1,9 @@
-"""Winograd convolutions: less arithmetic for a workspace, as an alternative of an op.
+"""winograd: convolutions with less arithmetic and a workspace, as alternatives of ops.
 
-Minimal filtering F(m x m, r x r) makes m x m results of one map from a tile of inputs of side
-m + r - 1 with one multiplication per element of the tile, instead of m * m * r * r (Lavin and Gray,
-arXiv 1509.09308, section 4). This is a model of that one family in its plainest form, where all
-tiles go through memory; it is no table of what cuDNN does.
+Minimal filtering F(m x m, r x r) computes m x m results of one map from a tile of inputs of side
+m + r - 1. It needs one multiplication per element of the tile, instead of m * m * r * r (Lavin and
+Gray, arXiv 1509.09308, section 4). This models that family in its basic form, in which all tiles
+are written to memory and read back. It does not describe what cuDNN does.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from outcore.ir.verify import ITEM_BYTES
 
 TILE_SIDE = 6
 RESULTS_SIDE = {3: 4, 5: 2}
-"""r -> m: the kernels for which a tile has this side."""
+"""r -> m: the kernel sizes for which a tile has side `TILE_SIDE`."""
 GRADIENTS = {"convolution_backward": 4, "convolution_input_gradient": 5}
-"""Ops that make gradients of convolutions -> where among their arguments the steps are."""
+"""Ops that compute gradients of convolutions -> the index of the strides among their arguments."""
 DTYPES = frozenset({"float32", "float16"})
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One convolution: forward, or for the gradient of the source, or for that of the weight.
+    """One convolution: forward, or for the gradient of the input, or of the weight.
 
-    All three multiply two of the tiled source, weight and result, and make the third. `made`: its
+    All three multiply two of the tiled input, weight and result, and make the third. `made`: its
     elements for one place in the tile.
     """
 
@@ -42,13 +42,14 @@ class _Pass:
 
 
 def winograd(op: Op, shapes: Shapes, machine: Machine) -> Cost | None:
-    """What `op` costs this way; None where it is no convolution that this fits.
+    """The cost of `op` by this algorithm; None if it does not apply to the op.
 
-    It fits convolutions of 2 dimensions with kernels of 3 x 3 and 5 x 5, in float32 and float16,
-    that take single steps and have one group; and their backward ops. In three phases, each with
-    its launch and at the roofline, the two operands are read and written as tiles; for each of the
-    36 places in a tile a product of two matrices is made; the tiles of the result are read, and the
-    result is written. Gradients are computed one after the other, in one workspace.
+    It applies to 2D convolutions in float32 and float16, with kernels of 3 x 3 or 5 x 5, stride and
+    dilation 1 and one group; and to their backward ops. There are three phases, each with its
+    launch and at the roofline. First the two operands are read and written as tiles. Then,
+    for each of the 36 places in a tile, two matrices are multiplied. Last, the tiles of the result
+    are read, and the result is written. Gradients are computed one after the other, in the same
+    workspace.
     """
     costs = [_cost(op, one, shapes, machine) for one in _passes(op, shapes)]
     if not costs:
@@ -71,7 +72,7 @@ def _cost(op: Op, one: _Pass, shapes: Shapes, machine: Machine) -> Cost:
 
 
 def _passes(op: Op, shapes: Shapes) -> list[_Pass]:
-    """The convolutions that `op` is made of; none where the algorithm does not fit."""
+    """The convolutions that `op` consists of; none if the algorithm does not apply."""
     name, outputs = name_of(op.target), shapes.outputs(op)
     if name == "convolution":
         x, w = (shapes.value(arg) for arg in op.args[:2])
@@ -83,7 +84,7 @@ def _passes(op: Op, shapes: Shapes) -> list[_Pass]:
 
 
 def _backward_passes(op: Op, shapes: Shapes) -> Iterator[_Pass]:
-    """Those of the gradient of the input, and of that of the weight."""
+    """The convolutions for the gradient of the input and for the gradient of the weight."""
     at = GRADIENTS[name_of(op.target)]
     gradient, w = shapes.value(op.args[0]), shapes.value(op.args[at - 2])
     of_input, of_weight = (*shapes.outputs(op), None)[:2]
@@ -109,7 +110,7 @@ def _ones(steps: Arg) -> bool:
 
 
 def _tiles(maps: Value, weight: Value) -> int:
-    """Tiles of m x m that cover all `maps`, those at the edges whole."""
+    """Tiles of m x m that cover all `maps`; those at the edges count as whole."""
     samples, _, height, width = maps.shape
     side = RESULTS_SIDE[weight.shape[2]]
     return samples * ceil(height / side) * ceil(width / side)

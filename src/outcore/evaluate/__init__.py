@@ -1,4 +1,4 @@
-"""evaluate: seconds and bytes of many plans of one problem, as `lower` and `simulate` have them."""
+"""evaluate: compute the time and memory of many plans of one problem, as `simulate` would."""
 
 from __future__ import annotations
 

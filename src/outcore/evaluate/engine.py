@@ -1,4 +1,4 @@
-"""Engine: the kernel and its tables, which grow where a plan needs it."""
+"""Engine: the compiled kernel and its tables, enlarged if a plan needs more room."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outcore.ir.problem import Problem
 
 
 class Engine:
-    """Runs the kernel over tables for one problem, whose gaps are `gaps`."""
+    """Runs the kernel for one problem. `gaps` are the gaps that a plan may decide on."""
 
     compiled = COMPILED
 
@@ -38,10 +38,10 @@ class Engine:
         prefetch: NDArray[np.int64],
         limit: float = math.inf,
     ) -> tuple[float, int, int] | None:
-        """Seconds, bytes on the device and in the outer tier; None for what cannot be done.
+        """Seconds, bytes on the device, bytes in the outer tier; None if it cannot be carried out.
 
-        With a finite `limit` in seconds None also for what takes longer, or does not fit. Runs
-        again are not bounded by the problem; the tables get twice as long where need be.
+        With a finite `limit` in seconds, also None for a plan that takes longer or does not fit.
+        The problem does not bound the number of reruns, so the tables are doubled when full.
         """
         arrays = kinds, release, prefetch
         given: Any = arrays if COMPILED else [array.tolist() for array in arrays]
@@ -65,7 +65,7 @@ class Engine:
         mood: MutableSequence[float],
         draws: Sequence[float],
     ) -> None:
-        """All the steps that `draws` are for, as `kernel.walk` has them."""
+        """Take all the steps that `draws` has numbers for, by `kernel.walk`."""
         space[COUNTED, STEP] = 0
         while walk(self.table, self.times, space, kinds, best, hints, mood, draws) == FULL:
             self._grow()

@@ -1,4 +1,4 @@
-"""Evaluator: what many plans of one problem would take."""
+"""Evaluator: the predicted time and memory of many plans of one problem."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from outcore.ir.problem import Problem
 from outcore.ir.store import digest
 from outcore.ir.verify_problem import verify_problem
 
-if TYPE_CHECKING:  # a walk takes an evaluator
+if TYPE_CHECKING:  # walk.py imports this module
     from outcore.evaluate.walk import Walk
 
 
 class Evaluation(NamedTuple):
-    """What a plan takes: seconds of a step, bytes on the device, bytes in the nearest outer tier.
+    """A plan's predicted seconds per step, bytes on the device and bytes in the nearest outer tier.
 
-    `fits`: it stays inside the problem's limits. A plan that cannot be carried out takes infinitely
-    long, and no bytes; it does not fit.
+    `fits`: it stays within the problem's limits. A plan that cannot be carried out has infinite
+    seconds and no bytes, and does not fit.
     """
 
     seconds: float
@@ -38,19 +38,19 @@ IMPOSSIBLE = Evaluation(math.inf, 0, 0, fits=False)
 
 
 class Evaluator:
-    """Evaluates plans of one problem, by arrays; compiled where numba is installed (extra `fast`).
+    """Evaluates plans of one problem, given as arrays. Compiled if numba is installed (`fast`).
 
-    Its figures are those of `simulate(problem, lower(problem, plan))`, to the last bit. `gaps` are
-    all that a plan may decide on, sorted, dead ones too; arrays of kinds and hints have an entry
-    for each, and `default_kinds` are those of a plan that says nothing. What is offloaded goes to
-    the nearest outer tier (`Hardware.outer`). An evaluator writes to arrays of its own, so each
-    thread needs another.
+    The figures are those of `simulate(problem, lower(problem, plan))`, to the last bit. `gaps` are
+    all gaps that a plan may decide on, sorted, dead ones included. Arrays of kinds and hints have
+    one entry per gap. `default_kinds` is a plan that lists nothing. What is offloaded is copied to
+    the nearest outer tier (`Hardware.outer`). An evaluator writes to its own arrays, so each thread
+    needs its own evaluator.
 
-    Raises VerifyError where the problem breaks a rule. The trace must be valid (`verify_trace`).
+    Raises VerifyError if the problem breaks a rule. The trace must be valid (`verify_trace`).
     """
 
     def __init__(self, problem: Problem) -> None:
-        # Numba takes half a second to import, and only those who evaluate need it.
+        # Importing numba takes half a second, and only evaluations need it.
         from outcore.evaluate.engine import Engine  # noqa: PLC0415 - see above
 
         verify_problem(problem)
@@ -68,7 +68,7 @@ class Evaluator:
 
     @property
     def compiled(self) -> bool:
-        """Whether evaluations run as machine code: numba is installed."""
+        """Whether evaluations run as machine code, which needs numba."""
         return self.engine.compiled
 
     def walk(
@@ -77,7 +77,7 @@ class Evaluator:
         alike: Sequence[Sequence[int]],
         seed: int | np.random.SeedSequence,
     ) -> Walk:
-        """A Walk from plan to plan; its arguments are explained there."""
+        """A Walk from plan to plan; see there for the arguments."""
         from outcore.evaluate.walk import Walk  # noqa: PLC0415 - loads numba, as in __init__
 
         return Walk(self, allowed, alike, seed)
@@ -90,14 +90,15 @@ class Evaluator:
         prefetch: ArrayLike | None = None,
         limit: float = math.inf,
     ) -> Evaluation:
-        """What the plan of `kinds` takes. Near-linear in the runs it makes.
+        """Evaluate the plan of `kinds`. Near-linear in the runs of its program.
 
         `limit`, in seconds: a plan that takes longer, or does not fit, is given up as soon as that
-        is clear, and counts as one that cannot be carried out. It bounds the runs.
+        is clear. The result is that of a plan that cannot be carried out. A limit also bounds the
+        number of reruns.
 
-        `release` and `prefetch` are hints (`ir.plan.Offload`): op ids, NO_HINT where lowering
-        decides; those of gaps that are not offloaded are ignored. Raises ValueError where an array
-        has not one entry for each gap.
+        `release` and `prefetch` are hints (`ir.plan.Offload`): op ids, or NO_HINT to let lowering
+        decide. Hints of gaps that are not offloaded are ignored. Raises ValueError if an array does
+        not have one entry per gap.
         """
         found = self.engine.run(*self._arrays(kinds, release, prefetch), limit)
         if found is None:
@@ -116,7 +117,7 @@ class Evaluator:
     ) -> Plan:
         """The Plan that `evaluate` evaluates; `policy` is the spec text of its policy.
 
-        Raises ValueError as `evaluate` does, and for a kind that is none.
+        Raises ValueError as `evaluate` does, and for an unknown kind.
         """
         arrays = (array.tolist() for array in self._arrays(kinds, release, prefetch))
         tier = self.problem.hardware.outer
@@ -125,9 +126,9 @@ class Evaluator:
         return make_plan(choices, policy, *digests)
 
     def arrays(self, plan: Plan) -> tuple[NDArray[np.int8], NDArray[np.int64], NDArray[np.int64]]:
-        """Kinds and hints of a plan: `plan` turns them back into it.
+        """The kinds and hints of `plan`, from which `self.plan` makes the same plan again.
 
-        Raises ValueError for what they cannot say: variants, `depart` and `arrive`, another tier.
+        Raises ValueError for what arrays cannot express: variants, `depart`, `arrive`, other tiers.
         """
         found = [_row(self.problem.hardware.outer, plan.choice(gap)) for gap in self.gaps]
         if plan.variants or any(gap not in self._known for gap in plan.by_gap):
@@ -138,7 +139,7 @@ class Evaluator:
     def _arrays(
         self, kinds: ArrayLike, release: ArrayLike | None, prefetch: ArrayLike | None
     ) -> tuple[NDArray[np.int8], NDArray[np.int64], NDArray[np.int64]]:
-        """The arguments as compiled code takes them: it checks neither lengths nor types."""
+        """The arguments as compiled code needs them: it checks neither lengths nor types."""
         made = (
             np.ascontiguousarray(kinds, np.int8),
             self.no_hints if release is None else np.ascontiguousarray(release, np.int64),

@@ -1,20 +1,22 @@
-"""Kernel: what a plan takes, as `lower` and `simulate` have it, over two tables of numbers.
+"""kernel: evaluate a plan as `lower` and `simulate` do, over two tables of numbers.
 
-`table[ROW, i]` is an int and `times[ROW, i]` seconds; rows are named below. The functions follow
-`lower/expand.py`, `donate.py`, `release.py`, `prefetch.py`, `place.py` and `sync.py`, `simulate.py`
-and `ir/memory.py`, where the reasons stand. Three walks do the work of all: one over the ops, one
-over the copies back, one over the steps that come of them. Only what decides seconds and bytes is
-kept of a program:
+`table[ROW, i]` is an int and `times[ROW, i]` is in seconds. Rows are named below. The functions
+follow `lower/expand.py`, `donate.py`, `release.py`, `prefetch.py`, `place.py` and `sync.py`,
+`simulate.py` and `ir/memory.py`; the reasons are given there. Three passes do all the work: over
+the ops, over the copies back, and over the resulting steps. Only the parts of a program that decide
+its seconds and bytes are tracked:
 
-- A step takes most memory while it runs: what is freed before goes first, and what is freed after
-  goes last. Between the calls is the other place to look.
+- A step holds most memory while its op runs: frees before it come first, frees after it last. The
+  only other place to check is between the two calls.
 - Streams wait for each other only where a copy begins or ends. Compute waits for a copy back at
-  the first run that reads what came, and for a copy out where its source is freed. All other
-  hazards lie within a stream, or are over by then.
+  the first run that reads the result, and for a copy out where its source is freed. All other
+  hazards are within one stream, or already satisfied.
 
-All compiled code is in this one file. Numba keeps what it compiled under the time stamp of a single
-source file, so that after an edit in another one it would still use numbers of rows, and bodies of
-functions, from before.
+All compiled code is in this file. Numba caches compiled code under the time stamp of one source
+file. With two files, an edit of one would leave the other with old row numbers and function bodies.
+
+Two words are used below: a group is a copy back (alloc, copy, free of the outer slot), and an away
+is a copy out with the outer slot that it fills.
 """
 
 from __future__ import annotations
@@ -26,121 +28,145 @@ from outcore.compiled import Floats, Ints, compiled, entry
 from outcore.evaluate.kinds import KEEP, NO_HINT, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY
 
 NONE = -1
+"""No such op, gap, slot or copy."""
 NEVER = 1 << 62
-"""After all steps; and of bytes more than any sum of them."""
+"""A step after all others; as bytes, more than any sum of them."""
 
 DONE, REFUSED, FULL, WORSE = range(4)
-"""The plan was evaluated; it cannot be carried out; it takes longer tables; it is over a limit."""
+"""Results: evaluated; cannot be carried out; the tables are too short; the plan is over a limit."""
 
 # ---- rows of `table` -----------------------------------------------------------------------------
 
 COUNT = 0
-"""Figures of the plan at hand; its columns:"""
+"""Row: figures of the plan that is evaluated. Its columns:"""
 
 N_STEPS, N_SLOTS, N_GROUPS, N_AWAY, N_LEAVING, N_FREED, N_DROPPED, N_CHAIN = range(8)
-"""Lengths of lists. Of `N_AWAY` copies out, `N_LEAVING` are issued."""
+"""Lengths of the lists so far: steps, device slots, copies back, copies out, those copies out that
+are issued (the first of them), freed sources (`FREED`), `DROPPED`, `CHAIN`."""
 EPOCH, OLDEST, UNHURRIED, BOUNDARY_STEP = range(8, 12)
-"""Stamp of the latest chain; two places in the queue of what leaves; the first backward step."""
+"""The stamp of the latest chain; the oldest away whose source is not freed; the next away to be
+freed when its copy is done by the clock; the first step of the backward call."""
 LIVE, LEAVING_BYTES, UNUSED_BYTES, BETWEEN_HELD, PEAK = range(12, 17)
-"""Bytes on the device: of what lives there, of what leaves, of what is passed in for nothing, of
-all between the two calls, and the most of all so far."""
+"""Bytes on the device: of live slots; of sources being copied out; of slots that the caller passes
+and nothing uses; of everything between the two calls; the most of everything so far."""
 N_FREE, N_ROOMS, EXTENT, NEEDS = range(17, 21)
-"""Free ranges and owned ones of the outer tier; its bytes so far; the last copy back that the
-coming run waits for, or NONE."""
+"""Lengths of the lists of free and of owned ranges in the outer tier; its extent so far in bytes;
+the last copy back (a group) that the next run waits for, or NONE."""
 COUNTS = 21
+"""Columns of COUNT in use."""
 
 FIXED = 1
-"""Figures of the problem; its columns:"""
+"""Row: figures of the problem. Its columns:"""
 
 N_OPS, N_BUFFERS, N_GAPS, N_INPUTS, N_TANGENTS, STEPS_MOST, SLOTS_MOST = range(7)
-"""Lengths; how many steps there can be, and how many slots without those of copies."""
+"""Lengths of lists; the most steps the tables have room for, and the most slots, those of copies
+back not counted."""
 BOUNDARY, BUDGET_BYTES, OUTSIDE_BYTES, BETWEEN_BYTES, OFFLOADS = range(7, 12)
-"""`OFFLOADS`: whether there is an outer tier."""
+"""The first op of the backward call; bytes as in Problem; whether there is an outer tier (1 or
+0)."""
 DEVICE_LIMIT, OUTER_LIMIT = range(12, 14)
-"""The most bytes that a plan may take, on the device and in the outer tier."""
+"""The most bytes that a plan may use, on the device and in the outer tier."""
 
 INPUTS, TANGENTS, READS, WRITES, DONATION_READS, DONATION_WRITES, USE_GAPS = range(2, 9)
-"""Lists of the problem. Donations are places in the reads and the writes of their op; `USE_GAPS`
-has for each use of a buffer the gap after it, NONE where that may not be moved."""
+"""Lists of the problem. The first four hold buffers; donations are indices into the reads and the
+writes of their op. `USE_GAPS`: per use of a buffer, the gap after it; NONE if it is not movable."""
 
 READ_START, WRITE_START, DONATION_START, REPEATABLE, MUTATES, WORKSPACE_BYTES = range(9, 15)
-"""Of an op; its reads are from its `READ_START` to that of the next op."""
+"""Per op. The reads of an op are from its `READ_START` to the `READ_START` of the next op; writes
+and donations likewise. `REPEATABLE` and `MUTATES` are 1 or 0."""
 
 USE_START, PRODUCER, IS_HELD, DEVICE_BYTES, FETCHED_BYTES, OUTER_BYTES = range(15, 21)
-"""Of a buffer; bytes are those of its slots."""
+"""Per buffer: where its uses start in `USE_GAPS`; the op that makes it, or NONE; whether it is held
+to the end (1 or 0); bytes of its slots: on the device, on the device if a copy fills it, in the
+outer tier."""
 
 GAP_BUFFER, GAP_USE, GAP_AFTER, GAP_BEFORE, KIND, RELEASE, PREFETCH = range(21, 28)
-"""Of a gap: what it is (`GAP_USE`: after which of the buffer's uses), and what the plan says."""
+"""Per gap: its buffer, the index of the use that it follows, its first and last op; and the plan's
+choice: kind, and hints as op ids or NO_HINT."""
 
 DEVICE, OUTER, NOW, PASSED, MUTATED, LAST_OFFLOAD, TEMPORARY, LATE = range(28, 36)
-"""Of a buffer, at the step at hand, as in `lower/expand.py`; `TEMPORARY`: its slot in a chain;
-`LATE`: its copy back, until a run waits for that."""
+"""Per buffer, at the current step, as in `lower/expand.py`: its device slot; its outer copy (an
+away); the kind of the gap that it is in; how many uses are done; the last op that mutated it; the
+index of its last use that an offload follows; its slot within a chain of reruns; its copy back (a
+group) until a run waits for it. NONE if there is none."""
 
 SEEN, WANTED, FETCHED, NEEDED, LAST_READER, RERUN = range(36, 42)
-"""Of a buffer, the last of an op: the stamp of the chain that it is so in, or its last reader."""
+"""Per buffer, the stamp of the latest chain in which it was visited, wanted by the op, fetched,
+read by a rerun; and the last op of the chain that reads it. `RERUN`: per op, the same stamp."""
 
 WANTED_LIST, STACK, CHAIN = range(42, 45)
-"""Lists of a chain: buffers that an op wants, buffers to look at, ops to run again."""
+"""Lists of a chain: buffers that an op wants, buffers still to visit, ops to run again."""
 
 DUE_FIRST, DUE_LAST, OWN_STEP = range(45, 48)
-"""Of an op: a list through `AWAY_NEXT` of what is to be gone by then; the step of its first run."""
+"""Per op: the first and last away whose source must be freed by then, a list linked by `AWAY_NEXT`;
+the step of the op's first run."""
 
 STEP_OP, STEP_HELD, STEP_NEEDS = range(48, 51)
-"""Of a step: its op, bytes on the device, the last copy back that its run waits for or NONE."""
+"""Per step: its op, bytes on the device, the last copy back that its run waits for, or NONE."""
 
 READ_SLOT, WRITE_SLOT = range(51, 53)
-"""Of the accesses of the step at hand."""
+"""Per read and per write of the current step: its device slot."""
 
 SLOT_BYTES, SLOT_START, SLOT_STOP = range(53, 56)
-"""Of a slot on the device: the step that makes it, NONE for the caller, and the one after whose run
-it is freed; NONE for later, TAKEN where its memory is taken over."""
+"""Per device slot: its bytes; the step that makes it, NONE for the caller; the step after whose run
+it is freed, NONE if later, TAKEN if a donation takes over its memory."""
 
 TAKEN = -2
+"""Value of SLOT_STOP: a result was written over this slot."""
 
 ROUNDING = 1e-9
-"""What a limit is stretched by before anything is given up: sums round."""
+"""The fraction by which a limit is extended before a plan is given up, because sums round."""
 
 AWAY_BUFFER, AWAY_SOURCE, AWAY_START, AWAY_STOP, AWAY_OFFSET = range(56, 61)
-"""Of a copy out, in order of issue, and of the slot that it fills: the step after which it is
-issued, the one at which the slot is freed."""
+"""Per away, in order of issue: its buffer; the device slot that it copies; the step after which it
+is issued; the step at which its outer slot is freed; where that lies, in bytes."""
 
 AWAY_DUE, AWAY_GONE, AWAY_NEXT = range(61, 64)
-"""The same: whether a hint says when its source is freed, whether it was, the next one due then."""
+"""Per away: whether a hint says when its source is freed (1 or 0); whether it was freed (1 or 0);
+the next away due at the same op, or NONE."""
 
 FREED, FREED_AT, DROPPED = range(64, 67)
-"""Copies out in the order in which their sources are freed, at twice the step where before its run
-and one more where at its end; then those that no copy back gives up, in that order."""
+"""Aways in the order in which their sources are freed; when that is, as twice the step if before
+its run, plus one if at its end. `DROPPED`: aways whose outer slot is freed after a run, not with a
+copy back, in order."""
 
 GROUP_STEP, GROUP_SOURCE, GROUP_SLOT, GROUP_BYTES = range(67, 71)
 GROUP_FREES, GROUP_GAP, GROUP_AT = range(71, 74)
-"""Of a copy back: the step that needs it, and the one it is issued before (`GROUP_AT`); whether it
-gives its source up; the gap whose hint it has."""
+"""Per copy back: the step that needs it; the away that it reads; its device slot; bytes of that;
+whether it frees the outer slot (1 or 0); the gap whose hint applies, or NONE; the step before which
+it is issued (`GROUP_AT`)."""
 
 FREE_START, FREE_STOP, ROOM_START, ROOM_STOP, ROOM_OWNER = range(74, 79)
-"""Of a range of the outer tier: what is free, and who was the latest owner (`ir/rooms.py`)."""
+"""Free ranges of the outer tier, and ranges with their latest owner, an away (`ir/rooms.py`);
+bytes."""
 
 GAP_DEAD, DEAD_START, DEAD = range(79, 82)
-"""Of a gap whether it is dead. Of an op from where in `DEAD` the dead gaps are that end with it."""
+"""Per gap, whether it is dead (1 or 0). Per op, where its entries in `DEAD` start: the dead gaps
+that end with it."""
 
 ROWS = 82
+"""Rows of `table`."""
 
 # ---- rows of `times` -----------------------------------------------------------------------------
 
 CLOCK = 0
-"""Columns: compute and the outward link as `release` has them, then the streams as played."""
+"""Row: clocks. Its columns:"""
 
 RELEASE_CLOCK, LINK_FREE, COMPUTE, OUT, IN, PLAYED, SPARE = range(7)
 CLOCKS = 7
-"""`PLAYED`: seconds of the runs so far. `SPARE`: what is left for reruns and waits by the limit."""
+"""Compute and the link out, as `lower/release.py` simulates them; then the three streams as
+`simulate` plays them. `PLAYED`: seconds of all runs so far. `SPARE`: seconds that the limit leaves
+for reruns and stalls."""
 
 SECONDS, OUT_SECONDS, IN_SECONDS = range(1, 4)
-"""Of an op, and of a buffer both ways."""
+"""Seconds per op, and per buffer for its copy out and back."""
 
 LEAVING_DONE, OUT_DONE, ROOM_DONE, GROUP_DONE = range(4, 8)
-"""When a copy out is done as `release` has it, and as played; when its room is free or at least
-filled; when a copy back is done."""
+"""When a copy out is done, as `release` simulates it and as played; when its outer slot is filled
+or, later, free; when a copy back is done."""
 
 TIME_ROWS = 8
+"""Rows of `times`."""
 
 
 # ---- the whole -----------------------------------------------------------------------------------
@@ -155,10 +181,11 @@ def run(
     prefetch: Sequence[int],
     limit: float,
 ) -> tuple[int, float, int, int]:
-    """Evaluate a plan: how that went, seconds, bytes on the device and in the outer tier.
+    """Evaluate a plan: status, seconds, bytes on the device, bytes in the outer tier.
 
-    Of each gap its kind, and hints, which count where it is offloaded. A finite `limit`: WORSE as
-    soon as it is clear that the step takes longer than that, or more bytes than there are.
+    `kinds`, `release` and `prefetch` have one entry per gap; hints count only for offloaded gaps.
+    With a finite `limit` the status is WORSE as soon as it is clear that the step takes longer than
+    that, or exceeds the byte limits.
     """
     _forget(table, times)
     times[CLOCK, SPARE] = limit * (1 + ROUNDING)
@@ -188,7 +215,7 @@ def run(
 
 @compiled
 def _forget(table: Ints, times: Floats) -> None:
-    """Forget the plan before."""
+    """Reset what the previous plan left in the tables."""
     epoch = table[COUNT, EPOCH]
     for i in range(COUNTS):
         table[COUNT, i] = 0
@@ -209,7 +236,7 @@ def _forget(table: Ints, times: Floats) -> None:
 
 @compiled
 def _allowed(table: Ints, gap: int) -> bool:
-    """Whether `verify_plan` allows what the plan says of `gap`."""
+    """Whether `verify_plan` allows the plan's choice for `gap`."""
     kind = table[KIND, gap]
     if kind == OFFLOAD:
         hints_fit = _hint_fits(table, gap, RELEASE) and _hint_fits(table, gap, PREFETCH)
@@ -231,7 +258,7 @@ def _hint_fits(table: Ints, gap: int, row: int) -> bool:
 
 @compiled
 def _expand(table: Ints, times: Floats) -> int:
-    """Walk the ops once, and say how that went."""
+    """Walk the ops once; returns the status."""
     table[COUNT, LIVE] = table[FIXED, OUTSIDE_BYTES]
     _arrive(table, INPUTS, table[FIXED, N_INPUTS])
     table[COUNT, PEAK] = table[COUNT, LIVE] if table[FIXED, N_OPS] > 0 else 0
@@ -257,7 +284,7 @@ def _expand(table: Ints, times: Floats) -> int:
 
 @compiled
 def _slot(table: Ints, nbytes: int) -> int:
-    """A new slot on the device, from the current step on."""
+    """A new device slot, live from the current step on."""
     slot = table[COUNT, N_SLOTS]
     table[COUNT, N_SLOTS] = slot + 1
     table[SLOT_BYTES, slot] = nbytes
@@ -276,7 +303,7 @@ def _free(table: Ints, slot: int) -> None:
 
 @compiled
 def _arrive(table: Ints, row: int, length: int) -> None:
-    """The caller passes the buffers of `row`."""
+    """Make slots for the buffers in `row`, which the caller passes."""
     for i in range(length):
         buffer = table[row, i]
         slot = _slot(table, table[DEVICE_BYTES, buffer])
@@ -316,7 +343,7 @@ def _original(table: Ints, times: Floats, op: int) -> None:
 
 @compiled
 def _end_dead(table: Ints, buffer: int) -> None:
-    """Free what only recomputations up to the op at hand wanted."""
+    """Free what was held only for recomputations up to the current op."""
     table[NOW, buffer] = KEEP
     if table[DEVICE, buffer] != NONE:
         _free(table, table[DEVICE, buffer])
@@ -327,14 +354,14 @@ def _end_dead(table: Ints, buffer: int) -> None:
 
 @compiled
 def _has_room(table: Ints, op: int) -> bool:
-    """Whether the tables can take one more run of `op`."""
+    """Whether the tables have room for one more run of `op`."""
     slots = table[COUNT, N_SLOTS] + table[WRITE_START, op + 1] - table[WRITE_START, op]
     return table[COUNT, N_STEPS] < table[FIXED, STEPS_MOST] and slots <= table[FIXED, SLOTS_MOST]
 
 
 @compiled
 def _write(table: Ints, op: int, write: int) -> int:
-    """A slot on the device for what the coming run of `op` makes."""
+    """A device slot for what the next run of `op` makes."""
     slot = _slot(table, table[DEVICE_BYTES, table[WRITES, write]])
     table[WRITE_SLOT, write - table[WRITE_START, op]] = slot
     return slot
@@ -342,7 +369,7 @@ def _write(table: Ints, op: int, write: int) -> int:
 
 @compiled
 def _held(table: Ints, op: int) -> int:
-    """Bytes while `op` runs, but for what it saves by donations and what is still leaving."""
+    """Bytes while `op` runs, without what donations save and what is being copied out."""
     table[COUNT, LIVE] -= table[COUNT, UNUSED_BYTES]
     table[COUNT, UNUSED_BYTES] = 0
     return table[COUNT, LIVE] + table[WORKSPACE_BYTES, op]
@@ -350,7 +377,7 @@ def _held(table: Ints, op: int) -> int:
 
 @compiled
 def _leave(table: Ints, buffer: int) -> None:
-    """What happens to `buffer` after a use."""
+    """Carry out the plan's choice for `buffer` after a use."""
     table[PASSED, buffer] += 1
     if table[IS_HELD, buffer] == 1:
         return
@@ -381,7 +408,7 @@ def _leave(table: Ints, buffer: int) -> None:
 
 @compiled
 def _bring(table: Ints, times: Floats, op: int) -> int:
-    """Make all that `op` reads live on the device again."""
+    """Make sure that all that `op` reads is live on the device; returns the status."""
     missing = 0
     for i in range(table[READ_START, op], table[READ_START, op + 1]):
         if table[DEVICE, table[READS, i]] == NONE:
@@ -405,7 +432,7 @@ def _bring(table: Ints, times: Floats, op: int) -> int:
 
 @compiled
 def _find_last_readers(table: Ints) -> None:
-    """Of what the chain reads."""
+    """The last reader in the chain, for each buffer that the chain reads."""
     for i in range(table[COUNT, N_CHAIN]):
         op = table[CHAIN, i]
         for j in range(table[READ_START, op], table[READ_START, op + 1]):
@@ -417,7 +444,7 @@ def _find_last_readers(table: Ints) -> None:
 def _chain(table: Ints, missing: int) -> bool:
     """Find the ops to run again for what is wanted, and mark what to fetch; False if refused.
 
-    Where nothing runs again the fetches are made here, in the order they are found.
+    If no op has to run again, the fetches are made here, in the order in which they are found.
     """
     found = 0
     table[COUNT, EPOCH] += 1
@@ -455,7 +482,7 @@ def _chain(table: Ints, missing: int) -> bool:
 
 @compiled
 def _runs_again(table: Ints, producer: int) -> bool:
-    """Whether an op makes it, and would make the same of what is there now."""
+    """Whether the buffer has a producer that can run again, on the data that it read before."""
     if producer == NONE or table[REPEATABLE, producer] == 0:
         return False
     for i in range(table[READ_START, producer], table[READ_START, producer + 1]):
@@ -466,7 +493,7 @@ def _runs_again(table: Ints, producer: int) -> bool:
 
 @compiled
 def _sort_chain(table: Ints, length: int) -> None:
-    """Shell sort: in place, and quick on chains, which are found backwards."""
+    """Shell sort: in place, and fast on chains, which are found in reverse order."""
     for i in range(length // 2):
         last = length - 1 - i
         table[CHAIN, i], table[CHAIN, last] = table[CHAIN, last], table[CHAIN, i]
@@ -503,7 +530,7 @@ def _fetch(table: Ints, buffer: int) -> None:
 
 @compiled
 def _need(table: Ints, buffer: int) -> None:
-    """The coming run reads `buffer` where it is on the device."""
+    """Let the next run wait for the copy back of `buffer`, if no run has waited for it yet."""
     if table[LATE, buffer] != NONE:
         table[COUNT, NEEDS] = max(table[COUNT, NEEDS], table[LATE, buffer])
         table[LATE, buffer] = NONE
@@ -511,13 +538,13 @@ def _need(table: Ints, buffer: int) -> None:
 
 @compiled
 def _drops_copy(table: Ints, buffer: int) -> bool:
-    """Whether the outer copy of `buffer`, now on the device, is of no more use."""
+    """Whether the outer copy of `buffer`, which is now on the device, is not needed again."""
     return table[OUTER, buffer] != NONE and table[LAST_OFFLOAD, buffer] < table[PASSED, buffer]
 
 
 @compiled
 def _drop_copy(table: Ints, buffer: int) -> None:
-    """Give up the outer copy of `buffer` after the run of the current step."""
+    """Free the outer copy of `buffer` after the run of the current step."""
     table[DROPPED, table[COUNT, N_DROPPED]] = table[OUTER, buffer]
     table[COUNT, N_DROPPED] += 1
     table[AWAY_STOP, table[OUTER, buffer]] = table[COUNT, N_STEPS]
@@ -526,7 +553,7 @@ def _drop_copy(table: Ints, buffer: int) -> None:
 
 @compiled
 def _again(table: Ints, times: Floats, op: int) -> None:
-    """Run `op` again, for the chain at hand."""
+    """Run `op` again, for the current chain."""
     epoch, reads = table[COUNT, EPOCH], table[READ_START, op]
     for i in range(reads, table[READ_START, op + 1]):
         buffer = table[READS, i]
@@ -552,7 +579,7 @@ def _again(table: Ints, times: Floats, op: int) -> None:
 
 @compiled
 def _keep_or_drop(table: Ints, buffer: int, slot: int) -> None:
-    """`buffer` was made in `slot` once more, for its next use, for this chain, or for nothing."""
+    """`buffer` was recomputed in `slot`: keep it for its next use or this chain, or free it."""
     missing, epoch = table[DEVICE, buffer] == NONE, table[COUNT, EPOCH]
     if missing and (table[WANTED, buffer] == epoch or table[NOW, buffer] == RECOMPUTE_STAY):
         table[DEVICE, buffer] = slot
@@ -570,7 +597,7 @@ def _keep_or_drop(table: Ints, buffer: int, slot: int) -> None:
 
 @compiled
 def _emit(table: Ints, times: Floats, op: int, held: int) -> None:
-    """End a step that holds `held` bytes besides what leaves, before donations."""
+    """End a step that holds `held` bytes, before donations, and without what is copied out."""
     step = table[COUNT, N_STEPS]
     table[STEP_OP, step], table[STEP_NEEDS, step] = op, table[COUNT, NEEDS]
     table[COUNT, NEEDS] = NONE
@@ -584,7 +611,7 @@ def _emit(table: Ints, times: Floats, op: int, held: int) -> None:
 
 @compiled
 def _donate(table: Ints, op: int, step: int) -> int:
-    """Let results take over the memory of arguments that are freed here; the bytes that saves."""
+    """Write results over arguments that are freed in this step; returns the bytes saved."""
     saved = 0
     for i in range(table[DONATION_START, op], table[DONATION_START, op + 1]):
         source = table[READ_SLOT, table[DONATION_READS, i]]
@@ -604,7 +631,7 @@ def _donate(table: Ints, op: int, step: int) -> int:
 
 @compiled
 def _start(table: Ints, times: Floats, away: int) -> None:
-    """A copy out is issued now."""
+    """Issue a copy out now."""
     buffer, nbytes = table[AWAY_BUFFER, away], table[SLOT_BYTES, table[AWAY_SOURCE, away]]
     table[COUNT, N_LEAVING] = away + 1
     table[COUNT, LEAVING_BYTES] += nbytes
@@ -625,7 +652,7 @@ def _start(table: Ints, times: Floats, away: int) -> None:
 
 @compiled
 def _let_go(table: Ints, times: Floats, away: int, at: int) -> None:
-    """Wait for a copy out, and free its source at `at` (`FREED_AT`)."""
+    """Wait for a copy out, and free its source at time `at` (as in `FREED_AT`)."""
     times[CLOCK, RELEASE_CLOCK] = max(times[CLOCK, RELEASE_CLOCK], times[LEAVING_DONE, away])
     table[COUNT, LEAVING_BYTES] -= table[SLOT_BYTES, table[AWAY_SOURCE, away]]
     table[AWAY_GONE, away] = 1
@@ -640,7 +667,7 @@ def _let_go(table: Ints, times: Floats, away: int, at: int) -> None:
 
 @compiled
 def _let_go_of_what_is_done(table: Ints, times: Floats, at: int) -> None:
-    """Free what has left by the clock, up to the first that has not and has no hint."""
+    """Free sources that are copied by the clock, up to the first that is not and has no hint."""
     while table[COUNT, UNHURRIED] < table[COUNT, N_LEAVING]:
         index = table[COUNT, UNHURRIED]
         if table[AWAY_DUE, index] == 0 and table[AWAY_GONE, index] == 0:
@@ -652,7 +679,7 @@ def _let_go_of_what_is_done(table: Ints, times: Floats, at: int) -> None:
 
 @compiled
 def _make_room(table: Ints, times: Floats, other_bytes: int, at: int) -> None:
-    """Let go of the oldest until what is left fits beside `other_bytes`."""
+    """Free sources, the oldest copy first, until the rest fits next to `other_bytes`."""
     room = table[FIXED, BUDGET_BYTES] - other_bytes
     while table[COUNT, OLDEST] < table[COUNT, N_LEAVING] and table[COUNT, LEAVING_BYTES] > room:
         _let_go(table, times, table[COUNT, OLDEST], at)
@@ -663,7 +690,7 @@ def _make_room(table: Ints, times: Floats, other_bytes: int, at: int) -> None:
 
 @compiled
 def _prefetch(table: Ints) -> None:
-    """Issue each copy back as early as memory allows, or where its hint says."""
+    """Issue each copy back as early as memory allows, or at its hint."""
     budget, boundary = table[FIXED, BUDGET_BYTES], table[COUNT, BOUNDARY_STEP]
     between = table[COUNT, BETWEEN_HELD]
     earliest = 0
@@ -692,7 +719,7 @@ def _prefetch(table: Ints) -> None:
 
 @compiled
 def _hint(table: Ints, group: int) -> int:
-    """The first step before which the plan wants the copy issued."""
+    """The first step before which the plan wants the copy issued; 0 without a hint."""
     gap = table[GROUP_GAP, group]
     op = NO_HINT if gap == NONE else table[PREFETCH, gap]
     return 0 if op == NO_HINT else table[OWN_STEP, op - 1] + 1
@@ -703,9 +730,9 @@ def _hint(table: Ints, group: int) -> int:
 
 @compiled
 def _play(table: Ints, times: Floats) -> bool:
-    """Walk the steps once, with three clocks and the rooms of the outer tier.
+    """Walk the steps once, with three clocks and the ranges of the outer tier.
 
-    False as soon as compute has waited for longer than the limit leaves.
+    Returns False as soon as compute has waited longer than the limit allows.
     """
     group, free, away, dropped = 0, 0, 0, 0
     table[COUNT, N_FREE] = 1
@@ -740,7 +767,7 @@ def _dropped_at(table: Ints, dropped: int) -> int:
 
 @compiled
 def _wait_for_copies_out(table: Ints, times: Floats, free: int, at: int) -> int:
-    """Free at `at` the sources that are to be freed there, from the `free`-th on."""
+    """Wait for the copies whose sources are freed at `at`, from the `free`-th on."""
     while free < table[COUNT, N_FREED] and table[FREED_AT, free] == at:
         times[CLOCK, COMPUTE] = max(times[CLOCK, COMPUTE], times[OUT_DONE, table[FREED, free]])
         free += 1
@@ -759,7 +786,7 @@ def _copy_back(table: Ints, times: Floats, group: int) -> None:
 
 @compiled
 def _copy_out(table: Ints, times: Floats, away: int) -> None:
-    """The outward stream waits for the room, and for the run that the copy is issued after."""
+    """Copy out. The stream waits for the place in the outer tier, and for the run before it."""
     start = max(times[CLOCK, OUT], _take(table, times, away))
     start = max(start, times[CLOCK, COMPUTE])
     done = start + times[OUT_SECONDS, table[AWAY_BUFFER, away]]
@@ -768,7 +795,7 @@ def _copy_out(table: Ints, times: Floats, away: int) -> None:
 
 @compiled
 def _give_up(table: Ints, times: Floats, away: int) -> None:
-    """The inward stream gives back room in the outer tier, to others unless it crossed."""
+    """Free an outer slot on the stream of copies back. Its place is reused unless it crossed."""
     now = max(times[CLOCK, IN], times[ROOM_DONE, away])
     times[CLOCK, IN] = times[ROOM_DONE, away] = now
     nbytes = table[OUTER_BYTES, table[AWAY_BUFFER, away]]
@@ -782,7 +809,7 @@ def _give_up(table: Ints, times: Floats, away: int) -> None:
 
 @compiled
 def _take(table: Ints, times: Floats, away: int) -> float:
-    """First fit; returns when the owners before are done with the room."""
+    """Place an outer slot by first fit; returns when the previous owners are done with it."""
     nbytes, index = table[OUTER_BYTES, table[AWAY_BUFFER, away]], 0
     while table[FREE_STOP, index] - table[FREE_START, index] < nbytes:
         index += 1
@@ -797,7 +824,7 @@ def _take(table: Ints, times: Floats, away: int) -> float:
 
 @compiled
 def _give(table: Ints, start: int, nbytes: int) -> None:
-    """Free a range, merged with its neighbours."""
+    """Free a range, and merge it with adjacent free ranges."""
     stop, length = start + nbytes, table[COUNT, N_FREE]
     at = _count_before(table, FREE_START, length, start)
     joins_left = at > 0 and table[FREE_STOP, at - 1] == start
@@ -816,7 +843,7 @@ def _give(table: Ints, start: int, nbytes: int) -> None:
 
 @compiled
 def _move_ranges(table: Ints, first: int, by: int) -> None:
-    """Shift the free ranges from `first` on by `by` places."""
+    """Shift the free ranges from index `first` on by `by` places."""
     last = table[COUNT, N_FREE] - 1
     for i in range(last - first + 1):
         at = last - i if by > 0 else first + i
@@ -827,7 +854,7 @@ def _move_ranges(table: Ints, first: int, by: int) -> None:
 
 @compiled
 def _count_before(table: Ints, row: int, length: int, position: int) -> int:
-    """How many of the first `length` of `row`, which ascend, are before `position`."""
+    """How many of the first `length` entries of `row`, which ascend, are below `position`."""
     low, high = 0, length
     while low < high:
         middle = (low + high) // 2
@@ -840,7 +867,7 @@ def _count_before(table: Ints, row: int, length: int, position: int) -> int:
 
 @compiled
 def _rob(table: Ints, times: Floats, start: int, stop: int, slot: int) -> float:
-    """Make `slot` the owner of a range; returns when those it takes bytes from are done."""
+    """Make `slot` the owner of a range; returns when the previous owners are done with it."""
     if start == stop:
         return 0.0
     length = table[COUNT, N_ROOMS]
@@ -857,7 +884,7 @@ def _rob(table: Ints, times: Floats, start: int, stop: int, slot: int) -> float:
 
 @compiled
 def _replace_rooms(table: Ints, low: int, high: int, start: int, stop: int, slot: int) -> None:
-    """One room of `slot` for those from `low` to `high`, of which the ends may be left."""
+    """Replace the owned ranges from `low` to `high` by one of `slot`; keep what sticks out."""
     left = 1 if high > low and table[ROOM_START, low] < start else 0
     right = 1 if high > low and table[ROOM_STOP, high - 1] > stop else 0
     right_stop, right_owner = table[ROOM_STOP, high - 1], table[ROOM_OWNER, high - 1]
@@ -876,7 +903,7 @@ def _set_room(table: Ints, at: int, start: int, stop: int, owner: int) -> None:
 
 @compiled
 def _move_rooms(table: Ints, first: int, by: int) -> None:
-    """Shift the rooms from `first` on by `by` places."""
+    """Shift the owned ranges from index `first` on by `by` places."""
     last = table[COUNT, N_ROOMS] - 1
     for i in range(last - first + 1 if by != 0 else 0):
         at = last - i if by > 0 else first + i
@@ -889,39 +916,41 @@ def _move_rooms(table: Ints, first: int, by: int) -> None:
 # ---- a walk from plan to plan --------------------------------------------------------------------
 
 COUNTED, MOVABLE, OPTION_START, OPTIONS, GROUP_START, GROUP, CHANGED, BEFORE = range(8)
-"""Rows of a space. `COUNTED`: figures. Of a place, its gap, and from where its kinds are among all
-`OPTIONS`; of a group of places that are alike, from where they are in `GROUP`. Of a change at hand,
-places and the kinds they had."""
+"""Rows of a space, the table of a walk. A place is a gap that may change. `COUNTED`: figures, see
+below. Per place: its gap, and where its allowed kinds start in `OPTIONS`. Per group of places with
+the same structure: where its places start in `GROUP`. Per changed gap of the current move: the gap
+(`CHANGED`) and its previous kind (`BEFORE`)."""
 SPACE_ROWS = 8
+"""Rows of a space."""
 
 N_PLACES, N_GROUPED, N_CHANGED, STEP = range(4)
-"""Columns of `COUNTED`: places, groups, places of the change at hand, and the step to be done."""
+"""Columns of `COUNTED`: places, groups, gaps changed by the current move, the next step."""
 
 AT, LEAST, HEAT, COOLING, IN_ROWS = range(5)
-"""Of a walk: seconds of the plan it is at, and of the best; the temperature, and what is left of it
-after a step; the part of the changes that are of rows."""
+"""The state (mood) of a walk: seconds of the current plan and of the best one; the temperature in
+seconds; its factor per step; the fraction of moves that change a row (a stretch of a group)."""
 
 DRAWS = 8
-"""Random numbers a step takes, each from 0 to below 1."""
+"""Random numbers per step, each at least 0 and below 1."""
 
 SINGLE, TRADE, FEW = 0.45, 0.67, 0.83
-"""Up to which draw a change, if not of a row, is of one place, of two that trade, of a few; else it
-is of two that are near."""
+"""Which move is made, if not of a row: a draw below `SINGLE` changes one place, below `TRADE` swaps
+two, below `FEW` changes a few neighbors; any other draw swaps two that are near."""
 
 LIKE_ONE = 0.5
-"""Up to which draw a change of a row makes layers like one of them, if they are many."""
+"""Below this draw, a move of a row copies the kinds of one layer, if there are `MANY_LAYERS`."""
 
 MANY_LAYERS = 6
-"""With fewer there is little to be like."""
+"""The fewest layers in a group for which copying a layer is worth trying."""
 
 NEAR = 6
-"""How many places further on a near one may be."""
+"""The most places between two places that are near."""
 
 ENDLESS = 1e300
-"""Seconds that no step takes, and still a limit: what does not fit is over it."""
+"""Seconds that no step takes, but a finite limit: a plan that does not fit is then WORSE."""
 
 SEVERAL = 4
-"""The most places in a row that are changed together."""
+"""The most neighboring places that one move changes."""
 
 
 @entry
@@ -935,10 +964,10 @@ def walk(
     mood: MutableSequence[float],
     draws: Sequence[float],
 ) -> int:
-    """Change `kinds` step by step, those that `draws` are for and that are not done yet.
+    """Take the steps that `draws` has numbers for and that are not done yet; changes `kinds`.
 
-    What is better is taken, and of what is worse ever less (Metropolis). `best` are the best kinds
-    that fit. Returns DONE, or FULL where the tables are too short for the step to be done.
+    A better plan is always accepted, a worse one ever more rarely (Metropolis). `best` gets the
+    best kinds that fit. Returns DONE, or FULL if the tables are too short for the next step.
     """
     for step in range(space[COUNTED, STEP], len(draws) // DRAWS):
         at = step * DRAWS
@@ -969,7 +998,7 @@ def _change(
     draws: Sequence[float],
     at: int,
 ) -> None:
-    """Change the kinds of some places, as the draws from `at` on have it."""
+    """Make one move: change the kinds of some places, by the draws from `at` on."""
     space[COUNTED, N_CHANGED] = 0
     rows = mood[IN_ROWS] if space[COUNTED, N_GROUPED] > 0 else 0.0
     if draws[at] < rows:
@@ -992,7 +1021,7 @@ def _change(
 
 @compiled
 def _change_row(space: Ints, kinds: MutableSequence[int], draws: Sequence[float], at: int) -> None:
-    """A stretch of places that are alike all get one kind, or layers become like one of them."""
+    """Set a stretch of a group to one kind, or copy the kinds of one layer to other layers."""
     group = _pick(draws[at + 2], space[COUNTED, N_GROUPED])
     start, stop = space[GROUP_START, group], space[GROUP_START, group + 1]
     one, other = _pick(draws[at + 3], stop - start), _pick(draws[at + 4], stop - start)
@@ -1010,7 +1039,7 @@ def _change_row(space: Ints, kinds: MutableSequence[int], draws: Sequence[float]
 def _copy_layer(
     space: Ints, kinds: MutableSequence[int], layers: int, one: int, first: int, last: int
 ) -> None:
-    """Layers from `first` to `last` get the kinds of layer `one`, in all groups with so many."""
+    """Give layers `first` to `last` the kinds of layer `one`, in all groups of `layers` places."""
     for group in range(space[COUNTED, N_GROUPED]):
         start, stop = space[GROUP_START, group], space[GROUP_START, group + 1]
         if stop - start == layers:
@@ -1022,7 +1051,7 @@ def _copy_layer(
 
 @compiled
 def _trade(space: Ints, kinds: MutableSequence[int], one: int, other: int) -> None:
-    """Two places trade their kinds, where each may have the other's."""
+    """Swap the kinds of two places, if each may have the kind of the other."""
     first, second = kinds[space[MOVABLE, one]], kinds[space[MOVABLE, other]]
     if _may_be(space, one, second) and _may_be(space, other, first):
         _set(space, kinds, one, second)
@@ -1046,7 +1075,7 @@ def _change_back(space: Ints, kinds: MutableSequence[int]) -> None:
 
 @compiled
 def _another(space: Ints, kinds: MutableSequence[int], place: int, draw: float) -> int:
-    """A kind that a place may have and has not."""
+    """A kind that a place may have, other than its current one."""
     start, now = space[OPTION_START, place], kinds[space[MOVABLE, place]]
     index = _pick(draw, space[OPTION_START, place + 1] - start - 1)
     found = space[OPTIONS, start + index]
@@ -1072,5 +1101,5 @@ def _may_be(space: Ints, place: int, kind: int) -> bool:
 
 @compiled
 def _pick(draw: float, count: int) -> int:
-    """One of `count`, by a draw from 0 to below 1."""
+    """One of `count` indices, by a draw from 0 to below 1."""
     return min(int(draw * count), count - 1)

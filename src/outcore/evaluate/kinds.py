@@ -1,9 +1,9 @@
-"""Kinds: choices as small integers."""
+"""kinds: the choices for a gap as small integers."""
 
 from __future__ import annotations
 
 KEEP, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY = range(4)
-"""What is offloaded goes to the nearest outer tier; the last is `Recompute(stay=True)`."""
+"""OFFLOAD is to the nearest outer tier; RECOMPUTE_STAY is `Recompute(stay=True)`."""
 
 NO_HINT = -1
-"""Lowering decides."""
+"""The plan has no hint: lowering decides."""

@@ -1,4 +1,4 @@
-"""Tables: a problem as the rows that `kernel.py` names, with room for what it writes."""
+"""tables: put a problem into the table rows that `kernel.py` names, with space for its results."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from outcore.ir.problem import Problem
 from outcore.ir.trace import Effect, Ref
 
 CACHE_LINE = 8
-"""Numbers in one line of a processor's cache."""
+"""8-byte numbers in one line of a processor's cache."""
 
 
 def tables(
     problem: Problem, live: Liveness, gaps: Sequence[Gap], space: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The two tables for `problem`, whose gaps are `gaps`. Linear in ops.
+    """The tables of ints and of seconds for `problem`, whose gaps are `gaps`. Linear in ops.
 
-    `space`: how many times the step's own runs there is room for.
+    `space`: the most runs there is space for, as a multiple of the number of ops.
     """
     trace = problem.trace
     rows: dict[int, list[int]] = {
@@ -36,7 +36,7 @@ def tables(
     steps = space * len(trace.ops)
     slots = space * len(rows[k.WRITES]) + len(trace.buffers)
     rows[k.FIXED] = _fixed(problem, rows, steps, slots)
-    # A gap has at most one copy back, with a slot, and one out, whose range may split another.
+    # Per gap at most one copy back, which has a slot, and one out, which may split a free range.
     longest = max(steps, slots + len(gaps), 2 * len(gaps) + 2, k.COUNTS, *map(len, rows.values()))
     columns = _columns(longest)
     table = np.zeros((k.ROWS, columns), dtype=np.int64)
@@ -46,7 +46,7 @@ def tables(
 
 
 def _columns(least: int) -> int:
-    """An odd number of cache lines: the same column of all rows then lies in different sets."""
+    """At least `least` columns, an odd number of cache lines: a column's rows then use all sets."""
     return (-(-least // CACHE_LINE) | 1) * CACHE_LINE
 
 
@@ -71,12 +71,12 @@ def _fixed(problem: Problem, rows: dict[int, list[int]], steps: int, slots: int)
 
 
 def _offloads(problem: Problem) -> bool:
-    """Whether there is an outer tier; it is then linked to the device (`verify_problem`)."""
+    """Whether there is an outer tier. If so, it is linked to the device (`verify_problem`)."""
     return problem.hardware.capacity(problem.hardware.outer) > 0
 
 
 def _rows(rows: Iterable[Sequence[int]]) -> tuple[list[int], list[int]]:
-    """Where each row starts and the last one ends; all rows in one."""
+    """Where each row starts and the last one ends; and all rows concatenated."""
     listed = list(rows)
     return list(accumulate(map(len, listed), initial=0)), list(chain.from_iterable(listed))
 
@@ -136,7 +136,7 @@ def _gaps(live: Liveness, gaps: Sequence[Gap]) -> dict[int, list[int]]:
 
 
 def _dead(ops: int, gaps: Sequence[Gap]) -> dict[int, list[int]]:
-    """By the op that they end with, the dead gaps."""
+    """The dead gaps, grouped by the op that they end with."""
     ending: list[list[int]] = [[] for _ in range(ops)]
     for index, gap in enumerate(gaps):
         if gap.dead:

@@ -1,4 +1,4 @@
-"""Walk: many plans in a row, each a random change of one before it."""
+"""Walk: simulated annealing over plans of one problem."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ CHUNK = 1024
 """Steps for which random numbers are drawn at once."""
 
 SHORT_CHUNK = 16
-"""Steps between two looks at the clock, where it counts."""
+"""Steps between two looks at the clock, if there is a time limit."""
 
 
 class Walk:
-    """Simulated annealing from the kinds of one plan to those of others, as `kernel.walk` goes.
+    """Simulated annealing over the kinds of a plan's gaps, with the moves of `kernel.walk`.
 
-    Kirkpatrick, Gelatt and Vecchi, "Optimization by simulated annealing", Science 220, 1983. A
-    change is of one gap, of two that trade their kinds, of a few neighbours, or of a stretch of
-    gaps that are alike. `allowed`: gap -> the kinds it may have, two or more, for those gaps that
-    change, in order of the trace; `alike`: groups of these. The same seed makes the same walk. It
-    takes the evaluator for itself. Raises ValueError where no gap may change, or one may not.
+    Kirkpatrick, Gelatt and Vecchi, "Optimization by simulated annealing", Science 220, 1983. A move
+    changes one gap, swaps the kinds of two, changes a few neighbors, or changes a stretch of gaps
+    with the same structure. `allowed`: gap -> its allowed kinds, at least two, for the gaps that
+    may change, in order of the trace. `alike`: groups of these gaps that have the same structure.
+    The same seed gives the same walk. Do not use the evaluator elsewhere while it runs. Raises
+    ValueError if no gap may change, or one has a single kind.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Walk:
         self.begin(kinds, math.inf)
 
     def begin(self, kinds: NDArray[np.int8], seconds: float) -> None:
-        """Go on from `kinds`, whose step takes `seconds`, inf where they do not fit.
+        """Continue from `kinds`, whose step takes `seconds` (inf if they do not fit).
 
         Raises ValueError for kinds that are not allowed.
         """
@@ -73,13 +74,13 @@ class Walk:
         most_seconds: float = 0.0,
         watch: Callable[[float, float], object] | None = None,
     ) -> tuple[NDArray[np.int8], float]:
-        """The best kinds after so many steps, and the seconds of their step.
+        """Take `steps` steps; returns the best kinds so far, and the seconds of their step.
 
-        The temperature goes from `hot` down to `cold`, in seconds; sooner where `most_seconds` of
-        the clock are not enough for all steps, if they are above 0: what is found is then another
-        from time to time. `rows`: the part of the changes that are of a stretch of gaps alike.
-        `watch` is called now and then with the part that is done, and the best seconds so far.
-        Raises ValueError for temperatures that are not above 0, and where `rows` is no part.
+        The temperature falls from `hot` to `cold`, in seconds. If `most_seconds` is above 0 and too
+        short for all steps, it falls faster; results then vary between runs. `rows`: the fraction
+        of the moves that change a stretch of gaps with the same structure. `watch` is called now
+        and then with the fraction done and the best seconds so far. Raises ValueError if a
+        temperature is not above 0 or they rise, and if `rows` is not a fraction.
         """
         if not 0 < cold <= hot < math.inf:
             raise ValueError(f"from {hot} to {cold} s: a walk cools down, to above 0")
@@ -103,14 +104,14 @@ class Walk:
         return np.array(self._best, np.int8), float(self._mood[k.LEAST])
 
     def _given(self, array: NDArray[Any]) -> Any:
-        """An array as the functions take it."""
+        """An array in the form that the kernel needs: a list if it is not compiled."""
         return array if self._engine.compiled else array.tolist()
 
 
 def _table(
     allowed: Mapping[int, Sequence[int]], alike: Sequence[Sequence[int]]
 ) -> NDArray[np.int64]:
-    """The space as the rows that `kernel.py` names."""
+    """The allowed kinds and groups, as the space rows that `kernel.py` names."""
     places = {gap: place for place, gap in enumerate(allowed)}
     rows = {
         k.COUNTED: [len(places), len(alike), 0, 0],

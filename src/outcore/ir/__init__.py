@@ -1,1 +1,1 @@
-"""The seven nouns and their verifiers. Nothing here knows of torch."""
+"""ir: the seven nouns that the pipeline passes on, and their verifiers. Nothing here uses torch."""

@@ -1,4 +1,7 @@
-"""Traces of any batch from traces of two: every size in a step is affine in the samples."""
+"""Batches: traces for any batch size, extrapolated from traces for two.
+
+Every size in a step is an affine function of the number of samples.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,8 @@ T = TypeVar("T")
 class Batches:
     """The same step with `first_samples` and with `second_samples`.
 
-    Sizes, strides and whole numbers among the arguments are carried on in a straight line.
-    Fractions are those of `first`, as the factor of a mean: such a trace is for planning, not for
-    running.
+    Sizes, strides and the integers among the arguments are extrapolated linearly. Floats, such as
+    the factor of a mean, are taken from `first`. So such a trace is for planning, not for running.
     """
 
     first_samples: int
@@ -27,7 +29,7 @@ class Batches:
     second: Trace
 
     def at(self, samples: int) -> Trace:
-        """The step with `samples`. Raises VerifyError where the two traces are not one step."""
+        """The step with `samples`. Raises VerifyError if the two traces are not the same step."""
         one, two = self.first, self.second
         if self.first_samples == self.second_samples:
             raise self._apart("two batches of one size tell no slope")
@@ -87,7 +89,7 @@ class Batches:
         return one
 
     def _size(self, one: int, two: int, samples: int) -> int:
-        """One size at `samples`."""
+        """One size, extrapolated to `samples`."""
         slope, rest = divmod(two - one, self.second_samples - self.first_samples)
         if rest:
             raise self._apart(f"sizes {one} and {two}")

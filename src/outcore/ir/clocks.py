@@ -1,8 +1,8 @@
-"""Happens-before among the instructions of a Program: a vector clock of one count per stream.
+"""Clocks: which instructions of a Program are ordered before which, by vector clocks.
 
-An instruction's clock holds, per stream, the last body position that must be done before it is (its
-own included). These are the clocks of Fidge and Mattern (1988), with streams for processes and
-`after` edges for messages.
+The clock of an instruction holds, per stream, the last body position that must be done before the
+instruction is done (its own included). These are the clocks of Fidge and Mattern (1988), with
+streams for processes and `after` edges for messages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NEVER = (-1,) * len(Stream)
 
 
 class Clocks:
-    """The clocks of the instructions issued so far."""
+    """The vector clocks of the instructions issued so far."""
 
     def __init__(self, body: Sequence[Instruction]) -> None:
         self.streams = [_INDEX[instruction.stream] for instruction in body]
@@ -24,7 +24,7 @@ class Clocks:
         self.latest = [_NEVER] * len(Stream)
 
     def issue(self, after: Iterable[int]) -> None:
-        """The next instruction in order of issue; it waits for the positions `after`, before it."""
+        """Issue the next instruction of the body. It waits for the earlier positions `after`."""
         position = len(self.done)
         stream = self.streams[position]
         clock = self.latest[stream]
@@ -35,9 +35,9 @@ class Clocks:
         self.latest[stream] = clock
 
     def ordered(self, earlier: int, position: int) -> bool:
-        """Whether `earlier` must be done before `position` is."""
+        """Whether `earlier` must be done before `position` is done."""
         return self.done[position][self.streams[earlier]] >= earlier
 
     def known(self, position: int, stream: Stream) -> bool:
-        """Whether whatever `stream` is issued next finds `position` done."""
+        """Whether `position` is done before anything that is issued next on `stream` starts."""
         return self.latest[_INDEX[stream]][self.streams[position]] >= position

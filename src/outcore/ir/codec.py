@@ -1,7 +1,7 @@
-"""Codecs between values and JSON, strict both ways, put together from small ones.
+"""codec: composable, strict codecs between Python values and JSON.
 
-`decode` raises MismatchError with the path to what does not fit; `encode` never fails on a value of
-its type. JSON has no tuples, sets or infinities: they become lists, sorted lists and strings.
+`decode` raises MismatchError with the path to what does not match. `encode` never fails on a value
+of its type. JSON has no tuples, sets or infinities: they become lists, sorted lists and strings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHOWN_CHARACTERS = 40
 
 
 class MismatchError(ValueError):
-    """JSON that is not what its codec expects; `where` is the path to it from the outside in."""
+    """JSON is not what its codec expects. `where` is the path to it from the root."""
 
     def __init__(self, expected: str, found: object) -> None:
         shown = repr(found)
@@ -31,7 +31,7 @@ class MismatchError(ValueError):
         self.where = ""
 
     def inside(self, step: str) -> MismatchError:
-        """This error, seen from one container further out."""
+        """Prepend `step` to the path, and return this error."""
         self.where = step + self.where
         return self
 
@@ -46,13 +46,13 @@ class Codec(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Sparse(Codec[T]):
-    """For a field that came later: an older file, which lacks it, keeps its meaning and digest."""
+    """A codec for a field added later. Older files lack it, and keep their meaning and digest."""
 
     default: T
 
 
 def _plain(expected: str, kind: type[T]) -> Codec[T]:
-    """Codec of a type that JSON has itself. A bool is no int here."""
+    """The codec of a type that JSON has too. A bool is not accepted as an int."""
 
     def decode(json: Any) -> T:
         if type(json) is not kind:
@@ -74,7 +74,7 @@ def _decode_float(json: Any) -> float:
 
 
 def encode_float(value: float) -> Json:
-    """A number, or a string where JSON has none: inf, -inf, nan."""
+    """A number, or a string for what JSON lacks: inf, -inf, nan."""
     return float(value) if math.isfinite(value) else repr(float(value))
 
 
@@ -90,12 +90,12 @@ def optional(item: Codec[T]) -> Codec[T | None]:
 
 
 def sparse(item: Codec[T], default: T) -> Sparse[T]:
-    """`item`, as a field that a `record` leaves out where it is `default`."""
+    """`item`, as a field that a `record` leaves out if its value is `default`."""
     return Sparse(item.encode, item.decode, default)
 
 
 def member(kind: type[E]) -> Codec[E]:
-    """A member of an Enum by its value."""
+    """A member of an Enum, by its value."""
     members: dict[Json, E] = {m.value: m for m in kind}
 
     def decode(json: Json) -> E:
@@ -138,7 +138,7 @@ def set_of(kind: type[E]) -> Codec[frozenset[E]]:
 
 
 def fixed(*items: Codec[Any]) -> Codec[Any]:
-    """A tuple with one codec per place."""
+    """A tuple with one codec per position."""
 
     def decode(json: Json) -> tuple[Any, ...]:
         expected = f"a list of {len(items)}"
@@ -154,7 +154,7 @@ def fixed(*items: Codec[Any]) -> Codec[Any]:
 
 
 def record(make: Callable[..., T], **fields: Codec[Any]) -> Codec[T]:
-    """A dataclass from a JSON object with exactly these fields; a `sparse` one may be absent."""
+    """A dataclass from a JSON object with exactly these fields. A `sparse` one may be absent."""
     later = {name: field for name, field in fields.items() if isinstance(field, Sparse)}
     always = {name: field for name, field in fields.items() if name not in later}
 
@@ -175,7 +175,7 @@ def record(make: Callable[..., T], **fields: Codec[Any]) -> Codec[T]:
 
 
 def tagged(key: str, kinds: Mapping[str, tuple[type[Any], Codec[Any]]]) -> Codec[Any]:
-    """One of several dataclasses with codecs by `record`, told apart by the word at `key`."""
+    """One of several dataclasses with `record` codecs, distinguished by the word at `key`."""
 
     def encode(value: Any) -> Json:
         word, codec = next((w, c) for w, (kind, c) in kinds.items() if isinstance(value, kind))

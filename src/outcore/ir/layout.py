@@ -1,8 +1,9 @@
 """Layout: where in a stretch of device memory a program's large slots lie, and how they get there.
 
-A GPU's allocator takes no addresses: a request gets the smallest free block that has the room. So
-whatever is free of the stretch is held in pieces, and let go just where the next request is to lie
-(decision 0037). A Layout is those moves, for each body position: all of it was decided before.
+A stretch is a contiguous range of addresses. A GPU's allocator accepts no addresses: a request gets
+the smallest free block that is large enough. So outcore holds all free memory of the stretch in
+pieces, and frees exactly the place where the next request is to lie (decision 0037). A Layout lists
+these moves per body position. All of them are computed in advance.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Piece `piece` takes the free bytes from `offset` on, `nbytes` of them, out of circulation."""
+    """Piece `piece` allocates the `nbytes` free bytes from `offset` on, so that they stay free."""
 
     piece: int
     offset: int
@@ -23,7 +24,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Piece `piece` gives its bytes back, for a request to come."""
+    """Piece `piece` frees its bytes, for a request that follows."""
 
     piece: int
 
@@ -33,14 +34,15 @@ Move: TypeAlias = Hold | Release
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A stretch of `nbytes`, of which piece 0 holds everything at first.
+    """Places in a stretch of `nbytes`. At first, piece 0 holds all of it.
 
-    `moves`: body position -> what comes just before its requests, which all are for the stretch;
-    others are not. `positions`: slot -> the one at which it is asked for; `offsets`: slot -> where
-    it lies then, in bytes from the start. `guests`: slots that outlive the program, and are copied
-    elsewhere at once; `at_home`: positions whose op makes nothing but what outlives the program,
-    and makes it elsewhere. `peak_bytes`: the most of the device that is in use, what is held here
-    included.
+    `moves`: body position -> what is held and released directly before the requests of that
+    position. At these positions all requests are served from the stretch, at others none.
+    `positions`: slot -> the body position at which it is requested. `offsets`: slot -> where it
+    lies, in bytes from the start of the stretch. `guests`: slots that outlive the program; they are
+    copied out of the stretch at once. `at_home`: positions whose op makes only what outlives the
+    program, and makes it outside the stretch. `peak_bytes`: the most device memory in use, what the
+    pieces hold included.
     """
 
     nbytes: int

@@ -1,4 +1,4 @@
-"""Liveness: when each buffer is made and used, and the gaps between (SuperNeurons section 3.2)."""
+"""liveness: when each buffer is made and used, and its idle gaps (SuperNeurons section 3.2)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from outcore.ir.trace import Effect, Trace
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """Per buffer, indexed by id.
+    """Facts about each buffer, indexed by buffer id.
 
-    `producer`: the op that makes it, None for what the caller passes. `uses`: the ops that touch
-    it (the producer first), ascending. `held`: it stays from its making to the end, because the
-    caller has it, or because an op mutates it (a copy made before would be stale after).
+    `producer`: the op that makes it; None if the caller passes it. `uses`: the ops that touch it,
+    ascending, the producer included. `held`: it stays on the device until the end, because the
+    caller has it, or because an op mutates it (an earlier copy would be stale afterwards).
     """
 
     producer: tuple[int | None, ...]
@@ -27,7 +27,7 @@ class Liveness:
 
 @once_per_trace
 def liveness(trace: Trace) -> Liveness:
-    """Producer, uses and ownership of every buffer of `trace`. Linear in ops."""
+    """The producer, the uses and whether it is held, for every buffer of `trace`. Linear in ops."""
     producer: list[int | None] = [None] * len(trace.buffers)
     uses: list[list[int]] = [[] for _ in trace.buffers]
     for op, (reads, writes) in enumerate(zip(trace.reads, trace.writes, strict=True)):
@@ -47,7 +47,8 @@ def liveness(trace: Trace) -> Liveness:
 def gaps(trace: Trace) -> tuple[Gap, ...]:
     """Every gap between two uses of every buffer that may leave the device, sorted.
 
-    Gaps between neighbouring ops are left out: nothing can be gained there.
+    Gaps between adjacent ops are left out, because nothing can be gained there. Those across the
+    boundary are included.
     """
     live = liveness(trace)
     return tuple(
@@ -59,17 +60,17 @@ def gaps(trace: Trace) -> tuple[Gap, ...]:
 
 
 def crossing_gaps(trace: Trace) -> tuple[Gap, ...]:
-    """Those of them in which a buffer waits for the backward call."""
+    """The gaps in which a buffer waits for the backward call."""
     return tuple(gap for gap in gaps(trace) if gap.after < trace.boundary <= gap.before)
 
 
 @once_per_trace
 def dead_gaps(trace: Trace) -> tuple[Gap, ...]:
-    """The gap after its last use of every buffer that runs of forward ops again may want, sorted.
+    """The dead gap of every buffer that a rerun of a forward op may read, sorted.
 
-    It ends with the last op that needs what is made from the buffer. Few gradients wait so long
-    that it pays to make them again: what only backward ops would read has no such gap. Linear in
-    reads and writes.
+    A dead gap starts at the last use of the buffer. It ends with the last op that needs what is
+    made from the buffer. A buffer that only backward ops would read again has no dead gap: few
+    gradients wait long enough to be worth recomputing. Linear in reads and writes.
     """
     live = liveness(trace)
     until: dict[int, int] = {}
@@ -86,12 +87,12 @@ def dead_gaps(trace: Trace) -> tuple[Gap, ...]:
 
 
 def _idle(trace: Trace, uses: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The neighbouring uses of a buffer between which something can be gained."""
+    """The pairs of successive uses of a buffer between which something can be gained."""
     return ((a, b) for a, b in pairwise(uses) if b - a > 1 or trace.boundary == b)
 
 
 def _needed_until(trace: Trace, live: Liveness, until: Mapping[int, int], buffer: int) -> int:
-    """The last op that `buffer` may be made again for; 0 for none."""
+    """The last op that `buffer` may be recomputed for; 0 if there is none."""
     if live.held[buffer]:
         return 0
     return max(until.get(buffer, 0), *(b for _, b in _idle(trace, live.uses[buffer])), 0)

@@ -1,4 +1,7 @@
-"""Memory of a Program, position by position. A pure function of the Program (design section 3)."""
+"""memory: how many bytes a Program holds in each tier, by body position.
+
+Everything here follows from the Program and its Problem; nothing runs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from outcore.ir.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The most bytes a tier holds, and the body position where it does."""
+    """The most bytes that a tier holds, and the body position at which it does."""
 
     nbytes: int
     position: int
@@ -22,9 +25,9 @@ class Peak:
 def held_bytes(problem: Problem, program: Program, tier: Tier) -> tuple[int, ...]:
     """Bytes held in `tier` while the instruction at each body position runs.
 
-    On the device this counts the caller's slots, `outside_bytes`, and inside a Run its workspace
-    and its outputs; at the first backward position also `between_bytes`, for the time between the
-    two calls.
+    On the device this counts the caller's slots and `outside_bytes`, and during a Run its workspace
+    and its outputs. The first backward position also counts `between_bytes`, for the time between
+    the two calls.
     """
     device = tier is Tier.DEVICE
     slots, profile = program.slots, problem.profile
@@ -63,8 +66,8 @@ def peak(problem: Problem, program: Program, tier: Tier) -> Peak:
 
 
 def crossing_bytes(program: Program) -> int:
-    """Device bytes, the caller's arguments left out, that are held between the two calls."""
-    passed_in = frozenset(program.arguments)  # some are freed on the way
+    """Device bytes held between the two calls, without the caller's arguments."""
+    passed_in = frozenset(program.arguments)  # some are freed in forward
     actions = (instruction.action for instruction in program.body[: program.boundary])
     return sum(
         _change(program, action, Tier.DEVICE)
@@ -74,21 +77,21 @@ def crossing_bytes(program: Program) -> int:
 
 
 def private_bytes(trace: Trace, program: Program) -> int:
-    """Of `crossing_bytes` what nobody else can hold: it is not what the forward call returns."""
+    """The part of `crossing_bytes` that only outcore holds: what forward does not return."""
     returned = set(trace.value_buffers(trace.outputs))
     crossing = _crossing(program).values()
     return sum(slot.nbytes for slot in crossing if slot.buffer not in returned)
 
 
 def reread_bytes(trace: Trace, program: Program, buffers: Collection[int]) -> int:
-    """Bytes of those of the `buffers` that backward reads."""
+    """Bytes of the buffers among `buffers` that the backward call reads."""
     runs = (instruction.action for instruction in program.body[program.boundary :])
     read = {program.slots[s].buffer for run in runs if isinstance(run, Run) for s in run.reads}
     return sum(trace.buffers[b].nbytes for b in read.intersection(buffers))
 
 
 def pause_bytes(problem: Problem, program: Program) -> int:
-    """Device bytes that the budget leaves between the two calls, when the tangents are there."""
+    """Device bytes that the budget leaves free between the two calls, once the tangents exist."""
     passed_in = (program.slots[s] for s in (*program.arguments, *program.tangents))
     held = sum(slot.nbytes for slot in passed_in if slot.tier is Tier.DEVICE)
     actions = (instruction.action for instruction in program.body[: program.boundary])
@@ -97,7 +100,7 @@ def pause_bytes(problem: Problem, program: Program) -> int:
 
 
 def _crossing(program: Program) -> dict[int, Slot]:
-    """The device's slots that forward makes and leaves, by number."""
+    """The device slots that are live at the boundary and that forward made, by slot id."""
     live = {}
     for instruction in program.body[: program.boundary]:
         action = instruction.action
@@ -113,9 +116,9 @@ def _crossing(program: Program) -> dict[int, Slot]:
 
 
 def retained_bytes(problem: Problem, program: Program) -> int:
-    """By how much the device's peak is higher where backward frees nothing of what crosses to it.
+    """How much the device's peak rises if backward frees nothing that crosses the boundary.
 
-    So it is where that is for another backward call too.
+    This is the case if another backward call needs it too (`retain_graph`).
     """
     held = held_bytes(problem, program, Tier.DEVICE)
     actions = [instruction.action for instruction in program.body]
@@ -135,17 +138,17 @@ def retained_bytes(problem: Problem, program: Program) -> int:
 
 
 def extent_bytes(program: Program, tier: Tier) -> int:
-    """Bytes from the start of an outer tier to the end of its furthest slot."""
+    """Bytes from the start of an outer tier to the end of its last slot."""
     return max((s.offset + s.nbytes for s in program.slots if s.tier is tier), default=0)
 
 
 def tier_bytes(problem: Problem, program: Program, tier: Tier) -> int:
-    """What the program takes of `tier`: the peak on the device, the extent elsewhere."""
+    """Bytes of `tier` that the program needs: the peak on the device, the extent elsewhere."""
     if tier is Tier.DEVICE:
         return peak(problem, program, tier).nbytes
     return extent_bytes(program, tier)
 
 
 def fits(problem: Problem, program: Program) -> bool:
-    """Whether the program stays inside the problem's limit in every tier."""
+    """Whether the program stays within the problem's limit in every tier."""
     return all(tier_bytes(problem, program, tier) <= problem.limit_bytes(tier) for tier in Tier)

@@ -1,4 +1,4 @@
-"""The seven nouns in one place: what the text form and the files tell apart."""
+"""nouns: the type of any noun, and its name in headers and messages."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from outcore.ir.trace import Trace
 Noun: TypeAlias = Hardware | Trace | Profile | Problem | Plan | Program | Timeline
 
 N = TypeVar("N", bound=Noun)
-"""One of the nouns, the same in argument and result."""
+"""Some noun type: the same in argument and result."""
 
 
 def kind_of(noun: type[Any]) -> str:
-    """The word for a noun in headers and messages: `kind_of(Trace) == "trace"`."""
+    """The name of a noun type in headers and messages: `kind_of(Trace) == "trace"`."""
     return noun.__name__.lower()

@@ -1,4 +1,4 @@
-"""What follows from a Trace alone, worked out once for each."""
+"""once: cache what is derived from a Trace alone, once per Trace."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 def once_per_trace(make: Callable[[Trace], T]) -> Callable[[Trace], T]:
-    """`make`, asked once for each Trace that lives, which is known by identity.
+    """Cache the results of `make`, one per living Trace. Traces are compared by identity.
 
-    A policy lowers hundreds of plans for one trace, of thousands of ops.
+    A policy lowers hundreds of plans for one trace, which may have thousands of ops.
     """
     known: dict[int, T] = {}
 

@@ -1,4 +1,4 @@
-"""Plan: what happens to each buffer in each idle gap between two of its uses."""
+"""Plan: for each gap between two uses of a buffer, whether to keep, offload or recompute it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from outcore.ir.hardware import Tier
 
 @dataclass(frozen=True, slots=True, order=True)
 class Gap:
-    """The idle stretch of `buffer` after op `after` used it and before op `before` does.
+    """The idle stretch of `buffer` between its use by op `after` and its use by op `before`.
 
-    `dead`: no op uses it any more. Until op `before` it can serve recomputations, of what is larger
-    or of what takes long to make, so that it may be worth its memory or its copies all the same.
+    `dead`: no op of the trace uses the buffer after op `after`. Until op `before`, recomputations
+    of other buffers may still read it. It can be worth its memory, or its copies, if what is
+    recomputed from it is larger or slow to compute.
     """
 
     buffer: int
@@ -25,20 +26,24 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Stay on the device."""
+    """The buffer stays on the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """Leave for `tier` and come back.
+    """Copy the buffer to `tier`, free its device memory, and copy it back later.
 
-    Four hints, all op ids, in order of time. `depart`: the copy out is issued before this op runs,
-    and the buffer holds its memory until then; None is right after the use, and the op of that use
-    itself is beside it. `release`: the device memory is free again before this op runs, waiting for
-    the copy if need be. `prefetch`: the copy back is issued before this op. `arrive`: compute waits
-    for the copy back before this op runs, though only a later one needs it. Where `release` or
-    `prefetch` is None, or where memory does not allow a hint, lowering decides (`lower/release.py`,
-    `prefetch.py`).
+    There are four optional hints. Each is an op id:
+
+    - `depart`: the copy out is issued before this op runs, and the buffer keeps its device memory
+      until then. None: right after the use. The op of that use itself: while that op runs.
+    - `release`: the device memory is free again before this op runs; compute waits for the copy
+      if necessary.
+    - `prefetch`: the copy back is issued before this op.
+    - `arrive`: compute waits for the copy back before this op, although only a later op needs it.
+
+    Lowering decides if `release` or `prefetch` is None, or if memory does not allow a hint
+    (`lower/release.py`, `prefetch.py`).
     """
 
     tier: Tier
@@ -50,11 +55,12 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """Drop, and run the producing op again when needed. In a dead gap: drop.
+    """Drop the buffer, and run the op that makes it again when it is needed. In a dead gap: drop.
 
-    `stay`: where the buffer comes to life inside the gap as an input of another recomputation, it
-    stays for the next use (speed-centric, SuperNeurons section 3.4); otherwise it is freed at its
-    last reader inside that recomputation and made again (memory-centric).
+    `stay` applies if the buffer is recomputed inside the gap as an input of another
+    recomputation. True: it then stays for its next use (speed-centric, SuperNeurons section 3.4).
+    False: it is freed after its last reader inside that recomputation, and recomputed again later
+    (memory-centric).
     """
 
     stay: bool = False
@@ -65,13 +71,14 @@ Choice: TypeAlias = Keep | Offload | Recompute
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One choice per gap, sorted by gap; one that is absent is kept, or dropped if it is dead.
+    """One choice per gap, sorted by gap. A gap that is not listed is kept, or dropped if dead.
 
-    `variants` are pairs of an op and the variant (`Profile.cost`) that all its runs use, first and
-    again: another algorithm rounds otherwise. An op that is absent runs as it does by default.
-    `policy` is the spec text of the policy that made the plan. `trace_digest` names the trace, the
-    only one the plan may be used for; `problem_digest` names the problem it was made for, whose
-    measurements and budgets may have changed since. Both may be empty while a policy searches.
+    `variants` are pairs (op, variant, see `Profile.cost`). All runs of an op use its variant, also
+    reruns, because another algorithm rounds differently. An op that is not listed runs with its
+    default algorithm. `policy` is the spec text of the policy that made the plan. `trace_digest`
+    names the trace: a plan is valid for that trace only. `problem_digest` names the problem that
+    the plan was made for; its measurements and budgets may have changed since. Both digests may
+    be empty while a policy searches.
     """
 
     choices: tuple[tuple[Gap, Choice], ...]
@@ -95,7 +102,7 @@ class Plan:
 
     @property
     def moves(self) -> tuple[tuple[Gap, Choice], ...]:
-        """The choices that are not as by default."""
+        """The choices that differ from the default."""
         return tuple(item for item in self.choices if item[1] != default_choice(item[0]))
 
     def variant(self, op: int) -> int:
@@ -108,7 +115,7 @@ DROP = Recompute()
 
 
 def default_choice(gap: Gap) -> Choice:
-    """What happens in a gap of which a plan says nothing."""
+    """What happens in a gap that a plan does not list."""
     return DROP if gap.dead else KEEP
 
 
@@ -119,7 +126,7 @@ def make_plan(
     trace_digest: str = "",
     variants: Mapping[int, int] | None = None,
 ) -> Plan:
-    """A Plan of `choices` and `variants` (op -> variant), sorted, without what is as by default."""
+    """A Plan of `choices` and `variants` (op -> variant), sorted, without the default ones."""
     moved = (item for item in choices.items() if item[1] != default_choice(item[0]))
     return Plan(
         tuple(sorted(moved, key=lambda item: item[0])),

@@ -1,4 +1,4 @@
-"""Problem: the only argument of a policy."""
+"""Problem: everything that a policy is given: trace, profile, machine and budgets."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from outcore.ir.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A trace, what it costs, the machine, and the bytes it may use.
+    """A trace, what its ops cost, the machine, and the bytes that may be used.
 
-    `budget_bytes` bounds the device, everything counted: `outside_bytes` is what the process holds
-    there besides the trace's own buffers (optimizer state, old gradients, a safety margin), and
-    `between_bytes` is what the rest of the step needs while this trace is suspended between its
-    forward and its backward call, besides the tangents (a loss outside the graph, other graphs).
-    The outer tiers are
-    bounded by `host_budget_bytes` and `disk_budget_bytes`, or by the hardware where these are None.
+    `budget_bytes` bounds the device, with everything counted. That includes `outside_bytes`: what
+    the process holds on the device that is not one of the trace's buffers (optimizer state, old
+    gradients, a safety margin). It also includes `between_bytes`: what the rest of the step needs
+    between the forward and the backward call of this trace, without the tangents (a loss outside
+    the graph, other graphs). `host_budget_bytes` and `disk_budget_bytes` bound the outer tiers;
+    if None, the capacity of the hardware does.
     """
 
     trace: Trace

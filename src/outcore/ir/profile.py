@@ -1,4 +1,4 @@
-"""Profile: what each op of a trace costs."""
+"""Profile: the time and workspace of each op of a trace."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Source(Enum):
-    """Where a figure comes from."""
+    """How a figure was obtained."""
 
     MEASURED = "measured"
     ESTIMATED = "estimated"
@@ -16,9 +16,9 @@ class Source(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One run of an op: seconds alone on the device, and workspace bytes.
+    """The cost of one run of an op: seconds alone on the device, and workspace in bytes.
 
-    The workspace is the peak inside the op less what it leaves behind (its outputs).
+    The workspace is the peak inside the op, less what it leaves behind (its outputs).
     """
 
     seconds: float
@@ -29,9 +29,9 @@ class Cost:
 class Profile:
     """Per op, indexed by op id: seconds alone on the device, and workspace bytes (as in `Cost`).
 
-    These are the costs of the op as it runs by default. `alternatives` are pairs of an op and the
-    costs of its other algorithms, by ascending op: fast ones with a workspace beside slow ones
-    without. A real device offers none (docs/decisions/0010).
+    These are the costs of each op's default algorithm. `alternatives` are pairs of an op and the
+    costs of its other algorithms, sorted by op: faster ones that need a workspace, slower ones
+    that need none. A real device offers no alternatives (docs/decisions/0010).
     """
 
     seconds: tuple[float, ...]
@@ -39,19 +39,19 @@ class Profile:
     source: Source
     alternatives: tuple[tuple[int, tuple[Cost, ...]], ...] = ()
     costs: tuple[tuple[Cost, ...], ...] = field(init=False, repr=False, compare=False)
-    """Derived: per op its variants, the default first."""
+    """Derived: per op, the costs of its variants, the default first."""
 
     def __post_init__(self) -> None:
         others = dict(self.alternatives)
-        figures = zip(self.seconds, self.workspace_bytes, strict=False)  # left to `verify_profile`
+        figures = zip(self.seconds, self.workspace_bytes, strict=False)  # `verify_profile` checks
         costs = ((Cost(*pair), *others.get(op, ())) for op, pair in enumerate(figures))
         object.__setattr__(self, "costs", tuple(costs))
 
     @classmethod
     def unknown(cls, ops: int) -> Profile:
-        """That of so many ops of which nothing is known: no time, no workspace."""
+        """A Profile of `ops` ops about which nothing is known: no time, no workspace."""
         return cls((0.0,) * ops, (0,) * ops, Source.ESTIMATED)
 
     def cost(self, op: int, variant: int = 0) -> Cost:
-        """The cost of `op` as it runs by default, or by its `variant`-th alternative from 1."""
+        """The cost of `op`: variant 0 is its default, variant n its n-th alternative."""
         return self.costs[op][variant]

@@ -1,10 +1,10 @@
-"""Program: the plan as a straight list of instructions on three streams.
+"""Program: a plan as a linear list of instructions on three streams.
 
-Position in `body` is the order in which the host issues. Instructions of one stream run in that
-order. `after` holds the body positions that must be done first for the result to be right (hazards,
-derived by `lower/sync.py` and proved by `ir/verify_program.py`); `pace` holds those that the plan
-wants done first. Device memory is allocated and freed at positions of the compute stream, so that
-the peak of a tier is a function of the Program alone (`ir/memory.py`).
+The host issues the instructions of `body` in order. Instructions of one stream run in that order.
+`after` lists the body positions that must be done before the instruction starts, so that results
+are right (hazards, derived by `lower/sync.py` and proved by `ir/verify_program.py`). `pace` lists
+those that the plan wants done first. Device memory is allocated and freed at positions of the
+compute stream, so the peak of a tier follows from the Program alone (`ir/memory.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outcore.ir.hardware import Tier
 
 
 class Stream(Enum):
-    """One queue of the device: compute, copies away from the device, copies back."""
+    """One queue of the device: compute, copies out of the device, copies back."""
 
     COMPUTE = "compute"
     OUT = "out"
@@ -26,7 +26,7 @@ class Stream(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One stay of one buffer in one tier. `offset` (bytes) is planned for the outer tiers only."""
+    """One stay of one buffer in one tier. `offset` (bytes) is set for the outer tiers only."""
 
     id: int
     buffer: int
@@ -37,21 +37,21 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Alloc:
-    """Slot `slot` takes memory from here on."""
+    """Slot `slot` occupies memory from here on."""
 
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Slot `slot` gives its memory back."""
+    """The memory of slot `slot` is free again."""
 
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """All bytes of slot `source` go to slot `target`, which is of the same buffer."""
+    """Copy all bytes of slot `source` to slot `target`. Both are slots of the same buffer."""
 
     source: int
     target: int
@@ -61,9 +61,9 @@ class Copy:
 class Run:
     """Op `op` reads and writes slots, in the order of `Trace.reads[op]` and `Trace.writes[op]`.
 
-    `again`: not the first run of this op. `variant`: which of its costs it has, and so which
-    algorithm it is (`Profile.cost`). `donate` holds pairs (slot read, slot written): the
-    written slot takes over the memory of the one read, which ends here.
+    `donate`: pairs (slot read, slot written); the written slot takes over the memory of the slot
+    read, which ends here. `again`: this is a rerun, not the op's first run. `variant`: the
+    algorithm, as an index into the op's costs (`Profile.cost`).
     """
 
     op: int
@@ -79,7 +79,7 @@ Action: TypeAlias = Alloc | Free | Copy | Run
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One action, its stream, and the body positions it waits for."""
+    """One action, its stream, and the body positions that it waits for."""
 
     action: Action
     stream: Stream
@@ -89,11 +89,12 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What runs. `body[:boundary]` is the forward call, `body[boundary:]` the backward call.
+    """What is executed: `body[:boundary]` is the forward call, `body[boundary:]` the backward call.
 
-    `arguments` and `tangents` are the slots the caller fills before each call; `results` are the
-    slots that outlive the body, one of each buffer that is held (`ir/liveness.py`): what the two
-    calls return, and the arguments that stay the caller's.
+    The caller fills the slots `arguments` before the forward call and `tangents` before the
+    backward call. `results` are the slots that outlive the body, one for each buffer that is held
+    to the end (`ir/liveness.py`): what the two calls return, and the arguments that stay the
+    caller's.
     """
 
     slots: tuple[Slot, ...]

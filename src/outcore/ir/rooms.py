@@ -6,14 +6,14 @@ from bisect import bisect_left, bisect_right
 
 
 class Rooms:
-    """A map from byte ranges to their latest owner, as disjoint sorted intervals."""
+    """A map from byte ranges to their latest owner, as disjoint, sorted intervals."""
 
     def __init__(self) -> None:
         self.starts: list[int] = []
         self.owners: list[tuple[int, int, int]] = []
 
     def take(self, start: int, stop: int, slot: int) -> list[int]:
-        """Give [start, stop) to `slot`; returns the owners it takes bytes from."""
+        """Give [start, stop) to `slot`. Returns the previous owners of any of these bytes."""
         if start == stop:
             return []
         low = bisect_right(self.starts, start)

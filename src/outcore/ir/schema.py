@@ -1,6 +1,6 @@
-"""The JSON form of every noun, as data: one codec per type, in pipeline order.
+"""schema: the JSON form of every noun, one codec per type, in pipeline order.
 
-A change here that an older file does not meet needs a new `store.VERSION`.
+A change that makes older files unreadable needs a new `store.VERSION`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ HARDWARE = record(
 
 
 def _encode_arg(arg: Arg) -> Json:
-    """Constants as they are; `{"value": 3}`, `{"kind": ..., "name": ...}`, `{"float": "inf"}`."""
+    """Constants unchanged; `{"value": 3}`, `{"kind": ..., "name": ...}`, `{"float": "inf"}`."""
     if isinstance(arg, tuple):
         return [_encode_arg(item) for item in arg]
     if isinstance(arg, Ref):

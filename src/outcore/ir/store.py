@@ -1,7 +1,7 @@
-"""Nouns in files: versioned JSON with digests, one buffer, op, gap or slot per line.
+"""store: save nouns to versioned JSON files and load them, with digests.
 
-A digest names what a noun means, not how it is labelled: that of a Trace leaves out names and
-sites, so that moving a source line keeps its plans valid.
+Each buffer, op, gap or slot has a line. A digest identifies what a noun means, not how it is
+labeled: the digest of a Trace leaves out names and sites, so plans stay valid if source lines move.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from outcore.ir.trace import Trace
 NAME = "outcore"
 VERSION = 3
 DIGEST_DIGITS = 16
-"""Hex digits of a digest: 64 bits of SHA-256, enough to tell the files of one user apart."""
+"""Hex digits of a digest: 64 bits of SHA-256, enough to distinguish the files of one user."""
 
 
 # ---- digests -------------------------------------------------------------------------------------
@@ -36,11 +36,11 @@ DIGEST_DIGITS = 16
 def digest(noun: Noun) -> str:
     """The first hex digits of the SHA-256 of what `noun` means, as canonical JSON.
 
-    Of a Trace: all but names and sites. Of a Problem: its trace's digest, and the rest. Of a Plan:
-    the choices that are not as by default, and the variants. Of a Program: all but the digests in
-    it. Of the others: all.
+    It covers, for a Trace: everything but names and sites. Problem: the trace's digest and all
+    other fields. Plan: the choices that differ from the default, and the variants. Program:
+    everything but the digests in it. The other nouns: everything.
 
-    That of a Trace is worked out once, in time linear in its ops, and found again by identity.
+    The digest of a Trace is computed once per Trace object, in time linear in its ops.
     """
     return _trace_digest(noun) if isinstance(noun, Trace) else _digest(noun)
 
@@ -83,7 +83,7 @@ def _unlabelled(trace: Trace) -> Trace:
 def check_plan_for(plan: Plan, problem: Problem) -> None:
     """Raise DigestError unless `plan` was made for the trace of `problem`.
 
-    Measurements, the machine and the budgets may differ: `fits` judges those.
+    Measurements, the machine and the budgets may differ: `fits` checks those.
     """
     expected = digest(problem.trace)
     if plan.trace_digest != expected:
@@ -94,14 +94,15 @@ def check_plan_for(plan: Plan, problem: Problem) -> None:
 
 
 def save(noun: Noun, path: str | os.PathLike[str]) -> None:
-    """Write `noun` to `path`, whole or not at all: a temporary file beside it, then a rename."""
+    """Write `noun` to `path`, completely or not at all, by `write_whole`."""
     write_whole(_file_text(noun), path)
 
 
 def write_whole(text: str, path: str | os.PathLike[str]) -> None:
-    """Write ASCII `text` to `path` by way of a temporary file beside it, then a rename.
+    """Write ASCII `text` to a temporary file next to `path`, then rename it to `path`.
 
-    What a link names is what is written; what is no regular file, as a pipe, is written into.
+    A symbolic link is followed. If `path` is not a regular file (a pipe, say), the text is written
+    into it directly.
     """
     given = Path(path)
     if given.exists() and not given.is_file():
@@ -121,10 +122,10 @@ def write_whole(text: str, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str], kind: type[N]) -> N:
-    """The noun of type `kind` that `save` wrote to `path`, names and sites included.
+    """The noun of type `kind` that `save` wrote to `path`, with names and sites.
 
-    Raises FormatError where the file holds something else or is of another version, DigestError
-    where it has been changed since it was written. What is read is not verified.
+    Raises FormatError if the file holds something else or has another version, and DigestError if
+    it was changed after it was written. The noun is not verified.
     """
     try:
         whole = json.loads(Path(path).read_bytes())
@@ -140,7 +141,7 @@ def load(path: str | os.PathLike[str], kind: type[N]) -> N:
 
 
 def _open(whole: Any, kind: type[N], path: str | os.PathLike[str]) -> tuple[dict[str, Json], Json]:
-    """The header and the content. Raises FormatError unless the header promises a `kind`."""
+    """The header and the content. Raises FormatError unless the header is for a `kind`."""
     header = whole.get("format") if isinstance(whole, dict) else None
     if not isinstance(header, dict) or header.get("name") != NAME or "noun" not in whole:
         raise FormatError(noun=kind_of(kind), reason=f"{path} has no {NAME} header")
@@ -178,7 +179,7 @@ def _file_text(noun: Noun) -> str:
 
 
 def _spread(content: Json) -> str:
-    """A noun's JSON, keys sorted: a line per field, and a line per item of a field's list."""
+    """A noun's JSON with sorted keys: one line per field, and one per item of a field's list."""
     if isinstance(content, dict):
         fields = (f'"{name}": {_spread(content[name])}' for name in sorted(content))
         return "{\n" + ",\n".join(fields) + "\n}"
@@ -188,5 +189,5 @@ def _spread(content: Json) -> str:
 
 
 def line(content: Json) -> str:
-    """`content` on one line, keys sorted."""
+    """`content` as JSON on one line, with sorted keys."""
     return json.dumps(content, sort_keys=True, allow_nan=False)

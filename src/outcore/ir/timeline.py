@@ -1,4 +1,4 @@
-"""Timeline: a Program in time, simulated or measured. Both are the same type."""
+"""Timeline: when each instruction of a Program ran, simulated or measured."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from outcore.ir.program import Stream
 
 
 class Cause(Enum):
-    """Why the compute stream stood still."""
+    """Why compute waited."""
 
     FETCH = "fetch"
-    """A run needed data whose copy back was not done."""
+    """An op needed data whose copy back was not done."""
     RELEASE = "release"
     """Memory was needed whose copy out was not done."""
     PACE = "pace"
-    """The plan asked to wait."""
+    """The plan wants an earlier instruction to be done first (`Instruction.pace`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Instruction at body position `instruction` held its stream from start to stop (seconds)."""
+    """The instruction at body position `instruction` occupied its stream from start to stop."""
 
     instruction: int
     stream: Stream
@@ -33,7 +33,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """The compute stream waited `seconds` before the instruction at `instruction`."""
+    """Compute waited `seconds` before the instruction at body position `instruction`."""
 
     instruction: int
     cause: Cause
@@ -42,7 +42,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Spans in order of body position; `peak_bytes` per tier, everything counted."""
+    """Spans in order of body position; `peak_bytes` per tier, with everything counted."""
 
     spans: tuple[Span, ...]
     stalls: tuple[Stall, ...]
@@ -51,7 +51,7 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """From the first start to the last stop; 0 where there are no spans."""
+        """From the first start to the last stop; 0 if there are no spans."""
         start = min((s.start_seconds for s in self.spans), default=0.0)
         return max((s.stop_seconds for s in self.spans), default=0.0) - start
 
@@ -60,9 +60,9 @@ class Timeline:
         return next((nbytes for each, nbytes in self.peak_bytes if each is tier), 0)
 
     def stall_seconds(self, cause: Cause | None = None) -> float:
-        """Time the compute stream stood still, for one cause or for all."""
+        """The time that compute waited, for one cause or for all."""
         return sum(s.seconds for s in self.stalls if cause is None or s.cause is cause)
 
     def busy_seconds(self, stream: Stream) -> float:
-        """Time `stream` was at work."""
+        """The time that `stream` was busy."""
         return sum(s.stop_seconds - s.start_seconds for s in self.spans if s.stream is stream)

@@ -1,4 +1,4 @@
-"""Totals of a step under a program, or of any: sums over its actions, or its buffers."""
+"""totals: sums over a step or a program: bytes held, bytes offloaded, seconds recomputed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from outcore.ir.trace import Trace
 
 
 def resident_bytes(problem: Problem) -> int:
-    """Bytes that are held besides a call's own: those outside, parameters and the like."""
+    """Device bytes held for the whole step: external memory, and what the caller owns."""
     return problem.outside_bytes + sum(b.nbytes for b in problem.trace.buffers if b.borrowed)
 
 
 def offloaded_bytes(trace: Trace, program: Program) -> int:
-    """Bytes that leave the device."""
+    """Bytes that the program copies out of the device."""
     return sum(
         trace.buffers[program.slots[x.action.source].buffer].nbytes
         for x in program.body
@@ -22,7 +22,7 @@ def offloaded_bytes(trace: Trace, program: Program) -> int:
 
 
 def recompute_seconds(problem: Problem, program: Program) -> float:
-    """Time of all runs of a call that are not their op's first."""
+    """Seconds of all reruns in the program."""
     cost = problem.profile.cost
     runs = (x.action for x in program.body if isinstance(x.action, Run))
     return sum((cost(run.op, run.variant).seconds for run in runs if run.again), 0.0)

@@ -1,8 +1,8 @@
 """Trace: one captured training step as a list of ops over buffers.
 
-A Buffer is one storage: what is planned and moved. A Value is a view onto a buffer: views are
-replayed from the buffer, never moved. Ops are in execution order; those before `boundary` run in
-the forward call, the others in the backward call.
+A Buffer is one storage: this is what is planned and moved. A Value is a strided view onto a
+buffer. Values are never moved; they are rebuilt from their buffer. Ops are in execution order:
+those before `boundary` run in the forward call, the others in the backward call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outcore.errors import VerifyError
 
 
 class Role(Enum):
-    """What a buffer is to the training step."""
+    """What a buffer is for in the training step."""
 
     INPUT = "input"
     PARAM = "param"
@@ -26,7 +26,7 @@ class Role(Enum):
 
 
 class Phase(Enum):
-    """The part of the training step an op belongs to."""
+    """The part of the training step that an op belongs to."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -34,21 +34,21 @@ class Phase(Enum):
 
 
 class Effect(Enum):
-    """What an op does besides computing its outputs from its inputs."""
+    """What an op does in addition to computing its outputs from its inputs."""
 
     RANDOM = "random"
-    """Draws from a generator: runs again only from the generator state of its first run."""
+    """Draws random numbers: a rerun needs the generator state of the first run."""
     MUTATES = "mutates"
-    """Writes one of its inputs: never runs again."""
+    """Writes into one of its inputs: never runs again."""
     COLLECTIVE = "collective"
-    """Talks to other processes: is waited for, and never runs again."""
+    """Communicates with other processes: is waited for, and never runs again."""
     UNREPEATABLE = "unrepeatable"
-    """Need not give the same bits twice: runs again only where the user allows it."""
+    """A second run might not give the same bits: never runs again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """One storage of `nbytes`. `borrowed`: it is the caller's, so it stays on the device."""
+    """One storage of `nbytes`. If `borrowed`, the caller owns it, and it stays on the device."""
 
     id: int
     nbytes: int
@@ -61,7 +61,7 @@ class Buffer:
 class Value:
     """A strided view onto a buffer: shape, stride and offset in elements of `dtype`.
 
-    `conj`, `neg`: it is read as the conjugate, as the negative, of what lies there.
+    `conj`, `neg`: the bytes are read as their complex conjugate, as their negative.
     """
 
     id: int
@@ -76,16 +76,16 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """An argument that is the Value of this id."""
+    """An argument that is the Value with this id."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """An argument that is a named constant of the framework, as `dtype float32`.
+    """An argument that is a named constant of the framework, such as `dtype float32`.
 
-    Also one that is a complex number, as `complex 1j`.
+    Complex numbers are Symbols too, such as `complex 1j`.
     """
 
     kind: str
@@ -97,7 +97,11 @@ Arg: TypeAlias = "bool | int | float | str | Ref | Symbol | tuple[Arg, ...] | No
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One call of `target`. `outputs` holds a Value id per result, None where it returns none."""
+    """One call of `target`.
+
+    `outputs` has a Value id per result, or None for a result that is not returned. `site` says
+    where in the model the call comes from; it is used in messages only.
+    """
 
     id: int
     target: str
@@ -110,18 +114,18 @@ class Op:
 
     @property
     def arguments(self) -> tuple[Arg, ...]:
-        """All arguments: the positional ones, then the values of the keyword ones."""
+        """All arguments: first the positional ones, then the values of the keyword ones."""
         return (*self.args, *(arg for _, arg in self.kwargs))
 
     @property
     def repeatable(self) -> bool:
-        """Whether running it again gives the first run's results."""
+        """Whether a rerun gives the results of the first run. RANDOM is the only effect allowed."""
         return not self.effects - {Effect.RANDOM}
 
 
 @dataclass(frozen=True, slots=True)
 class Donation:
-    """Op `op` may write the result `target` into the memory of its argument `source` (Values)."""
+    """Op `op` may write its result `target` over its argument `source` (both Value ids)."""
 
     op: int
     source: int
@@ -132,11 +136,12 @@ class Donation:
 class Trace:
     """The captured step.
 
-    `inputs` and `tangents` are Value ids that the caller passes to the forward and the backward
-    call; `outputs` and `gradients` are what each call returns: a Ref, or a plain constant.
+    `inputs` and `tangents` are the ids of the Values that the caller passes to the forward and to
+    the backward call. `outputs` and `gradients` are what the two calls return: each item is a Ref
+    or a plain constant.
 
-    Raises VerifyError where it names a Value that it does not list: the derived fields need them.
-    All other rules are those of `verify_trace`.
+    Raises VerifyError if it names a Value that it does not list, because the derived fields need
+    all of them. `verify_trace` checks all other rules.
     """
 
     buffers: tuple[Buffer, ...]
@@ -150,9 +155,9 @@ class Trace:
     donations: tuple[Donation, ...] = ()
 
     reads: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
-    """Derived: per op the buffers it reads, each once, in argument order."""
+    """Derived: per op, the buffers it reads, each once, in argument order."""
     writes: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
-    """Derived: per op the buffers it makes, each once, in order of its outputs."""
+    """Derived: per op, the buffers it makes, each once, in the order of its outputs."""
 
     def __post_init__(self) -> None:
         self._verify_named()
@@ -165,7 +170,7 @@ class Trace:
         object.__setattr__(self, "writes", writes)
 
     def _verify_named(self) -> None:
-        """Raise VerifyError where a Value is named that is not listed."""
+        """Raise VerifyError if a Value is named that is not listed."""
         for op in self.ops:
             self._verify_listed(f"op {op.id}", (ref.value for ref in refs(op.arguments)))
             self._verify_listed(f"op {op.id}", (v for v in op.outputs if v is not None))

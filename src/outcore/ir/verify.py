@@ -1,7 +1,7 @@
-"""verify_trace: the rules of a Trace, in the order of docs/ir.md. Run on whatever makes one.
+"""verify_trace: check the rules of a Trace, in the order of docs/ir.md.
 
-The other nouns have files of their own: `verify_problem`, `verify_plan`, `verify_program`. That
-every Value a Trace names is listed is checked where a Trace is made.
+Whatever makes a Trace calls it. One rule, that every Value a Trace names is listed, is checked by
+Trace itself. The other nouns are checked by `verify_problem`, `verify_plan` and `verify_program`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ITEM_BYTES = {
 
 
 def verify_trace(trace: Trace) -> None:
-    """Raise VerifyError where `trace` breaks a rule. Linear in ops and values."""
+    """Raise VerifyError if `trace` breaks a rule. Linear in ops and values."""
     _verify_ids("buffer", trace.buffers)
     _verify_ids("value", trace.values)
     _verify_ids("op", trace.ops)
@@ -87,7 +87,7 @@ def _end_bytes(value: Value) -> int:
 
 
 def _verify_order(trace: Trace) -> None:
-    """What is read is there, what is made is new, what is returned exists by then."""
+    """Check that ops read what exists and make what is new, and that what is returned exists."""
     made = set(_buffers(trace, trace.inputs))
     for op in trace.ops:
         if op.id == trace.boundary:
@@ -104,7 +104,7 @@ def _buffers(trace: Trace, values: Iterable[int]) -> tuple[int, ...]:
 
 
 def _cross_boundary(trace: Trace, made: set[int]) -> None:
-    """The forward call returns, and the backward call gets its tangents."""
+    """Check what the forward call returns, and add the tangents of the backward call to `made`."""
     _verify_results(trace, made, "outputs")
     for buffer in _buffers(trace, trace.tangents):
         if buffer in made:
@@ -136,7 +136,7 @@ def _verify_results(trace: Trace, made: set[int], name: str) -> None:
 
 
 def _verify_donation(trace: Trace, donation: Donation) -> None:
-    """The result may lie exactly where the argument lies, and nothing else looks there."""
+    """Check that the result may lie exactly over the argument, which the op reads no other way."""
     where = f"donation of %{donation.source} to %{donation.target} by op {donation.op}"
     if not 0 <= donation.op < len(trace.ops):
         _fail(where, "a donation names an op", f"there are {len(trace.ops)} ops")

@@ -1,4 +1,4 @@
-"""verify_plan: every choice is for a gap of the trace, and asks for what can be done."""
+"""verify_plan: check that every choice is for a gap of the trace and can be carried out."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from outcore.ir.trace import Trace
 
 
 def verify_plan(problem: Problem, plan: Plan) -> None:
-    """Raise VerifyError where `plan` breaks a rule. Linear in ops and choices.
+    """Raise VerifyError if `plan` breaks a rule. Linear in ops and choices.
 
-    Whether all that has to run again for a recomputation can depends on the other choices: `lower`
-    refuses what cannot.
+    Not checked here: whether everything that a recomputation has to run again can run again. That
+    depends on the other choices, so `lower` checks it.
     """
     live = liveness(problem.trace)
     known = {*gaps(problem.trace), *dead_gaps(problem.trace)}
@@ -111,5 +111,5 @@ def _fail(trace: Trace, gap: Gap, rule: str, detail: str) -> NoReturn:
 
 
 def _text(gap: Gap) -> str:
-    """The gap as it stands in the text form of a plan."""
+    """The gap as in the text form of a plan."""
     return f"gap {gap.buffer} after {gap.after} before {gap.before}" + " dead" * gap.dead

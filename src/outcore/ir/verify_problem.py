@@ -1,4 +1,4 @@
-"""verify_problem: every op has its figures, the machine can be planned for, budgets make sense."""
+"""verify_problem: check a Problem's profile, hardware and budgets."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from outcore.ir.profile import Profile
 
 
 def verify_problem(problem: Problem) -> None:
-    """Raise VerifyError where `problem` breaks a rule. Linear in ops.
+    """Raise VerifyError if `problem` breaks a rule. Linear in ops.
 
-    The trace has a verifier of its own, `verify_trace`, to be run once where a trace is made.
+    Its trace is not checked here: `verify_trace` runs once, when a trace is made.
     """
     verify_profile(problem.profile, len(problem.trace.ops))
     verify_hardware(problem.hardware)
@@ -34,7 +34,7 @@ def verify_problem(problem: Problem) -> None:
 
 
 def verify_profile(profile: Profile, ops: int) -> None:
-    """Raise VerifyError unless `profile` has sound figures for each of `ops` ops."""
+    """Raise VerifyError unless `profile` has valid figures for each of `ops` ops."""
     for name, figures in (
         ("seconds", profile.seconds),
         ("workspace bytes", profile.workspace_bytes),
@@ -76,7 +76,7 @@ def _verify_alternatives(profile: Profile, ops: int) -> None:
 
 
 def verify_hardware(hardware: Hardware) -> None:
-    """Raise VerifyError unless data can go to every outer tier of `hardware` and back."""
+    """Raise VerifyError unless figures are valid and each outer tier is linked both ways."""
     sizes = {f"capacity {tier.value}": nbytes for tier, nbytes in hardware.capacity_bytes}
     for where, nbytes in (sizes | {"padding": hardware.fetch_padding_bytes}).items():
         if nbytes < 0:

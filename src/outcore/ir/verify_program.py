@@ -1,8 +1,8 @@
-"""verify_program: live when touched; written before read; hazards covered; no leak.
+"""verify_program: check that a Program is right: slot lifetimes, data, hazards, no leaks.
 
-Each op of the trace runs exactly once as the original, in order (design section 3). The hazards are
-derived here from the slots that instructions touch, never taken from lowering; an edge of `pace`
-does not count as cover. The rules stand in docs/ir.md, in the order of this file.
+Each op of the trace runs exactly once as the original, in order. The hazards are derived here from
+the slots that instructions touch, never taken from lowering. A `pace` edge does not count as a
+wait. docs/ir.md lists the rules, in the order of this file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outcore.ir.verify_shape import excerpt, fail, numbers, verify_interface, ve
 
 
 def verify_program(problem: Problem, program: Program) -> None:
-    """Raise VerifyError where `program` breaks a rule. Linear in instructions times streams."""
+    """Raise VerifyError if `program` breaks a rule. Linear in instructions times streams."""
     verify_shape(problem.trace, program)
     verify_interface(problem.trace, program)
     _Walk(problem, program).run()
@@ -29,19 +29,19 @@ def verify_program(problem: Problem, program: Program) -> None:
 
 @dataclass(slots=True)
 class _SlotState:
-    """What the verifier knows of one slot while it walks the body."""
+    """What the verifier knows about one slot while it walks the body."""
 
     live: bool = False
     written: bool = False
     ended: bool = False
     version: int = 0
-    """How often its buffer had been mutated when its bytes were made."""
+    """How often its buffer had been mutated when the bytes in this slot were made."""
     last_write: int = -1
     reads: list[int] = field(default_factory=list)
 
 
 class _Walk:
-    """One pass over the body."""
+    """One pass over the body, with the state of every slot."""
 
     def __init__(self, problem: Problem, program: Program) -> None:
         trace = problem.trace
@@ -50,14 +50,14 @@ class _Walk:
         self.clocks = Clocks(program.body)
         self.next_op = 0
         self.versions = [0] * len(trace.buffers)
-        """Per buffer: how often an op has mutated it."""
+        """Per buffer: how often an op has mutated it so far."""
         self.read_versions: list[tuple[int, ...]] = []
-        """Per op that ran: the versions of what it read."""
+        """Per op that has run: the versions of the buffers that it read."""
         self.variants: list[int] = []
-        """Per op that ran: its variant."""
+        """Per op that has run: its variant."""
         self.rooms = {tier: Rooms() for tier in Tier}
         self.crossing: frozenset[int] = frozenset()
-        """Slots that hold what the forward call leaves to the backward call."""
+        """Slots that hold what the forward call leaves for the backward call."""
         self.donations = {
             (d.op, trace.values[d.source].buffer, trace.values[d.target].buffer)
             for d in trace.donations
@@ -185,7 +185,7 @@ class _Walk:
             self._write_once(position, slot)
 
     def _verify_order(self, position: int, run: Run) -> None:
-        """Originals come once and in order, forward ones in the forward call; reruns after them."""
+        """First runs come once and in order, on their side of the boundary; reruns come later."""
         if run.again:
             if run.op >= self.next_op:
                 rule = "an op runs again after it ran"
@@ -200,7 +200,7 @@ class _Walk:
         self.next_op += 1
 
     def _verify_variant(self, position: int, run: Run) -> None:
-        """The profile knows the variant, and a rerun is of the original's: others round apart."""
+        """The profile has the variant. A rerun uses the original's: others round differently."""
         known = len(self.profile.costs[run.op])
         if not 0 <= run.variant < known:
             rule = "a run is of a variant that the profile has"
@@ -229,7 +229,7 @@ class _Walk:
             self._fail(position, "a run finds its slots on the device", f"s{away[0]} is not there")
 
     def _verify_versions(self, position: int, run: Run) -> None:
-        """What a run reads was mutated as often as what the original run reads."""
+        """What a run reads has been mutated as often as what the original run read."""
         found = tuple(self.states[s].version for s in run.reads)
         if run.again:
             expected = self.read_versions[run.op]
@@ -296,7 +296,7 @@ class _Walk:
         self._verify_ready("the end", (self.program.slots[s].buffer for s in results))
 
     def _verify_ready(self, where: str, buffers: Iterable[int]) -> None:
-        """What the caller gets or keeps is on the device, written, as far as compute knows."""
+        """What the caller gets or keeps is on the device, and compute has waited for its writes."""
         slots = {self.program.slots[s].buffer: s for s in self.program.results}
         for buffer in buffers:
             state = self.states[slots[buffer]]

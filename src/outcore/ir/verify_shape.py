@@ -1,4 +1,4 @@
-"""What holds of a Program before anything runs: what it names exists, the caller's slots are right.
+"""verify_shape: check that a Program names only what exists, and the right slots of the caller.
 
 A part of `verify_program`.
 """
@@ -16,7 +16,7 @@ from outcore.ir.text.program import instruction_text
 from outcore.ir.trace import Ref, Trace
 
 _AROUND = 3
-"""Instructions shown before and after a fault."""
+"""Instructions shown before and after the faulty one."""
 
 
 def fail(where: str, rule: str, detail: str, excerpt: str = "") -> NoReturn:
@@ -25,7 +25,7 @@ def fail(where: str, rule: str, detail: str, excerpt: str = "") -> NoReturn:
 
 
 def verify_shape(trace: Trace, program: Program) -> None:
-    """Slots are of buffers, and what names a slot, an op or a position names one that exists."""
+    """Check that slots, ops, buffers and positions that are named exist, and that slots fit."""
     for index, slot in enumerate(program.slots):
         if slot.id != index:
             fail(f"slot {index}", "ids index", f"it has the id {slot.id}")
@@ -69,7 +69,7 @@ def _slots_of(action: Action) -> Iterable[int]:
 
 
 def excerpt(program: Program, position: int) -> str:
-    """The instructions around `position`, which is marked."""
+    """The instructions around `position`, which is marked with `>`."""
     low, high = max(0, position - _AROUND), position + _AROUND + 1
     return "\n".join(
         f"{'>' if index == position else ' '} {instruction_text(index, instruction)}"
@@ -78,7 +78,7 @@ def excerpt(program: Program, position: int) -> str:
 
 
 def verify_interface(trace: Trace, program: Program) -> None:
-    """The caller fills and keeps exactly what the trace says, on the device."""
+    """Check that the caller's slots are those of the trace's buffers, and on the device."""
     held = tuple(b for b, held in enumerate(liveness(trace).held) if held)
     inputs = trace.value_buffers(tuple(map(Ref, trace.inputs)))
     tangents = trace.value_buffers(tuple(map(Ref, trace.tangents)))
@@ -107,5 +107,5 @@ def _verify_list(
 
 
 def numbers(buffers: tuple[int, ...]) -> str:
-    """Buffers for a message: `3, 4`, or none."""
+    """Buffer ids for a message: `3, 4`, or `none`."""
     return ", ".join(map(str, buffers)) or "none"

@@ -1,4 +1,4 @@
-"""lower: Plan -> Program, in small passes over a Draft, verified after each."""
+"""lower: turn a Plan into a Program, by passes over a Draft. Each result is verified."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["lower"]
 
 @gc_paused()
 def lower(problem: Problem, plan: Plan, *, fast: bool = False) -> Program:
-    """The Program that carries out `plan`, named after the trace and the plan.
+    """The Program that carries out `plan`, with the digests of its trace and plan.
 
-    `fast` leaves out the verification between passes (the last one always runs). A program that
-    does not fit the budget is returned all the same: `fits` is the judge of that.
+    `fast` skips the verification between passes; the final one always runs. A program that does
+    not fit the budget is returned too: use `fits` to check it.
 
-    Raises DigestError where the plan names another trace, VerifyError where the problem breaks a
-    rule or the plan is not one for it.
+    Raises DigestError if the plan is for another trace, and VerifyError if the problem breaks a
+    rule or the plan is not valid for it.
     """
     verify_problem(problem)
     if plan.trace_digest:

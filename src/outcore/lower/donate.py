@@ -1,8 +1,8 @@
-"""Pass `donate`: let a result be written into the memory of an argument that dies there.
+"""Pass `donate`: write a result over an argument that is freed there.
 
-Regains what functionalisation takes from in-place ReLU and gradient accumulation. Which pairs are
-allowed is a fact of the trace (`Trace.donations`). What crosses from the forward to the backward
-call is never overwritten: a second backward (`retain_graph`) reads it again.
+This restores what functionalization removes: in-place ReLU and in-place gradient accumulation.
+`Trace.donations` lists which pairs are allowed. What crosses from the forward to the backward call
+is never overwritten, because a second backward call (`retain_graph`) reads it again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from outcore.lower.draft import Draft, Step, crossing_slots
 
 
 def donate(trace: Trace, draft: Draft) -> Draft:
-    """Turn (alloc result, run, free argument) into a run that donates. Linear in actions."""
+    """Replace (alloc result, run, free argument) by a run that donates. Linear in actions."""
     allowed: dict[int, list[tuple[int, int]]] = {}
     for d in trace.donations:
         pair = (trace.values[d.source].buffer, trace.values[d.target].buffer)
@@ -31,7 +31,7 @@ def donate(trace: Trace, draft: Draft) -> Draft:
 def _donate(
     draft: Draft, step: Step, allowed: list[tuple[int, int]], crossing: frozenset[int]
 ) -> Step:
-    copied = {a.source for a in step.after if isinstance(a, Copy)}  # still read after the run
+    copied = {a.source for a in step.after if isinstance(a, Copy)}  # read after the run
     frees = (a for a in step.after if isinstance(a, Free) and a.slot not in copied)
     dying = {draft.slots[a.slot].buffer: a for a in frees if a.slot not in crossing}
     made = {draft.slots[a.slot].buffer: a for a in step.before if isinstance(a, Alloc)}

@@ -1,7 +1,7 @@
-"""Draft: a Program on the way, as steps that passes can rearrange.
+"""Draft: an unfinished Program, as steps that passes can rearrange.
 
-A step is one Run with the actions issued before it and after it. Streams and hazards follow from
-the actions (`sync`), so a pass only moves actions and need not care for edges.
+A step is one Run with the actions issued before and after it. Passes only move actions: `assemble`
+derives streams and hazards from them (`sync`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from outcore.lower.sync import sync
 
 @dataclass(slots=True)
 class Step:
-    """One Run; `before` and `after` are the actions around it, in order of issue.
+    """One Run, with the actions around it in order of issue.
 
-    `awaits`: slots whose copy back is to be done before the run, by a choice of the plan.
+    `awaits`: slots whose copy back the plan wants done before the run.
     """
 
     before: list[Action]
@@ -30,7 +30,7 @@ class Step:
 
 @dataclass(slots=True)
 class Draft:
-    """Slots and steps; `boundary` is the first backward step. Fields as in Program."""
+    """Slots and steps. `boundary` is the first step of the backward call; the rest: see Program."""
 
     slots: list[Slot]
     steps: list[Step]
@@ -40,17 +40,17 @@ class Draft:
     results: tuple[int, ...]
 
     def first_step(self) -> dict[int, int]:
-        """The step of each op's original run."""
+        """The step of each op's first run."""
         return {step.run.op: i for i, step in enumerate(self.steps) if not step.run.again}
 
     def first_step_for(self) -> dict[int, int]:
-        """Per op the first step of those that run for it: reruns for an op come right before it."""
+        """Per op, the first step that runs for it: its reruns come directly before it."""
         own = self.first_step()
         return {op: own[op - 1] + 1 if op else 0 for op in own}
 
 
 def assemble(draft: Draft) -> Program:
-    """The Program of `draft`, with hazards derived and waits of choice. Linear in actions."""
+    """The Program of `draft`, with streams, hazards and paces derived. Linear in actions."""
     body: list[Action] = []
     boundary = 0
     for index, step in enumerate(draft.steps):
@@ -69,10 +69,10 @@ def assemble(draft: Draft) -> Program:
 def _paces(
     slots: Sequence[Slot], steps: Iterable[Step], body: Sequence[Action]
 ) -> dict[int, list[int]]:
-    """Position -> the positions that are to be done before it, hazards aside.
+    """Position -> the positions that should be done before it, in addition to hazards.
 
-    A run waits for what the plan says, and a copy out for the run before it: drivers start a copy
-    where it is issued, though its bytes may have been there before.
+    A run waits for the copies in its step's `awaits`. A copy out waits for the run before it:
+    drivers start a copy when it is issued, but its bytes may have been there earlier.
     """
     paces: dict[int, list[int]] = {}
     filled: dict[int, int] = {}
@@ -92,14 +92,14 @@ def _paces(
 
 @dataclass(slots=True)
 class Occupancy:
-    """Device bytes held during each step (outputs and workspace counted), and between the calls."""
+    """Device bytes held during each step (with outputs and workspace), and between the calls."""
 
     steps: list[int]
     between: int
 
 
 def occupancy(problem: Problem, draft: Draft) -> Occupancy:
-    """Device bytes of `draft`, step by step, everything counted. Linear in actions."""
+    """Device bytes of `draft` by step, with everything counted. Linear in actions."""
     slots, profile = draft.slots, problem.profile
     live = problem.outside_bytes + sum(slots[s].nbytes for s in draft.arguments)
     held, between = [], 0
@@ -123,7 +123,7 @@ def _change(slots: list[Slot], actions: Iterable[Action]) -> int:
 
 
 def crossing_slots(draft: Draft) -> frozenset[int]:
-    """Slots of all tiers, but the caller's, that are alive when the backward call begins."""
+    """Slots in all tiers, except the caller's, that are live when the backward call begins."""
     alive: set[int] = set()
     for step in draft.steps[: draft.boundary]:
         for action in (*step.before, *step.after):

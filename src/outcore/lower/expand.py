@@ -1,7 +1,7 @@
-"""Pass `expand`: from a Plan to the plainest Draft that carries it out.
+"""Pass `expand`: turn a Plan into the most basic Draft that carries it out.
 
-Every copy is issued where it is needed and waited for on the spot: the least memory and the least
-overlap that the plan allows. Later passes move copies and frees apart.
+Each copy is issued when it is needed and waited for at once. This is the least memory and the least
+overlap that the plan allows. Later passes move copies and frees.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from outcore.lower.draft import Draft, Step
 
 
 def expand(problem: Problem, plan: Plan) -> Draft:
-    """Walk the trace once, bringing back what each op needs. Linear in the runs it emits.
+    """Walk the trace once and bring back what each op needs. Linear in the runs it emits.
 
-    Raises VerifyError where the plan recomputes a buffer from something that is gone for good.
+    Raises VerifyError if the plan recomputes a buffer from something that no longer exists.
     """
     return _Expansion(problem, plan).run()
 
@@ -33,19 +33,19 @@ class _Expansion:
         self.trace, self.hardware, self.plan = problem.trace, problem.hardware, plan
         self.live: Liveness = liveness(problem.trace)
         self.device: dict[int, int] = {}
-        """Buffer -> the slot that holds it on the device now."""
+        """Buffer -> the device slot that holds it now."""
         self.outer: dict[int, int] = {}
-        """Buffer -> the slot that holds a valid copy in an outer tier now."""
+        """Buffer -> the slot in an outer tier that holds a valid copy now."""
         self.now: dict[int, Choice] = {}
-        """Buffer -> the choice for the gap it is in, while it is in one."""
+        """Buffer -> the choice for the gap that it is in now."""
         self.dead = {gap.buffer: gap for gap in dead_gaps(problem.trace)}
         self.ending: dict[int, list[int]] = {}
-        """Op -> the buffers whose dead gap ends with it, where those are not just dropped."""
+        """Op -> the buffers whose dead gap ends with it and is listed in the plan."""
         for gap, _ in plan.choices:
             if gap.dead:
                 self.ending.setdefault(gap.before, []).append(gap.buffer)
         self.passed = [0] * len(problem.trace.buffers)
-        """Per buffer: how many of its uses are over."""
+        """Per buffer: how many of its uses are done."""
         self.mutated: dict[int, int] = {}
         """Buffer -> the last op so far that may have mutated it."""
         self.slots: list[Slot] = []
@@ -108,11 +108,11 @@ class _Expansion:
         self._emit(run, after)
 
     def _end_dead(self, op: int) -> list[Action]:
-        """Free what only recomputations up to `op` wanted; returns what to do after its run."""
+        """Free what was held only for recomputations up to `op`; returns actions for after it."""
         ending = self.ending.get(op, ())
         for buffer in ending:
             self.now.pop(buffer, None)
-        # Before what is fetched takes memory.
+        # First in `before`, so that what is fetched can use this memory.
         self.pending[:0] = [Free(self.device.pop(b)) for b in ending if b in self.device]
         return [Free(self.outer.pop(b)) for b in ending if b in self.outer]
 
@@ -124,7 +124,7 @@ class _Expansion:
         self.pending = []
 
     def _leave(self, buffer: int, op: int) -> list[Action]:
-        """What happens to `buffer` after its use by `op`."""
+        """The actions after the use of `buffer` by `op`, as the plan chooses."""
         uses, passed = self.live.uses[buffer], self.passed[buffer]
         gap = self.dead.get(buffer) if passed == len(uses) else Gap(buffer, op, uses[passed])
         if gap is None:
@@ -142,7 +142,7 @@ class _Expansion:
     # ---- bringing back --------------------------------------------------------------------------
 
     def _bring(self, buffers: Iterable[int]) -> None:
-        """Make every one of `buffers` live on the device again."""
+        """Make sure that each of `buffers` is live on the device."""
         wanted = [b for b in buffers if b not in self.device]
         chain, fetched = self._chain(wanted)
         if not chain:
@@ -162,7 +162,7 @@ class _Expansion:
                 self._fetch(buffer)
 
     def _chain(self, wanted: Iterable[int]) -> tuple[list[int], dict[int, None]]:
-        """Ops to run again for `wanted`, in order, and the buffers to fetch for that."""
+        """The ops to run again for `wanted`, in order, and the buffers to fetch for them."""
         ops: set[int] = set()
         fetched: dict[int, None] = {}
         stack = list(wanted)
@@ -187,7 +187,7 @@ class _Expansion:
         if not op.repeatable:
             self._refuse(buffer, f"op {op.id} {op.target} may not run again")
         for read in self.trace.reads[producer]:
-            # Its bytes of then are gone: what is mutated is held, so no copy of it was made.
+            # The bytes that it read are lost: a mutated buffer is held, so it was never copied.
             by = self.mutated.get(read, -1)
             if by > producer:
                 self._refuse(buffer, f"op {producer} read buffer {read}, which op {by} mutated")
@@ -208,7 +208,7 @@ class _Expansion:
         self.pending += [Alloc(target), Copy(source, target), *self._drop_copy(buffer)]
 
     def _drop_copy(self, buffer: int) -> list[Action]:
-        """Give up the outer copy of `buffer`, now on the device, unless a later gap needs it."""
+        """Free the outer copy of `buffer`, now on the device, unless a later gap needs it."""
         if buffer not in self.outer or self._offloaded_later(buffer):
             return []
         return [Free(self.outer.pop(buffer))]
@@ -223,7 +223,7 @@ class _Expansion:
     def _again(
         self, op: int, wanted: set[int], last_reader: dict[int, int], temporary: dict[int, int]
     ) -> None:
-        """Run `op` again; `temporary` maps buffers alive only inside this chain to their slots."""
+        """Run `op` again. `temporary`: buffer -> slot, for buffers that only this chain needs."""
         after: list[Action] = []
         writes = []
         reads = tuple(

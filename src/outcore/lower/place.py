@@ -1,7 +1,7 @@
-"""Pass `place`: pack the slots of the outer tiers into as few bytes as their lifetimes allow.
+"""Pass `place`: pack the slots of the outer tiers into few bytes, by their lifetimes.
 
-First fit in order of allocation. What crosses from the forward to the backward call keeps its room
-to the end of the step, so that a second backward over the same forward (`retain_graph`) finds it.
+First fit in order of allocation. What crosses from the forward to the backward call keeps its place
+until the end of the step, so that a second backward call (`retain_graph`) finds it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from outcore.lower.draft import Draft, crossing_slots
 
 
 def place(draft: Draft) -> Draft:
-    """The draft with `offset` planned for every slot of an outer tier."""
+    """The draft with an `offset` for every slot of an outer tier."""
     slots = list(draft.slots)
     crossing = crossing_slots(draft)
     rooms = {tier: _FreeList() for tier in Tier}
@@ -33,7 +33,7 @@ def place(draft: Draft) -> Draft:
 
 
 class _FreeList:
-    """Free ranges (start, stop) in ascending order, neighbours merged; the last one is endless."""
+    """Free ranges (start, stop), ascending, adjacent ones merged. The last one has no end."""
 
     def __init__(self) -> None:
         self.ranges: list[tuple[int, float]] = [(0, float("inf"))]

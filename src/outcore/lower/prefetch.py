@@ -1,11 +1,12 @@
 """Pass `prefetch`: issue copies back early enough to hide them.
 
-Copies back stay in order of first use, hints or not. Each is issued before the earliest step from
-which on memory is free for it until its use (PoocH section 4: as early as free memory allows), or
-where the plan's hint says; where memory does not allow the hint, as soon after it as memory does.
-Where the plan wants a copy done before it is needed (`arrive`), compute waits for it there, unless
-memory lets it go out only later. What a result is written over in the backward call is fetched in
-that call: nothing that crosses into it may be overwritten (`donate`).
+Copies back stay in order of first use, with or without hints. Each is issued before the earliest
+step from which memory is free for it until its use (PoocH section 4: as early as free memory
+allows), or at the plan's hint `prefetch`. If memory does not allow the hint, it is issued as soon
+after it as memory allows. If the plan wants a copy done before it is needed (`arrive`), compute
+waits for it there, unless the copy can only be issued later. A slot that a backward op overwrites
+with its result is fetched in the backward call, because nothing that crosses the boundary may be
+overwritten (`donate`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from outcore.lower.draft import Draft, Step, occupancy
 
 
 def prefetch(problem: Problem, plan: Plan, draft: Draft) -> Draft:
-    """Move each copy back, with its alloc, to an earlier step, inside the device's limit."""
+    """Move each copy back, with its alloc, to an earlier step, within the device budget."""
     held = occupancy(problem, draft)
     steps = np.array(held.steps, dtype=np.int64)
     room_between = problem.budget_bytes - held.between
@@ -65,7 +66,7 @@ def prefetch(problem: Problem, plan: Plan, draft: Draft) -> Draft:
 def _split(
     draft: Draft, before: list[Action]
 ) -> tuple[list[Action], list[tuple[list[Action], int, int]]]:
-    """Part the copies back (alloc, copy, free of the outer slot) from the other actions."""
+    """Separate the copies back (alloc, copy, free of the outer slot) from the other actions."""
     moves = (a for a in before if isinstance(a, Copy))
     copies = {a.target: a for a in moves if draft.slots[a.target].tier is Tier.DEVICE}
     groups: dict[int, list[Action]] = {target: [] for target in copies}
@@ -79,14 +80,14 @@ def _split(
 
 
 def _slot_of(action: Action) -> int | None:
-    """The slot that a move is about; a run is about none."""
+    """The slot that an action allocates, frees or fills; None for a run."""
     if isinstance(action, Copy):
         return action.target
     return action.slot if isinstance(action, Alloc | Free) else None
 
 
 def _order(draft: Draft, stay: list[Action], copies: list[Action]) -> list[Action]:
-    """Frees first, then copies back, then the allocs of the step's own outputs."""
+    """Frees first, then copies back, then the rest (allocs of the step's own outputs)."""
     frees: list[Action] = []
     others: list[Action] = []
     for action in stay:
@@ -97,9 +98,9 @@ def _order(draft: Draft, stay: list[Action], copies: list[Action]) -> list[Actio
 
 @dataclass(frozen=True, slots=True)
 class _Hint:
-    """What the plan says of the copy back in one gap, by steps.
+    """What the plan wants for the copy back in one gap, in step numbers.
 
-    The gap lies after step `start`, up to step `stop`. The copy is issued before step `issue`, and
+    The gap is after step `start`, up to step `stop`. The copy is issued before step `issue`, and
     compute waits for it before step `arrive`.
     """
 
@@ -129,5 +130,5 @@ def _hints(draft: Draft, plan: Plan) -> dict[int, list[_Hint]]:
 
 
 def _hint(hints: Sequence[_Hint], step: int) -> _Hint:
-    """The hint of the gap that `step` lies in."""
+    """The hint of the gap that contains `step`."""
     return next((hint for hint in hints if hint.start < step <= hint.stop), _NO_HINT)

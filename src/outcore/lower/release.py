@@ -1,10 +1,10 @@
-"""Pass `release`: let a copy out run beside the ops that follow, and free its source later.
+"""Pass `release`: let copies out overlap with the ops that follow, and free their sources later.
 
-A copy out is issued right after the use, or where the plan's hint says: beside the use, or later.
-The device memory is freed before the step where the copy should be done by the profile's clock, or
-where the hint says. What comes later than the use comes earlier where memory is needed: then the
-compute stream waits there (PoocH section 4, "sync_swapout"). The positions are fixed here, so the
-peak never depends on how long a copy really takes.
+A copy out is issued right after the use, or at the plan's hint `depart`: while the op of that use
+runs, or later. The device memory is freed before the step by which the copy should be done by the
+profile's clock, or at the hint `release`. If memory is needed earlier, copies are issued and
+sources are freed earlier, and compute waits there (PoocH section 4, "sync_swapout"). All positions
+are fixed here, so the peak never depends on how long a copy really takes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outcore.lower.draft import Draft, Step, occupancy
 
 
 def release(problem: Problem, plan: Plan, draft: Draft) -> Draft:
-    """Move copies out to where the plan wants them, and frees of their sources to their ends.
+    """Move copies out to where the plan wants them, and the frees of their sources to their ends.
 
     Near-linear in actions.
     """
@@ -29,7 +29,7 @@ def release(problem: Problem, plan: Plan, draft: Draft) -> Draft:
 
 
 class _Release:
-    """A clock of the compute stream, and the slots whose copies out are to come or under way."""
+    """The simulated time of the compute stream, and the copies out that are waiting or running."""
 
     def __init__(self, problem: Problem, plan: Plan, draft: Draft) -> None:
         self.problem, self.draft = problem, draft
@@ -41,15 +41,15 @@ class _Release:
         self.next_departure: list[tuple[int, int]] = []
         """A heap of (step, outer slot): when the plan wants each copy issued."""
         self.deadlines: dict[int, int | None] = {}
-        """Slot whose copy is not issued yet -> the step the plan wants its memory free by."""
+        """Slot whose copy is not issued yet -> the step by which the plan wants its memory free."""
         self.leaving: OrderedDict[int, float] = OrderedDict()
-        """Slot -> when its copy is done, in order of issue."""
+        """Slot whose copy is issued -> the time when that is done, in order of issue."""
         self.unhurried: deque[int] = deque()
-        """Those without a deadline."""
+        """Slots of `leaving` without a deadline, in order of issue."""
         self.due: dict[int, list[int]] = {}
-        """Step -> the slots that the plan wants gone by then."""
+        """Step -> the slots whose memory the plan wants free by then."""
         self.held_bytes = 0
-        """What waits or leaves."""
+        """Bytes of the slots whose copies are waiting or running."""
 
     def run(self) -> Draft:
         draft = self.draft
@@ -99,7 +99,7 @@ class _Release:
         return Step(step.before + issued, step.run, after)
 
     def _depart(self, index: int, step: Step, actions: list[Action]) -> None:
-        """Issue the copies that the plan wants by now, and those whose result `step` touches."""
+        """Issue copies whose departure is due, or whose outer slot `step` reads or frees."""
         while self.next_departure and self.next_departure[0][0] <= index:
             self._issue(heappop(self.next_departure)[1], actions)
         for action in (*step.before, *step.after) if self.waiting else ():
@@ -109,14 +109,14 @@ class _Release:
                 self._issue(action.slot, actions)
 
     def _issue(self, outer: int, actions: list[Action]) -> None:
-        """Issue the copy into `outer` where it is still to come."""
+        """Issue the copy into `outer` if it is still waiting."""
         copy = self.waiting.pop(outer, None)
         if copy is not None:
             actions += [Alloc(outer), copy]
             self._start(copy)
 
     def _start(self, copy: Copy) -> None:
-        """Set the clock of a copy that is issued now."""
+        """Schedule a copy that is issued now on the link's clock."""
         slot, target = self.draft.slots[copy.source], self.draft.slots[copy.target]
         link = self.problem.hardware.link(Tier.DEVICE, target.tier)
         nbytes = self.problem.trace.buffers[slot.buffer].nbytes
@@ -131,15 +131,16 @@ class _Release:
     # ---- freeing their sources ------------------------------------------------------------------
 
     def _let_go(self, slot: int, actions: list[Action]) -> None:
-        """Wait for the copy of `slot`, and free it."""
+        """Wait for the copy of `slot`, then free it."""
         self.clock = max(self.clock, self.leaving.pop(slot))
         self.held_bytes -= self.draft.slots[slot].nbytes
         actions.append(Free(slot))
 
     def _make_room(self, other_bytes: int, last: list[Action], actions: list[Action]) -> None:
-        """Let go of the oldest until what is left fits beside `other_bytes`.
+        """Free sources, the oldest copy first, until the rest fits next to `other_bytes`.
 
-        First of what is under way; then what waits departs, into `last`, the soonest first.
+        Copies that are running come first. When there are none, the waiting copy with the earliest
+        departure is issued, into `last`.
         """
         while other_bytes + self.held_bytes > self.problem.budget_bytes:
             while self.waiting and not self.leaving:
@@ -159,7 +160,7 @@ class _Release:
 
 
 def _concerns(action: Action, freed: set[int], filled: set[int]) -> bool:
-    """Whether `action` frees one of `freed`, or takes or fills one of `filled`."""
+    """Whether `action` frees one of `freed`, or allocates or fills one of `filled`."""
     if isinstance(action, Free):
         return action.slot in freed
     if isinstance(action, Copy):
@@ -168,10 +169,10 @@ def _concerns(action: Action, freed: set[int], filled: set[int]) -> bool:
 
 
 def _hints(draft: Draft, plan: Plan) -> dict[tuple[int, int], tuple[int | None, int | None]]:
-    """(buffer, op after which it leaves) -> the steps before which its copy goes, and is done.
+    """(buffer, op of the use) -> the steps of `depart` and `release`, each None without that hint.
 
-    Memory is free before the op's own run; the copy is issued before the reruns for that op too, as
-    a copy back at the same op is.
+    At `release` the memory is free before the op's own run. At `depart` the copy is issued before
+    the reruns for that op too, as copies back for the same op are.
     """
     own, first = draft.first_step(), draft.first_step_for()
 

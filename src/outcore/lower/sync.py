@@ -1,8 +1,9 @@
-"""Pass `sync`: give each action its stream, the hazards it waits for, and the waits of choice.
+"""Pass `sync`: give each action its stream, the hazards it waits for, and the plan's own waits.
 
-A hazard orders two accesses of one slot of which one writes (read after write, write after read),
-and the end of a room in an outer tier before its next owner. Only edges that the streams' own order
-and earlier edges do not imply already are kept. A wait of choice (`pace`) implies none of them.
+A hazard orders two accesses of one slot if one of them writes (read after write, write after read).
+It also orders the end of a place in an outer tier before its next owner. Edges that follow from the
+order of the streams and from earlier edges are left out. A wait that only the plan wants (`pace`)
+never replaces a hazard.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from outcore.ir.rooms import Rooms
 STREAMS = tuple(Stream)
 
 _Clock: TypeAlias = tuple[int, ...]
-"""Per stream the last position that must be done, -1 for none."""
+"""Per stream, the last position that must be done; -1 for none."""
 
 
 @dataclass(slots=True)
 class _Access:
-    """Positions of the last write to a slot and of the reads since."""
+    """The position of the last write to a slot, and of the reads since then."""
 
     write: int = -1
     reads: list[int] = field(default_factory=list)
@@ -32,7 +33,7 @@ class _Access:
 def sync(
     slots: Sequence[Slot], actions: Iterable[Action], paces: Mapping[int, Sequence[int]]
 ) -> tuple[Instruction, ...]:
-    """Instructions for `actions` over `slots`, with streams and waits. Linear in actions.
+    """The instructions for `actions`, with streams and waits. Linear in actions.
 
     `paces`: position -> the positions that the plan wants done before it.
     """
@@ -70,7 +71,7 @@ def _unmet(
 
 
 def stream_of(slots: Sequence[Slot], action: Action) -> Stream:
-    """The stream that an action belongs to: by its kind and the tier it touches."""
+    """The stream of an action, by its kind and the tier that it touches."""
     if isinstance(action, Run):
         return Stream.COMPUTE
     if isinstance(action, Copy):

@@ -1,6 +1,6 @@
-"""The text form of every noun: printed for reading, parsed for tests and edited files.
+"""text: the text form of every noun, printed for reading and parsed for tests and edited files.
 
-The grammar is in docs/ir.md. `parse(to_text(noun), type(noun)) == noun`, floats to the last bit.
+docs/ir.md has the grammar. `parse(to_text(noun), type(noun)) == noun`, floats to the last bit.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ __all__ = ["instruction_text", "op_text", "parse", "to_text"]
 
 
 def to_text(noun: Noun) -> str:
-    """The text form of `noun`: a header line, then one line per thing."""
+    """The text form of `noun`: a header line, then one line per item."""
     printer, _ = _FORMS[type(noun)]
     return "\n".join(printer(noun)) + "\n"
 
 
 def parse(text: str, kind: type[N]) -> N:
-    """The noun of type `kind` that `text` is the form of. Raises ParseError where it is not.
+    """The noun of type `kind` in `text`, its text form. Raises ParseError if it is not one.
 
-    Blank lines and lines that begin with # are free. What is read is not verified: a trace whose
-    ops are out of order parses, to be refused by `verify_trace`.
+    Blank lines and lines that begin with # are ignored. The noun is not verified: a trace whose ops
+    are out of order can be parsed, and `verify_trace` rejects it.
     """
     lines = [
         Line(line, number)

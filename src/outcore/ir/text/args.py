@@ -1,4 +1,4 @@
-"""Arguments of ops in the text form: `%3, none, (1, 1), "sum", dtype:float32, alpha=0.5`."""
+"""args: the arguments of ops in text: `%3, none, (1, 1), "sum", dtype:float32, alpha=0.5`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SYMBOL = re.compile(rf"{KIND.pattern}:(?={SYMBOL.pattern}|{STRING.pattern})", r
 
 
 def arg_text(arg: Arg) -> str:
-    """One argument as `read_arg` reads it."""
+    """One argument, in the form that `read_arg` reads."""
     if isinstance(arg, Ref):
         return value_name(arg.value)
     if isinstance(arg, Symbol):
@@ -28,12 +28,12 @@ def arg_text(arg: Arg) -> str:
 
 
 def value_name(value: int) -> str:
-    """A Value in the text form: `%12`."""
+    """The name of a Value in the text form: `%12`."""
     return f"%{value}"
 
 
 def read_value(line: Line) -> int:
-    """A Value id, `%12`, noted in `line.values` for the check that there is such a value."""
+    """A Value id such as `%12`, also added to `line.values` to check later that it exists."""
     value = int(line.take(_VALUE, "a value like %12")[1:])
     line.values.append((line.at - len(f"%{value}"), value))
     return value
@@ -60,7 +60,7 @@ def read_args(line: Line) -> tuple[Arg, ...]:
 
 
 def read_call(line: Line) -> tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]]:
-    """What stands between the parentheses of a call: positional, then keyword arguments."""
+    """The arguments of a call, with its parentheses: positional ones, then keyword ones."""
     args: list[Arg] = []
     kwargs: list[tuple[str, Arg]] = []
     line.expect("(")
@@ -97,7 +97,7 @@ def read_arg(line: Line) -> Arg:
 
 
 def _read_tuple(line: Line) -> tuple[Arg, ...]:
-    """The items of a tuple whose parenthesis is open; a comma may follow the last one."""
+    """The items of a tuple after its opening parenthesis. A comma may follow the last one."""
     items: list[Arg] = []
     while not line.accept(")"):
         items.append(read_arg(line))

@@ -1,4 +1,4 @@
-"""The text form of a Plan."""
+"""plan: print and read the text form of a Plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text forms of a Profile, a Hardware and a Problem."""
+"""problem: print and read the text forms of a Profile, a Hardware and a Problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text form of a Program."""
+"""program: print and read the text form of a Program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines of a text form: words to a line, and lines to things by their first word."""
+"""rows: build the lines of a text form, and read lines into items by their first word."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ Rows: TypeAlias = dict[str, tuple[Any, ...]]
 
 
 def row(*words: str) -> str:
-    """A line of the words that are not empty."""
+    """One line of the words that are not empty."""
     return " ".join(word for word in words if word)
 
 
 def comma(items: Iterable[str]) -> str:
-    """Items with commas between them."""
+    """The items, separated by commas."""
     return ", ".join(items)
 
 
 def named(word: str, text: str) -> str:
-    """`word text`, or nothing where `text` is empty."""
+    """`word text`, or nothing if `text` is empty."""
     return f"{word} {bare(text)}" if text else ""
 
 
 def read_rows(
     lines: Lines, readers: Mapping[str, Callable[[Line], Any]], once: Collection[str] = ()
 ) -> Rows:
-    """What each line holds, by its first word; a word in `once` may begin one line only."""
+    """The items of all lines, by each line's first word. A word in `once` may begin one line."""
     rows: dict[str, list[Any]] = {word: [] for word in readers}
     for line in lines:
         word = line.find(KIND) or ""
@@ -44,5 +44,5 @@ def read_rows(
 
 
 def only(rows: Rows, word: str, default: Any) -> Any:
-    """The one thing of `word`, or `default` where no line began with it."""
+    """The one item of `word`, or `default` if no line began with it."""
     return rows[word][0] if rows[word] else default

@@ -1,4 +1,4 @@
-"""The tokens of the text form: a cursor over one line, and what may stand bare."""
+"""scan: the tokens of the text form, a cursor over one line, and quoting."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _WORD = re.compile(r"\w")
 
 
 def quoted(text: str) -> str:
-    """A JSON string: any characters, on one line, in ASCII."""
+    """`text` as a JSON string: any characters, on one line, in ASCII."""
     return json.dumps(text)
 
 
 def bare(text: str, pattern: re.Pattern[str] = NAME) -> str:
-    """`text` itself where `pattern` can read it back, else quoted."""
+    """`text` unquoted if `pattern` matches all of it, else quoted."""
     return text if pattern.fullmatch(text) else quoted(text)
 
 
 class Line:
-    """A cursor over one line. Every method skips spaces first and moves past what it reads."""
+    """A cursor over one line. Every method first skips spaces, and moves past what it reads."""
 
     def __init__(self, text: str, number: int) -> None:
         self.text, self.line_number = text.rstrip(), number
         self.at = 0
         self.values: list[tuple[int, int]] = []
-        """The Value ids read so far, each after its column from 0."""
+        """The Value ids read so far, as (column, id). Columns count from 0."""
 
     def fail(self, reason: str, at: int | None = None) -> NoReturn:
         """Raise ParseError at the cursor, or at column `at` (from 0)."""
@@ -50,24 +50,24 @@ class Line:
         raise ParseError(reason=reason, line=self.line_number, column=column, text=self.text)
 
     def miss(self, expected: str) -> NoReturn:
-        """Raise ParseError: something else stands here than what is `expected`."""
+        """Raise ParseError: what is `expected` is not here."""
         self.find(_SPACES)
         found = self.text[self.at : self.at + 20]
         self.fail(f"expected {expected}, found {found!r}" if found else f"expected {expected}")
 
     def done(self) -> bool:
-        """Whether nothing is left."""
+        """Whether nothing is left on the line."""
         return not self.text[self.at :].strip()
 
     def sees(self, pattern: re.Pattern[str]) -> bool:
-        """Whether `pattern` matches here; what it matches stays to be read."""
+        """Whether `pattern` matches here. The cursor does not move."""
         start = self.at
         seen = self.find(pattern) is not None
         self.at = start
         return seen
 
     def find(self, pattern: re.Pattern[str]) -> str | None:
-        """What `pattern` matches here, or None."""
+        """What `pattern` matches here; None if it does not match."""
         while self.text.startswith(" ", self.at):
             self.at += 1
         match = pattern.match(self.text, self.at)
@@ -77,14 +77,14 @@ class Line:
         return match[0]
 
     def take(self, pattern: re.Pattern[str], expected: str) -> str:
-        """What `pattern` matches here. Raises ParseError where it does not."""
+        """What `pattern` matches here. Raises ParseError if it does not match."""
         found = self.find(pattern)
         if found is None:
             self.miss(expected)
         return found
 
     def accept(self, token: str) -> bool:
-        """Whether `token` stands here; a word only where it ends there."""
+        """Move past `token` if it is here. A word must end there. Returns whether it was here."""
         self.find(_SPACES)
         stop = self.at + len(token)
         if not self.text.startswith(token, self.at):
@@ -95,7 +95,7 @@ class Line:
         return True
 
     def expect(self, *tokens: str) -> None:
-        """Move past `tokens`. Raises ParseError where one is missing."""
+        """Move past `tokens`. Raises ParseError if one is missing."""
         for token in tokens:
             if not self.accept(token):
                 self.miss(repr(token))
@@ -110,7 +110,7 @@ class Line:
         return int(self.take(INTEGER, "an integer"))
 
     def integers(self, prefix: str = "") -> tuple[int, ...]:
-        """As many ints as stand here, each with `prefix` before it: `s3 s4`."""
+        """All ints from here on, each after `prefix`: `s3 s4`."""
         pattern = re.compile(re.escape(prefix) + INTEGER.pattern)
         found = []
         while (item := self.find(pattern)) is not None:
@@ -138,7 +138,7 @@ class Line:
         return self.member(Tier), self.nbytes()
 
     def string(self) -> str | None:
-        """A quoted string, or None where none stands here."""
+        """A quoted string; None if there is none here."""
         found = self.find(STRING)
         if found is None:
             return None

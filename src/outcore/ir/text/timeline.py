@@ -1,4 +1,4 @@
-"""The text form of a Timeline."""
+"""timeline: print and read the text form of a Timeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text form of a Trace."""
+"""trace: print and read the text form of a Trace."""
 
 from __future__ import annotations
 
