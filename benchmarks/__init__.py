@@ -1,1 +1,1 @@
-"""Measurements that back what the documentation says (docs/benchmarks.md)."""
+"""benchmarks: the measurements behind what the documentation says (docs/benchmarks.md)."""

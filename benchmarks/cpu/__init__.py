@@ -1,1 +1,1 @@
-"""Benchmarks on a CPU: `python -m benchmarks.cpu [NAME...]`, see docs/benchmarks.md."""
+"""cpu: benchmarks on a CPU: `python -m benchmarks.cpu [--only NAME...]`, see docs/benchmarks.md."""

@@ -1,4 +1,4 @@
-"""The command: `python -m benchmarks.cpu`."""
+"""The command `python -m benchmarks.cpu`."""
 
 from __future__ import annotations
 

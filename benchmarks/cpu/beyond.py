@@ -1,7 +1,7 @@
-"""beyond: a step that needs more memory than the machine has, trained within half of it.
+"""beyond: train a step that needs more memory than the machine has, within half of it.
 
-The batch is so large that the step, everything kept, takes more than the machine's memory. Plain
-PyTorch is allowed what is free, and fails; outcore trains.
+The batch is so large that the step, with everything kept, needs more than the machine's memory.
+Plain PyTorch may use what is free, and fails; outcore trains.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from outcore.runtime.options import DEFAULT_POLICY
 from outcore.units import format_bytes
 
 NETWORK, SIZE = "densenet121", 224
-"""Every layer keeps what it makes: few operations for each byte."""
+"""Every layer keeps what it makes: there are few operations for each byte."""
 MEMORY_RATIO = 1.4
-"""What the step takes in-core, of the machine's memory."""
+"""In-core memory of the step, relative to the machine's memory."""
 BUDGET_SHARE = 0.5
-"""The budget, as a part of the machine's memory."""
+"""The budget, as a fraction of the machine's memory."""
 RESIDENT_LIMIT = 1.10
 OUT_OF_MEMORY, KILLED = "can't allocate memory", "Died"
-"""What torch says, and what becomes of a process that the system ends."""
+"""What torch's error says, and the worker error for a process that the system killed."""
 TURNS = 3
 COUNTED_BY = "v100-pcie3"
-"""Any machine would do: only bytes are asked of it."""
+"""Any machine would do: only bytes are used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Beyond(Row):
     mode: str
     batch: int
     memory_bytes: int
-    """Of the machine."""
+    """The machine's memory."""
     in_core_peak_bytes: int
     budget_bytes: int | None = None
     measured_peak_bytes: int | None = None
@@ -63,7 +63,7 @@ class Beyond(Row):
 
 
 def beyond(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """Plain PyTorch with what is free, then outcore with half of what there is."""
+    """Plain PyTorch with the free memory, then outcore with half of the machine's memory."""
     if patience.over():
         return
     there = scale.memory_bytes or memory_limit_bytes()
@@ -86,13 +86,13 @@ def _in_core_bytes(batch: int) -> int:
 
 
 def _batch(nbytes: int) -> int:
-    """The smallest that takes so much: what a sample takes is the same for all."""
+    """The smallest batch that needs `nbytes`: every sample needs the same amount."""
     one, two = _in_core_bytes(1), _in_core_bytes(2)
     return max(1, 1 - (one - nbytes) // (two - one))
 
 
 def limit(_: Trainer, nbytes: int) -> None:
-    """Let the process come to hold so many bytes more than it does."""
+    """Limit the process to `nbytes` more address space than it has mapped."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     most = memory.mapped_bytes() + nbytes
     resource.setrlimit(resource.RLIMIT_AS, (most if hard < 0 else min(most, hard), hard))

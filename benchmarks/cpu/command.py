@@ -1,4 +1,4 @@
-"""The kit of a CPU: its benchmarks, and how much of them is run."""
+"""command: the command line of the CPU benchmarks."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ KIT = Kit(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run what the command line names."""
+    """Run the benchmarks that the command line names."""
     run_kit(KIT, arguments)

@@ -1,7 +1,7 @@
-"""exact: the same results under every policy and budget, inside the budget.
+"""exact: check that results are identical under every policy and budget, inside the budget.
 
-Loss, gradients and buffers of every step (the profiled ones too) against torch's `aot_eager`, which
-runs the same kernels, and against eager. The peak is metered once the plan runs.
+Loss, gradients and buffers of every step, profiled ones included, are compared with torch's
+`aot_eager`, which runs the same kernels, and with eager. The peak is metered once the plan runs.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from outcore.runtime.margin import MARGIN_DIVISOR
 from outcore.units import format_bytes
 
 STEPS = 8
-"""Five until the plan runs, and three under it; one more is metered."""
+"""Five steps until the plan runs, and three under it; one more is metered."""
 KEEP_ALL = "keep-all"
 FINE_BYTES = 1024
-"""The smallest buffers to be moved where the default, 64 KiB, leaves no plan."""
+"""The smallest buffers to move if there is no plan with the default, 64 KiB."""
 
 Digests = tuple[tuple[str, ...], ...]
 
@@ -40,14 +40,16 @@ Digests = tuple[tuple[str, ...], ...]
 class Exactness(Row):
     """One model under one policy and budget.
 
-    `share`: how far the budget lies on the way from the floor to the in-core peak; `keep-all` gets
-    a budget that everything fits, for below that it is infeasible by definition.
-    The last three count tensors, over all steps, that are not bitwise equal.
+    The last three fields count tensors, over all steps, that are not bitwise equal.
     """
 
     case: str
     policy: str
     share: float | None
+    """Where the budget lies between the floor (0) and the in-core peak (1).
+
+    None for `keep-all`: it gets a budget that everything fits, and would be infeasible below that.
+    """
     state: str | None = None
     graphs: int | None = None
     budget_bytes: int | None = None
@@ -91,9 +93,9 @@ class Comparison:
         self.in_core_bytes = min(peak, self.planned_peak_bytes)
 
     def row(self, policy: str, share: float | None) -> Exactness:
-        """Train under `policy` and compare. `share`: see `Exactness`; None: everything fits.
+        """Train under `policy` and compare. `share` is as in `Exactness`; None: everything fits.
 
-        Where `policy` has no plan, it is let at smaller buffers too.
+        If `policy` has no plan, it is tried again with smaller buffers allowed to move.
         """
         row = self._try(policy, share)
         return row if row.state or share is None else self._try(_fine(policy), share)
@@ -109,7 +111,7 @@ class Comparison:
             _forget()
 
     def _budget_bytes(self, share: float | None) -> int:
-        """Bytes of a budget, the engine's safety margin included."""
+        """A budget in bytes, including the engine's safety margin."""
         if share is None:
             budget = self.planned_peak_bytes * 1.02
         else:
@@ -137,7 +139,7 @@ class Comparison:
         return replace(row, checks=_checks(row))
 
     def _run(self, mode: Mode) -> tuple[Digests, int]:
-        """Results of all steps, and the metered peak of one more."""
+        """Results of all steps, and the metered peak of one more step."""
         trainer = Trainer(self.case, mode)
         seen, peak = tuple(trainer.digests() for _ in range(STEPS)), trainer.peak_bytes()
         del trainer
@@ -147,7 +149,8 @@ class Comparison:
     def _range(self) -> tuple[int, int]:
         """The floor and the in-core peak as planned, both without a safety margin.
 
-        Of several graphs the last one's floor stands for all: nothing comes between its calls.
+        If there are several graphs, the floor is that of the last one: nothing runs between its
+        calls.
         """
         trainer = Trainer(self.case, Outcore(KEEP_ALL))
         trainer.warm_up()
@@ -180,6 +183,6 @@ def _checks(row: Exactness) -> tuple[Check, ...]:
 
 
 def _forget() -> None:
-    """Leave nothing of one training behind that the next one would count as held."""
+    """Release what is left of one training: the next one would count it as held."""
     torch.compiler.reset()
     gc.collect()

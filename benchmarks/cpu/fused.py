@@ -1,7 +1,7 @@
-"""fused: what fused kernels give under a budget, beside torch's own compiler.
+"""fused: compare fused kernels under a budget with torch's own compiler.
 
-All workers of one run take turns step by step. Eager and Inductor have no budget: they are there to
-compare with.
+All workers of one run take turns step by step. Eager and Inductor have no budget; they are there
+for comparison.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outcore.runtime.options import DEFAULT_POLICY
 
 
 def fused(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """At full speed, then with the link slowed down."""
+    """Rows at full speed, then with a slower link."""
     if patience.over():
         return
     budget = int(in_core_peak_bytes(scale.workload) * scale.budget_share)
@@ -30,7 +30,7 @@ def fused(scale: Scale, patience: Patience) -> Iterator[Row]:
 
 
 def _modes(scale: Scale, budget: int, link: str | None) -> Sequence[Mode]:
-    """The reference first."""
+    """The modes to compare, the reference first."""
     planned = (
         Outcore(DEFAULT_POLICY, budget, link),
         Outcore(DEFAULT_POLICY, budget, link, fuse=True),

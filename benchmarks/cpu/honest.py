@@ -1,4 +1,4 @@
-"""honest: what the simulator says of a plan, and what its steps take."""
+"""honest: compare what the simulator predicts for a plan with what its steps take."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from outcore.units import format_bytes
 TIME_LIMIT = 0.15
 PEAK_LIMIT = 1.05
 MOST_SECONDS = 120.0
-"""One policy's steps; slow ones get fewer."""
+"""Time limit for one policy's steps: slow policies get fewer steps."""
 ROOMY_SHARE = 1.25
-"""The budget of `keep-all`, as a part of the in-core peak."""
+"""The budget of `keep-all`, as a fraction of the in-core peak."""
 POLICIES = tuple(dict.fromkeys(("keep-all", "swap-all", RECOMPUTE_ALL, "pooch", DEFAULT_POLICY)))
 LINKED = tuple(policy for policy in POLICIES if policy not in {"keep-all", RECOMPUTE_ALL})
-"""Those whose time depends on the link."""
+"""Policies whose time depends on the link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Honesty(Row):
 
 
 def honest(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """Each policy by itself in a fresh process: at full speed, then with the link slowed down."""
+    """Each policy alone in a fresh process: at full speed, then with a slower link."""
     if patience.over():
         return
     peak = in_core_peak_bytes(scale.workload)

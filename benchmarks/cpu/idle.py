@@ -1,4 +1,4 @@
-"""idle: what outcore costs where everything fits and nothing moves."""
+"""idle: measure what outcore costs if everything fits and nothing is moved."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from benchmarks.kit.rows import Row, at_most
 from benchmarks.kit.worker import Worker
 
 LIMIT = 1.02
-"""The most that a step may take of `aot_eager`'s."""
+"""The largest time of a step relative to `aot_eager`'s."""
 FRESH = 3
-"""So many processes of each mode, one after the other: they differ by more than their turns do."""
+"""Number of processes of each mode, one after the other: they differ more than their turns do."""
 MODES = (AotEager(), Eager(), Outcore("keep-all"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idleness(Row):
-    """One model; ratios are medians over the rounds, quartiles beside the one that counts."""
+    """One model. Ratios are medians over the rounds; `quartiles` belong to `of_aot_eager_ratio`."""
 
     workload: str
     rounds: int
@@ -46,7 +46,7 @@ class Idleness(Row):
 
 
 def idle(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """The networks of the benchmarks and the models of the tests."""
+    """A row for each network of the benchmarks and each model of the tests."""
     for workload in (*scale.idle_workloads, *(scale.cases or case_names())):
         if patience.over():
             return
@@ -72,7 +72,7 @@ def _row(workload: str, scale: Scale, patience: Patience) -> Idleness:
 
 
 def _turns(workload: str, scale: Scale, rounds: int, patience: Patience) -> tuple[Turns[Turn], ...]:
-    """Of fresh processes, one for each of `MODES`."""
+    """The turns of fresh processes, one process for each of `MODES`."""
     with ExitStack() as stack:
         workers = {m.name: stack.enter_context(Worker(alone, workload, m)) for m in MODES}
         warm = [worker.ask(Trainer.warm_up)[-1] for worker in workers.values()]

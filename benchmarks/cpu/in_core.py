@@ -1,4 +1,4 @@
-"""What a workload takes when nothing is done about it: the measure of its budgets."""
+"""in_core: measure what a workload needs in plain PyTorch, which its budgets are relative to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""leak: memory stays flat over many steps, also where backward never runs."""
+"""leak: check that memory stays flat over many steps, also if backward never runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from outcore.runtime.options import DEFAULT_POLICY
 WORKLOAD = "small-resnet-b16-64"
 BUDGET_SHARE = 0.7
 FLAT_SHARE = 0.02
-"""What resident memory may grow by over the second half, of what there is: malloc's own unrest."""
+"""How much resident memory may grow over the second half, relatively: malloc fluctuates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leakage(Row):
-    """One way to spend steps. Growth and slopes are those of the second half."""
+    """One way to spend steps. Growth and slopes are over the second half of the steps."""
 
     what: str
     mode: str
@@ -52,7 +52,7 @@ class Leakage(Row):
 
 
 def leak(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """Training, and forward calls whose results are dropped; eager's figures to compare with."""
+    """Training, then forward calls whose results are dropped; eager's figures for comparison."""
     if patience.over():
         return
     budget = int(in_core_peak_bytes(WORKLOAD) * BUDGET_SHARE)
@@ -70,7 +70,7 @@ def leak(scale: Scale, patience: Patience) -> Iterator[Row]:
 
 
 def train(trainer: Trainer, steps: int) -> tuple[Sample, ...]:
-    """Train, and look at the process after each step."""
+    """Train, and sample the process after each step."""
     samples = []
     for _ in range(steps):
         trainer.train()
@@ -79,7 +79,7 @@ def train(trainer: Trainer, steps: int) -> tuple[Sample, ...]:
 
 
 def drop(trainer: Trainer, steps: int) -> tuple[Sample, ...]:
-    """Call forward, drop the result, and look at the process."""
+    """Call forward, drop the result, and sample the process after each call."""
     samples = []
     for _ in range(steps):
         trainer.call(*trainer.args)

@@ -1,4 +1,4 @@
-"""machine: what the figures were taken on. No names of hosts, no paths."""
+"""machine: describe the machine on which figures are taken. No host names, no paths."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from outcore.execute.malloc import own_malloc
 from outcore.ir.hardware import Tier
 
 ENOUGH_BYTES = 1 << 30
-"""A budget for which the link is measured with all sizes."""
+"""A budget so large that the link is measured with all sizes."""
 
 
 def machine() -> dict[str, Any]:
-    """Versions, processor, memory, malloc and disk; takes about a second."""
+    """Versions, processor, memory, malloc and disk. Takes about a second."""
     return host() | _in_a_worker()
 
 
 def _in_a_worker() -> dict[str, Any]:
-    """What changes the process that asks: malloc is tuned for good, a driver starts threads."""
+    """Parts that would change this process: malloc is tuned for good, a driver starts threads."""
     with Worker(_malloc_and_disk) as worker:
         return worker.ask(dict)
 

@@ -1,4 +1,4 @@
-"""Memory as the kernel counts it: resident bytes of this process and their high-water mark."""
+"""memory: read this process's memory as the kernel counts it, and its high-water mark."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ _CLEAR = Path("/proc/self/clear_refs")
 
 
 def resident_bytes() -> int:
-    """Resident memory now."""
+    """Resident bytes now."""
     return _status("VmRSS")
 
 
 def high_water_bytes() -> int:
-    """The most resident memory since the last reset."""
+    """The most resident bytes since the last reset."""
     return _status("VmHWM")
 
 
 def mapped_bytes() -> int:
-    """The process's address space, whatever is in it."""
+    """Bytes of the process's address space, used or not."""
     return _status("VmSize")
 
 
 def reset_high_water() -> None:
-    """Let the high-water mark begin anew at what is resident now."""
+    """Reset the high-water mark to what is resident now."""
     _CLEAR.write_text("5")
 
 

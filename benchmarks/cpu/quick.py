@@ -1,4 +1,4 @@
-"""quick: what it takes to get from the first call to a plan."""
+"""quick: measure how long it takes from the first call to a plan."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ LIMIT_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quickness(Row):
-    """One policy's planning.
-
-    `first_step_seconds` has Dynamo's and AOTAutograd's work in it, `capture_seconds` is outcore's
-    part of that; `planning_seconds` is policy, lowering, verification and simulation.
-    """
+    """The planning of one policy."""
 
     policy: str
     planning_seconds: float | None = None
+    """Time of policy, lowering, verification and simulation."""
     capture_seconds: float | None = None
+    """outcore's part of the first step."""
     first_step_seconds: float | None = None
+    """The first step, including the work of Dynamo and AOTAutograd."""
     steady_step_seconds: float | None = None
 
 

@@ -1,4 +1,4 @@
-"""Race: ways to train one workload, in turns, each in a process of its own."""
+"""race: train one workload in several ways, in turns, each in a separate process."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ from outcore.errors import InfeasibleError
 from outcore.units import format_bytes
 
 INFEASIBLE = "infeasible"
-"""What the note of a way to train begins with that has no plan."""
+"""The beginning of the note of a way to train that has no plan."""
 
 RESIDENT_LIMIT = 1.10
-"""The most that the process may grow, of the peak of its tensors."""
+"""The most that the process may grow, relative to the peak of its tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runner(Row):
-    """One way to train.
-
-    `step_seconds`: median of its turns; `of_eager_ratio`: of the medians, quartiles of the ratio
-    within a round beside it. `resident_bytes`: high-water mark of the process above its start.
-    """
+    """One way to train."""
 
     workload: str
     mode: str
     link: str
+    """The limit on the link's rate, or `disk` for full speed."""
     turns: int | None = None
     step_seconds: float | None = None
+    """Median over the turns."""
     of_eager_ratio: float | None = None
+    """Ratio of the medians."""
     quartiles: str | None = None
+    """Quartiles of the ratio to eager within a round."""
     budget_bytes: int | None = None
     predicted_peak_bytes: int | None = None
     peak_bytes: int | None = None
     of_eager_peak_ratio: float | None = None
     resident_bytes: int | None = None
+    """High-water mark of the process's resident memory, above what it held at its start."""
     resident_of_peak_ratio: float | None = None
     predicted_seconds: float | None = None
     keep_offload_recompute: str | None = None
@@ -56,7 +57,7 @@ R = TypeVar("R", bound=Runner)
 
 
 class Raced(NamedTuple):
-    """What one way to train took, in one process or in several after each other."""
+    """What one way to train took, in one process or in several, one after the other."""
 
     turns: Turns[Turn]
     peak_bytes: int
@@ -66,7 +67,7 @@ class Raced(NamedTuple):
 def race(
     scale: Scale, modes: Sequence[Mode], link: str | None, patience: Patience
 ) -> Iterator[Runner]:
-    """A row for each mode; `link` says how fast theirs is. Eager must be among them."""
+    """A row for each mode, over a link that is limited to `link`. Eager must be among the modes."""
     raced = run(scale.workload, modes, scale.rounds, patience)
     for mode in modes:
         runner = Runner(workload=scale.workload, mode=mode.name, link=link or "disk")
@@ -76,7 +77,7 @@ def race(
 def run(
     workload: str, modes: Sequence[Mode], rounds: int, patience: Patience
 ) -> dict[str, Raced | str]:
-    """All modes, in turns, by name; for one that failed, the reason."""
+    """Run all modes in turns. Returns the figures by name, or the reason if a mode failed."""
     found: dict[str, Raced | str] = {}
     with ExitStack() as stack:
         workers: dict[str, Worker[Trainer]] = {}
@@ -96,7 +97,7 @@ def run(
 
 
 def scored(row: R, result: Raced | str, results: Mapping[str, Raced | str]) -> R:
-    """The row with the figures of its `result`, beside those of eager in `results`."""
+    """The row with the figures of its `result`, compared with those of eager in `results`."""
     eager = results[Eager().name]
     if isinstance(result, str) or isinstance(eager, str):
         return replace(row, note=result if isinstance(result, str) else f"eager {eager}")
@@ -115,7 +116,7 @@ def _ready(stack: ExitStack, workload: str, mode: Mode) -> Worker[Trainer]:
 
 
 def reason(error: InfeasibleError | WorkerError) -> str:
-    """For the note of a row. What a worker printed goes to the terminal."""
+    """Why there are no figures, for a row's note. What a worker printed goes to the terminal."""
     if isinstance(error, InfeasibleError):
         return f"{INFEASIBLE}: needs {format_bytes(error.floor_bytes)}"
     print(error, file=sys.stderr)
@@ -155,7 +156,7 @@ def _weighed(row: R, report: dict[str, Any], peak: int, eager_peak: int) -> R:
 
 
 def _judged(row: R) -> R:
-    """The row with the checks of outcore's."""
+    """The row with the checks of outcore's modes."""
     if row.budget_bytes is None or row.peak_bytes is None:
         return row
     checks = (

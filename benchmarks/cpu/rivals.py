@@ -1,10 +1,12 @@
-"""rivals: `search` beside the other policies that move something, on four courses.
+"""rivals: compare `search` with the other policies that move something, on four courses.
 
-And beside `torch.utils.checkpoint` per block, whose memory no budget holds. All on one course
-take turns step by step. Policies are compared, not profiles nor processes: the plans of a course
-are made from one profile, those that are the same run once, and each runs in two fresh processes,
-which tell by how much processes differ where nothing else does. `search` with fused kernels, whose
-step is another one, profiles for itself.
+`torch.utils.checkpoint` per block takes part, too, although no budget limits its memory. All ways
+to train on one course take turns step by step.
+
+The aim is to compare policies, not profiles or processes. So the plans of a course are made from
+one profile. Plans that are identical run once. Each runs in two fresh processes, which shows how
+much processes differ if nothing else does. `search` with fused kernels has another step, so it
+profiles for itself.
 """
 
 from __future__ import annotations
@@ -43,11 +45,11 @@ RIVALS = (
     "chen-sqrt",
     "cheap",
 )
-"""The best of each kind; those that move all that can be are in `worth`."""
+"""The best policy of each kind. Policies that move all that they can are in `worth`."""
 
 
 class Course(NamedTuple):
-    """One race: what is trained, in which part of its in-core peak, over which link."""
+    """One race: what is trained, at which fraction of its in-core peak, over which link."""
 
     workload: str
     share: float
@@ -60,22 +62,22 @@ COURSES = (
     Course("resnet50-b32-224", 0.3),
     Course("resnet50-b16-224", 0.4, SLOW_LINK),
 )
-"""30 % with the larger batch: 16 images need a third of their peak under any plan."""
+"""30 % has the larger batch: with 16 images, every plan needs a third of the peak."""
 ROUNDS = 5
-"""Turns of each process, of which there are two for each way to train."""
+"""Turns of each process. There are two processes for each way to train."""
 DEVIATIONS = 2.0
-"""Two ways differ where their times do by more than so many standard deviations."""
+"""Two times differ if they are more than this many standard deviations apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Racer(Runner):
-    """`same_as`: the mode whose plan is the very same; its figures stand here too."""
+    """A row. `same_as` names the mode with an identical plan, whose figures this row repeats."""
 
     same_as: str = ""
 
 
 class Entry(NamedTuple):
-    """One that takes part: what runs for it, or why nothing does."""
+    """One entry in a race: the mode that runs for it, or a note why nothing does."""
 
     name: str
     mode: Mode | None
@@ -97,7 +99,7 @@ def rivals(scale: Scale, patience: Patience) -> Iterator[Row]:
 def _race(
     course: Course, entries: Sequence[Entry], rounds: int, patience: Patience
 ) -> Iterator[Racer]:
-    """Rows of all entries, and of eager before them."""
+    """Rows of all entries, after a row of eager."""
     entries = [_entry(Eager()), *entries]
     modes = list(dict.fromkeys(entry.mode for entry in entries if entry.mode is not None))
     runs = [run(course.workload, modes, rounds, patience) for _ in range(2)]
@@ -119,7 +121,7 @@ def _entry(mode: Mode) -> Entry:
 
 
 def _planned(course: Course, policies: Sequence[str], folder: Path) -> Iterator[Entry]:
-    """What each policy makes of one profile, in a file of its own; what is the same only once."""
+    """Plan by each policy from one profile. Identical plans share a mode, so that they run once."""
     budget = int(in_core_peak_bytes(course.workload) * course.share)
     blank = Outcore(policies[0], budget, course.link)
     fused = replace(blank, fuse=True)
@@ -145,7 +147,7 @@ def _planned(course: Course, policies: Sequence[str], folder: Path) -> Iterator[
 
 
 def _joined(parts: Sequence[Raced | str]) -> Raced | str:
-    """The same mode in one process after the other; what went wrong, where something did."""
+    """The same mode in one process after the other, as one result; or the error, if one failed."""
     fine = []
     for part in parts:
         if isinstance(part, str):
@@ -156,7 +158,7 @@ def _joined(parts: Sequence[Raced | str]) -> Raced | str:
 
 
 def _of_eager(name: str, runs: Sequence[Mapping[str, Raced | str]]) -> float | None:
-    """Mean of the ratios within a run: from one to the next the machine may have changed."""
+    """Geometric mean over the runs of the ratio to eager: the machine may change between runs."""
     logs = []
     for each in runs:
         mine, eager = each[name], each[Eager().name]
@@ -167,10 +169,10 @@ def _of_eager(name: str, runs: Sequence[Mapping[str, Raced | str]]) -> float | N
 
 
 def _deviation(runs: Sequence[Mapping[str, Raced | str]]) -> float:
-    """Standard deviation of the ratio of two modes' times, each from one process of either run.
+    """Standard deviation of the ratio of two modes' times, each from one process of the same run.
 
-    A process takes its mode's time, times what is common to its run, times noise: the logarithms
-    of first over second differ between the modes by the noise of two processes.
+    A process's time is its mode's time, times a factor common to its run, times noise. So the
+    logarithms of first over second run differ between modes by the noise of two processes.
     """
     first, second = runs
     logs = []
@@ -182,7 +184,7 @@ def _deviation(runs: Sequence[Mapping[str, Raced | str]]) -> float:
 
 
 def _judged(row: Racer, rows: Sequence[Racer], margin: float) -> Racer:
-    """The row; that of `search` with checks against each other one."""
+    """The row; if it is that of `search`, with a check against each other row."""
     if row.mode != Outcore(OURS).name:
         return row
     apart = (row.mode, Eager().name, Outcore(OURS, fuse=True).name)
@@ -191,7 +193,7 @@ def _judged(row: Racer, rows: Sequence[Racer], margin: float) -> Racer:
 
 
 def _larger(ours: Racer, other: Racer) -> bool:
-    """Whether ours takes more memory than one that has no budget: the two do not compare."""
+    """Whether ours uses more memory than one without a budget: then the two cannot be compared."""
     return other.budget_bytes is None and (ours.peak_bytes or 0) > (other.peak_bytes or 0)
 
 

@@ -1,4 +1,4 @@
-"""Scale: how large the benchmarks of a CPU are run."""
+"""Scale: how much of the CPU benchmarks is run."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ class Scale:
     """How much is run."""
 
     workload: str
-    """The network of `worth`, `honest` and `quick` (see `workloads`)."""
+    """The network of `worth`, `fused`, `honest` and `quick` (see `workloads`)."""
     idle_workloads: tuple[str, ...]
+    """The networks of `idle`."""
     cases: tuple[str, ...]
-    """Models of tests/cpu/models.py; all of them where this is empty."""
+    """Models of tests/cpu/models.py; empty means all of them."""
     shares: tuple[float, ...]
-    """Budgets of `exact`, as parts of the way from the floor to the in-core peak."""
+    """Budgets of `exact`, as fractions of the way from the floor to the in-core peak."""
     budget_share: float
-    """The budget of `worth`, `honest` and `quick`, as a part of the in-core peak."""
+    """The budget of `worth`, `fused`, `honest` and `quick`, as a fraction of the in-core peak."""
     rounds: int
     """Turns of each worker in an interleaved run."""
     turn_seconds: float
     """A turn repeats short steps until it takes about this long."""
     throttled: bool
-    """Whether to repeat `worth` and `honest` with a slower link."""
+    """Whether to repeat `worth`, `fused` and `honest` with a slower link."""
     repeats: int
+    """Trainings of `quick`."""
     steps: int
     """Training steps of `leak`."""
     drops: int
@@ -32,7 +34,7 @@ class Scale:
     examples: int
     """Generated plans of `verifier`."""
     memory_bytes: int | None = None
-    """What `beyond` takes for the machine's memory; None: what that is."""
+    """The machine's memory as `beyond` should see it; None means the actual memory."""
 
 
 FULL = Scale(

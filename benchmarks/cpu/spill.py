@@ -1,4 +1,4 @@
-"""The baseline that anybody can write: saved-tensor hooks that put each tensor in a file."""
+"""Spill: the baseline that anybody can write: saved-tensor hooks that write tensors to files."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from benchmarks.kit.modes import Call, spill_folder
 from outcore.units import parse_rate
 
 MIN_BYTES = 64 * 2**10
-"""Smaller tensors stay where they are, as with outcore's policies."""
+"""Smaller tensors stay in memory, as with outcore's policies."""
 
 
 class SpilledTensor:
-    """A tensor in a file of its own, which goes when this goes."""
+    """A tensor in its own file, which is deleted together with this object."""
 
     def __init__(self, tensor: Tensor, path: Path, bytes_per_second: float | None) -> None:
         self.path, self.bytes_per_second = path, bytes_per_second
@@ -33,7 +33,7 @@ class SpilledTensor:
             _move(file.write, tensor.contiguous())
 
     def load(self) -> Tensor:
-        """The tensor again, in torch's memory."""
+        """The tensor, read back into torch's memory."""
         tensor = torch.empty(self.shape, dtype=self.dtype)
         with self._at_most_at_the_rate(tensor.nbytes), self.path.open("rb", buffering=0) as file:
             _move(file.readinto, tensor)
@@ -54,7 +54,7 @@ class SpilledTensor:
 class SpillHooks:
     """Saved-tensor hooks that keep parameters and small tensors, and spill all others.
 
-    `bytes_per_second` slows each copy down to that rate, as the throttle of outcore's driver does.
+    `bytes_per_second` slows each copy down to that rate, like the throttle of outcore's driver.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class SpillHooks:
         self._count = 0
 
     def hooks(self) -> saved_tensors_hooks:
-        """The context under which the forward pass is to run."""
+        """The context in which the forward pass has to run."""
         return saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, tensor: Tensor) -> Tensor | SpilledTensor:

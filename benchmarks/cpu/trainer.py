@@ -1,4 +1,4 @@
-"""Trainer: one model trained one way, step by step, with the instruments to watch it."""
+"""Trainer: one model trained in one way, step by step, with the instruments to observe it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What some steps in a row took: mean seconds of forward, loss and backward."""
+    """Some steps in a row: mean seconds of forward, loss and backward."""
 
     seconds: float
     resident_bytes: int
@@ -35,7 +35,7 @@ class Turn:
 
 
 class Trainer:
-    """A workload under a mode. The optimizer runs between the steps, outside of all figures."""
+    """A workload under a mode. The optimizer runs between the steps, outside all figures."""
 
     def __init__(self, workload: str, mode: Mode, start_bytes: int = 0) -> None:
         self.module, self.args, self.loss = make_step(workload)
@@ -45,7 +45,7 @@ class Trainer:
         self.steps = 0
 
     def step(self) -> tuple[Tensor, float]:
-        """The loss, and the seconds of forward, loss and backward. Seeded by the step's number."""
+        """One step, seeded by its number: the loss, and seconds of forward, loss and backward."""
         torch.manual_seed(self.steps)
         self.optimizer.zero_grad()
         start = time.perf_counter()
@@ -56,15 +56,15 @@ class Trainer:
         return loss, seconds
 
     def train(self) -> float:
-        """One step with the optimizer; its seconds."""
+        """One step with the optimizer; returns the seconds of the step without it."""
         _, seconds = self.step()
         self.optimizer.step()
         return seconds
 
     def warm_up(self) -> tuple[float, ...]:
-        """Train until nothing changes any more: outcore has planned and metered its plan.
+        """Train until nothing changes any more: outcore has planned, and has metered its plan.
 
-        Raises InfeasibleError where no plan fits.
+        Raises InfeasibleError if no plan fits.
         """
         seconds = [self.train() for _ in range(FEWEST_WARM_UPS)]
         while not self._steady() and len(seconds) < MOST_WARM_UPS:
@@ -72,13 +72,13 @@ class Trainer:
         return tuple(seconds)
 
     def turn(self, steps: int = 1) -> Turn:
-        """`steps` steps under the clock."""
+        """Time `steps` steps."""
         memory.reset_high_water()
         seconds = [self.train() for _ in range(steps)]
         return Turn(sum(seconds) / steps, memory.high_water_bytes() - self.start_bytes)
 
     def seconds(self, at_most: float, most_steps: int) -> tuple[float, int]:
-        """Median seconds of steps in a row, and how many: at least 3, then while time is left."""
+        """Median seconds of steps in a row, and their number: at least 3, more if time is left."""
         end = time.perf_counter() + at_most
         seconds = [self.train() for _ in range(3)]
         while len(seconds) < most_steps and time.perf_counter() < end:
@@ -86,7 +86,7 @@ class Trainer:
         return median(seconds), len(seconds)
 
     def peak_bytes(self) -> int:
-        """The most tensor bytes during a step, by torch's allocator events; all tensors counted."""
+        """The most tensor bytes during a step, from torch's allocator events; all tensors count."""
         self.optimizer.zero_grad()  # the meter cannot tell the size of what was there before it
         gc.collect()
         held = resident_bytes(_CPU)
@@ -106,7 +106,7 @@ class Trainer:
         return {} if self.backend is None else self.backend.report().to_dict()
 
     def problem(self) -> Problem:
-        """What outcore's plan was made for: the one graph, as it was profiled here."""
+        """The problem that outcore planned for: its one graph, as profiled here."""
         assert self.backend is not None
         assert self.backend.engine is not None
         (graph,) = self.backend.engine.registry.statuses()
@@ -118,7 +118,7 @@ class Trainer:
 
 
 def alone(workload: str, mode: Mode) -> Trainer:
-    """A Trainer for a process of its own: malloc tuned, the machinery of `mode` loaded before."""
+    """A Trainer for a separate process, with malloc tuned and the machinery of `mode` loaded."""
     own_malloc()
     _rehearse(mode)
     return Trainer(workload, mode, memory.resident_bytes())
@@ -131,7 +131,7 @@ def results(module: nn.Module, loss: Tensor) -> tuple[str, ...]:
 
 
 def _rehearse(mode: Mode) -> None:
-    """Train a model of a few kilobytes: what a mode loads is not the memory of the next model."""
+    """Train a tiny model, so that what a mode loads does not count as memory of the next model."""
     tiny = nn.Sequential(
         nn.Conv2d(3, 8, 3, stride=2, padding=1),
         nn.BatchNorm2d(8),
@@ -152,4 +152,4 @@ def _rehearse(mode: Mode) -> None:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     if driver is not None:
-        driver.bound_memory(0, 0)  # gives back what it kept for its next tensors
+        driver.bound_memory(0, 0)  # releases what it kept for its next tensors

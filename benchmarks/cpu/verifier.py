@@ -1,7 +1,8 @@
-"""verifier: how many single faults in a program are caught before it runs.
+"""verifier: measure how many single faults in a program are caught before it runs.
 
-Generated traces and plans (fixed seed), lowered; each instruction and each hazard edge is taken
-away in turn. An edge does harm where some order of the streams then gives another result.
+Generated traces and plans (with a fixed seed) are lowered. Each instruction and each hazard edge is
+then removed in turn. A missing edge is harmful if some order of the streams then gives another
+result.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from tests.pure.mutations import Tally
 from tests.pure.test_lower import lowered, planned
 
 LIMIT = 0.95
-"""The least part of the lost instructions to be caught."""
+"""The least fraction of lost instructions that must be caught."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kills(Row):
-    """One kind of fault. `harmful`: those that change results; `missed`: harmful and not caught."""
+    """One kind of fault. `harmful` ones change results; `missed` are harmful and not caught."""
 
     fault: str
     tried: int

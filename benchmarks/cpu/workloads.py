@@ -1,4 +1,4 @@
-"""What is trained, by name: outcore's networks at a batch and a size, and the tests' cases."""
+"""workloads: models to train, by name: outcore's networks with batch and size, and test cases."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ class Step(NamedTuple):
 
 
 def make_step(name: str, seed: int = 0) -> Step:
-    """The model, arguments and loss of a workload, from `seed`.
+    """The model, arguments and loss of a workload, made from `seed`.
 
-    `NETWORK-bBATCH-SIZE`, or the name of a case. Raises KeyError, or OptionValueError as `network`.
+    `name` is `NETWORK-bBATCH-SIZE`, or the name of a test case. Raises KeyError, or
+    OptionValueError like `network`.
     """
     torch.manual_seed(seed)
     if name in _WORKLOADS:
@@ -35,8 +36,8 @@ def make_step(name: str, seed: int = 0) -> Step:
 
 
 def case_names() -> tuple[str, ...]:
-    """The models of tests/cpu/models.py."""
-    # Loads other people's libraries, which takes seconds and memory, for these workloads alone.
+    """The names of the models in tests/cpu/models.py."""
+    # This loads third-party libraries, which takes seconds and memory, for these workloads only.
     from tests.cpu.models import CASES  # noqa: PLC0415 - see above
 
     return tuple(case.name for case in CASES)
@@ -56,7 +57,7 @@ def _step(spec: NetworkSpec, batch: int, size: int) -> Step:
 
 
 _SIZED = re.compile(r"(?P<network>[a-z0-9-]+)-b(?P<batch>\d+)-(?P<size>\d+)")
-"""A network of outcore's, its batch, and how wide images are."""
+"""A network of outcore, its batch, and the width of its images."""
 
 _WORKLOADS: dict[str, Callable[[], Step]] = {
     "small-resnet-b16-64": lambda: _step(network("resnet50").small, 16, 64),

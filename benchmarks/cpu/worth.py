@@ -1,7 +1,7 @@
-"""worth: a budget of 40 % of the in-core peak, outcore's policies beside their peers.
+"""worth: compare outcore's policies with their peers, at a budget of 40 % of the in-core peak.
 
 All workers of one run take turns step by step. Eager, `aot_eager` and plain Inductor have no
-budget: they are there to compare with.
+budget; they are there for comparison.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from outcore.runtime.options import DEFAULT_POLICY
 
 SLOW_LINK = "300MiB/s"
 RECOMPUTE_ALL = "recompute-all"
-"""Takes tens of times as long as eager, whatever the link: it is run at full speed alone."""
+"""It takes tens of times as long as eager with any link, so it runs at full speed only."""
 COMPARED = ("swap-all-naive", "swap-all", RECOMPUTE_ALL, "swap-opt", "pooch", DEFAULT_POLICY)
-"""Not all that there are: each has a process of its own, and all are alive at once."""
+"""Not all policies: each needs its own process, and all processes are alive at once."""
 SPEEDY_RECOMPUTE = f"{RECOMPUTE_ALL}{{max_ops=12,stay=true}}"
 TIME_LIMIT = 1.15
-"""The most that a step of the default policy may take of eager's, at full speed of the disk."""
+"""Limit for the step time of the default policy, relative to eager, with the full-speed disk."""
 
 
 def worth(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """At full speed, then with the link slowed down for those who use it."""
+    """Rows at full speed, then, for fewer modes, with a slower link."""
     if patience.over():
         return
     budget = int(in_core_peak_bytes(scale.workload) * scale.budget_share)
@@ -48,7 +48,7 @@ def worth(scale: Scale, patience: Patience) -> Iterator[Row]:
 
 
 def _modes(scale: Scale, budget: int, link: str | None) -> Sequence[Mode]:
-    """The reference first."""
+    """The modes to compare, the reference first."""
     left_out = set() if link is None else {RECOMPUTE_ALL}
     policies = (DEFAULT_POLICY,) if scale != FULL else (*COMPARED, SPEEDY_RECOMPUTE)
     planned = [Outcore(policy, budget, link) for policy in policies if policy not in left_out]
@@ -57,7 +57,7 @@ def _modes(scale: Scale, budget: int, link: str | None) -> Sequence[Mode]:
 
 
 def _judged(row: Runner) -> Runner:
-    """The row with one check more: the time of the default policy."""
+    """The row with one more check, if it is for the default policy: its time."""
     if row.mode != Outcore(DEFAULT_POLICY).name or row.link != "disk" or not row.checks:
         return row
     return replace(

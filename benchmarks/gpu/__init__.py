@@ -1,1 +1,1 @@
-"""Benchmarks on a GPU: `python -m benchmarks.gpu [--only NAME...]`, see docs/gpu.md."""
+"""gpu: benchmarks on a GPU: `python -m benchmarks.gpu [--only NAME...]`, see docs/gpu.md."""

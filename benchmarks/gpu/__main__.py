@@ -1,4 +1,4 @@
-"""The command: `python -m benchmarks.gpu`."""
+"""The command `python -m benchmarks.gpu`."""
 
 from __future__ import annotations
 

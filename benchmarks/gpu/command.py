@@ -1,4 +1,4 @@
-"""The kit of a GPU: its benchmarks, and on what device they are run."""
+"""command: the command line of the GPU benchmarks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _host_bytes(given: str) -> int:
 
 
 def _machine(machine: Saved) -> tuple[str, ...]:
-    """GPUs, drivers and libraries that are the same give figures that can stand side by side."""
+    """Figures are comparable if GPU, driver and libraries are the same: their names."""
     names = ("device", "driver", "cuda", "cudnn")
     return str(machine["versions"]["torch"]), *(str(machine.get(name)) for name in names)
 
@@ -75,8 +75,8 @@ KIT = Kit(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run what the command line names."""
-    # For the processes to come, and for all of them: outcore would set it for its own.
+    """Run the benchmarks that the command line names."""
+    # Set this for all processes to come: outcore would set it only for its own.
     name, text = asked(os.environ)
     if expands(text) is None:
         os.environ[name] = expanding(text)

@@ -1,8 +1,8 @@
-"""Comparing ways to train one workload: each beside the same step in-core, turn by turn.
+"""compare: train one workload in several ways, each in turns with the same step in-core.
 
-The step in-core, without a cap, stays in a process of its own as the reference. One after the
-other, each way to train gets a fresh process and takes turns with it. Where both do not fit on the
-device at once, the reference's own turns from before count.
+The in-core step, without a cap, stays in a separate process as the reference. Each way to train
+then gets a fresh process, one after the other, and takes turns with the reference. If both do not
+fit on the device at once, the reference's own earlier turns are used.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from outcore.errors import InfeasibleError, OutcoreError
 from outcore.units import format_bytes
 
 CROWDED_SHARE = 0.9
-"""The part of the device that the reference and another process may take at once."""
+"""The fraction of the device that the reference and another process may use together."""
 OUT_OF_MEMORY = "out of memory"
 SAMPLES = 3
-"""Steps whose results must agree before they are compared with: atomics agree by chance."""
+"""Steps of which results must agree to be compared with: atomics may agree by chance."""
 LONGEST_ANSWER = 120.0
-"""Seconds."""
+"""Seconds after which a process counts as hanging."""
 _KINDS = {
     worker.OUT_OF_MEMORY: OUT_OF_MEMORY,
     "ImportError": "not installed",
@@ -52,29 +52,29 @@ _KINDS = {
 
 Goals: TypeAlias = Callable[[Training], tuple[Check, ...]]
 Trained: TypeAlias = tuple[Workload, Mode, str, int | None]
-"""What, how, on what device, with how much of it."""
+"""Arguments of a Trainer: workload, mode, device, and the most bytes of it to use."""
 
 
 class Process(Worker[Trainer]):
-    """A Trainer in a process of its own, as long as there is time."""
+    """A Trainer in a separate process, for as long as there is time."""
 
     def __init__(self, patience: Patience, *trainer: *Trained) -> None:
         self.patience = patience
         super().__init__(Trainer, *trainer)
 
     def answer_seconds(self) -> float:
-        """Nothing that it is asked takes longer."""
+        """The longest that any request may take."""
         return min(LONGEST_ANSWER, self.patience.left_seconds())
 
 
 def no_goals(_: Training) -> tuple[Check, ...]:
-    """None."""
+    """No checks."""
     return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A way to train, the most that it may take of the device (None: all), goals of its own."""
+    """A way to train, the most device bytes that it may use (None: all), and its own goals."""
 
     mode: Mode
     cap_bytes: int | None = None
@@ -88,10 +88,10 @@ def compare(
     scale: Scale,
     patience: Patience,
 ) -> Iterator[Training]:
-    """The row of the reference, then one for each of `contenders`, given the bytes that it takes.
+    """The row of the reference, then a row for each of `contenders`, which gets its peak bytes.
 
-    Those of an earlier run are left out, and the reference, too, where all of them are there. Rows
-    that have not begun when `patience` is over are left out. What fails becomes a note.
+    Rows of an earlier run are left out, and so is the reference if all of them are known. Rows that
+    have not begun when `patience` is over are left out. A failure becomes a note.
     """
     if patience.over():
         return
@@ -109,9 +109,9 @@ def compare(
 
 
 class Comparison:
-    """A workload, and its step in-core: the process, its turns and its results.
+    """A workload, and its in-core step: the process, its turns and its results.
 
-    Where it does not fit on the device, there are no ratios and no results to compare with.
+    If that step does not fit on the device, there are no ratios and no results to compare with.
     """
 
     def __init__(self, workload: Workload, in_core: Mode, scale: Scale, patience: Patience) -> None:
@@ -120,10 +120,10 @@ class Comparison:
         self._turns: Turns[Turn] = ()
         self._results: dict[int, str] = {}
         self._traced: dict[int, str] | None = None
-        """Those of the traced graph, once somebody asked."""
+        """Results of the traced graph, once they were needed."""
 
     def begin(self) -> Training:
-        """Start the reference, and measure it by itself."""
+        """Start the reference, and measure it alone."""
         row = Training(workload=self.workload.name, mode=self.in_core.name)
         try:
             self._process = process = self._started(Contender(self.in_core))
@@ -137,18 +137,18 @@ class Comparison:
             return replace(row, note=reason(error))
 
     def knows(self, contender: Contender) -> bool:
-        """Whether its row is there from an earlier run."""
+        """Whether the row is known from an earlier run."""
         return key(saved(self._blank(contender))) in self.patience.known
 
     def is_known(self, contenders: Callable[[int], Sequence[Contender]]) -> bool:
-        """Whether all rows are."""
+        """Whether all rows are known from an earlier run."""
         reference = self.patience.known.get(key(saved(self._blank(Contender(self.in_core)))))
         if reference is None:
             return False
         return all(map(self.knows, contenders(reference.get("allocated_bytes", 0))))
 
     def rows(self, contenders: Sequence[Contender]) -> Iterator[Training]:
-        """One row each. The process of the next one loads its libraries while one is measured."""
+        """One row each. While one process is measured, the next one loads its libraries."""
         with ThreadPoolExecutor(1) as pool:
 
             def start(number: int) -> Future[Process] | None:
@@ -179,7 +179,7 @@ class Comparison:
                     started.result().close()
 
     def end(self) -> None:
-        """End the reference's process. More than once is fine."""
+        """End the reference's process. Calling this more than once is fine."""
         if self._process is not None:
             self._process.close()
         self._process = None
@@ -201,9 +201,9 @@ class Comparison:
         return replace(row, checks=(*contender.goals(row), *row.checks))
 
     def _turns_of(self, name: str, process: Process) -> tuple[Turns[Turn], Turns[Turn]]:
-        """Those of `process` and of the reference, a pair for each round.
+        """The turns of `process` and of the reference, a pair for each round.
 
-        Raises WorkerError where `process` fails in one.
+        Raises WorkerError if `process` fails in a round.
         """
         if self._process is not None:
             reference = f"{self.in_core.name} in-core"
@@ -219,7 +219,7 @@ class Comparison:
         return self._take_turns({name: process}, FEWEST_ROUNDS)[name], self._turns
 
     def _lost(self, error: WorkerError) -> None:
-        """Go on without the reference, whose process failed."""
+        """Continue without the reference, whose process failed."""
         print(f"the reference failed: {error}", file=sys.stderr)
         self.end()
 
@@ -232,21 +232,22 @@ class Comparison:
         return take_turns(processes, Trainer.turn, rounds, self.scale.steps, self.patience, failed)
 
     def _compared(self, row: Training, mine: Results) -> Training:
-        """The row with the results that differ from eager's; if any do, from the traced graph's.
+        """The row with the number of results that differ from eager's.
 
-        torch's own tracing changes some (which kernels run under autocast, say).
+        If any differ, the row compares with the traced graph's results instead: torch's own tracing
+        changes some results (for example which kernels run under autocast).
         """
         found = compared(row, self._results, mine)
         if not found.unlike:
             return found
         note = f"{found.unlike} of {found.compared} unlike {self.in_core.name}"
         self._trace()
-        if self._traced is None:  # nobody knows whether it is torch's tracing
+        if self._traced is None:  # it is not known whether torch's tracing is the cause
             return replace(row, note=note)
         return replace(compared(row, self._traced, mine), note=note)
 
     def _trace(self) -> None:
-        """Let the reference's process say what the graph gives as traced, while there is one."""
+        """Get the results of the traced graph from the reference's process, while there is one."""
         if self._traced is not None or self._process is None:
             return
         try:
@@ -256,7 +257,7 @@ class Comparison:
             self._lost(error)
 
     def _make_room(self, contender: Contender) -> None:
-        """End the reference's process where another one would not fit beside it, for good."""
+        """End the reference's process for good, if another one would not fit next to it."""
         if self._process is None:
             return
         try:
@@ -277,14 +278,14 @@ class Comparison:
 
 
 def _most_bytes(contender: Contender, in_core_bytes: int) -> int:
-    """What it may take: with a budget and no cap, half as much again as that, for the allocator."""
+    """The most it may use: without a cap, 1.5 times its budget, since the allocator needs more."""
     budget = contender.mode.budget if isinstance(contender.mode, Outcore) else None
     most = budget * 3 // 2 if isinstance(budget, int) else in_core_bytes
     return contender.cap_bytes or min(most, in_core_bytes)
 
 
 def reason(error: WorkerError | OutcoreError) -> str:
-    """Why there are no figures, for a note; what nobody expected is printed whole."""
+    """Why there are no figures, for a note. Unexpected errors are also printed in full."""
     if isinstance(error, InfeasibleError):
         needed = format_bytes(error.floor_bytes)
         return f"infeasible: needs {needed} of {error.tier} memory for {error.op}"
@@ -295,7 +296,7 @@ def reason(error: WorkerError | OutcoreError) -> str:
 
 
 def _repeatable(process: Process, results: Callable[[Trainer], Results]) -> dict[int, str]:
-    """Digests of the results that come out the same each time."""
+    """Digests of the results that are the same each time, by number."""
     first, *others = (process.ask(results) for _ in range(SAMPLES))
     return {
         number: digest
@@ -305,7 +306,7 @@ def _repeatable(process: Process, results: Callable[[Trainer], Results]) -> dict
 
 
 def _weighed(row: Training, process: Process) -> Training:
-    """The row with the peak by the meter, where the device does not count."""
+    """The row with the metered peak, if the device does not count memory."""
     if row.allocated_bytes is not None:
         return row
     return replace(row, allocated_bytes=process.ask(Trainer.metered_bytes))

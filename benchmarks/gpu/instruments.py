@@ -1,4 +1,4 @@
-"""Instruments: what has to be asked of a device to time a step and to weigh it."""
+"""instruments: time steps on a device, and measure its memory."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from outcore.execute.malloc import own_malloc
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """The most memory since it was reset; None where the device keeps no such count."""
+    """The highest counts since the last reset; None if the device does not keep the count."""
 
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     retries: int | None = None
-    """How often the allocator had to give all its free memory back to serve a request."""
+    """How often the allocator had to release all its free memory to serve a request."""
     refused: int | None = None
-    """How often not even that was enough: cuDNN then takes a slower way, without a word."""
+    """How often even that was not enough: cuDNN then silently uses a slower algorithm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of the device: all of it, and what this process has taken now."""
+    """Memory of the device: all of it, and what this process has reserved now."""
 
     total_bytes: int
     reserved_bytes: int
 
 
 class Instruments(Protocol):
-    """One device, as a stopwatch and a scale."""
+    """One device, seen as a stopwatch and a memory meter."""
 
     device: torch.device
 
     def cap(self, nbytes: int) -> None:
-        """Let this process take no more than `nbytes` of the device, where it can be held to it."""
+        """Limit this process to `nbytes` of the device, if the device supports that."""
         ...
 
     def finish(self) -> None:
@@ -44,35 +44,35 @@ class Instruments(Protocol):
         ...
 
     def reset(self) -> None:
-        """Let the peaks begin anew."""
+        """Reset the peaks."""
         ...
 
     def peaks(self) -> Peaks:
-        """The most memory since then."""
+        """The peaks since the last reset."""
         ...
 
     def refused(self) -> int | None:
-        """How often in all a request was, in this process; None where nobody counts."""
+        """How many requests of this process were refused; None if the device does not count."""
         ...
 
     def memory(self) -> Memory | None:
-        """Now; None where the device's memory is everybody's."""
+        """The device's memory now; None if it is shared with the host."""
         ...
 
     def release(self) -> None:
-        """Give back what the allocator keeps for later."""
+        """Release what the allocator keeps for later."""
         ...
 
 
 class CudaInstruments:
-    """A GPU. The counts are those of torch's allocator, whoever calls it."""
+    """A GPU. The counts are those of torch's allocator, for all its users in this process."""
 
     def __init__(self) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
         self._retries = self._refused = 0
 
     def cap(self, nbytes: int) -> None:
-        """By torch's allocator, which counts a request whole: it is stricter than a smaller GPU."""
+        """Limit torch's allocator, which counts whole requests: stricter than a smaller GPU."""
         total = torch.cuda.get_device_properties(self.device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, nbytes / total), self.device)
 
@@ -81,12 +81,12 @@ class CudaInstruments:
         torch.cuda.synchronize(self.device)
 
     def reset(self) -> None:
-        """All counts."""
+        """Reset all counts."""
         torch.cuda.reset_peak_memory_stats(self.device)
         self._retries, self._refused = self._all("num_alloc_retries"), self.refused()
 
     def peaks(self) -> Peaks:
-        """Of blocks in use, and of segments taken from the driver."""
+        """Peaks of blocks in use and of segments taken from the driver, and counts of failures."""
         return Peaks(
             torch.cuda.max_memory_allocated(self.device),
             torch.cuda.max_memory_reserved(self.device),
@@ -95,16 +95,16 @@ class CudaInstruments:
         )
 
     def refused(self) -> int:
-        """Since the process began."""
+        """Failed requests since the process began."""
         return self._all("num_ooms")
 
     def memory(self) -> Memory | None:
-        """Of the whole GPU, and of torch's allocator."""
+        """Memory of the whole GPU, and what torch's allocator has reserved."""
         total = torch.cuda.get_device_properties(self.device).total_memory
         return Memory(total, torch.cuda.memory_reserved(self.device))
 
     def release(self) -> None:
-        """The segments without blocks in use."""
+        """Release the segments without blocks in use."""
         torch.cuda.empty_cache()
 
     def _all(self, count: str) -> int:
@@ -112,37 +112,37 @@ class CudaInstruments:
 
 
 class CpuInstruments:
-    """A CPU, with malloc tuned as for everybody else who is compared."""
+    """A CPU, with malloc tuned as for all others that are compared."""
 
     def __init__(self) -> None:
         own_malloc()
         self.device = torch.device("cpu")
 
     def cap(self, nbytes: int) -> None:
-        """Nothing: a process cannot be held to a part of the memory for tensors."""
+        """Do nothing: a process cannot be limited to a part of the memory for tensors."""
 
     def finish(self) -> None:
-        """Nothing: the host is the device."""
+        """Do nothing: the host is the device."""
 
     def reset(self) -> None:
-        """Nothing is counted."""
+        """Do nothing: nothing is counted."""
 
     def peaks(self) -> Peaks:
-        """Unknown: see `Trainer.metered_bytes`."""
+        """Unknown; see `Trainer.metered_bytes`."""
         return Peaks()
 
     def refused(self) -> int | None:
-        """None: nobody counts."""
+        """None: nothing is counted."""
         return None
 
     def memory(self) -> Memory | None:
-        """None: everybody's."""
+        """None: the memory is shared with the host."""
         return None
 
     def release(self) -> None:
-        """Nothing: malloc was told what to keep."""
+        """Do nothing: malloc has been told what to keep."""
 
 
 def instruments(device: str) -> Instruments:
-    """Those of a kind of device. RuntimeError where there is none of it."""
+    """The instruments for a kind of device. RuntimeError if there is no such device."""
     return CudaInstruments() if device == "cuda" else CpuInstruments()

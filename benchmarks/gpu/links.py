@@ -1,7 +1,7 @@
-"""links: what the machine can do: arithmetic, its own memory, and copies by outcore's driver.
+"""links: measure the machine: arithmetic, device memory, and copies by outcore's driver.
 
-Copies go through the lanes of the driver, as a step's do: in one direction, in both at once, and
-while the device computes.
+Copies use the lanes of the driver, as in a step: in one direction, in both at once, and while the
+device computes.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ from outcore.ir.hardware import Tier
 
 REPEATS = 5
 CALLS = 20
-"""Of one thing in a row: a single short one would count the time to launch it."""
+"""Calls in a row: a single short call would include the time to launch it."""
 REGIONS = 8
 """Copies in a row, in each direction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate(Row):
-    """One thing that the device does; `of_alone_ratio`: its rate beside others over that alone."""
+    """One thing that the device does, while it does `beside`."""
 
     what: str
     beside: str = "nothing"
     bytes_per_second: float | None = None
     flop_per_second: float | None = None
     of_alone_ratio: float | None = None
+    """The rate divided by the rate without anything in parallel."""
 
 
 class Measured(NamedTuple):
-    """Rates of what ran at once; None for what did not."""
+    """Rates of what ran at the same time; None for what did not run."""
 
     out: float | None = None
     into: float | None = None
@@ -51,7 +52,7 @@ class Measured(NamedTuple):
 
 
 def links(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """Arithmetic and memory first, then the links alone, together, and under compute."""
+    """Arithmetic and memory first, then the links alone, together, and during compute."""
     if patience.over():
         return
     with Worker(Machine, scale) as machine:
@@ -94,7 +95,7 @@ class Machine:
         self.driver.hardware({Tier.DEVICE: room, Tier.HOST: room, Tier.DISK: room})
 
     def precisions(self) -> tuple[str, ...]:
-        """What `arithmetic` can be asked for."""
+        """The precisions that `arithmetic` supports."""
         return ("float32", "tf32", "bfloat16") if self.device.type == "cuda" else ("float32",)
 
     def arithmetic(self, precision: str) -> float:
@@ -112,7 +113,7 @@ class Machine:
     def together(
         self, *, copy_out: bool = False, copy_in: bool = False, compute: bool = False
     ) -> Measured:
-        """Rates of what is asked for, all begun at once; of the copies, and of float32 products."""
+        """Rates of the chosen activities, all begun at once: copies, and float32 products."""
         product = self._product(torch.float32)
         count = self._products_during_the_copies(product) if compute else 0
         regions = {
@@ -121,7 +122,7 @@ class Machine:
         }
         lane = self.driver.open_lane(regions)
         source = self._bytes()
-        for number in regions:  # a place is written before it is read
+        for number in regions:  # a region has to be written before it is read
             lane.wait(lane.copy_out(source, number))
         taken = []
         for _ in range(REPEATS + 1):
@@ -150,7 +151,7 @@ class Machine:
         )
 
     def _products_during_the_copies(self, product: Callable[[], object]) -> int:
-        """How many take about as long as the copies of one direction."""
+        """How many products take about as long as the copies of one direction."""
         out = self.together(copy_out=True).out
         assert out is not None
         seconds = REGIONS * self.nbytes / out

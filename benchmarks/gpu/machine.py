@@ -1,4 +1,4 @@
-"""machine: what the figures were taken on. No names of hosts, no paths."""
+"""machine: describe the machine on which figures are taken. No host names, no paths."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from outcore.execute.segments import asked
 
 
 def machine(scale: Scale) -> dict[str, Any]:
-    """The host, and the GPU as torch and its driver name it. Meanwhile the planner is compiled."""
+    """The host, and the GPU as torch and its driver name it. Also compiles the planner."""
     found = host()
     if scale.device == "cuda":
         with ThreadPoolExecutor(1) as pool:
             compiling = pool.submit(Worker, compile_planner)
-            with Worker(_gpu) as worker:  # this process is to keep off the device
+            with Worker(_gpu) as worker:  # this process must not use the device
                 found |= worker.ask(dict)
             compiling.result().close()
     return found
@@ -44,15 +44,15 @@ def _gpu() -> dict[str, Any]:
 
 
 def has_compiler() -> bool:
-    """Whether there is a C compiler, which Triton's kernels take too."""
+    """Whether there is a C compiler, which Triton's kernels need too."""
     named = os.environ.get("CC"), "gcc", "clang"
     return any(shutil.which(name) for name in named if name)
 
 
 def _driver() -> str | None:
-    """The version of the kernel's module, as the kernel tells it; None where it does not."""
+    """The version of the kernel module, as the kernel reports it; None if it does not."""
     try:
-        with open("/sys/module/nvidia/version", encoding="utf-8") as file:  # noqa: PTH123 - a file of the kernel's
+        with open("/sys/module/nvidia/version", encoding="utf-8") as file:  # noqa: PTH123 - a file of the kernel
             return file.read().strip()
     except OSError:
         return None

@@ -1,4 +1,4 @@
-"""Peers that move saved tensors to host memory, as people do today."""
+"""peers: other ways to move saved tensors to host memory, as users do today."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STREAM_OFFLOADERS = (
     ("trl.models.activation_offloading", "OffloadActivations"),
     ("torchtune.training", "OffloadActivations"),
 )
-"""Where a copy stream per direction around saved-tensor hooks is to be had: module and class."""
+"""Module and class of saved-tensor hooks that use a copy stream per direction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,18 @@ class SaveOnCpu:
     name: str = "save_on_cpu"
 
     def apply(self, module: nn.Module) -> tuple[Call, None]:
-        """The module under the hooks; host memory is pinned where there is a GPU."""
+        """The module under the hooks. Host memory is pinned if there is a GPU."""
         return _under(partial(save_on_cpu, pin_memory=torch.cuda.is_available()), module), None
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOffload:
-    """Saved-tensor hooks with streams of their own, from the libraries that have them."""
+    """Saved-tensor hooks with their own streams, from libraries that have them."""
 
     name: str = "stream offloading"
 
     def apply(self, module: nn.Module) -> tuple[Call, None]:
-        """The module under the hooks. ImportError where none of the libraries is there."""
+        """The module under the hooks. Raises ImportError if none of the libraries is installed."""
         return _under(_stream_offloader(), module), None
 
 

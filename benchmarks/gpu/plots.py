@@ -1,4 +1,4 @@
-"""plots: throughput and memory of a file of results as PNG files beside it."""
+"""plots: draw throughput and memory of a results file as PNG files next to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Values = Mapping[str, Any]
 
 
 def plot(file: Path) -> tuple[Path, ...]:
-    """Draw `FILE-throughput.png` and `FILE-memory.png`; nothing where matplotlib is missing."""
+    """Draw `FILE-throughput.png` and `FILE-memory.png`; nothing if matplotlib is not installed."""
     try:
         import matplotlib as mpl  # noqa: PLC0415 - an extra
     except ImportError:
@@ -33,7 +33,7 @@ def plot(file: Path) -> tuple[Path, ...]:
 
 
 def _trainings(found: Values) -> list[Values]:
-    """The rows of all benchmarks that train, those that failed too."""
+    """The rows of all benchmarks that train, including those that failed."""
     parts = found["benchmarks"].values()
     return [row for part in parts for row in part["rows"] if "workload" in row]
 

@@ -1,4 +1,4 @@
-"""The benchmarks that train: which workloads, which ways, under which caps."""
+"""questions: the benchmarks that train: which workloads, which ways to train, under which caps."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from outcore.policies import POLICIES
 from outcore.runtime.options import DEFAULT_POLICY
 
 SMALL_SHARE = 0.75
-"""The cap of tiny networks, of what they take in-core: their weights are a large part of it."""
+"""The cap of tiny networks, relative to the in-core peak: their weights are a large part of it."""
 WORTH = 0.90
-"""The throughput that the default policy is to keep, of that in-core."""
+"""Goal for the throughput of the default policy, relative to in-core."""
 IDLE = 1 / 1.01
-"""The same where everything fits, of the same graph's run by torch."""
+"""Goal for the throughput if everything fits, relative to the same graph run by torch."""
 HALF, THIRD, QUARTER = 1 / 2, 1 / 3, 1 / 4
 COMPARED = ("search", "pooch", "swap-all", "superneurons", "window")
-"""Policies beside the default one, those that there are."""
+"""Policies to compare with the default one, as far as they exist."""
 HOOKED_BATCH = 256
-"""Hooks that move every saved tensor pin half as much again as those take: not too many, then."""
+"""Hooks that move every saved tensor pin 1.5 times its size, so this batch is moderate."""
 
 
 def resnet(scale: Scale, patience: Patience) -> Iterator[Row]:
@@ -43,7 +43,7 @@ def resnet(scale: Scale, patience: Patience) -> Iterator[Row]:
             _outcore(DEFAULT_POLICY, cap, scale, _worth),
             *_fused(_outcore(DEFAULT_POLICY, cap, scale)),
             *(_outcore(policy, cap, scale) for policy in policies[:2]),
-            # From here on the reference has ended: without a cap they do not fit beside it.
+            # From here on the reference has ended: without a cap they do not fit next to it.
             Contender(Checkpoint()),
             Contender(Inductor(shares[0])),
             _with_room(_outcore(DEFAULT_POLICY, cap, scale)),
@@ -58,7 +58,7 @@ def resnet(scale: Scale, patience: Patience) -> Iterator[Row]:
 
 
 def hooks(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """The same at a smaller batch, beside hooks that move every saved tensor to the host."""
+    """The same at a smaller batch, compared with hooks that move every saved tensor to the host."""
     workload = _resnet(scale, scale.batches[-1] if scale.small else HOOKED_BATCH)
 
     def contenders(in_core_bytes: int) -> Sequence[Contender]:
@@ -77,9 +77,9 @@ def batches(scale: Scale, patience: Patience) -> Iterator[Row]:
 
 
 def idle(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """What outcore costs where everything fits, beside the same graph run by torch.
+    """What outcore costs if everything fits, compared with the same graph run by torch.
 
-    That is what `aot_eager` runs, but for batches that cuDNN normalises, as in eager
+    That graph is what `aot_eager` runs, except that cuDNN normalizes batches as in eager
     (docs/decisions/0015).
     """
     often = replace(scale, rounds=2 * scale.rounds, steps=10 * scale.steps)
@@ -91,7 +91,7 @@ def idle(scale: Scale, patience: Patience) -> Iterator[Row]:
 
 
 def precision(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """ResNet-50 with fast kernels, where there is less time to hide copies in."""
+    """ResNet-50 with fast kernels, which leave less time to hide copies in."""
     plain = Workload(network="resnet50", batch=256)
     for workload in (
         replace(plain, tf32=True, channels_last=True),
@@ -117,7 +117,7 @@ def volumes(scale: Scale, patience: Patience) -> Iterator[Row]:
 
 
 def alexnet(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """AlexNet, whose saved bytes are few beside its arithmetic, at half of its peak."""
+    """AlexNet at half of its peak: it saves few bytes relative to its arithmetic."""
     workload = _sized(Workload(network="alexnet", batch=4096), scale)
     yield from _shared(workload, (HALF,), scale, patience)
 
@@ -129,14 +129,14 @@ def _outcore(policy: str, cap_bytes: int, scale: Scale, goals: Goals = no_goals)
 
 
 def _with_room(contender: Contender) -> Contender:
-    """The same budget with room around it: what the allocator takes to stay under the cap."""
+    """The same budget without the cap, to show what the allocator costs to stay under the cap."""
     mode = contender.mode
     assert isinstance(mode, Outcore)
     return Contender(replace(mode, external="no cap"))
 
 
 def _fused(contender: Contender) -> Sequence[Contender]:
-    """The same with fused kernels; none where nothing can compile them."""
+    """The same with fused kernels; empty if nothing can compile them."""
     mode = contender.mode
     assert isinstance(mode, Outcore)
     return [Contender(replace(mode, fuse=True), contender.cap_bytes)] if has_compiler() else []
@@ -157,7 +157,7 @@ def _capped(
 def _shared(
     workload: Workload, shares: Sequence[float], scale: Scale, patience: Patience
 ) -> Iterator[Training]:
-    """Outcore's default policy under shares of what the step takes in-core; fused at the first."""
+    """Outcore's default policy at shares of the in-core peak; fused at the first share."""
 
     def contenders(in_core_bytes: int) -> Sequence[Contender]:
         if not in_core_bytes:

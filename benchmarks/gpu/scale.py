@@ -1,4 +1,4 @@
-"""Scale: on what device the benchmarks of a GPU are run, and how large."""
+"""Scale: the device and the size of the GPU benchmarks."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ class Scale:
     """How much is run."""
 
     device: str
-    """`cuda`, or `cpu` to see without a GPU that all of this works."""
+    """`cuda`, or `cpu` to try everything without a GPU."""
     small: bool
-    """Tiny networks."""
+    """Whether to use tiny networks."""
     cap_bytes: int
-    """What a process may take of the device where a benchmark names no share of the peak."""
+    """Device memory for a process, where no share of the peak is set; 0: a share everywhere."""
     host_bytes: int | None
-    """outcore's `host_budget`; None: what it finds to be free."""
+    """outcore's `host_budget`; None means what it finds to be free."""
     batches: tuple[int, ...]
-    """Of ResNet-50: the first is compared with all peers, the others with few."""
+    """Batches of ResNet-50: the first is compared with all peers, the others with few."""
     rounds: int
     steps: int
-    """Steps in a row of each turn, without a wait of the host between them."""
+    """Steps in a row in each turn, between which the host does not wait."""
 
 
 FULL = Scale(
@@ -39,7 +39,7 @@ FULL = Scale(
 SMALL = Scale(
     device="cuda",
     small=True,
-    cap_bytes=0,  # by a share of the peak everywhere: nobody knows what a tiny network takes
+    cap_bytes=0,  # a share of the peak everywhere: the peak of a tiny network is not known
     host_bytes=None,
     batches=(32, 16),
     rounds=3,

@@ -1,4 +1,4 @@
-"""Trainer: one workload trained one way, in a process of its own."""
+"""Trainer: one workload trained in one way, in a separate process."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from outcore.measure import metered, resident_bytes
 
 FEWEST_WARM_UPS, MOST_WARM_UPS = 3, 14
 LAST_WARM_UPS = 6
-"""Steps after those: metering ends with the allocator's memory given back, which takes time to have
-again; where it then gives memory back in each step, its cache is emptied once more."""
+"""Steps after the warm-up. Metering ends with the allocator's memory released, and it takes time
+to get it again. If the allocator then releases memory in each step, its cache is emptied once
+more."""
 MOMENTUM = 0.9
 PROBE_SEED = 1
 
@@ -31,17 +32,17 @@ Results: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What some steps in a row took: mean seconds, optimizer included, and the most memory."""
+    """Some steps in a row: mean seconds, optimizer included, and peaks of memory."""
 
     seconds: float
     peaks: Peaks
 
 
 class Trainer:
-    """A workload under a mode, on a device of which it may take `cap_bytes` (None: all).
+    """A workload under a mode, on a device of which it may use `cap_bytes` (None: all).
 
-    Touches the device from `warm_up` on. The optimizer keeps its momenta and has a rate of zero:
-    every step is the same step, so that results of any two can be compared, whatever came before.
+    It uses the device from `warm_up` on. The optimizer keeps its momenta, and its learning rate is
+    zero. So every step is the same, and results of any two steps can be compared.
     """
 
     instruments: Instruments
@@ -56,9 +57,9 @@ class Trainer:
         self._traced: Call | None = None
 
     def warm_up(self) -> tuple[float, ...]:
-        """Make the model, and train until nothing changes any more; seconds of each step.
+        """Make the model, and train until nothing changes any more; returns seconds of each step.
 
-        Raises InfeasibleError where no plan fits, torch's OutOfMemoryError where the step does not.
+        Raises InfeasibleError if no plan fits, torch's OutOfMemoryError if the step does not fit.
         """
         self.instruments = instruments(self.kind)
         if self.cap_bytes is not None:
@@ -80,11 +81,11 @@ class Trainer:
         return tuple(seconds)
 
     def refused(self) -> int | None:
-        """How often a request for memory was, so far; None where the device does not count."""
+        """How many requests for memory failed so far; None if the device does not count."""
         return self.instruments.refused()
 
     def train(self) -> Tensor:
-        """One step. The seed is set by its number."""
+        """One step, seeded by its number."""
         torch.manual_seed(self.steps)
         self.optimizer.zero_grad()
         loss = self.work.loss(self.call)
@@ -94,7 +95,7 @@ class Trainer:
         return loss
 
     def turn(self, steps: int) -> Turn:
-        """`steps` steps under the clock; the host waits for the device before and after."""
+        """Time `steps` steps; the host waits for the device before and after."""
         self.instruments.finish()
         self.instruments.reset()
         start = time.perf_counter()
@@ -105,7 +106,7 @@ class Trainer:
         return Turn(seconds / steps, self.instruments.peaks())
 
     def metered_bytes(self) -> int:
-        """The most tensor bytes during a step, by events of torch's allocator."""
+        """The most tensor bytes during a step, from events of torch's allocator."""
         self.optimizer.zero_grad()  # the meter cannot tell the size of what was there before it
         gc.collect()
         held = resident_bytes(self.instruments.device)
@@ -113,24 +114,24 @@ class Trainer:
         return held + reading.peak_bytes()
 
     def results(self) -> Results:
-        """Those of a step with a seed of its own."""
+        """Results of a step with a fixed seed."""
         return self._results(self.call)
 
     def traced_results(self) -> Results:
-        """The same by the graph, and so the kernels, that outcore runs."""
+        """The same with the graph, and so the kernels, that outcore runs."""
         if self._traced is None:
             self._traced, _ = SameGraph().apply(self.work.module)
         return self._results(self._traced)
 
     def settle(self) -> None:
-        """Forget what other steps than those of turns have left, and be as before."""
+        """Release what steps outside the turns have left, and return to the state before them."""
         self.optimizer.zero_grad()
         gc.collect()
         self.instruments.release()
         self.train()
 
     def memory(self) -> Memory | None:
-        """Of the device now; None where it is everybody's."""
+        """The device's memory now; None if it is shared with the host."""
         return self.instruments.memory()
 
     def report(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Training: the row of one way to train one workload."""
+"""Training: the row for one way to train one workload."""
 
 from __future__ import annotations
 
@@ -11,56 +11,65 @@ from benchmarks.kit.rounds import Turns, ratio_of_medians, seconds, spread
 from benchmarks.kit.rows import Check, Row, ratio
 
 TIME_LIMIT = 0.10
-"""How far the predicted time may be off the measured one."""
+"""How far the predicted time may be from the measured one."""
 SAME_CAP_BYTES = 64 << 20
-"""Caps that are shares of a measured peak differ by less, from run to run."""
+"""Caps that are shares of a measured peak differ from run to run, but by less than this."""
 FAILED, TOO_LONG = "failed", "it took too long"
-"""Why there are no figures, but might be."""
+"""Notes of rows that have no figures, but might have them if measured again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training(Row):
-    """One way to train one workload.
-
-    `of_in_core_ratio`: throughput, of that of the reference in the same turns, by medians;
-    `quartiles`: of the ratio within a turn. `allocated_bytes`, `reserved_bytes`: the most that
-    torch's allocator gave out, and took, during the turns; `retries`: how often in a turn it had to
-    give all free memory back first; `refused`: how often that did not help, and somebody went on
-    with less (cuDNN, another way, and it remembers that); `refused_before`: the same of the steps
-    before the turns. `predicted_of_measured_ratio` is of outcore's graphs alone, by
-    its own clock: a step has the loss and the optimizer besides. `unlike`: results (loss and
-    gradients) that are not bitwise those of the reference, of `compared` that come out the same
-    each time there; where eager's differ, the traced graph's.
-    """
+    """One way to train one workload."""
 
     workload: str
     mode: str
     cap_bytes: int | None = None
+    """The most device memory that the process may use; None means all."""
     turns: int | None = None
     step_seconds: float | None = None
     samples_per_second: float | None = None
     of_in_core_ratio: float | None = None
+    """Throughput relative to the reference in the same turns, by medians."""
     quartiles: str | None = None
+    """Quartiles of that ratio within a turn."""
     allocated_bytes: int | None = None
+    """The most that torch's allocator gave out during the turns."""
     reserved_bytes: int | None = None
+    """The most that torch's allocator reserved during the turns."""
     retries: int | None = None
+    """How often in a turn the allocator first had to release all its free memory."""
     refused: int | None = None
+    """How often that did not help, and the request was refused.
+
+    The caller then continued with less memory: cuDNN uses another algorithm, and remembers that.
+    """
     refused_before: int | None = None
+    """The same for the steps before the turns."""
     budget_bytes: int | None = None
     predicted_peak_bytes: int | None = None
     predicted_seconds: float | None = None
     predicted_of_measured_ratio: float | None = None
+    """Predicted over measured time of outcore's graphs, by its own clock.
+
+    A step has the loss and the optimizer in addition.
+    """
     planning_seconds: float | None = None
     first_step_seconds: float | None = None
     keep_offload_recompute: str | None = None
     offloaded_bytes: int | None = None
     recompute_seconds: float | None = None
     unlike: int | None = None
+    """How many `compared` results (loss and gradients) are not bitwise those of the reference.
+
+    If some differ from eager's, all are compared with the traced graph's instead.
+    """
     compared: int | None = None
+    """Number of results that are the same each time in the reference."""
 
 
 def key(row: Mapping[str, Any]) -> Hashable:
-    """What tells a row, as saved, from others of its benchmark."""
+    """What distinguishes a row, as saved, from others of its benchmark."""
     if "workload" not in row:
         return row["what"], row["beside"]
     cap = row.get("cap_bytes")
@@ -68,13 +77,13 @@ def key(row: Mapping[str, Any]) -> Hashable:
 
 
 def failed(row: Mapping[str, Any]) -> bool:
-    """Whether a row, as saved, has no figures, but might."""
+    """Whether a row, as saved, has no figures, but might have them if measured again."""
     note = row.get("note", "")
     return bool(note.startswith(FAILED) or note == TOO_LONG)
 
 
 def timed(row: Training, samples: int, turns: Turns[Turn], reference: Turns[Turn]) -> Training:
-    """The row with its times, and the most memory of its turns where the device counts it."""
+    """The row with its times, and with the peaks of its turns if the device counts them."""
     taken = [turn for turn in turns if turn is not None]
     median = seconds(turns)
     if reference:
@@ -96,7 +105,7 @@ def timed(row: Training, samples: int, turns: Turns[Turn], reference: Turns[Turn
 
 
 def reported(row: Training, report: dict[str, Any]) -> Training:
-    """The row with what outcore says of itself; as it is for other modes."""
+    """The row with the figures of outcore's report; unchanged for other modes."""
     if not report:
         return row
     return replace(
@@ -146,7 +155,7 @@ def judged(row: Training) -> Training:
 
 
 def at_least(what: str, figure: float | None, limit: float) -> tuple[Check, ...]:
-    """The check that `figure`, a ratio, is at least `limit`; none where there is no figure."""
+    """The check that `figure`, a ratio, is at least `limit`; no check if there is no figure."""
     if figure is None:
         return ()
     return (Check(f"{what} {figure:.3f} at least {limit:g}", figure >= limit),)

@@ -1,4 +1,4 @@
-"""Workload: a network, its batch and its precision, as data that can be sent to a process."""
+"""Workload: a network with batch and precision, as data that can be sent to a process."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Workload:
     network: str
     batch: int = 1
     sizes: Sizes = ()
-    """Of a sample, where not the network's own."""
+    """Sizes of a sample, where they differ from the network's defaults."""
     options: Sizes = ()
-    """Of the model."""
+    """Options of the model."""
     tf32: bool = False
     channels_last: bool = False
     bf16: bool = False
-    """Under autocast."""
+    """Whether to use bfloat16 autocast."""
     small: bool = False
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """The name in tables."""
         words = [self.network, f"b{self.batch}", *(f"{n}={v}" for n, v in self.sizes)]
         flags = {"tf32": self.tf32, "channels_last": self.channels_last, "bf16": self.bf16}
         return " ".join([*words, *(word for word, on in flags.items() if on)])
@@ -46,13 +46,13 @@ class Workload:
         return replace(self, small=True, batch=SMALL_BATCH, sizes=(), options=())
 
     def build(self, device: torch.device) -> Step:
-        """The model on `device`, from a seed; TF32 is set for the whole process."""
+        """The model on `device`, from a fixed seed. Sets TF32 for the whole process."""
         torch.backends.cuda.matmul.allow_tf32 = self.tf32
         torch.backends.cudnn.allow_tf32 = self.tf32
         torch.manual_seed(0)
         spec = network(self.network)
         spec = spec.small if self.small else spec
-        with device:  # random weights take a host's core seconds
+        with device:  # making random weights takes seconds on one core of the host
             module = spec.build(**dict(self.options)).to(device)
         batch = spec.batch(self.batch, **dict(self.sizes)).to(device)
         if self.channels_last:
@@ -71,7 +71,7 @@ class Step:
     bf16: bool
 
     def loss(self, call: Callable[..., Any]) -> Tensor:
-        """Forward through `call`."""
+        """Run forward through `call`, and return the loss."""
         with self._precision():
             return self.criterion(call(*self.batch.inputs), self.batch.targets)
 

@@ -1,1 +1,1 @@
-"""What the benchmarks share: rows, tables, result files, worker processes, turns, the command."""
+"""kit: what all benchmarks share: rows, tables, result files, worker processes, command line."""

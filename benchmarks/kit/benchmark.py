@@ -1,4 +1,4 @@
-"""Benchmark: what it is to be one, and how long it may take."""
+"""Benchmark: the type of all benchmarks, and the limit on the time that one may take."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any, Generic, TypeVar
 from benchmarks.kit.rows import Row
 
 S = TypeVar("S")
-"""How much is run: a dataclass of each kit's own."""
+"""The scale, which says how much is run: each kit has its own dataclass for it."""
 
 
 class Patience:
-    """Time that a benchmark may take: what has not begun when it is over is left out.
+    """The time that a benchmark may take. What has not begun when it is over is left out.
 
-    `last_seconds` is when even what has begun must have ended; as a rule, that is for all of them.
-    `known`: rows that are there already, by their keys, and can be left out, too.
+    `seconds` is this time. After `last_seconds`, which is usually a limit for all benchmarks
+    together, even what has begun must have ended. `known` maps the keys of rows that are there
+    already to the rows: they can be left out, too.
     """
 
     def __init__(
@@ -32,16 +33,16 @@ class Patience:
         self._end = None if seconds is None else now + seconds
         self._last = None if last_seconds is None else now + last_seconds
         self.cut = False
-        """Whether something was left out."""
+        """Whether anything was left out."""
 
     def over(self) -> bool:
-        """Whether to begin nothing more. Asked only before something that would else begin."""
+        """Whether to begin nothing more. Ask only before something that would otherwise begin."""
         over = self._end is not None and time.monotonic() > self._end
         self.cut |= over
         return over
 
     def left_seconds(self) -> float:
-        """How long what has begun may go on; infinite where nobody said."""
+        """How long what has begun may continue; infinite if there is no limit."""
         return math.inf if self._last is None else max(0.0, self._last - time.monotonic())
 
 
@@ -53,4 +54,4 @@ class Benchmark(Generic[S]):
     summary: str
     run: Callable[[S, Patience], Iterator[Row]]
     weight: float = 1.0
-    """Its part of the time, where time is limited, beside those of the others."""
+    """Its share of the time if time is limited, relative to the weights of the others."""

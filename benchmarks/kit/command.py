@@ -1,4 +1,4 @@
-"""The command line: run benchmarks, print a table of each, and save all in one file."""
+"""command: run benchmarks, print a table of each, and save all results in one file."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ Arguments = argparse.Namespace
 
 
 def _nothing(_: object) -> None:
-    """There is nothing to add."""
+    """Do nothing: the default for both callbacks of a Kit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kit(Generic[S]):
-    """Benchmarks that belong together, and what their command line has of its own."""
+    """A group of benchmarks with a common command line."""
 
     name: str
     description: str
     benchmarks: Mapping[str, Benchmark[S]]
     scale: Callable[[Arguments], S]
-    """How much is run, by the command line."""
+    """From the command line's arguments: how much is run."""
     machine: Callable[[S], dict[str, Any]]
-    """What the figures are taken on."""
+    """A description of the machine on which the figures are taken."""
     add_arguments: Callable[[argparse.ArgumentParser], object] = _nothing
     finish: Callable[[Path], object] = _nothing
-    """Called with the file of results, once all is saved."""
+    """Called with the file of results, once everything is saved."""
     minutes: float | None = None
-    """The time it takes where nobody says; None: as long as it wants."""
+    """Default time limit; None means no limit."""
     grace_seconds: float = 0.0
-    """After that time, how long what has begun may go on."""
+    """How long what has begun may continue after the time limit."""
     resuming: Resuming | None = None
-    """How a run goes on that was cut short; None: it does not."""
+    """How to continue a run that was cut short; None if that is not supported."""
 
 
 def run_kit(kit: Kit[S], arguments: Sequence[str] | None = None) -> None:
-    """Run what the command line names. Exits with 1 where a benchmark could not be run."""
+    """Run the benchmarks that the command line names. Exits with 1 if one of them failed."""
     parser, resuming = _parser(kit), kit.resuming
     given = parser.parse_args(arguments)
     for name in given.only:
@@ -72,7 +72,7 @@ def run_kit(kit: Kit[S], arguments: Sequence[str] | None = None) -> None:
             print(f"\n{name}: complete, of {known[name].part['date']}")
             names.remove(name)
     for number, name in enumerate(names):
-        # What one benchmark leaves of its part goes to those after it.
+        # Time that one benchmark leaves of its share goes to the benchmarks after it.
         weights = [kit.benchmarks[each].weight for each in names[number:]]
         left = None if end is None else end - time.monotonic()
         share = None if left is None else left * weights[0] / sum(weights)
@@ -89,7 +89,7 @@ def run_kit(kit: Kit[S], arguments: Sequence[str] | None = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Running(Generic[S]):
-    """A benchmark that is run, at what scale and where, and what an earlier run has of it."""
+    """A running benchmark: its scale, the machine, and what an earlier run has of it."""
 
     benchmark: Benchmark[S]
     scale: S
@@ -104,7 +104,7 @@ class _Running(Generic[S]):
 
 
 def _run(running: _Running[Any], patience: Patience, file: Path) -> bool:
-    """Run one benchmark, save after each row, print the table; whether it went through."""
+    """Run one benchmark, save after each row, and print the table. Returns whether it succeeded."""
     benchmark = running.benchmark
     print(f"\n{benchmark.name}: {benchmark.summary}", flush=True)
     start = time.monotonic()
@@ -119,9 +119,9 @@ def _run(running: _Running[Any], patience: Patience, file: Path) -> bool:
             rows.append(row)
             print(".", end="", file=sys.stderr, flush=True)
             save(complete=False)
-        if rows or running.earlier is not None:  # what an earlier run left is better than nothing
+        if rows or running.earlier is not None:  # keep what an earlier run left
             save(complete=not patience.cut)
-    except Exception:  # noqa: BLE001 - the other benchmarks are still to come
+    except Exception:  # noqa: BLE001 - the other benchmarks should still run
         print(f"\n{traceback.format_exc()}", file=sys.stderr)
         fine = False
     print(file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Digests: results of training, small enough to be sent between processes and compared."""
+"""digests: hash results of training, so that processes can exchange and compare them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 def digests(tensors: Iterable[Tensor]) -> tuple[str, ...]:
-    """One for each tensor, of its bytes."""
+    """A digest of the bytes of each tensor."""
     return tuple(map(_digest, tensors))
 
 
 def differing(first: Sequence[Sequence[str]], second: Sequence[Sequence[str]]) -> int:
-    """Tensors that are not bitwise equal, over all steps; missing ones differ."""
+    """The number of tensors that are not bitwise equal, over all steps. Missing ones count too."""
     count = abs(len(first) - len(second))
     for mine, theirs in zip(first, second, strict=False):
         count += abs(len(mine) - len(theirs))

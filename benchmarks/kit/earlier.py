@@ -1,4 +1,4 @@
-"""Earlier: what a file has of a benchmark already, where a run goes on that was cut short."""
+"""Earlier: the rows that a results file already has, to continue a run that was cut short."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 Saved: TypeAlias = Mapping[str, Any]
-"""A row, a part or a machine as a file has it."""
+"""A row, a part or a machine in the form in which a file has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resuming:
-    """How the benchmarks of a kit go on."""
+    """How the benchmarks of a kit continue."""
 
     key: Callable[[Saved], Hashable]
-    """What tells a row from the others of its benchmark."""
+    """What distinguishes a row from the others of its benchmark."""
     failed: Callable[[Saved], bool]
-    """Whether it is to be measured again."""
+    """Whether a row has to be measured again."""
     machine: Callable[[Saved], Hashable]
-    """What of a machine must be the same."""
+    """The properties of a machine that must be the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What a file has of a benchmark: rows as they were saved."""
+    """What a file has of one benchmark, with its rows as they were saved."""
 
     part: Saved
     resuming: Resuming
 
     @property
     def known(self) -> dict[Hashable, Saved]:
-        """The rows that need not be measured, by their keys."""
+        """The rows that need not be measured again, by their keys."""
         rows = (row for row in self.part["rows"] if not self.resuming.failed(row))
         return {self.resuming.key(row): row for row in rows}
 
@@ -43,9 +43,9 @@ class Earlier:
         return self.part["complete"] and len(self.known) == len(self.part["rows"])
 
     def with_later(self, rows: Iterable[Saved]) -> list[dict[str, Any]]:
-        """These rows and later ones, which take the place of those of the same key.
+        """These rows and later ones. A later row replaces the one with the same key.
 
-        Those that stay get the date and the source that they were taken with.
+        Rows that stay get the date and the source with which they were taken.
         """
         source = self.part["machine"].get("source")
         own = {"date": self.part["date"]} | ({"source": source} if source else {})
@@ -56,7 +56,7 @@ class Earlier:
 def earlier(
     file: Path, name: str, machine: Saved, scale: Any, resuming: Resuming
 ) -> Earlier | None:
-    """What `file` has of benchmark `name`, by such a machine and as much; None: nothing."""
+    """What `file` has of benchmark `name`, on such a machine and at this scale; None if nothing."""
     if not file.exists():
         return None
     part = json.loads(file.read_text(encoding="utf-8"))["benchmarks"].get(name)

@@ -1,4 +1,4 @@
-"""host: versions, processor and memory of the machine that figures were taken on."""
+"""machine: describe the machine on which figures are taken: versions, processor, memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKAGES = ("torch", "numpy", "scipy", "numba", "transformers", "monai")
 
 
 def host() -> dict[str, Any]:
-    """No names of hosts, no paths."""
+    """The description. It contains no host names and no paths."""
     return {
         "versions": _versions(),
         "source": _source(),
@@ -54,6 +54,6 @@ def _source() -> str:
 
 
 def _processor() -> str:
-    with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123 - a file of the kernel's
+    with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123 - a file of the kernel
         names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()

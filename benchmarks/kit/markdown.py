@@ -1,4 +1,4 @@
-"""A file of results as Markdown: `python -m benchmarks.kit.markdown FILE [NAME...]`."""
+"""markdown: print results as Markdown: `python -m benchmarks.kit.markdown FILE [NAME...]`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from benchmarks.kit.rows import Check
 
 
 def markdown(found: Mapping[str, Any], names: Sequence[str] = ()) -> str:
-    """What was measured on what, and a table of each benchmark in `names` (else of all).
+    """The machine, and a table, of each benchmark in `names`, or of all of them.
 
-    Raises KeyError where there is no such benchmark in the file.
+    Raises KeyError if the file has no such benchmark.
     """
     parts = {name: found["benchmarks"][name] for name in names or found["benchmarks"]}
     return "\n".join(_section(name, part) for name, part in parts.items())
@@ -30,7 +30,7 @@ def _section(name: str, part: Mapping[str, Any]) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of one benchmark, empty columns left out, with the goals that were missed."""
+    """The rows of one benchmark without empty columns, and the goals that were missed."""
     names = dict.fromkeys(name for row in rows for name in row if name != "checks")
     columns = [name for name in names if any(row.get(name) not in (None, "") for row in rows)]
     lines = [[*map(show.heading, columns), "goals"], ["---"] * (len(columns) + 1)]

@@ -1,4 +1,4 @@
-"""Mode: a way to train a model. outcore's, and those of its peers."""
+"""Mode: a way to train a model, by outcore or by one of its peers."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ Call: TypeAlias = Callable[..., Any]
 BLOCKS = (Bottleneck, Bottleneck3d, PreNormBlock)
 
 EVERY_POLICY = tuple(dict.fromkeys((*POLICIES, DEFAULT_POLICY)))
-"""All policies by name, and the default one with its options."""
+"""All policies by name, and the default policy with its options."""
 
 
 class Mode(Protocol):
-    """A way to train a model; its instances are data, and can be sent to a worker."""
+    """A way to train a model. Instances are plain data, and can be sent to a worker."""
 
     @property
     def name(self) -> str:
-        """What to call it."""
+        """The name in tables."""
         ...
 
     def apply(self, module: nn.Module) -> tuple[Call, Backend | None]:
-        """The module as it is called, and outcore's handle where there is one."""
+        """The module in the form to call, and outcore's Backend if there is one."""
         ...
 
 
 def spill_folder() -> Path:
-    """Where spilled bytes go, whoever spills: OUTCORE_SPILL_DIR, or outcore's choice."""
+    """Where any mode spills bytes: OUTCORE_SPILL_DIR, or outcore's choice."""
     return Path(os.environ.get("OUTCORE_SPILL_DIR") or folders.spill_folder())
 
 
@@ -79,12 +79,12 @@ class SameGraph:
     name: str = "the same graph"
 
     def apply(self, module: nn.Module) -> tuple[Call, None]:
-        """The module, compiled as by `aot_eager`, with the ops that outcore puts in."""
+        """The module, compiled as by `aot_eager`, with the ops that outcore inserts."""
         return torch.compile(module, backend=same_graph), None
 
 
 def same_graph(module: GraphModule, inputs: Sequence[Any]) -> Call:
-    """A backend of `torch.compile`: that of `SameGraph`."""
+    """The backend of `torch.compile` for `SameGraph`."""
 
     def partition(joint: GraphModule, *args: Any, **kwargs: Any) -> Any:
         by_cudnn(joint)
@@ -101,18 +101,18 @@ def same_graph(module: GraphModule, inputs: Sequence[Any]) -> Call:
 
 @dataclass(frozen=True, slots=True)
 class Inductor:
-    """torch's own compiler; `memory_budget` is the part of the saved activations that it keeps."""
+    """torch's own compiler. `memory_budget` is the fraction of saved activations that it keeps."""
 
     memory_budget: float = 1.0
 
     @property
     def name(self) -> str:
-        """With the budget, where there is one."""
+        """The name, with the memory budget if there is one."""
         limited = f", activation_memory_budget {self.memory_budget:g}"
         return "inductor" + limited * (self.memory_budget < 1)
 
     def apply(self, module: nn.Module) -> tuple[Call, None]:
-        """The module, compiled. Sets the budget for the whole process."""
+        """The module, compiled. This sets the memory budget for the whole process."""
         torch._functorch.config.activation_memory_budget = self.memory_budget  # noqa: SLF001 - where torch documents it
         return torch.compile(module), None
 
@@ -124,14 +124,14 @@ class Checkpoint:
     name: str = "checkpoint per block"
 
     def apply(self, module: nn.Module) -> tuple[Call, None]:
-        """The module, its blocks changed in place. ValueError where there are none."""
+        """The module, with its blocks changed in place. Raises ValueError if it has none."""
         blocks = [block for block in module.modules() if isinstance(block, BLOCKS)]
         if isinstance(module, UNet3d):
             blocks = [*module.down, *module.up]
         if not blocks:
             raise ValueError("this network is not made of blocks")
         for block in blocks:
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]  # that is the point
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]  # this replaces the block's forward on purpose
         return module, None
 
 
@@ -146,12 +146,12 @@ class Outcore:
     plan: str | None = None
     """A file of plans that the policy made before."""
     external: str = ""
-    """What tells it from others of its policy."""
+    """A label that distinguishes it from other modes with the same policy."""
     fuse: bool = False
 
     @property
     def name(self) -> str:
-        """The policy's."""
+        """The policy, with what distinguishes this mode from others."""
         fused = ", fused" * self.fuse
         return f"outcore {self.policy}{fused}" + f", {self.external}" * bool(self.external)
 
@@ -165,6 +165,6 @@ class Outcore:
             plan=self.plan,
             spill_dir=spill_folder(),
             fuse=self.fuse,
-            drift="off",  # the plan is judged that was made, with its prediction
+            drift="off",  # judge the plan as made, with its prediction
         )
         return torch.compile(module, backend=backend), backend

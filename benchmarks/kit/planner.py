@@ -1,4 +1,4 @@
-"""The planner: compiled before anything is timed, and kept on the disk for processes to come."""
+"""planner: compile the planner before anything is timed; the cache is on disk."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ NETWORK, BATCH = "resnet50-v1", 64
 
 
 def compile_planner() -> None:
-    """Plan a small step once: numba takes up to half a minute, where it has not yet."""
+    """Plan a small step once. If numba has to compile first, this takes up to half a minute."""
     comparison = Comparison(trace_network(network(NETWORK).small, BATCH), preset(MACHINE), BATCH)
     comparison.row(comparison.in_core_peak_bytes // 2, Search())

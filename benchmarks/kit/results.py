@@ -1,4 +1,4 @@
-"""Results: one JSON file; each benchmark that runs replaces its own part of it."""
+"""results: save results in one JSON file, in which each benchmark replaces its own part."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ FOLDER = Path(__file__).parent.parent / "results"
 
 
 def default_file(kit: str, *, small: bool) -> Path:
-    """Where results go if nobody says: named by kit and date, those of `--small` apart."""
+    """The default file, named by kit and date; with `small`, a separate file."""
     name = "small" if small else time.strftime("%Y-%m-%d", time.gmtime())
     return FOLDER / f"{kit}-{name}.json"
 
 
 def save(file: Path, name: str, part: dict[str, Any]) -> None:
-    """Put `part` in `file` under `name`; other parts stay. The file is never half-written."""
+    """Put `part` in `file` under `name`, and keep other parts. The file is never half-written."""
     found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"benchmarks": {}}
     found["format"] = FORMAT
     found["benchmarks"][name] = part
@@ -41,7 +41,7 @@ def part(
     *,
     complete: bool,
 ) -> dict[str, Any]:
-    """What is saved of one benchmark, with `rows` as saved. `complete`: no time was wanting."""
+    """What is saved of one benchmark. `rows` are as saved; `complete`: none was left out."""
     return {
         "summary": benchmark.summary,
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
@@ -53,6 +53,6 @@ def part(
 
 
 def saved(row: Row) -> dict[str, Any]:
-    """A row as it is saved: what is None is left out."""
+    """A row in the form in which it is saved, without fields that are None."""
     found = {name: value for name, value in values(row).items() if value is not None}
     return found | {"checks": [asdict(check) for check in row.checks]}

@@ -1,4 +1,4 @@
-"""Interleaving: workers take turns step by step, so that noise hits all alike."""
+"""rounds: let workers run in turns of a few steps, so that noise affects all of them alike."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.kit.worker import Worker, WorkerError
 
 
 class Turn(Protocol):
-    """Some steps in a row, whatever else is known of them."""
+    """Some steps in a row, with whatever else is known of them."""
 
     @property
     def seconds(self) -> float:
@@ -27,10 +27,10 @@ U = TypeVar("U", bound=Turn)
 
 FEWEST_ROUNDS = 3
 SLOW = 4.0
-"""A worker this many times slower than the first sits out the rounds after the fewest."""
+"""A worker this many times slower than the first is left out after `FEWEST_ROUNDS` rounds."""
 
 Turns: TypeAlias = tuple[U | None, ...]
-"""One per round; None where the worker sat out."""
+"""One turn per round; None for a round that the worker sat out."""
 
 
 def take_turns(
@@ -41,10 +41,10 @@ def take_turns(
     patience: Patience,
     failed: dict[str, WorkerError] | None = None,
 ) -> dict[str, Turns[U]]:
-    """Up to `rounds` rounds of one `turn` of `steps` each; who begins changes every round.
+    """Up to `rounds` rounds of one `turn` of `steps` steps each. Each round, another worker begins.
 
-    The first worker is the reference: where it fails, so does this. Another one that fails is left
-    out, of the answer too, and why goes into `failed`.
+    The first worker is the reference: if it fails, so does this function. Another worker that fails
+    is left out, also of the result, and its error goes into `failed`.
     """
     names = list(workers)
     reference = names[0]
@@ -68,12 +68,12 @@ def take_turns(
 
 
 def seconds(turns: Turns[U]) -> float:
-    """Median of the turns taken."""
+    """Median seconds of the turns taken."""
     return median(turn.seconds for turn in turns if turn is not None)
 
 
 def ratio_of_medians(turns: Turns[Any], reference: Turns[Any]) -> float:
-    """Median of `turns` over that of `reference`, in the rounds that both took part in."""
+    """Median of `turns` over the median of `reference`, in the rounds that both took part in."""
     return _reduce(turns, reference, lambda mine, theirs: median(mine) / median(theirs))
 
 
@@ -96,7 +96,7 @@ def spread(turns: Turns[Any], reference: Turns[Any]) -> str:
 
 
 def steps_per_turn(step_seconds: float, turn_seconds: float) -> int:
-    """So many that a turn takes about `turn_seconds`."""
+    """How many steps make a turn of about `turn_seconds`."""
     return max(1, math.ceil(turn_seconds / step_seconds))
 
 

@@ -1,4 +1,4 @@
-"""Rows as a table of text: units by the names of the columns, empty columns left out."""
+"""show: print rows as a text table, with units by the names of columns, without empty columns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def verdict(rows: Iterable[Row]) -> str:
-    """How many goals were reached, in all rows."""
+    """How many goals were reached, over all rows."""
     checks = [check for row in rows for check in row.checks]
     return f"{sum(c.met for c in checks)} of {len(checks)} goals reached"
 
@@ -65,7 +65,7 @@ def _number(name: str, value: float) -> str:
 
 
 def goals(checks: Sequence[Check]) -> str:
-    """Those that were missed, or that all were reached."""
+    """The goals that were missed, or that all were reached; empty if there are none."""
     missed = [check.goal for check in checks if not check.met]
     if missed:
         return "MISSED: " + "; ".join(missed)

@@ -1,7 +1,7 @@
-"""Worker: an object in a process of its own, asked over a pipe.
+"""Worker: an object in a separate process, which is called through a pipe.
 
-A fresh process has its own malloc, its own resident memory and its own profiler. While nobody asks,
-it does nothing: workers that take turns share a machine step by step, so that noise hits all alike.
+A fresh process has its own malloc, resident memory and profiler. Between calls it does nothing, so
+workers can take turns on a machine step by step, and noise affects all of them alike.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outcore.errors import OutcoreError
 from outcore.measure import ran_out
 
 OUT_OF_MEMORY = "OutOfMemoryError"
-"""The `kind` of all errors that say so: some have other names."""
+"""The `kind` of all out-of-memory errors: some have other class names."""
 
 _TAIL_BYTES = 2000
 _SCORE = Path("/proc/self/oom_score_adj")
@@ -32,7 +32,7 @@ P = ParamSpec("P")
 
 
 class WorkerError(Exception):
-    """A worker failed: `kind` names the exception, `details` are for people at the terminal."""
+    """A worker failed. `kind` names the exception; `details` are for people at the terminal."""
 
     def __init__(self, kind: str, details: str) -> None:
         super().__init__(kind, details)
@@ -43,10 +43,10 @@ class WorkerError(Exception):
 
 
 class Worker(Generic[T]):
-    """`make(*args)` in a fresh process; returns once it is made, and raises what it raised.
+    """`make(*args)` in a fresh process. Returns once it is made, and raises what it raised.
 
-    Errors of outcore arrive as they are, all others as WorkerError. What the process prints is kept
-    for the details of an error.
+    Errors of outcore arrive as they are, all others as WorkerError. What the process prints is
+    kept, for the details of an error.
     """
 
     def __init__(self, make: Callable[..., T], *args: Any) -> None:
@@ -62,7 +62,7 @@ class Worker(Generic[T]):
             raise
 
     def ask(self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """`method(object, ...)` over there. Raises as the class does."""
+        """Call `method(object, ...)` in the worker. Raises the same errors as the constructor."""
         try:
             self._pipe.send((method, args, kwargs))
         except OSError as error:
@@ -71,7 +71,7 @@ class Worker(Generic[T]):
         return answer
 
     def close(self) -> None:
-        """End the process. More than once is fine."""
+        """End the process. Calling this more than once is fine."""
         self._pipe.close()
         self._process.join(10)
         if self._process.is_alive():
@@ -90,7 +90,7 @@ class Worker(Generic[T]):
         self.close()
 
     def answer_seconds(self) -> float:
-        """How long to wait for an answer: none takes longer, unless something hangs."""
+        """How long to wait for an answer. Only a worker that hangs takes longer."""
         return 3600.0
 
     def _answer(self) -> Any:
@@ -111,7 +111,7 @@ class Worker(Generic[T]):
 
 
 def _serve(pipe: Connection, make: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    with contextlib.suppress(OSError):  # should memory run out, this process goes, not the other
+    with contextlib.suppress(OSError):  # the kernel should kill this process first
         _SCORE.write_text("500")
     with tempfile.TemporaryFile() as log:
         for stream in (1, 2):
@@ -133,7 +133,7 @@ def _attempt(
         return True, call(*args, **kwargs)
     except OutcoreError as error:
         return False, error
-    except Exception as error:  # noqa: BLE001 - the one who asked decides
+    except Exception as error:  # noqa: BLE001 - the caller decides
         kind = OUT_OF_MEMORY if ran_out(error) else type(error).__name__
         return False, WorkerError(kind, f"{traceback.format_exc()}{_tail(log)}")
 

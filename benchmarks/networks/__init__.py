@@ -1,1 +1,1 @@
-"""What a training step of each network takes, without running it."""
+"""networks: compute memory and FLOP of a training step of each network, without running it."""

@@ -1,4 +1,4 @@
-"""The command: `python -m benchmarks.networks [NAME...]`."""
+"""The command `python -m benchmarks.networks [NAME...]`."""
 
 from benchmarks.networks.command import main
 

@@ -1,4 +1,4 @@
-"""Trace each network and write its figures to the package: src/outcore/networks/figures.json."""
+"""command: trace each network, and write its figures to src/outcore/networks/figures.json."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATH = Path(__file__).parents[2] / "src" / "outcore" / "networks" / FILE
 
 
 def main(names: Sequence[str] | None = None) -> None:
-    """Work out the networks of the command line, else all; the others keep what they have."""
+    """Compute the networks named on the command line, or all; others keep their figures."""
     chosen = sys.argv[1:] if names is None else names
     for name in chosen or NETWORKS:
         found = measure(network(name))
@@ -29,7 +29,7 @@ def main(names: Sequence[str] | None = None) -> None:
 
 
 def save(name: str, found: Figures) -> None:
-    """Put one network's figures in the file; those of networks that are no more go."""
+    """Put one network's figures in the file, and remove networks that no longer exist."""
     known = json.loads(PATH.read_text(encoding="utf-8")) if PATH.exists() else {}
     known[name] = asdict(found)
     kept = {each: known[each] for each in NETWORKS if each in known}
@@ -37,7 +37,7 @@ def save(name: str, found: Figures) -> None:
 
 
 def measure(spec: NetworkSpec) -> Figures:
-    """The figures of a network: a batch of three less one of two, which batch norm can train on."""
+    """The figures of a network: batch 3 minus batch 2, since batch norm needs two samples."""
     two, three = (trace_network(spec, samples) for samples in (2, 3))
     parameters = sum(b.nbytes for b in two.buffers if b.role is Role.PARAM) // FLOAT_BYTES
     saved = _saved_bytes(three) - _saved_bytes(two)

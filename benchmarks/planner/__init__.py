@@ -1,1 +1,1 @@
-"""How near `search` comes to the least that is possible, and to the other policies; modelled."""
+"""planner: compare `search` with the lower bound and with other policies, on modeled hardware."""

@@ -1,4 +1,4 @@
-"""The command: `python -m benchmarks.planner`."""
+"""The command `python -m benchmarks.planner`."""
 
 from benchmarks.planner.command import main
 

@@ -1,4 +1,4 @@
-"""Cells: one step under one budget, by every policy."""
+"""Cell: a row for one step under one budget, planned by every policy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAPERS = (
     ("resnet50-v1", 640, "v100-nvlink2", 75e9, 0.005),
     ("resnet50-v1", 1440, "v100-nvlink2", 50e9, 0.10),
 )
-"""Network, batch, machine, bytes per second of its link, and the most that may be lost."""
+"""Network, batch, machine, bytes per second of its link, and the largest loss allowed."""
 
 NETWORKS = {
     "resnet50-v1": 640,
@@ -36,33 +36,36 @@ NETWORKS = {
     "gpt2": 16,
     "vit": 256,
 }
-"""Batches, about what takes 50 GB."""
+"""Batch of each network: about what needs 50 GB."""
 SHARES = (2, 3, 4)
-"""Budgets: the in-core peak divided by these."""
+"""Budgets: the in-core peak is divided by these numbers."""
 
 OURS = "search"
 SLOW = frozenset({"pooch-paper"})
-"""Policies whose second step takes the cube of the maps: minutes on deep networks."""
+"""Policies left out: their second step takes time cubic in the maps, minutes for deep networks."""
 
 POINTS = 0.03
-"""The most that a plan may lose beyond the bound."""
+"""The largest loss of a plan beyond the bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell(Row):
-    """What is lost of the speed in-core, at most and by plans. All but planning is predicted."""
+    """Fractions of in-core speed that are lost. All figures but the planning time are predicted."""
 
     step: str
     budget_bytes: int
     bound_lost: float | None = None
+    """What even the best plan loses, by the lower bound."""
     search_lost: float | None = None
+    """What `search` loses; None if it has no plan."""
     other_lost: float | None = None
+    """What the best of the other policies loses."""
     best_other: str = ""
     planning_seconds: float | None = None
 
 
 def papers(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """The cells with a goal of their own."""
+    """The cells that have a goal of their own, from papers."""
     for name, batch, machine, link, goal in PAPERS:
         if patience.over():
             return
@@ -74,7 +77,7 @@ def papers(scale: Scale, patience: Patience) -> Iterator[Row]:
 
 
 def budgets(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """Every network at parts of its in-core peak."""
+    """Every network at fractions of its in-core peak."""
     return together(_of_network, NETWORKS, scale, patience)
 
 

@@ -1,4 +1,4 @@
-"""The command line."""
+"""command: the command line of the planner benchmarks."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _ROWS: tuple[Benchmark[Scale], ...] = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Plan what is named, else all."""
+    """Run the benchmarks that the command line names, or all."""
     run_kit(
         Kit(
             name="planner",
             description="search, the bound below it and the other policies, on modelled hardware.",
             benchmarks=MappingProxyType({row.name: row for row in _ROWS}),
             scale=lambda given: Scale(small=given.small),
-            machine=lambda _: host(),  # steps are modelled; the times to plan are this machine's
+            machine=lambda _: host(),  # steps are modeled; planning times are this machine's
         ),
         arguments,
     )

@@ -1,4 +1,4 @@
-"""monotone: whether `search`, asked afresh, is slower anywhere with more memory or bandwidth."""
+"""monotone: check whether `search` ever finds a slower plan with more memory or bandwidth."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ BATCHES = {
     "vit": 256,
 }
 BUDGETS = 12
-"""From the floor to the in-core peak."""
+"""Number of budgets from the floor to the in-core peak."""
 LINK_SHARE = 2
-"""The budget of the links: the in-core peak divided by this."""
+"""For the links, the budget is the in-core peak divided by this."""
 LINKS = (0.5, 0.7, 0.85, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0)
-"""How many times as fast as the machine's."""
+"""Rates of the link, relative to the machine's."""
 NONE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slope(Row):
-    """What is lost of the speed in-core, all predicted, as memory grows or the link gets faster.
+    """Predicted fraction of in-core speed that is lost, as memory grows or the link gets faster.
 
-    `figures` are gigabytes of device memory or of the link per second.
+    `figures` are gigabytes of device memory, or of the link per second.
     """
 
     step: str
@@ -51,7 +51,7 @@ class Slope(Row):
 
 
 def monotone(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """Two rows for each network."""
+    """Two rows for each network: one for memory, one for the link."""
     batches = dict(list(BATCHES.items())[:1]) if scale.small else BATCHES
     return together(_of_network, batches, scale, patience)
 
@@ -75,7 +75,7 @@ def _of_network(name: str, batch: int, scale: Scale) -> list[Slope]:
 
 
 def _lost(comparison: Comparison, budget_bytes: int, rate: float = 1.0) -> float:
-    """By the plan for this budget alone, over a link so many times as fast."""
+    """The loss of the plan for this budget alone, over a link that is `rate` times as fast."""
     problem = comparison.problem(budget_bytes)
     links = (
         (source, target, replace(link, bytes_per_second=link.bytes_per_second * rate))
@@ -87,7 +87,7 @@ def _lost(comparison: Comparison, budget_bytes: int, rate: float = 1.0) -> float
 
 
 def slope(step: str, of: str, figures: Sequence[float], lost: Sequence[float]) -> Slope:
-    """The row, checked."""
+    """The row with its check."""
     most = max((after - before for before, after in pairwise(lost)), default=-inf)
     times = sum(after - before > NONE for before, after in pairwise(lost))
     said = f"{times} of {len(lost) - 1} steps up lose more, {max(0.0, most):.2%} at most"

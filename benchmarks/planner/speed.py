@@ -1,4 +1,4 @@
-"""speed: how long `search` takes, and what a minute of it would still gain."""
+"""speed: measure how long `search` takes, and what a minute of planning would gain."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MINUTE = Search(effort=1e6, seconds=60.0)
 POINT = 0.01
 FEW_LAYERS, MANY_LAYERS = 12, 96
 LITTLE_MORE = 3.0
-"""The most that planning eight times the layers may take, of the time for one."""
+"""The most time that eight times the layers may take, relative to the time for one."""
 
 
 class Task(NamedTuple):
-    """A network with a batch; the most seconds that planning may take, where there is a goal.
+    """A network with a batch and a budget: the in-core peak divided by `share`.
 
-    The budget is the in-core peak divided by `share`.
+    `most_seconds` is the goal for the planning time; None if there is none.
     """
 
     name: str
@@ -42,17 +42,19 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed(Row):
-    """Planning seconds of this machine; what is lost of the speed in-core is predicted."""
+    """Planning time on this machine, and predicted fractions of in-core speed that are lost."""
 
     step: str
     ops: int
     planning_seconds: float
     search_lost: float | None
+    """What the plan of `search` loses; None if it has no plan."""
     minute_lost: float | None
+    """What the plan loses after a minute of search."""
 
 
 def speed(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """A row for each task, after one that loads and compiles what planning needs."""
+    """A row for each task, after a warm-up that loads and compiles the planner."""
     compile_planner()
     few: Speed | None = None
     for task in _tasks(scale):
@@ -110,7 +112,7 @@ def _comparison(task: Task) -> Comparison:
 
 
 def _plan(comparison: Comparison, share: int, policy: Search) -> tuple[float, float | None]:
-    """Seconds of planning, and what the plan loses; None where there is none."""
+    """Seconds of planning, and what the plan loses; None if there is no plan."""
     start = time.perf_counter()
     row = comparison.row(comparison.in_core_peak_bytes // share, policy)
     seconds = row.planning_seconds or time.perf_counter() - start

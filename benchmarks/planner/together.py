@@ -1,4 +1,4 @@
-"""Networks side by side, on the cores that there are."""
+"""together: plan for several networks in parallel, on all cores."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def together(
     scale: Scale,
     patience: Patience,
 ) -> Iterator[Row]:
-    """The rows of each network at its batch, in processes of their own, in order.
+    """The rows of each network at its batch, in order. Each network has its own process.
 
-    So planning is not timed: `speed` does that.
+    Since they run in parallel, planning is not timed here; `speed` does that.
     """
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         asked = [pool.submit(rows_of, *each, scale) for each in batches.items()]

@@ -1,1 +1,1 @@
-"""The papers' own figures beside ours, on modelled hardware: docs/reproduction.md."""
+"""reproduction: compare papers' figures with ours, on modeled hardware (docs/reproduction.md)."""

@@ -1,4 +1,4 @@
-"""The command: `python -m benchmarks.reproduction`."""
+"""The command `python -m benchmarks.reproduction`."""
 
 from benchmarks.reproduction.command import main
 

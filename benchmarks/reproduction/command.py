@@ -1,4 +1,4 @@
-"""The command line, and the page that it writes."""
+"""command: the command line of the reproduction, which also writes the page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.reproduction.table import BENCHMARKS
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Model what is named, else all, and write the page anew."""
+    """Model the parts that the command line names, or all, and rewrite the page."""
     run_kit(
         Kit(
             name="reproduction",
@@ -28,5 +28,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _machine(_scale: Scale) -> dict[str, Any]:
-    """Nothing is measured: the figures depend on versions alone."""
+    """Only versions: nothing is measured, so figures do not depend on anything else."""
     return {"versions": {name: version(name) for name in ("outcore", "torch")}}

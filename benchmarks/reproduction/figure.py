@@ -1,7 +1,7 @@
-"""Figure: one line of the page, a printed figure beside the modelled one.
+"""Figure: one line of the page, which compares a printed figure with the modeled one.
 
-A goal is a statement of the paper. It is reached where a printed range holds ours, where a printed
-number is no more than a tenth from ours, and where a printed fact is ours.
+Each line has a goal: a statement of the paper. It is reached if our figure is in the printed range,
+differs from the printed number by at most a tenth, or equals the printed fact.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from benchmarks.kit.rows import Check, Row
 
 NEAR = 0.1
-"""The part of a printed number that ours may differ by."""
+"""The fraction of a printed number by which ours may differ."""
 
 NONE = "no plan"
 
@@ -21,7 +21,7 @@ Text = Callable[[float], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure(Row):
-    """`source`: where it is printed. All of `ours` is modelled."""
+    """A figure. `source` says where it is printed; `ours` is always modeled."""
 
     source: str
     what: str
@@ -33,7 +33,7 @@ class Figure(Row):
 def number(
     source: str, what: str, paper: float, ours: float | None, text: Text = str, note: str = ""
 ) -> Figure:
-    """A printed number."""
+    """Compare with a printed number."""
     if ours is None:
         return _figure(source, what, text(paper), NONE, NONE, met=False, note=note)
     apart = ours / paper - 1
@@ -49,7 +49,7 @@ def span(
     text: Text = str,
     note: str = "",
 ) -> Figure:
-    """A printed range, and ours over the same cases. Ours must lie in it."""
+    """Compare with a printed range, over the same cases. All of ours must lie in it."""
     known = [each for each in ours if each is not None]
     missing = len(ours) - len(known)
     low, high = paper
@@ -67,7 +67,7 @@ def span(
 
 
 def fact(source: str, what: str, paper: str, ours: str, note: str = "") -> Figure:
-    """A printed fact, or counts: the same or not."""
+    """Compare with a printed fact, or with counts: the same or not."""
     same = paper == ours
     return _figure(source, what, paper, ours, "same" if same else "other", met=same, note=note)
 
@@ -92,7 +92,7 @@ def _figure(
 
 
 def percent(share: float) -> str:
-    """A share of 1 as text."""
+    """A share as text, where 1 is everything."""
     return f"{share:.1%}"
 
 
@@ -102,7 +102,7 @@ def times(ratio: float) -> str:
 
 
 def gigabytes(nbytes: float) -> str:
-    """Bytes as the papers have them, in powers of ten."""
+    """Bytes in powers of ten, as in the papers."""
     return f"{nbytes / 1e9:.2f} GB"
 
 

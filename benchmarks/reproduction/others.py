@@ -1,4 +1,4 @@
-"""vDNN (arXiv 1602.08124), and recomputation alone as MONeT publishes it."""
+"""others: figures of vDNN (arXiv 1602.08124), and of recomputation alone as published by MONeT."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MONET = {
     "googlenet": (320, {4.99: 0.158}),
     "vgg16": (176, {5.51: 0.091}),
 }
-"""README of MONeT: batch, and GB -> overhead. It does not give VGG-16's batch: ours."""
+"""README of MONeT: batch, and GB -> overhead. It does not give VGG-16's batch; we chose it."""
 ONE = "one algorithm per convolution, in-core too"
 TWO = "a second algorithm: Winograd's, all tiles in memory (docs/hardware.md)"
 RECOMPUTING = ("search", "chen-sqrt{greedy=true}", "recompute-all{stay=true}")
@@ -34,7 +34,7 @@ def vdnn(scale: Scale, _patience: Patience) -> Iterator[Row]:
         row = found.row(256, policy)
         yield number(source, f"{policy}, {network}: lost", 0.18, lost(row), percent, ONE)
     found = replace(found, variants=True)
-    oracle = found.unbounded(256, "vdnn-dyn")  # its first pass but one: all kept, the fastest
+    oracle = found.unbounded(256, "vdnn-dyn")  # its second pass: all kept, fastest algorithms
     what = f"{network}: memory in-core, with the fastest algorithms"
     yield number(source, what, 28e9, oracle.peak_bytes, gigabytes, TWO)
     for policy in ("vdnn-dyn", "vdnn-conv", "vdnn-all"):
@@ -44,7 +44,7 @@ def vdnn(scale: Scale, _patience: Patience) -> Iterator[Row]:
 
 
 def recompute(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """Recomputation alone, on a machine with no host to copy to, beside MONeT's optimum."""
+    """Recomputation alone, on a machine without host memory, compared with MONeT's optimum."""
     for name, (batch, budgets) in MONET.items():
         for gigabyte, paper in budgets.items():
             if patience.over():

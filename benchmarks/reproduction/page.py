@@ -1,4 +1,4 @@
-"""docs/reproduction.md, from the file of results: `python -m benchmarks.reproduction.page FILE`."""
+"""page: write docs/reproduction.md: `python -m benchmarks.reproduction.page FILE`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ INTRODUCTION = (Path(__file__).parent / "introduction.md").read_text(encoding="u
 
 
 def write_page(file: Path) -> None:
-    """Write the page from a file of results; beside it, where it is not one of those kept here."""
+    """Write the page from a results file; if the file is not in our results folder, next to it."""
     kept = file.resolve().parent == FOLDER.resolve() and not file.stem.endswith("small")
     target = PAGE if kept else file.with_suffix(".md")
     target.write_text(page(json.loads(file.read_text(encoding="utf-8"))), encoding="utf-8")
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """The page: what it is, how many figures came out, and a table of each part."""
+    """The page: an introduction, how many figures are reproduced, and a table of each part."""
     parts = found["benchmarks"]
     rows = [row for part in parts.values() for row in part["rows"]]
     met = sum(_met(row) for row in rows)

@@ -1,4 +1,4 @@
-"""PoocH: Ito, Imai, Nakada, arXiv 1907.05013, and its Japanese predecessor of the same year."""
+"""pooch: figures of PoocH: Ito, Imai, Nakada, arXiv 1907.05013, and its Japanese predecessor."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ POOL_BYTES = 16_100_000_000
 """PoocH's pool: 95 % of the device's memory, as its code documents."""
 
 FITTED_POOL_BYTES = {"pooch": 15_100_000_000, "superneurons": 15_800_000_000}
-"""Where the counts of Table 3 come out: found by scanning pools and rates, not printed."""
+"""Pools that reproduce the counts of Table 3: found by scanning pools and rates, not printed."""
 
 X86, POWER9 = "v100-pcie3", "v100-nvlink2"
 RATES = {X86: 13e9, POWER9: 75e9}
-"""Bytes per second at which Table 3 comes out, found by the same scan."""
+"""Link rates (bytes per second) that reproduce Table 3, found by the same scan."""
 BATCHES = (256, 384, 512, 640)
 ALEXNET_BATCHES = (2304, 2432, 2560, 2688)
 ALEXNET = (
@@ -37,7 +37,7 @@ ALEXNET = (
 VOLUMES = ((224, 224, 128), (224, 224, 256), (448, 224, 128), (448, 224, 256))
 """Height, width and frames."""
 MAP_BYTES = 1 << 20
-"""A map of 640 images is larger."""
+"""Lower limit for maps: those of 640 images are larger."""
 
 TABLE3 = {
     X86: {"pooch": "66/12/27", "superneurons": "66/21/18"},
@@ -65,7 +65,7 @@ def table3(_scale: Scale, _patience: Patience) -> Iterator[Row]:
 
 
 def _saved_maps() -> Iterator[Row]:
-    """What Chainer retains of ResNet-50: everything that crosses to the backward call."""
+    """What Chainer keeps of ResNet-50: everything that crosses to the backward call."""
     trace = chainer_resnet50(640).trace
     crossing = {gap.buffer for gap in crossing_gaps(trace)}
     saved = [b.nbytes for b in trace.buffers if b.id in crossing and b.nbytes > MAP_BYTES]
@@ -85,7 +85,7 @@ def _counts(problem: Problem, policy: str) -> str:
 
 
 def ablation(scale: Scale, _patience: Patience) -> Iterator[Row]:
-    """What each part of PoocH brings: Figures 15 (x86) and 16 (POWER9)."""
+    """What each part of PoocH contributes: Figures 15 (x86) and 16 (POWER9)."""
     x86: list[dict[str, float | None]] = []
     cases = (("resnet50-v1", 256), ("googlenet", 384), ("alexnet", 2432))
     for machine, printed in ((X86, "PoocH, Fig. 15"), (POWER9, "PoocH, Fig. 16")):
@@ -116,7 +116,7 @@ def ablation(scale: Scale, _patience: Patience) -> Iterator[Row]:
 
 
 def _smaller(printed: str, gains: Sequence[float | None], before: Sequence[float | None]) -> Figure:
-    """The paper says that of Figure 16 beside Figure 15, and prints no number."""
+    """The paper says that gains in Figure 16 are smaller than in Figure 15, without numbers."""
     pairs = [(here, there) for here, there in zip(gains, before, strict=True) if here and there]
     smaller = bool(pairs) and all(here < there for here, there in pairs)
     note = "; ".join(f"{times(here)}, on x86 {times(there)}" for here, there in pairs)
@@ -125,7 +125,7 @@ def _smaller(printed: str, gains: Sequence[float | None], before: Sequence[float
 
 
 def speed(scale: Scale, _patience: Patience) -> Iterator[Row]:
-    """What of the step's speed in-core is lost out of core: Figures 17 to 22."""
+    """How much of the in-core speed is lost out of core: Figures 17 to 22."""
     in_core = lab("resnet50-v1", X86, POOL_BYTES, scale).at(128)
     rate = in_core.items / in_core.in_core.seconds
     note = "what the preset was calibrated on"
@@ -174,7 +174,7 @@ def _against_superneurons(scale: Scale) -> Iterator[Row]:
 
 
 def _plan_of_the_other_machine(scale: Scale) -> Iterator[Row]:
-    """The plan made for POWER9, on x86."""
+    """The plan made for POWER9, used on x86."""
     x86, power9 = (lab("resnet50-v1", machine, POOL_BYTES, scale) for machine in (X86, POWER9))
     slower: list[float | None] = []
     out: list[int] = []

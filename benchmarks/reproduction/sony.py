@@ -1,4 +1,4 @@
-"""Sony: out-of-core training with window scheduling and virtual addressing, arXiv 2010.14109."""
+"""sony: figures of Sony's window scheduling and virtual addressing, arXiv 2010.14109."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ DEVICE_BYTES = 16 * 2**30
 IN_CORE_BATCH = 190
 CACHING, CHUNKS = "best-fit-nnabla", "virtual-chunks{chunk_bytes=20MiB,small_bytes=1MiB}"
 PARTS = tuple(n / 16 for n in range(16, 5, -1))
-"""Scheduling budgets that are tried, of the device: the paper tunes its by hand (Figure 3)."""
+"""Scheduling budgets to try, as fractions of the device: the paper tunes by hand (Figure 3)."""
 SCHEDULE = {256: 0.96, 512: 0.787, 928: 0.688}
 WITH_CHUNKS = {256: 0.73, 512: 0.77, 928: 0.70, 1120: 0.69, 1248: 0.60, 1440: 0.55}
-"""Table 1: images per second, of the 581 in-core at 190."""
+"""Table 1: images per second, relative to 581 in-core at batch 190."""
 WIDER = {"densenet121": (512, 1.5), "pix2pixhd": (4, 4.0), "deeplabv3plus": (6, 5.3)}
-"""Section 5.3: largest batch in-core, and how many times that by the schedule alone."""
+"""Section 5.3: largest batch in-core, and how many times that with the schedule alone."""
 WIDER_YET = (1.5, 2.0)
 LMS = {190: 0.93, 256: 0.91, 512: 0.81, 928: 0.53}
-"""Table 1: TensorFlow with LMS on a P100, of 258 images per second in-core at 190."""
+"""Table 1: TensorFlow with LMS on a P100, relative to 258 images per second in-core at 190."""
 
 
 def window(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """Table 1: ResNet-50 out of core, of its speed in-core."""
+    """Table 1: speed of ResNet-50 out of core, relative to its in-core speed."""
     found = lab("resnet50-v1", MACHINE, DEVICE_BYTES, scale)
     base = found.at(IN_CORE_BATCH)
     rate = base.items / base.in_core.seconds
@@ -79,7 +79,7 @@ def _reserved(found: Lab, batch: int, allocator: Allocator) -> float | None:
 
 
 def _fastest(found: Lab, batch: int, allocator: Allocator) -> tuple[float | None, float]:
-    """Items per second with the largest budget that the allocator serves in the device."""
+    """Items per second with the largest budget for which the allocator fits in the device."""
     for part in PARTS:
         problem = found.problem(batch, part)
         try:
@@ -94,7 +94,7 @@ def _fastest(found: Lab, batch: int, allocator: Allocator) -> tuple[float | None
 
 
 def _largest(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """How much wider other networks get."""
+    """How much larger the batches of other networks get."""
     for name, (paper, factor) in WIDER.items():
         if patience.over():
             return
@@ -116,7 +116,7 @@ def _largest(scale: Scale, patience: Patience) -> Iterator[Row]:
 
 
 def _served(found: Lab, batches: range, policy: str, allocator: str) -> int | None:
-    """The largest batch that some budget serves. By bisection, as `Lab.largest`."""
+    """The largest batch that fits with some budget. By bisection, like `Lab.largest`."""
     served = resolve(allocator)
     most = bisect_left(batches, True, key=lambda n: not _serves(found, n, policy, served))
     return batches[most - 1] if most else None
@@ -136,7 +136,7 @@ def _serves(found: Lab, batch: int, policy: str, allocator: Allocator) -> bool:
 
 
 def _lms(scale: Scale) -> Iterator[Row]:
-    """TensorFlow's Large Model Support, which Sony's table has beside its own."""
+    """TensorFlow's Large Model Support, which Sony's table lists for comparison."""
     found = lab("resnet50-v1", "p100", int(0.9 * DEVICE_BYTES), scale)
     base = found.at(IN_CORE_BATCH)
     rate = base.items / base.in_core.seconds

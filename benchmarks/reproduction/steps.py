@@ -1,4 +1,4 @@
-"""Steps of the papers' networks on the papers' machines, each traced once for all batches."""
+"""Lab: steps of the papers' networks on the papers' machines, each traced once for all batches."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from outcore.policies import resolve
 from outcore.presets import Preset, preset
 
 FEW, MORE = 2, 3
-"""Batches that are traced; sizes of others are on the straight line through theirs."""
+"""The batches that are traced. Sizes for other batches are extrapolated linearly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """`small`: networks in miniature, to see that everything runs. Its figures mean nothing."""
+    """`small` means miniature networks, to check that everything runs; its figures mean nothing."""
 
     small: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """A network, and a machine with `budget_bytes` for it; `variants` of its ops, or none."""
+    """A network, and a machine with `budget_bytes` for it. `variants`: whether its ops have any."""
 
     network: str
     machine: Preset
@@ -47,22 +47,22 @@ class Lab:
         return Comparison(trace, self.machine, samples, allocator=allocator, variants=self.variants)
 
     def row(self, batch: int, policy: str, allocator: Allocator | None = None) -> Compared:
-        """What a policy makes of the budget at a batch."""
+        """What a policy achieves within the budget at a batch."""
         comparison = self.at(batch, allocator)
         return comparison.row(self.budget_of(comparison), resolve(policy))
 
     def problem(self, batch: int, part: float = 1.0) -> Problem:
-        """The problem that policies are given, with a part of the budget."""
+        """The problem that policies get, with a fraction of the budget."""
         comparison = self.at(batch)
         return comparison.problem(int(part * self.budget_of(comparison)))
 
     def budget_of(self, comparison: Comparison) -> int:
-        """The budget; at small scale a part of what the step takes."""
+        """The budget; at small scale a fraction of the in-core peak."""
         small = int(0.6 * comparison.in_core.peak(Tier.DEVICE))
         return small if self.scale.small else self.budget_bytes
 
     def unbounded(self, batch: int, policy: str) -> Compared:
-        """What a policy makes of a device with room for everything."""
+        """What a policy achieves on a device with room for everything."""
         return self.at(batch).row(ENDLESS_BYTES, resolve(policy))
 
     def fits(self, batch: int, policy: str, allocator: Allocator | None = None) -> bool:
@@ -72,9 +72,10 @@ class Lab:
     def largest(
         self, batches: Sequence[int], policy: str, allocator: Allocator | None = None
     ) -> int | None:
-        """The largest of `batches`, ascending, that a policy has a plan for.
+        """The largest of `batches`, ascending, that a policy has a plan for; None if there is none.
 
-        By bisection: where one has none, no larger one is taken to have any.
+        This is a bisection: it assumes that a policy without a plan for a batch has none for any
+        larger.
         """
         fits = bisect_left(batches, True, key=lambda b: not self.fits(b, policy, allocator))
         return batches[fits - 1] if fits else None
@@ -90,7 +91,7 @@ def lab(
     host: bool = True,
     **sizes: int,
 ) -> Lab:
-    """A Lab on a preset, with another rate of its links where one is given, or with no host."""
+    """A Lab on a preset, optionally with another link rate, or without host memory."""
     found = preset(machine)
     if not host:
         device = ((Tier.DEVICE, found.hardware.capacity(Tier.DEVICE)),)
@@ -103,7 +104,7 @@ def lab(
 
 
 def lost(row: Compared) -> float | None:
-    """What a plan loses of the speed in-core; None where there is no plan."""
+    """The fraction of in-core speed that a plan loses; None if there is no plan."""
     return None if row.relative_to_in_core is None else 1 - row.relative_to_in_core
 
 

@@ -1,4 +1,4 @@
-"""SuperNeurons: Wang et al., arXiv 1801.04380."""
+"""superneurons: figures of SuperNeurons: Wang et al., arXiv 1801.04380."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ WIDEST = {
 }
 """Table 5: the largest batch, and the step in which batches are tried here."""
 POOLS_GIB = {3: 203, 5: 240}
-"""Figure 12: GiB of the pool -> images per second. Its machine is not named: the K40c is taken."""
+"""Figure 12: GiB of the pool -> images per second. It names no machine; we use the K40c."""
 TOP = 4
-"""Batches up to so many times the paper's are tried."""
+"""Batches up to this many times the paper's are tried."""
 RUNTIME = "superneurons-cost-aware"
 
 
@@ -84,7 +84,7 @@ def replays(_scale: Scale, _patience: Patience) -> Iterator[Row]:
 
 
 def cache(_scale: Scale, _patience: Patience) -> Iterator[Row]:
-    """Table 3: what AlexNet moves in a step, without the tensor cache and with it."""
+    """Table 3: what AlexNet moves in a step, without and with the tensor cache."""
     for title, table, option in (("no cache", MOVED_GB, "false"), ("cache", CACHED_GB, "true")):
         for batch, paper in table.items():
             problem = alexnet(batch).problem(12 * 2**30)
@@ -98,7 +98,7 @@ def cache(_scale: Scale, _patience: Patience) -> Iterator[Row]:
 
 
 def capacity(scale: Scale, patience: Patience) -> Iterator[Row]:
-    """Tables 4 and 5: how wide and how deep a network 12 GB take, on torch's traces."""
+    """Tables 4 and 5: how wide and how deep a network fits in 12 GB, from torch's traces."""
     for name, (paper, step) in WIDEST.items():
         if patience.over():
             return
@@ -124,7 +124,7 @@ def capacity(scale: Scale, patience: Patience) -> Iterator[Row]:
 
 
 def workspaces(scale: Scale, _patience: Patience) -> Iterator[Row]:
-    """Figure 12: AlexNet with more memory, which workspaces of convolutions take."""
+    """Figure 12: AlexNet with more memory, which the workspaces of convolutions use."""
     source, what = "SuperNeurons, Figure 12", "AlexNet, batch 300"
     speeds: list[float | None] = []
     for gib, paper in POOLS_GIB.items():

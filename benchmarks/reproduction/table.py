@@ -1,4 +1,4 @@
-"""The parts of the page, in its order."""
+"""table: the parts of the page, in its order."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

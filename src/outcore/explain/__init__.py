@@ -1,4 +1,4 @@
-"""explain: why a plan moves what it moves, and where its step waits."""
+"""explain: show why a plan moves each tensor, and where its step waits."""
 
 from __future__ import annotations
 

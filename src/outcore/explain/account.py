@@ -1,4 +1,4 @@
-"""The account of a plan: the step by what takes its time, the moves, the waits."""
+"""account: explain a plan: where its step time goes, its moves and its waits."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from outcore.simulate import simulate
 def explain(problem: Problem, plan: Plan, *, most: int | None = None) -> Explanation:
     """Why `plan` moves what it moves, and where its step waits.
 
-    `most`: explain so many moves, those that free the most bytes x idle time; None is all. Each
-    takes three evaluations of a whole plan: microseconds where arrays can say it (`Evaluator`,
-    with the extra `fast`), else a lowering and a simulation (the hints `depart` and `arrive`, a
-    tier that is not the nearest).
+    `most` is the number of moves to explain: those that free the most bytes x idle time. None means
+    all. Each move needs three evaluations of a whole plan. An evaluation takes microseconds if
+    arrays can express the plan (`Evaluator`, with the extra `fast`). Otherwise it is a lowering and
+    a simulation: for the hints `depart` and `arrive`, and for a tier that is not the nearest.
 
-    Raises DigestError where the plan names another trace, VerifyError where the problem breaks a
-    rule or the plan is not one for it.
+    Raises DigestError if the plan names another trace, VerifyError if the problem breaks a rule or
+    the plan is not a plan for it.
     """
     program = lower(problem, plan)
     timeline = simulate(problem, program)
@@ -56,7 +56,7 @@ def explain(problem: Problem, plan: Plan, *, most: int | None = None) -> Explana
 
 
 def _reruns(problem: Problem, program: Program) -> tuple[Rerun, ...]:
-    """What runs again, the longest in all first."""
+    """The ops that run again, in order of their total time, the longest first."""
     runs = (x.action for x in program.body if isinstance(x.action, Run) and x.action.again)
     found = []
     for (op, variant), times in Counter((run.op, run.variant) for run in runs).items():

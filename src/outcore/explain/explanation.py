@@ -1,4 +1,4 @@
-"""Explanation: for each buffer moved what else could be done with it, and the waits that remain."""
+"""Explanation: alternatives to each move of a plan, and the waits that remain."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class WaitsFor(Enum):
     """What the compute stream waits for."""
 
     COPY_BACK = "copy back"
-    """A run needs what is not back yet."""
+    """A run needs data that is not back yet."""
     MEMORY = "memory"
-    """What comes next has no room before a copy out is done."""
+    """What comes next has no room until a copy out is done."""
     PLAN = "plan"
-    """The plan asks for a copy to be done by now: a hint `arrive` or `release`."""
+    """The plan requires a copy to be done by now, by a hint `arrive` or `release`."""
     CLOCK = "clock"
-    """Lowering frees memory where its clock has the copy out done; it is late."""
+    """Lowering frees memory at the time at which it expects a copy out to be done; it is late."""
     END = "end"
     """The last op is done, and a copy out is not."""
 
@@ -31,72 +31,80 @@ class Late(Enum):
     LINK = "link"
     """The link was busy with other copies."""
     MEMORY = "memory"
-    """A copy back had no room on the device any sooner."""
+    """The device had no room for a copy back any sooner."""
     HINT = "hint"
-    """The plan wants it issued no sooner (`prefetch`, `depart`)."""
+    """The plan issues the copy no sooner (`prefetch`, `depart`)."""
     CALL = "call"
-    """What is written over in the backward call is fetched in that call."""
+    """The backward call overwrites the buffer, so the copy back is issued in that call."""
     COPY_OUT = "copy out"
-    """It was not out yet when it was to come back."""
+    """The copy back was due before the copy out was done."""
     ROOM = "room"
     """A copy out had to wait for room in the outer tier."""
     TIME = "time"
-    """Nothing: it was issued as soon as can be, and takes longer than there is."""
+    """Nothing: it was issued as soon as possible, but takes longer than the time there is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """The plan with one gap changed to `choice`, and all else the same.
-
-    `choice` is `keep`, `offload`, `recompute` or `recompute stay`, as the text form of a plan has
-    it; `chosen` marks the plan's own. `seconds` are those of the whole step and `peak_bytes` the
-    device's, both simulated; None where it cannot be done, and `impossible` says why.
-    `over_bytes`: by how much it does not fit the budget of `over_tier`.
-    """
+    """The plan with the choice for one gap changed to `choice`, and all else unchanged."""
 
     choice: str
+    """`keep`, `offload`, `recompute` or `recompute stay`, as in the text form of a plan."""
     chosen: bool
+    """Whether this is what the plan does."""
     seconds: float | None = None
+    """Simulated time of the whole step; None if the choice is impossible."""
     peak_bytes: int | None = None
+    """Simulated peak of the device; None if the choice is impossible."""
     over_bytes: int = 0
+    """By how much it exceeds the budget of `over_tier`; 0 if it fits."""
     over_tier: Tier | None = None
+    """The first tier whose budget it exceeds; None if it fits."""
     impossible: str = ""
+    """Why the choice is impossible; empty if it is possible."""
 
     @property
     def fits(self) -> bool:
-        """Whether it can be done inside all budgets."""
+        """Whether it is possible within all budgets."""
         return not (self.impossible or self.over_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One gap in which a buffer is offloaded or recomputed, and what else could be done.
+    """One gap for which a plan departs from the default, and what else could be done.
 
-    `op` made the buffer, by a call of `target` at `site` (None and empty where the caller passes
-    it in). It leaves after the op `after` and is needed before the op `before`; between them lie
-    `idle_seconds` of first runs. `reasons` say what each alternative would cost, in words.
-
-    `dead`: no op needs it any more, and by default it is dropped. Up to the op `before` the plan
-    holds it for what runs again, as `choice` says.
+    The default is to keep the buffer; the plan offloads or recomputes it. If the gap is `dead`, no
+    op needs the buffer any more, and the default is to drop it; the plan holds it until the op
+    `before`, for recomputations, in the way that `choice` says.
     """
 
     buffer: int
     name: str
+    """Name of the buffer in the trace; may be empty."""
     nbytes: int
     op: int | None
+    """The op that makes the buffer; None if the caller passes it in."""
     target: str
+    """What that op calls; empty if `op` is None."""
     site: str
+    """The op's place in the model; empty if not known."""
     after: int
+    """The last op that uses the buffer before the gap."""
     before: int
+    """The op that needs the buffer again."""
     dead: bool
     idle_seconds: float
+    """Time of the ops inside the gap, without recomputations."""
     choice: str
+    """The plan's choice, named as in `Alternative.choice`."""
     alternatives: tuple[Alternative, ...]
+    """Every choice for the gap, the plan's own included."""
     reasons: tuple[str, ...]
+    """What each alternative to the plan's choice would cost, in words."""
 
     @property
     def weight(self) -> float:
-        """Byte-seconds that it frees at best, or holds if dead: what moves are sorted by."""
+        """Bytes x idle time: what it frees at best, or holds if dead. Moves are sorted by this."""
         return self.nbytes * self.idle_seconds
 
     @property
@@ -107,28 +115,31 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The compute stream stands still for `seconds` from `start_seconds` of the step on.
-
-    It waits for a copy of `buffer` before a run of `op` (None at the end of the step; `again`
-    where that is not its first). `late` is why the copy, which takes `copy_seconds`, was not done
-    sooner: for LINK, ROOM and COPY_OUT `behind` lists the buffers that went first, for MEMORY
-    `full_op` is the op beside which it had no room (None between the two calls). `reason` says it
-    in words.
-    """
+    """A stretch in which the compute stream waits for a copy."""
 
     waits_for: WaitsFor
     seconds: float
+    """How long compute waits."""
     start_seconds: float
+    """When the wait begins, from the start of the step."""
     op: int | None
+    """The op before whose run compute waits; None at the end of the step."""
     again: bool
+    """Whether that run is a recomputation."""
     buffer: int
+    """The buffer whose copy compute waits for."""
     name: str
     nbytes: int
     copy_seconds: float
+    """How long that copy takes."""
     late: Late
+    """Why the copy was not done sooner."""
     behind: tuple[int, ...]
+    """Buffers whose copies went first, if `late` is LINK, ROOM or COPY_OUT."""
     full_op: int | None
+    """If `late` is MEMORY: the op whose run left no room; None means between the two calls."""
     reason: str
+    """The wait and its cause in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +154,7 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """An op that runs again, so many `times`, in so many seconds."""
+    """An op that is recomputed `times` times, which takes `seconds` in total."""
 
     op: int
     target: str
@@ -154,33 +165,39 @@ class Rerun:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A plan's account; all figures simulated.
+    """All that explains a plan. All figures are simulated.
 
-    `seconds` of the step are `in_core_seconds` (each op once, as it runs by default), plus
-    `variant_seconds` (what the plan's choice of algorithms adds; below 0 where it saves),
-    `recompute_seconds` and `stall_seconds`. `moves` are those that free most, by bytes x idle
-    time, of `moved` gaps and of `held` ones, in which what is dead is held for reruns; `waits` are
-    in order of time, `reruns` longest first.
+    `seconds` is the sum of `in_core_seconds`, `variant_seconds`, `recompute_seconds` and
+    `stall_seconds`.
     """
 
     policy: str
     budget_bytes: int
     peak_bytes: int
     over_bytes: int
+    """By how much the plan exceeds the budget of `over_tier`; 0 if it fits."""
     over_tier: Tier | None
+    """The first tier whose budget is exceeded; None if the plan fits."""
     seconds: float
     in_core_seconds: float
+    """Time of each op once, by its default variant."""
     variant_seconds: float
+    """What the plan's choice of variants (algorithms) adds; below 0 if it saves time."""
     recompute_seconds: float
     moved: int
+    """Number of gaps in which a buffer is offloaded or recomputed."""
     held: int
+    """Number of dead gaps in which a buffer is held for recomputations."""
     moves: tuple[Move, ...]
+    """The moves that free most (bytes x idle time), of both kinds of gaps."""
     waits: tuple[Wait, ...]
+    """In order of time."""
     reruns: tuple[Rerun, ...]
+    """Recomputed ops, the longest first."""
 
     @property
     def stall_seconds(self) -> float:
-        """Time in which the compute stream stands still."""
+        """Time in which the compute stream waits."""
         return sum((wait.seconds for wait in self.waits), 0.0)
 
     @property
@@ -191,12 +208,12 @@ class Explanation:
         return tuple(sorted(found, key=lambda total: -total.seconds))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values by field name, as JSON has them; `stall_seconds` and `totals` besides."""
+        """Plain values by field name, as in JSON, plus `stall_seconds` and `totals`."""
         derived = {"stall_seconds": self.stall_seconds, "totals": _plain(self.totals)}
         return {**_fields(self), **derived}
 
     def __str__(self) -> str:
-        """The account for people: where the step goes, the moves, the waits."""
+        """The account for people: where the time goes, the moves, the waits."""
         from outcore.explain.text import text  # noqa: PLC0415 - it reads this module
 
         return text(self)

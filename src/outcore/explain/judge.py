@@ -1,4 +1,4 @@
-"""Judge: what a plan takes with one gap changed and all else the same."""
+"""Judge: predict time and memory of a plan with one gap changed and all else unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outcore.simulate import simulate
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Seconds of a step, and bytes by tier; or why there is no such plan."""
+    """Time of a step and bytes by tier, or why there is no such plan."""
 
     seconds: float = math.inf
     nbytes: tuple[tuple[Tier, int], ...] = ()
@@ -30,8 +30,8 @@ class Verdict:
 class Judge:
     """Judges the plans that differ from `plan` in the choice for one gap.
 
-    Its figures are those of `simulate(problem, lower(problem, changed))`. `timeline` is that of
-    `plan` itself.
+    Its figures are those of `simulate(problem, lower(problem, changed))`. `timeline` has to be the
+    one of `plan` itself.
     """
 
     def __init__(self, problem: Problem, plan: Plan, timeline: Timeline) -> None:
@@ -40,7 +40,7 @@ class Judge:
         self.plan = replace(plan, variants=())
 
     def judge(self, gap: Gap, choice: Choice) -> Verdict:
-        """What the plan takes with `choice` for `gap`."""
+        """The verdict on the plan with `choice` for `gap`."""
         if choice == self.plan.choice(gap):
             return self.own
         if self._evaluator is None:
@@ -49,7 +49,7 @@ class Judge:
 
     @cached_property
     def _evaluator(self) -> Evaluator | None:
-        """None where arrays cannot say the plan."""
+        """An evaluator for the plan's arrays; None if arrays cannot express the plan."""
         evaluator = Evaluator(self.problem)
         try:
             self._arrays = evaluator.arrays(self.plan)
@@ -81,7 +81,7 @@ class Judge:
         return Verdict(timeline.seconds, timeline.peak_bytes)
 
     def _refusal(self, changed: Plan, error: VerifyError) -> str:
-        """Why `changed` cannot be lowered: for itself, or for a choice that rests on another."""
+        """Why `changed` cannot be lowered: its own fault, or another choice depends on it."""
         try:
             verify_plan(self.problem, changed)
         except VerifyError as own:
@@ -90,7 +90,7 @@ class Judge:
 
 
 def overrun(problem: Problem, nbytes: Mapping[Tier, int]) -> tuple[Tier | None, int]:
-    """The first tier whose budget `nbytes` exceed, and by how much; (None, 0) where none."""
+    """The first tier whose budget `nbytes` exceeds, and by how much; (None, 0) if there is none."""
     for tier in Tier:
         over = nbytes.get(tier, 0) - problem.limit_bytes(tier)
         if over > 0:
@@ -99,7 +99,7 @@ def overrun(problem: Problem, nbytes: Mapping[Tier, int]) -> tuple[Tier | None, 
 
 
 def _as_chosen(problem: Problem, plan: Plan) -> Problem:
-    """The problem in which what `plan` chooses among the variants of ops is their default."""
+    """The problem with the variants that `plan` chooses for its ops as their defaults."""
     profile = problem.profile
     costs = [profile.cost(op, plan.variant(op)) for op in range(len(problem.trace.ops))]
     chosen = replace(

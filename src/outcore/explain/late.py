@@ -1,4 +1,4 @@
-"""late: why a copy was not done sooner."""
+"""late: find out why a copy was not done sooner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outcore.ir.program import Free, Stream
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """What the start of a copy waited for; `behind` and `full_op` as in `Wait`."""
+    """What the start of a copy waited for; `behind` and `full_op` are as in `Wait`."""
 
     late: Late
     behind: tuple[int, ...] = ()
@@ -19,7 +19,7 @@ class Lateness:
 
 
 def lateness(scene: Scene, position: int) -> Lateness:
-    """What the copy at `position` waited for."""
+    """What the copy at body position `position` waited for."""
     leaves = scene.program.body[position].stream is Stream.OUT
     return _late_out(scene, position) if leaves else _late_back(scene, position)
 
@@ -32,7 +32,7 @@ def _late_out(scene: Scene, position: int) -> Lateness:
     if start > issued:
         return _behind_others(scene, position, issued)
     found = scene.offload(position, scene.moved(position).buffer)
-    # It is issued behind its last use, or where the plan's `depart` says.
+    # It is issued right after its last use, or later if the plan's `depart` says so.
     behind_use = found is None or scene.step(position) <= scene.own[found[0].after] + 1
     return Lateness(Late.TIME if behind_use else Late.HINT)
 
@@ -49,9 +49,10 @@ def _late_back(scene: Scene, position: int) -> Lateness:
 
 
 def _behind_others(scene: Scene, position: int, ready: float) -> Lateness:
-    """The stream was busy from `ready` until the copy began."""
+    """The copy's stream was busy from `ready`, when the copy could have begun, until it began."""
     stream, start = scene.program.body[position].stream, scene.start[position]
-    # Where none was under way there, an outer slot is freed first, whose copy out was not done.
+    # If no copy was running on the stream, it waited to free an outer slot, whose copy out was
+    # not done.
     behind = scene.under_way(stream, ready, start)
     if not behind:
         out, own = scene.under_way(Stream.OUT, ready, start), scene.moved(position).buffer
@@ -60,14 +61,14 @@ def _behind_others(scene: Scene, position: int, ready: float) -> Lateness:
 
 
 def _after_copy_out(scene: Scene, position: int) -> Lateness:
-    """Its copy out was not done: behind those that went out first, where there were any."""
+    """The buffer's own copy out was not done; `behind` lists copies that delayed that, if any."""
     out = max(scene.edges(position), key=scene.stop.__getitem__)
     behind = _late_out(scene, out).behind if out in scene.copies else ()
     return Lateness(Late.COPY_OUT, behind)
 
 
 def _issued_late(scene: Scene, position: int) -> Lateness:
-    """Why it was not issued a step sooner (`lower/prefetch.py`)."""
+    """Why the copy back was not issued a step sooner (`lower/prefetch.py`)."""
     budget, step = scene.problem.budget_bytes, scene.step(position)
     slot = scene.program.slots[scene.copies[position].target]
     if step and scene.held[scene.positions[step - 1]] + slot.nbytes > budget:

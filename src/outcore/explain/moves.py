@@ -1,4 +1,4 @@
-"""Moves: each gap in which a plan does not do as by default, with what else could be done."""
+"""moves: explain each gap for which a plan departs from the default, with its alternatives."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from outcore.ir.timeline import Timeline
 def moves_of(
     problem: Problem, plan: Plan, timeline: Timeline, most: int | None
 ) -> tuple[Move, ...]:
-    """The `most` moves that free most, by bytes x idle time; None is all.
+    """The `most` moves that free most, by bytes x idle time; None means all.
 
-    Three evaluations for each. `timeline` is that of `plan`.
+    Each needs three evaluations. `timeline` has to be the one of `plan`.
     """
     idle = _idle(problem)
     trace, producer = problem.trace, liveness(problem.trace).producer
@@ -55,13 +55,13 @@ def moves_of(
 
 
 def weights(problem: Problem, plan: Plan) -> list[float]:
-    """The byte-seconds of each move of `plan`: `Move.weight`, without the move."""
+    """The byte-seconds of each move of `plan`: `Move.weight`, without making the moves."""
     idle, buffers = _idle(problem), problem.trace.buffers
     return [buffers[gap.buffer].nbytes * idle(gap) for gap, _ in plan.moves]
 
 
 def _idle(problem: Problem) -> Callable[[Gap], float]:
-    """What tells the seconds of first runs in a gap."""
+    """A function from a gap to its idle time: the seconds of the first runs inside it."""
     ends = list(accumulate(problem.profile.seconds))
     return lambda gap: max(0.0, ends[gap.before - 1] - ends[gap.after])
 
@@ -69,7 +69,7 @@ def _idle(problem: Problem) -> Callable[[Gap], float]:
 def _alternatives(
     problem: Problem, judge: Judge, gap: Gap, choice: Choice
 ) -> tuple[Alternative, ...]:
-    """All that can be chosen for `gap`; to offload as the plan does, where it does."""
+    """All choices for `gap`. If the plan offloads, its own tier and hints are used for that."""
     away = choice if isinstance(choice, Offload) else Offload(problem.hardware.outer)
     candidates: tuple[Choice, ...] = (KEEP, away, Recompute(), Recompute(stay=True))
     return tuple(_alternative(problem, judge, gap, other, choice) for other in candidates)
@@ -89,7 +89,7 @@ def _alternative(
 
 
 def _name(choice: Choice) -> str:
-    """The choice as the text form of a plan has it, without hints."""
+    """The name of a choice in the text form of a plan, without hints."""
     if isinstance(choice, Keep):
         return "keep"
     if isinstance(choice, Offload):

@@ -1,4 +1,4 @@
-"""Scene: a lowered Program in time, with where its copies, allocs and runs stand."""
+"""Scene: an index over a lowered Program and its Timeline, for questions about copies and waits."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from outcore.ir.timeline import Timeline
 
 
 class Scene:
-    """What `late.py` and `waits.py` ask of a Program: linear to make, each question near-constant.
+    """What `late.py` and `waits.py` need to know about a Program.
 
-    A step is one run, and what is issued since the run before it (as in `lower/draft.py`).
+    Construction takes linear time, and each query nearly constant time. A step is one run together
+    with everything issued since the run before it (as in `lower/draft.py`).
     """
 
     def __init__(self, problem: Problem, plan: Plan, program: Program, timeline: Timeline) -> None:
@@ -26,19 +27,19 @@ class Scene:
         self.stop = [span.stop_seconds for span in timeline.spans]
         self.held = held_bytes(problem, program, Tier.DEVICE)
         self.runs: list[Run] = []
-        """By step."""
+        """The runs, by step."""
         self.positions: list[int] = []
-        """Step -> the position of its run."""
+        """The body position of each step's run."""
         self.latest: list[int] = [-1]
-        """Step -> the latest op whose first run is over when it begins."""
+        """Map each step to the latest op whose first run is done when the step begins."""
         self.own: dict[int, int] = {}
-        """Op -> the step of its first run."""
+        """Map each op to the step of its first run."""
         self.alloc: dict[int, int] = {}
-        """Slot -> the position where it takes memory."""
+        """Map each slot to the position of its Alloc."""
         self.copies: dict[int, Copy] = {}
-        """By position."""
+        """The copies, by position."""
         self.queues: dict[Stream, list[int]] = {stream: [] for stream in Stream}
-        """The positions of the copies of each stream."""
+        """The positions of the copies on each stream."""
         for position, instruction in enumerate(program.body):
             action = instruction.action
             if isinstance(action, Run):
@@ -64,20 +65,20 @@ class Scene:
     # ---- places ---------------------------------------------------------------------------------
 
     def step(self, position: int) -> int:
-        """The step that `position` belongs to; one after the last where no run follows."""
+        """The step that `position` belongs to; one past the last step if no run follows."""
         return bisect_left(self.positions, position)
 
     def next_run(self, position: int) -> Run | None:
-        """The run at `position`, or the next one; None behind the last."""
+        """The run at `position`, or else the next one; None after the last run."""
         step = self.step(position)
         return self.runs[step] if step < len(self.runs) else None
 
     def first_step_for(self, op: int) -> int:
-        """The first step of those that run for `op`: its reruns come right before it."""
+        """The first step that serves `op`: recomputations for it come right before its own run."""
         return self.own[op - 1] + 1 if op else 0
 
     def offload(self, position: int, buffer: int) -> tuple[Gap, Offload] | None:
-        """The gap that `buffer` is in at `position`, and the choice, where that is to offload."""
+        """The gap that `buffer` is in at `position`, and its choice, if that is to offload."""
         done = self.latest[self.step(position)]
         found = self.offloads.get(buffer, ())
         return next(((g, c) for g, c in found if g.after <= done < g.before), None)
@@ -89,16 +90,16 @@ class Scene:
         return self.program.slots[self.copies[position].source]
 
     def edges(self, position: int) -> tuple[int, ...]:
-        """All that the instruction at `position` waits for."""
+        """The positions of all instructions that the one at `position` waits for."""
         instruction = self.program.body[position]
         return (*instruction.after, *instruction.pace)
 
     def done(self, positions: Iterable[int]) -> float:
-        """When all of `positions` are done; 0 for none."""
+        """When all of `positions` are done; 0 if there are none."""
         return max((self.stop[position] for position in positions), default=0.0)
 
     def under_way(self, stream: Stream, start: float, stop: float) -> tuple[int, ...]:
-        """Buffers of the copies of `stream` that take some of the time from `start` to `stop`."""
+        """Buffers of the copies on `stream` that run at some time between `start` and `stop`."""
         queue = self.queues[stream]
         low = bisect_right(queue, start, key=self.stop.__getitem__)
         high = bisect_left(queue, stop, key=self.start.__getitem__)
@@ -108,16 +109,17 @@ class Scene:
 
     @cached_property
     def between_bytes(self) -> int:
-        """Device bytes held between the two calls, everything counted."""
+        """Device bytes held between the two calls, with everything counted."""
         program, problem = self.program, self.problem
         slots = (program.slots[s] for s in (*program.arguments, *program.tangents))
         live = problem.outside_bytes + problem.between_bytes + sum(s.nbytes for s in slots)
         return live + sum(map(self._change, range(program.boundary)))
 
     def lacks_memory(self, position: int) -> bool:
-        """Whether the next run, or the time between the calls, has no room without the frees here.
+        """Whether the frees that follow `position` are needed to stay inside the budget.
 
-        Those are the frees from `position` up to there.
+        Without them, the next run has no room, or the time between the two calls, if that is first.
+        Only the frees from `position` up to that point are considered.
         """
         step = self.step(position)
         if step == len(self.runs):

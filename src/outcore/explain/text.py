@@ -1,4 +1,4 @@
-"""text: an Explanation for people, without tables."""
+"""text: write an Explanation as plain text for people."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from outcore.explain.words import (
 from outcore.units import format_bytes, format_seconds
 
 SHOWN = 20
-"""So many moves and waits are listed, and the rest counted."""
+"""How many moves and waits are listed at most; the rest are only counted."""
 
 
 def text(explanation: Explanation) -> str:
-    """Where the step goes, then the moves that free most, then the longest waits."""
+    """Where the time goes, then the moves that free most, then the longest waits."""
     lines = [*summary(explanation), "", *_moves(explanation), "", *_waits(explanation)]
     return "\n".join(lines)
 
 
 def summary(explanation: Explanation) -> Iterator[str]:
-    """The budget, the step by what takes its time, and the causes of its waits."""
+    """The budget, the step's time by its parts, and the causes of its waits."""
     peak, budget = format_bytes(explanation.peak_bytes), format_bytes(explanation.budget_bytes)
     yield f"{explanation.policy or 'the plan'} holds at most {peak}, of a budget of {budget}"
     if explanation.over_tier is not None:
@@ -45,7 +45,7 @@ def summary(explanation: Explanation) -> Iterator[str]:
 
 
 def heading(explanation: Explanation) -> str:
-    """How many of the gaps that are moved, or held for reruns, are shown."""
+    """How many gaps are moved or held for recomputations, and how many of them are shown."""
     moved, held = explanation.moved, explanation.held
     shown = min(len(explanation.moves), SHOWN)
     some = "all" if shown == moved + held else f"the first {shown}"

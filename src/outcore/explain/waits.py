@@ -1,4 +1,4 @@
-"""Waits: where the compute stream stands still, for which copy, and why that was late."""
+"""waits: find where the compute stream waits, for which copy, and why that copy was late."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def waits_of(
 ) -> tuple[Wait, ...]:
     """The stalls of `timeline` in order of time, each with its cause.
 
-    `program` is lowered from `plan`, so that compute waits for nothing but copies.
+    `program` has to be lowered from `plan`: then compute waits for copies only.
     """
     if not timeline.stalls:
         return ()
@@ -106,7 +106,7 @@ def _why(scene: Scene, late: Lateness) -> str:
 
 
 def _names(scene: Scene, buffers: tuple[int, ...]) -> str:
-    """The last of `buffers`, and how many went before."""
+    """The last one of `buffers`, and how many came before it."""
     if not buffers:
         return "others"
     last = buffer_words(buffers[-1], scene.problem.trace.buffers[buffers[-1]].name)

@@ -1,4 +1,4 @@
-"""Words: figures of an explanation as people say them."""
+"""words: phrase the figures of an explanation in words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outcore.ir.hardware import Tier
 from outcore.units import format_bytes, format_seconds
 
 EQUAL = 1e-9
-"""Steps that differ by less, relatively, take as long."""
+"""Relative difference below which two steps count as equally long."""
 
 _DONE = {
     "keep": "kept",
@@ -39,14 +39,15 @@ _LATE = {
 
 
 def choice_words(choice: str, *, dead: bool) -> str:
-    """What is done with a buffer, by its name in the text form; to what end if it is dead."""
+    """What is done with a buffer, named as in the text form, and for what if the gap is dead."""
     return f"{choice} for reruns" if dead else choice
 
 
 def reasons(alternatives: Sequence[Alternative], *, dead: bool = False) -> tuple[str, ...]:
-    """What each alternative to the chosen one would cost; the two of recomputation once if alike.
+    """What each alternative to the chosen one would cost.
 
-    The chosen one is among `alternatives`. `dead`: they are those of a dead gap.
+    If both ways to recompute cost the same, they are named once. `alternatives` includes the chosen
+    one. `dead` says that they are for a dead gap.
     """
     done = _DONE_DEAD if dead else _DONE
     chosen = next(a for a in alternatives if a.chosen)
@@ -77,7 +78,7 @@ def longer(seconds: float | None, than: float | None) -> str:
 
 
 def buffer_words(buffer: int, name: str) -> str:
-    """A buffer by its name, where it has one, and its number."""
+    """A buffer by its number, and by its name if it has one."""
     return f"{name} (buffer {buffer})" if name else f"buffer {buffer}"
 
 
@@ -89,10 +90,10 @@ def maker_words(move: Move) -> str:
 
 
 def cause_words(total: Total) -> str:
-    """The cause of some waits."""
+    """The cause of some waits, in words."""
     return f"{_FOR[total.waits_for]} {_LATE[total.late]}"
 
 
 def wait_words(wait: Wait) -> str:
-    """A wait as one line, with its cause."""
+    """A wait and its cause, as one line."""
     return f"{format_seconds(wait.seconds)} {wait.reason}"

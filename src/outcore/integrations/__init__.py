@@ -1,7 +1,7 @@
-"""integrations: outcore inside the training loops of other libraries (docs/integrations.md).
+"""integrations: run outcore inside the training loops of other libraries (docs/integrations.md).
 
-Each name loads its library when it is first used, and raises MissingPackageError where that is not
-installed.
+Each callback loads its library when it is first used, and raises MissingPackageError if the
+library is not installed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """LightningCallback: outcore in the Trainer of Lightning.
 
-Lightning calls `training_step` and never the LightningModule itself: what was compiled of that in
-place does not run, without a word. So this wraps the modules inside, and refuses what would be
-ignored.
+Lightning calls `training_step` and never the LightningModule itself. If the LightningModule was
+compiled in place, the compiled code would silently never run. So this callback wraps the modules
+inside it, and raises an error for what would be ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outcore.runtime.options import Keywords, checked_options
 from outcore.wrapping import Session
 
 try:
-    # One library under two names, each with classes of its own.
+    # One library under two names, each with its own classes.
     old = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
     Callback: Any = import_module("pytorch_lightning" if old else "lightning.pytorch").Callback
 except ImportError as error:
@@ -35,16 +35,19 @@ if TYPE_CHECKING:
     from outcore.report import Report
 
 
-class LightningCallback(Callback):  # type: ignore[misc]  # its base is found at run time
+class LightningCallback(Callback):  # type: ignore[misc]  # its base class is known only at run time
     """Keeps the training steps of a LightningModule inside a byte budget.
 
     >>> Trainer(..., callbacks=[LightningCallback(budget="12GiB")])            # doctest: +SKIP
 
-    It wraps the modules that the LightningModule holds directly (those in lists one by one) and
-    that have parameters to train; or those named in `modules`, such as `("encoder", "head.last")`.
-    All share one budget. `options` are those of `outcore.Backend`, and raise what it raises, at
-    once. `session` is the `outcore.Session` behind it, from the start of training. Training the
-    same modules again keeps it, with its plans; other modules get a new one, and it is closed.
+    It wraps the modules that the LightningModule holds directly and that have parameters to train
+    (modules in lists one by one), or those named in `modules`, such as `("encoder", "head.last")`.
+    They share one budget. `options` are those of `outcore.Backend`; invalid ones raise what it
+    raises, at once.
+
+    `session` is the `outcore.Session` that does the work, from the start of training; None before.
+    Training the same modules again keeps the session and its plans. For other modules, the callback
+    closes it and makes a new one.
     """
 
     def __init__(
@@ -59,22 +62,22 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base is found at
         self.modules = (modules,) if isinstance(modules, str) else tuple(modules)
         self.session: Session | None = None
         self._before: int | None = None
-        """Forward calls of graphs before this training, until its first step went by."""
+        """Calls to graphs before this training; None once its first step has been checked."""
 
     def report(self) -> Report:
-        """As `Backend.report`. Raises WrapError before training."""
+        """Like `Backend.report`. Raises WrapError before training."""
         if self.session is None:
             reason = "there is no report yet: it wraps the modules when training begins"
             raise WrapError(model=type(self).__name__, reason=reason)
         return self.session.report()
 
     def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
-        """Raises WrapError for what Lightning would not run, and where all is compiled already."""
+        """Raise WrapError for what Lightning would not run, or if all is compiled already."""
         if stage == "fit":
             _refuse(pl_module)
 
     def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:
-        """Wrap what is inside: by now `configure_model` has made it. Raises WrapError."""
+        """Wrap the modules, which `configure_model` has made by now. Raises WrapError."""
         chosen = [pl_module.get_submodule(name) for name in self.modules]
         inside = chosen or list(_trained(pl_module))
         if not inside:
@@ -88,7 +91,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base is found at
         self._before = self.session.calls
 
     def _wrap(self, modules: Sequence[nn.Module]) -> Session:
-        """A session for `modules`; the one before, for others, is closed. Raises WrapError."""
+        """A new session for `modules`, after closing the previous one. Raises WrapError."""
         if self.session is not None:
             self.session.close()
         session = Session(self._budget, **self._options)
@@ -103,9 +106,9 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base is found at
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log the metrics. Raises NotEngagedError where the first step planned none of the modules.
+        """Log the metrics. Raises NotEngagedError if the first step ran no module through outcore.
 
-        Where it ran some and not all, a warning names the others; with `strict` that raises too.
+        If it ran some but not all, a warning names the others; with `strict`, that raises too.
         """
         session = self.session
         if session is None:
@@ -145,7 +148,7 @@ def _refuse(pl_module: nn.Module) -> None:
 
 
 def _trained(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules right inside that have parameters to train, lists and dicts taken apart."""
+    """The direct children with parameters to train; of lists and dicts, their elements instead."""
     for child in module.children():
         if not any(p.requires_grad for p in child.parameters()):
             continue
@@ -156,6 +159,6 @@ def _trained(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _logs_now(trainer: Any) -> bool:
-    """Whether loggers get what is logged at this step: a report takes some milliseconds."""
+    """Whether loggers record this step. If not, no report is made, which takes milliseconds."""
     connector = getattr(trainer, "_logger_connector", None)
     return bool(getattr(connector, "should_update_logs", True))

@@ -1,21 +1,21 @@
-"""metrics: the figures of a Report that belong into a training log."""
+"""metrics: select the figures of a Report for a training log."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # this module needs none of it to run
+if TYPE_CHECKING:  # not needed at run time
     from outcore.report import Report
 
 PREFIX = "outcore/"
 
 
 def metrics(report: Report) -> dict[str, float]:
-    """By name: peak, stalls and offloaded bytes of a step, and all that went to the disk so far.
+    """Peak, stalls and offloaded bytes of a step, and the bytes written to disk so far, by name.
 
-    `outcore/peak_bytes` is measured once a planned step was metered, and predicted until then;
-    `outcore/stall_seconds` and `outcore/offloaded_bytes` are those of the plan, for each step. They
-    are left out while nothing is planned. `outcore/disk_bytes_written` is measured, from the start.
+    `outcore/peak_bytes` is predicted until a planned step has been metered, and measured from then
+    on. `outcore/stall_seconds` and `outcore/offloaded_bytes` are the plan's, per step. These three
+    are left out while nothing is planned. `outcore/disk_bytes_written` is measured since the start.
     """
     found: dict[str, float] = {}
     peak = report.measured_peak_bytes or report.predicted_peak_bytes

@@ -1,7 +1,7 @@
 """TransformersCallback: outcore in the Trainer of Hugging Face's transformers.
 
-`TrainingArguments(torch_compile_backend=...)` takes only names that transformers lists. This wraps
-the model itself, in place, before the first step.
+`TrainingArguments(torch_compile_backend=...)` accepts only names that transformers lists. So this
+callback wraps the model itself, in place, before the first step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ except ImportError as error:
         purpose="TransformersCallback goes into the Trainer of transformers",
     ) from error
 
-if TYPE_CHECKING:  # loads as much of transformers as is used
+if TYPE_CHECKING:  # only for annotations
     from torch import nn
 
     from outcore.report import Report
@@ -34,9 +34,9 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]  # transforme
 
     >>> Trainer(..., callbacks=[TransformersCallback(budget="12GiB")])         # doctest: +SKIP
 
-    `budget` and `options` are those of `outcore.Backend`, and raise what it raises, at once. Under
-    a launcher each process has the budget for itself. `attach` lets reporters see the metrics.
-    Training the same model again keeps its plans; for another model, the one before is unwrapped.
+    `budget` and `options` are those of `outcore.Backend`; invalid ones raise what it raises, at
+    once. Under a launcher, each process has this budget. `attach` lets reporters see the metrics.
+    Training the same model again keeps its plans. For another model, the previous one is unwrapped.
     """
 
     def __init__(self, budget: str | float | None = None, **options: Unpack[Keywords]) -> None:
@@ -50,10 +50,10 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         return None if self._session is None else self._session.backend
 
     def attach(self, trainer: Any) -> Self:
-        """Put this callback before all others of `trainer`. Returns itself.
+        """Put this callback before all others of `trainer`, and return it.
 
-        A Trainer shows its logs to one callback after the other, those of `report_to` first, before
-        any given as `callbacks`. Only one that comes earlier can add to what they report.
+        A Trainer passes its logs from one callback to the next: first those of `report_to`, then
+        those given as `callbacks`. Only a callback that comes earlier can add to what they report.
         """
         callbacks: list[Any] = trainer.callback_handler.callbacks
         if self in callbacks:
@@ -62,7 +62,7 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         return self
 
     def report(self) -> Report:
-        """As `Backend.report`. Raises WrapError before training."""
+        """Like `Backend.report`. Raises WrapError before training."""
         if self.backend is None:
             reason = "there is no report yet: it wraps the model when training begins"
             raise WrapError(model=type(self).__name__, reason=reason)
@@ -71,7 +71,7 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]  # transforme
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: Any
     ) -> None:
-        """Wrap the model. Raises WrapError where something else compiles or copies it."""
+        """Wrap the model. Raises WrapError if something else compiles or copies it."""
         session = self._session
         if model is None or (session is not None and model in session.wrapped):
             return
@@ -89,9 +89,9 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         logs: dict[str, float] | None = None,
         **_: Any,
     ) -> None:
-        """Add the metrics to what is logged of training steps, and to the history."""
+        """Add the metrics to the logs of training steps, and to the history."""
         if self.backend is None or not logs or "loss" not in logs:
-            return  # an evaluation's, or the summary at the end
+            return  # logs of an evaluation, or the summary at the end
         found = metrics(self.backend.report())
         logs.update(found)
         if state.log_history:

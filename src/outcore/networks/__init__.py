@@ -1,11 +1,13 @@
-"""The papers' networks and a few more, in plain PyTorch, for comparisons, benchmarks and tests.
+"""networks: the papers' networks and a few more, in plain PyTorch.
+
+They are for comparisons, benchmarks and tests:
 
     spec = network("resnet50")
     model = spec.build(classes=2)
     batch = spec.batch(16, seed=0, classes=2)
     spec.loss(model, batch).backward()
 
-``spec.small`` is the same network at a size that trains a step in a fraction of a second.
+``spec.small`` is the same network, so small that a training step takes a fraction of a second.
 """
 
 from outcore.networks.figures import Figures, figures

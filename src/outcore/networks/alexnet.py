@@ -4,10 +4,10 @@ from torch import Tensor, nn
 
 
 class AlexNet(nn.Module):
-    """Five convolutions and three linear layers, with local response normalisation.
+    """Five convolutions and three linear layers, with local response normalization.
 
-    ``groups=2`` halves the second, fourth and fifth convolution as the paper did to fit two GPUs;
-    one group is what Chainer's example and later comparisons train.
+    ``groups=2`` splits the second, fourth and fifth convolution into two groups, as the paper did
+    to use two GPUs. ``groups=1`` is what Chainer's example and later comparisons train.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """DeepLabv3+: Chen et al., "Encoder-Decoder with Atrous ... Convolution ...", 2018 (Figure 2).
 
-With an output stride of 16. Differs from the paper's best network in its encoder, which is the
-ResNet-101 of this package (stride in the 3x3), with holes in its last stage as in DeepLabv3 (Chen
-et al., "Rethinking Atrous Convolution ...", 2017, multi-grid 1, 2, 4), in place of the aligned
-Xception; and in plain convolutions where that network has depthwise separable ones.
+The output stride is 16. It differs from the paper's best network in two ways. The encoder is this
+package's ResNet-101 (stride in the 3x3) instead of the aligned Xception; its last stage is dilated
+as in DeepLabv3 (Chen et al., "Rethinking Atrous Convolution ...", 2017, multi-grid 1, 2, 4). And
+its convolutions are plain where that network has depthwise separable ones.
 """
 
 from itertools import cycle
@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from outcore.networks.resnet import Blocks, ResNet
 
-STAGE_RATES = (2, 4, 8)  # of the bottlenecks of the last stage: twice the multi-grid
+STAGE_RATES = (2, 4, 8)  # for the bottlenecks of the last stage: twice the multi-grid
 PYRAMID_RATES = (6, 12, 18)
 
 
 class Pyramid(nn.Module):
-    """Atrous spatial pyramid pooling: five views of the same features, joined.
+    """Atrous spatial pyramid pooling: five views of the same features, concatenated.
 
-    One view is the mean over the image, behind which the batch norm has one value per image: in
-    training a batch must have two.
+    One view is the mean over the image. The batch norm after it sees one value per image, so a
+    batch needs at least two images in training.
     """
 
     def __init__(self, channels: int, out: int) -> None:
@@ -43,7 +43,7 @@ class DeepLabV3Plus(nn.Module):
     """A classifier of pixels: features at a 16th of the image's size, refined at a quarter of it.
 
     ``blocks`` and ``width`` are those of the ResNet. The features of its first stage are used twice
-    in the forward pass: at once by the next stage, and at the end by the decoder.
+    in the forward pass: immediately by the next stage, and at the end by the decoder.
     """
 
     def __init__(
@@ -70,18 +70,18 @@ class DeepLabV3Plus(nn.Module):
 
 
 def enlarged(x: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Bilinear interpolation (n, channels, h, w) -> (n, channels, *size), corners on corners.
+    """Bilinear interpolation (n, channels, h, w) -> (n, channels, *size), with aligned corners.
 
-    A product with a matrix along each axis, not torch's ``interpolate``: on a GPU that one's
-    gradient is not the same from run to run, and it is compiled into other operators than run
-    without.
+    It multiplies by a matrix along each axis instead of calling torch's ``interpolate``. On a GPU
+    the gradient of ``interpolate`` varies from run to run, and it compiles to other operators than
+    it runs uncompiled.
     """
     (height, width), (rows, columns) = x.shape[-2:], size
     return _weights(x, height, rows) @ (x @ _weights(x, width, columns).T)
 
 
 def _weights(like: Tensor, before: int, after: int) -> Tensor:
-    """Row i says how much of each pixel before is in pixel i after: of its two neighbours."""
+    """Row i: how much each pixel before contributes to pixel i after; only two neighbors do."""
     places = torch.linspace(0, before - 1, after, dtype=like.dtype, device=like.device)
     distances = places.unsqueeze(1) - torch.arange(before, device=like.device)
     return (1 - distances.abs()).clamp(min=0)
@@ -96,7 +96,7 @@ def _conv(channels: int, out: int, kernel: int = 1, rate: int = 1) -> nn.Module:
 
 
 def _atrous(stage: nn.Sequential) -> nn.Sequential:
-    """Take the stride out of a stage, and give its 3x3 convolutions holes instead."""
+    """Remove the stride from a stage, and dilate its 3x3 convolutions instead."""
     rates = cycle(STAGE_RATES)
     for module in stage.modules():
         if isinstance(module, nn.Conv2d):

@@ -9,10 +9,10 @@ BOTTLENECK = 4  # channels between the 1x1 and the 3x3 convolution, in units of 
 
 
 class Growth(nn.Module):
-    """Norm, ReLU and convolution, 1x1 and then 3x3; what they give is appended to the input.
+    """Norm, ReLU and convolution, 1x1 and then 3x3; the result is appended to the input.
 
-    All inputs of a block are thus kept once per later layer: the concatenations take memory that
-    grows with the square of the depth.
+    So all inputs of a block are kept once per later layer: the memory of the concatenations grows
+    with the square of the depth.
     """
 
     def __init__(self, channels: int, growth: int) -> None:
@@ -26,10 +26,10 @@ class Growth(nn.Module):
 
 
 class DenseNet(nn.Module):
-    """Four dense blocks behind a strided stem; between them channels, h and w are halved.
+    """Four dense blocks after a strided stem. Between them, channels, h and w are halved.
 
     ``blocks`` counts the layers of the blocks: (6, 12, 24, 16) for DenseNet-121, (6, 12, 32, 32)
-    for 169 and (6, 12, 48, 32) for 201. ``growth`` is what each layer adds to the channels.
+    for 169 and (6, 12, 48, 32) for 201. ``growth`` is the number of channels that each layer adds.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a training step of each network takes, worked out once: `python -m benchmarks.networks`."""
+"""figures: memory and FLOP of each network's step, computed by `python -m benchmarks.networks`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ FILE = "figures.json"
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Parameters; and per sample, bytes that wait from forward to backward, and FLOP of both.
+    """Size of a network and of its training step.
 
-    Per sample: what one more in the batch takes. Convolutions, matrix products and attention count,
-    a multiplication and an addition as two.
+    Per-sample figures are what one more sample in the batch adds.
     """
 
     parameters: int
+    """Number of parameters."""
     saved_bytes: int
+    """Bytes per sample that wait from forward to backward."""
     flop: float
+    """FLOP per sample, forward and backward: convolutions, matrix products and attention only.
+
+    A multiplication and an addition count as two.
+    """
 
 
 def figures() -> Mapping[str, Figures]:

@@ -1,8 +1,8 @@
 """GoogLeNet: Szegedy et al., "Going Deeper with Convolutions", 2014 (Table 1, section 5).
 
-By default the batch-normalised variant that torchvision ships: no biases, and 3x3 in the branch
-that the paper gives 5x5. ``batch_norm=False`` is the paper's, with 5x5, biases and local response
-normalisation in the stem.
+The default is the batch-normalized variant that torchvision ships: no biases, and 3x3 in the branch
+in which the paper has 5x5. ``batch_norm=False`` is the paper's variant, with 5x5, biases and local
+response normalization in the stem.
 """
 
 import torch
@@ -21,7 +21,7 @@ STAGE_5 = ((832, 256, 160, 320, 32, 128, 128), (832, 384, 192, 384, 48, 128, 128
 
 
 class Conv(nn.Sequential):
-    """Convolution, batch norm where wanted, ReLU; padded so that stride 1 keeps h and w."""
+    """Convolution, optional batch norm, ReLU; padded so that stride 1 keeps h and w."""
 
     def __init__(
         self, channels: int, out: int, kernel: int, *, batch_norm: bool, stride: int = 1
@@ -57,7 +57,7 @@ class Inception(nn.Module):
 
 
 class Auxiliary(nn.Sequential):
-    """The classifier that hangs on an inner stage during training."""
+    """The classifier on an inner stage, used during training."""
 
     def __init__(self, channels: int, classes: int, *, batch_norm: bool) -> None:
         super().__init__(
@@ -72,7 +72,7 @@ class Auxiliary(nn.Sequential):
 
 
 class GoogLeNet(nn.Module):
-    """Nine inception modules, and two auxiliary classifiers in training."""
+    """Nine inception modules, and in training two auxiliary classifiers."""
 
     def __init__(
         self, *, classes: int = 1000, dropout: float = 0.4, batch_norm: bool = True

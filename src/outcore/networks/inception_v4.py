@@ -1,6 +1,6 @@
 """Inception-v4: Szegedy et al., "Inception-v4, Inception-ResNet and ...", 2016 (Figures 3 to 9).
 
-Channels are counted in units of ``width``, 32 in the paper, of which all of them are multiples.
+Channels are counted in units of ``width``. In the paper it is 32, and every count is a multiple.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Kernel(NamedTuple):
-    """How a convolution walks over its input."""
+    """Shape and movement of a convolution's kernel."""
 
     size: tuple[int, int]
     stride: int = 1
@@ -24,7 +24,7 @@ ROW7, COLUMN7 = Kernel((1, 7)), Kernel((7, 1))
 VALID, HALVE = Kernel((3, 3), padded=False), Kernel((3, 3), 2, padded=False)
 
 Step: TypeAlias = tuple[int, Kernel]
-"""A convolution: the channels it gives, and its kernel."""
+"""A convolution: its output channels, and its kernel."""
 Branch: TypeAlias = tuple[Step, ...]
 
 STEM: tuple[Branch, ...] = (
@@ -49,7 +49,7 @@ REDUCTION_B: tuple[Branch, ...] = (
     ((6, POINT), (6, HALVE)),
     ((8, POINT), (8, ROW7), (10, COLUMN7), (10, HALVE)),
 )
-# Of module C: the branches that end as they are, those that end in two ways, and the two ways.
+# Module C: branches that end as they are, branches that fork at their end, and the two forks.
 C: tuple[Branch, ...] = (((8, POINT),),)
 C_FORKED: tuple[Branch, ...] = (((12, POINT),), ((12, POINT), (14, ROW3), (16, COLUMN3)))
 C_ENDS: tuple[Branch, ...] = (((8, ROW3),), ((8, COLUMN3),))
@@ -81,7 +81,7 @@ class Parallel(nn.Module):
 
 
 class InceptionV4(nn.Module):
-    """A stem, modules A, B and C as often as ``modules`` says, two reductions between them."""
+    """A stem, then ``modules`` modules of types A, B and C, with two reductions in between."""
 
     def __init__(
         self,

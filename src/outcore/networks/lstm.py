@@ -1,7 +1,7 @@
 """LSTM language model, unrolled step by step: Zaremba et al., "RNN Regularization", 2014.
 
-The gates are written out rather than taken from a fused kernel, so that the captured step is a
-long chain of small ops whose parameters are used once per time step.
+The gates are separate ops, not a fused kernel. So the captured step is a long chain of small ops,
+whose parameters are used once per time step.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class LSTMCell(nn.Module):
-    """One layer's step in time: four gates from the input and the hidden state."""
+    """One time step of a layer: four gates computed from the input and the hidden state."""
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()

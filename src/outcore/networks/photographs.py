@@ -1,6 +1,6 @@
-"""Real photographs as training data: random crops of scikit-learn's two sample images.
+"""photographs: make training batches of random crops from scikit-learn's two sample images.
 
-Needs the extra ``demo`` (scikit-learn and pillow); the photographs come with scikit-learn, so
+Needs the extra ``demo`` (scikit-learn and pillow). The photographs are part of scikit-learn, so
 nothing is downloaded.
 """
 
@@ -13,17 +13,17 @@ from torch import Generator, Tensor
 from outcore.errors import OptionValueError, PhotographsError
 from outcore.networks.spec import Batch
 
-# Per channel, of ImageNet's training set: the customary normalisation of photographs.
+# Per channel, over ImageNet's training set: the usual normalization of photographs.
 MEAN = (0.485, 0.456, 0.406)
 DEVIATION = (0.229, 0.224, 0.225)
 CLASSES = 2
 
 
 def photograph_batches(n: int, seed: int = 0, *, size: int = 224) -> Iterator[Batch]:
-    """Yield batches for ever: crops (n, 3, size, size), normalised, and labels (n,) 0 or 1.
+    """Yield batches without end: normalized crops (n, 3, size, size), and labels (n,) of 0 or 1.
 
-    The label is the photograph that a crop was taken from. Crops fall anywhere and are mirrored
-    half of the time; all is drawn from `seed` alone.
+    The label says which photograph a crop is from. Crops are at random positions, and half of them
+    are mirrored. Everything depends on `seed` alone.
 
     Raises:
         OptionValueError: `size` is larger than the photographs.
@@ -64,8 +64,8 @@ def _check(size: int, photographs: tuple[Tensor, ...]) -> None:
 
 
 def _photographs() -> tuple[Tensor, ...]:
-    """Load the photographs, each (3, h, w) float32 and normalised."""
-    try:  # an optional package, needed by the demonstration alone
+    """Load the photographs, each (3, h, w), float32 and normalized."""
+    try:  # an optional package that only the demo needs
         sample_images = importlib.import_module("sklearn.datasets").load_sample_images()
     except ImportError as error:
         raise PhotographsError(reason=str(error)) from error

@@ -1,19 +1,19 @@
 """pix2pixHD: Wang et al., "High-Resolution Image Synthesis ... with Conditional GANs", 2018.
 
-The global generator alone (section 3.2; layers in the appendix), without local enhancer and without
-discriminators. Its 36 input channels are those of the published setting for Cityscapes: a map
-for each of 35 labels, and one of the boundaries between instances.
+Only the global generator (section 3.2; layers in the appendix), without the local enhancer and the
+discriminators. Its 36 input channels are those of the published setting for Cityscapes: a map for
+each of 35 labels, and one for the boundaries between instances.
 """
 
 from itertools import pairwise
 
 from torch import Tensor, nn
 
-DEVIATION = 0.02  # of the first weights, as in the authors' program
+DEVIATION = 0.02  # of the initial weights, as in the authors' program
 
 
 class Residual(nn.Module):
-    """Two convolutions 3x3 with instance norm, beside the input."""
+    """Two 3x3 convolutions with instance norm, added to the input."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -27,10 +27,10 @@ class Residual(nn.Module):
 
 
 class Pix2PixHD(nn.Module):
-    """Label maps are made small and wide in ``levels`` halvings, changed, and enlarged to images.
+    """Label maps are halved ``levels`` times, transformed, and enlarged to images.
 
-    The convolutions have biases, although the instance norm behind them, which has no parameters,
-    takes them out again: as published.
+    The convolutions have biases, although the instance norm after them, which has no parameters,
+    cancels them. The published network does the same.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Pix2PixHD(nn.Module):
         self.apply(_initialise)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """(n, channels, h, w) -> images (n, 3, h, w) within -1 and 1.
+        """(n, channels, h, w) -> images (n, 3, h, w) with values from -1 to 1.
 
-        Both of h, w must be multiples of ``2**levels``, and larger than that.
+        Both h and w must be multiples of ``2**levels``, and larger than that.
         """
         images: Tensor = self.decode(self.change(self.encode(maps)))
         return images

@@ -1,4 +1,4 @@
-"""Bottleneck residual networks: He et al., "Deep Residual Learning", 2015 (Table 1)."""
+"""ResNet: He et al., "Deep Residual Learning", 2015 (Table 1), with bottleneck blocks."""
 
 from functools import partial
 from typing import TypeAlias
@@ -6,19 +6,19 @@ from typing import TypeAlias
 from torch import Tensor, nn
 
 EXPANSION = 4
-# Residual branches start small, which steadies the first steps (Goyal et al., "Accurate, Large
-# Minibatch SGD", 2017, section 5.1). Not at zero as there: that would make the first gradients
-# inside the branches zero, and comparing them would show nothing.
+# Residual branches start small, which stabilizes the first steps (Goyal et al., "Accurate, Large
+# Minibatch SGD", 2017, section 5.1). Unlike there, the scale is not zero: with zero, the first
+# gradients inside the branches would be zero, and comparing them would show nothing.
 RESIDUAL_SCALE = 0.2
 Blocks: TypeAlias = tuple[int, int, int, int]
-"""How many bottlenecks each of the four stages has."""
+"""The number of bottlenecks in each of the four stages."""
 
 
 class Bottleneck(nn.Module):
-    """Convolutions 1x1, 3x3 and 1x1 beside a shortcut.
+    """Convolutions 1x1, 3x3 and 1x1, added to a shortcut.
 
-    The stride sits in the 3x3 convolution ("v1.5"), or in the first 1x1 as in the paper and
-    in Chainer when ``stride_in_1x1`` is set.
+    The stride is in the 3x3 convolution ("v1.5"). With ``stride_in_1x1`` it is in the first 1x1, as
+    in the paper and in Chainer.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """ResNeXt-101 for volumes: Hara et al., "Can Spatiotemporal 3D CNNs Retrace ...", 2018 (Table 1).
 
-Its shortcuts project where the shape changes (type B there).
+Shortcuts are projections where the shape changes (type B in the paper).
 """
 
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ GROUPS = 32
 
 
 class Bottleneck3d(nn.Module):
-    """Convolutions 1x1x1, 3x3x3 in groups, and 1x1x1 beside a shortcut; stride in the middle."""
+    """Convolutions 1x1x1, grouped 3x3x3 and 1x1x1, added to a shortcut; stride in the 3x3x3."""
 
     def __init__(self, channels: int, width: int, stride: int, groups: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How a network of the table is described: what to build, what to feed it, what to minimise."""
+"""NetworkSpec: a row of the table of networks: what to build, what to feed it, what to minimize."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one training step consumes."""
+    """The input of one training step."""
 
     inputs: tuple[Tensor, ...]
     """The model's positional arguments."""
@@ -37,17 +37,17 @@ class NetworkSpec:
 
     name: str
     summary: str
-    """One line: the paper's name for it, and the variant."""
+    """One line: the name of the network, and the variant."""
     build: Callable[..., nn.Module]
-    """Make the model with random weights from the global generator; options are keywords."""
+    """Makes the model with random weights from the global generator; options are keywords."""
     make_batch: Callable[..., Batch]
     """(n, generator, **sizes) -> a batch of n samples."""
     criterion: Callable[[Any, tuple[Tensor, ...]], Tensor]
     """(outputs of the model, targets of the batch) -> the loss, a scalar."""
     small_build: Mapping[str, Any]
-    """Options that shrink the model until a step on a CPU takes a fraction of a second."""
+    """Build options that shrink the model, so that a CPU step takes a fraction of a second."""
     small_batch: Mapping[str, Any]
-    """Sizes of the samples that the small model takes."""
+    """Sizes of the samples for the small model."""
 
     @property
     def small(self) -> Self:
@@ -59,9 +59,9 @@ class NetworkSpec:
         )
 
     def batch(self, n: int, seed: int = 0, **sizes: int) -> Batch:
-        """Make `n` random samples on the CPU, the same for the same seed."""
+        """Make `n` random samples on the CPU; the same seed gives the same samples."""
         return self.make_batch(n, torch.Generator().manual_seed(seed), **sizes)
 
     def loss(self, model: Callable[..., Any], batch: Batch) -> Tensor:
-        """Run the model forward on `batch` and return the scalar to minimise."""
+        """Run the model forward on `batch`, and return the scalar to minimize."""
         return self.criterion(model(*batch.inputs), batch.targets)

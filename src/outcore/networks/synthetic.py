@@ -1,7 +1,7 @@
-"""Random batches of the right shapes, and the criteria that go with them.
+"""synthetic: make random batches of the right shapes, and the criteria for them.
 
-Each maker takes the number of samples, a CPU generator, and sizes; each criterion takes a model's
-outputs and the targets of its batch, and returns a scalar.
+Each batch function takes the number of samples, a CPU generator, and sizes. Each criterion takes a
+model's outputs and the targets of its batch, and returns a scalar.
 """
 
 import torch
@@ -23,7 +23,7 @@ def images(n: int, generator: Generator, *, size: int = 224, classes: int = 1000
 
 
 def images_twice(n: int, generator: Generator, *, size: int = 224, classes: int = 10) -> Batch:
-    """As `images`, with the images themselves as a second target."""
+    """Like `images`, with the images themselves as a second target."""
     batch = images(n, generator, size=size, classes=classes)
     return Batch(batch.inputs, batch.targets + batch.inputs)
 
@@ -45,8 +45,8 @@ def scenes(n: int, generator: Generator, *, size: int = 513, classes: int = 21) 
 def label_maps(n: int, generator: Generator, *, size: int = 512, labels: int = 35) -> Batch:
     """Maps (n, labels + 1, size, 2 * size) of zeros and ones, and images (n, 3, size, 2 * size).
 
-    In the maps each pixel has one of the labels, and may be on a boundary: the last map. The
-    images are from -1 to 1.
+    Each pixel has exactly one of the labels. The last map marks pixels on a boundary. The images
+    have values from -1 to 1.
     """
     label = _integers((n, 1, size, 2 * size), labels, generator)
     boundary = _integers((n, 1, size, 2 * size), 2, generator)
@@ -66,7 +66,7 @@ def clips(
 ) -> Batch:
     """Video clips (n, 3, frames, size, width) from N(0, 1), and labels (n,) below `classes`.
 
-    They are square where no `width` is given.
+    If `width` is 0, frames are square.
     """
     pixels = torch.randn(n, 3, frames, size, width or size, generator=generator)
     return Batch((pixels,), (_integers((n,), classes, generator),))
@@ -75,7 +75,7 @@ def clips(
 def next_tokens(
     n: int, generator: Generator, *, length: int = 1024, vocabulary: int = 50257
 ) -> Batch:
-    """Tokens (n, length) and the same shifted by one, both inputs of a model with a loss."""
+    """Tokens (n, length) and the same shifted by one, both as inputs of a model that has a loss."""
     tokens = _integers((n, length + 1), vocabulary, generator)
     return Batch((tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()))
 
@@ -83,7 +83,7 @@ def next_tokens(
 def shifted_tokens(
     n: int, generator: Generator, *, length: int = 35, vocabulary: int = 10000
 ) -> Batch:
-    """Tokens (n, length), and as targets the same shifted by one."""
+    """Tokens (n, length), and the same shifted by one as targets."""
     batch = next_tokens(n, generator, length=length, vocabulary=vocabulary)
     return Batch(batch.inputs[:1], batch.inputs[1:])
 
@@ -91,7 +91,7 @@ def shifted_tokens(
 def masked_tokens(
     n: int, generator: Generator, *, length: int = 512, vocabulary: int = 30522
 ) -> Batch:
-    """Two segments of tokens, some masked, and as targets the masked ones."""
+    """Two segments of tokens, of which some are masked, and the masked ones as targets."""
     tokens = _integers((n, length), vocabulary, generator)
     masked = torch.rand(n, length, generator=generator) < MASKED_FRACTION
     segments = (torch.arange(length) >= length // 2).long().repeat(n, 1)
@@ -114,7 +114,7 @@ def classify_tokens(logits: Tensor, targets: tuple[Tensor, ...]) -> Tensor:
 def classify_with_auxiliaries(
     outputs: Tensor | tuple[Tensor, ...], targets: tuple[Tensor, ...]
 ) -> Tensor:
-    """Cross entropy of the main logits, plus 0.3 of that of each auxiliary output there is."""
+    """Cross entropy of the main logits, plus 0.3 times that of each auxiliary output, if any."""
     logits, *auxiliaries = (outputs,) if isinstance(outputs, Tensor) else outputs
     uncompiled = sum((classify(each, targets) for each in auxiliaries), start=logits.new_zeros(()))
     return classify(logits, targets) + AUXILIARY_WEIGHT * uncompiled
@@ -133,7 +133,7 @@ def reconstruct(images: Tensor, targets: tuple[Tensor, ...]) -> Tensor:
 
 
 def own_loss(outputs: tuple[Tensor, Tensor], _targets: tuple[Tensor, ...]) -> Tensor:
-    """Return the loss of a model that gives (logits, loss)."""
+    """Return the loss of a model that returns (logits, loss)."""
     return outputs[1]
 
 

@@ -1,4 +1,4 @@
-"""The table of networks: one row per name, used by the command line, benchmarks and tests."""
+"""table: the networks known by name, for the command line, benchmarks and tests."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -43,11 +43,11 @@ def _resnet(name: str, summary: str, blocks: Blocks, **options: bool) -> Network
 
 
 def _superneurons(name: str, summary: str, n3: int) -> NetworkSpec:
-    """One of SuperNeurons' ResNets, 3 * (6 + 32 + n3 + 6) + 2 layers deep.
+    """One of SuperNeurons' ResNets, with 3 * (6 + 32 + n3 + 6) + 2 layers.
 
-    Wang et al., "SuperNeurons", 2018 (Table 4), where n3 alone varies. Strides as in the authors'
-    program, whose deepest has n3 = 788. The text of section 4.2 has 2500 residual units; with so
-    many, the weights alone would take 11 of the paper's 12 GB, so layers must be meant.
+    Wang et al., "SuperNeurons", 2018 (Table 4), vary n3 only. Strides are as in the authors'
+    program, whose deepest network has n3 = 788. Section 4.2 mentions 2500 residual units. With that
+    many units the weights alone would need 11 of the paper's 12 GB, so it must mean layers.
     """
     return _resnet(name, summary, (6, 32, n3, 6), stride_in_1x1=True)
 
@@ -209,7 +209,7 @@ NETWORKS: Mapping[str, NetworkSpec] = MappingProxyType({row.name: row for row in
 
 
 def network(name: str) -> NetworkSpec:
-    """Return the row called `name`; OptionValueError names the nearest where there is none."""
+    """The row called `name`. Raises OptionValueError, with the nearest name, if there is none."""
     if name not in NETWORKS:
         raise OptionValueError(option="network", value=name, reason=did_you_mean(name, NETWORKS))
     return NETWORKS[name]

@@ -1,4 +1,4 @@
-"""What the transformers of this package share: their shape, self-attention, the pre-norm block."""
+"""transformer: the parts that transformers here share: sizes, attention, the pre-norm block."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +13,7 @@ from outcore.errors import OptionValueError
 class TransformerShape:
     """Sizes of a stack of blocks; the default is "base" (BERT-base, GPT-2 small, ViT-B).
 
-    Raises OptionValueError where ``heads`` does not divide ``width``.
+    Raises OptionValueError if ``heads`` does not divide ``width``.
     """
 
     layers: int = 12
@@ -22,7 +22,7 @@ class TransformerShape:
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        """Check that the heads share the width evenly."""
+        """Check that ``heads`` divides ``width``."""
         if self.width % self.heads:
             raise OptionValueError(
                 option="heads",

@@ -1,4 +1,4 @@
-"""One trunk with two outputs: the class of an image, and the image itself, reconstructed."""
+"""TwoHeads: one trunk with two outputs: the class of an image, and the image reconstructed."""
 
 from torch import Tensor, nn
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 class TwoHeads(nn.Module):
     """A classifier and a decoder on the same features.
 
-    The trunk's result is used by both heads, so its gradient is the sum of two.
+    Both heads use the trunk's result, so its gradient is the sum of two.
     """
 
     def __init__(self, *, classes: int = 10, width: int = 64) -> None:

@@ -1,7 +1,7 @@
 """3-D U-Net: Çiçek et al., "3D U-Net: Learning Dense Volumetric Segmentation", 2016 (Figure 2).
 
-Differs from the paper in padding its convolutions, so that the output is as large as the input,
-and in a batch norm with scale and shift in place of the convolutions' biases.
+It differs from the paper in two ways. Its convolutions are padded, so that the output is as large
+as the input. A batch norm with scale and shift replaces the biases of the convolutions.
 """
 
 import torch
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 
 class UNet3d(nn.Module):
-    """Down and up again, each level joined to its mirror image by a skip connection.
+    """Down and up again, with a skip connection from each level to its mirror image.
 
-    A level's feature maps are thus used twice in the forward pass: at once by the level below,
-    and much later by the skip connection.
+    So the feature maps of a level are used twice in the forward pass: immediately by the level
+    below, and much later by the skip connection.
     """
 
     def __init__(

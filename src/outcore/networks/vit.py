@@ -8,9 +8,9 @@ from outcore.networks.transformer import BASE, PreNormBlock, TransformerShape
 
 
 class ViT(nn.Module):
-    """Patches of an image as a sequence; the class is read off a token that stands before them.
+    """Patches of an image as a sequence, after a class token from which the class is predicted.
 
-    Raises OptionValueError where ``patch`` does not divide ``size`` (both in pixels).
+    Raises OptionValueError if ``patch`` does not divide ``size`` (both in pixels).
     """
 
     def __init__(

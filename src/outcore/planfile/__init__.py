@@ -1,7 +1,7 @@
-"""planfile: plans as files that people review, compare, check and use again.
+"""planfile: save plans as files that people review, compare, check and use again.
 
-One JSON file holds what a training run planned, a plan for each graph; in it each move of a storage
-is one line, with its reason. Overrides are a file of their own, and hold for any plan.
+One JSON file holds what a training run planned: a plan for each graph. Each move of a storage is
+one line, with its reason. Overrides are in a separate file, and hold for any plan.
 """
 
 from __future__ import annotations

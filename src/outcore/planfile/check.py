@@ -1,4 +1,4 @@
-"""Checking a saved plan against the problem at hand."""
+"""check: find the plan for a graph in a file, and check it against the problem at hand."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ from outcore.policies.settle import excess_bytes, refuse
 
 
 def find(file: PlanFile, trace_digest: str, earlier: int = 0) -> SavedPlan | None:
-    """The plan in `file` that was made for that trace, if there is one.
+    """The plan in `file` for the trace with this digest, if there is one.
 
-    Of several, that after `earlier` others: as many graphs of that trace come before, in order of
-    capture. Where there are fewer, the last.
+    If there are several, the one after `earlier` others, where `earlier` is the number of graphs
+    with the same trace that were captured before. If there are too few, the last one.
     """
     found = find_all(file, trace_digest)
     return found[min(earlier, len(found) - 1)] if found else None
 
 
 def find_all(file: PlanFile, trace_digest: str) -> tuple[SavedPlan, ...]:
-    """The plans in `file` that were made for that trace, in order of capture."""
+    """The plans in `file` for the trace with this digest, in order of capture."""
     return tuple(saved for saved in file.plans if saved.digests.trace == trace_digest)
 
 
 def check_plan(saved: SavedPlan, problem: Problem, *, strict: bool = False, name: str = "") -> Plan:
-    """The plan that was saved, verified for `problem` and lowered: it fits.
+    """The saved plan, once it is verified and lowered for `problem`, and is known to fit.
 
-    Times, links and budgets may be others than those it was made with, unless `strict`. `name`: its
-    file's, for messages. Raises DigestError where it was made for another trace, with `strict` also
-    for other hardware or another profile; VerifyError where it is no plan for the problem;
-    InfeasibleError where it does not fit, with the smallest budget at which it does.
+    Times, links and budgets may differ from those it was made with, unless `strict`. `name` is the
+    name of its file, for messages.
+
+    Raises DigestError if it was made for another trace, or, with `strict`, for other hardware or
+    another profile; VerifyError if it is not a plan for the problem; InfeasibleError, with the
+    smallest budget that works, if it does not fit.
     """
     digests = saved.digests
     named = [("trace", digests.trace, digest(problem.trace))]
@@ -53,9 +55,9 @@ def check_plan(saved: SavedPlan, problem: Problem, *, strict: bool = False, name
 
 
 def check_saved_fits(problem: Problem, plan: Plan, name: str = "") -> None:
-    """Raise InfeasibleError where `plan` needs more of a tier than the problem has.
+    """Raise InfeasibleError if `plan` needs more of a tier than the problem has.
 
-    What goes to a disk beyond the host takes host memory on its way, as `overflow` has it.
+    What goes to a disk because the host is full needs some host memory on its way (`overflow`).
     """
     over = excess_bytes(problem, lower(problem, plan, fast=True))
     if problem.hardware.capacity(Tier.HOST):

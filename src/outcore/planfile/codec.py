@@ -1,4 +1,4 @@
-"""The JSON form of a plan file, as data."""
+"""codec: convert plan files between data classes and JSON."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ UNSAID: dict[str, dict[str, Json]] = {
     "recompute": {"stay": False},
     "keep": {},
 }
-"""Of a choice, what is left out of a file where it is so."""
+"""Map each action to the fields of its choice that a file leaves out if they have this value."""
 
 USE = record(Use, op=INT, target=TEXT)
 SECONDS = optional(FLOAT)
@@ -64,7 +64,7 @@ _LABELS: dict[str, Codec[Any]] = {
 
 
 def _unchosen(**fields: object) -> Storage:
-    """A Storage whose choice is still to come."""
+    """A Storage without its choice, which the caller fills in."""
     return Storage(**fields, choice=KEEP)  # type: ignore[arg-type]  # the codecs give what it takes
 
 
@@ -72,7 +72,7 @@ _STORAGE = record(_unchosen, **_LABELS)
 
 
 def _encode_storage(storage: Storage) -> Json:
-    """Its fields, but for the choice `{"action": "offload", "how": {"tier": "host"}}`."""
+    """The fields as JSON; the choice becomes `{"action": "offload", "how": {"tier": "host"}}`."""
     labels, choice = _STORAGE.encode(storage), CHOICE.encode(storage.choice)
     assert isinstance(labels, dict)  # noqa: S101 - records are objects
     assert isinstance(choice, dict)  # noqa: S101 - as above
@@ -158,4 +158,4 @@ FILE = record(
     overrides=RULES,
 )
 ROWS = frozenset({"links", "overrides", "storages", "variants"})
-"""Lists of which each item takes one line."""
+"""Names of the lists that are written with one item per line."""

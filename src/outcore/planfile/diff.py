@@ -1,4 +1,4 @@
-"""What differs between two plan files, figure by figure and move by move."""
+"""diff: find what differs between two plan files, figure by figure and move by move."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A storage in one gap, before and after; None where it is kept, or dropped if it is dead."""
+    """One gap of a storage in both files.
+
+    None stands for the default, which no file lists: kept, or dropped if the gap is dead.
+    """
 
     before: Storage | None
     after: Storage | None
 
     @property
     def storage(self) -> Storage:
-        """It itself, as the later file has it."""
+        """The storage, as in the later file if that lists it."""
         found = self.after or self.before
         assert found is not None  # noqa: S101 - one of them is there
         return found
 
     @property
     def actions(self) -> tuple[Action, Action]:
-        """What was done with it, and what is."""
+        """What is done with the storage in each of the two files."""
         usual = Action.RECOMPUTE if self.storage.dead else Action.KEEP
         before, after = self.before, self.after
         return before.action if before else usual, after.action if after else usual
@@ -42,7 +45,7 @@ class Change:
 
     @property
     def how(self) -> tuple[str, ...]:
-        """What differs: the action; or else how (tier and hints), reason, cost, or the place."""
+        """What differs: the action; else how (tier and hints), reason or cost; else the place."""
         if self.before is None or self.after is None or self.before.action != self.after.action:
             return ("action",)
         pairs = (
@@ -55,15 +58,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
-    """One graph's plans; `before` or `after` is None where one file has no such graph.
-
-    `figures` are those that differ, by name, before and after.
-    """
+    """One graph in both files. `before` or `after` is None if a file has no such graph."""
 
     before: SavedPlan | None
     after: SavedPlan | None
     figures: tuple[tuple[str, Any, Any], ...] = ()
+    """Figures that differ: (name, before, after)."""
     changes: tuple[Change, ...] = ()
+    """Gaps that differ."""
 
     @property
     def differs(self) -> bool:
@@ -73,7 +75,7 @@ class PlanDiff:
 
 @dataclass(frozen=True, slots=True)
 class FileDiff:
-    """Two files; `figures` are those of the files themselves: versions and overrides."""
+    """Difference of two files. `figures` are of the files themselves: versions and overrides."""
 
     figures: tuple[tuple[str, Any, Any], ...]
     plans: tuple[PlanDiff, ...]
@@ -84,7 +86,7 @@ class FileDiff:
         return bool(self.figures) or any(plan.differs for plan in self.plans)
 
     def only_actions(self) -> FileDiff:
-        """The same without what is done alike, whatever its reasons and costs are."""
+        """The same without figures, and without moves of which only reasons or costs differ."""
         plans = (
             replace(plan, figures=(), changes=tuple(c for c in plan.changes if c.acts_otherwise))
             for plan in self.plans
@@ -92,7 +94,7 @@ class FileDiff:
         return FileDiff((), tuple(plans))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; storages as in the files, None where a file has none."""
+        """Plain values; storages as in the files, None if a file does not list them."""
         return {"differs": self.differs, "files": _figures(self.figures), "plans": self._plans()}
 
     def _plans(self) -> list[dict[str, Any]]:
@@ -107,10 +109,11 @@ class FileDiff:
 
 
 def diff_files(before: PlanFile, after: PlanFile) -> FileDiff:
-    """What differs from `before` to `after`: graphs of the same trace, then the rest in order.
+    """What differs from `before` to `after`.
 
-    Several of one trace are paired in order too. Moves are compared by gap where the traces are the
-    same; else by the storage's name, and the ops around the gap by what they call.
+    Graphs of the same trace are paired in order, then the remaining graphs. If the traces are the
+    same, moves are compared by gap. Otherwise they are paired by the storage's name and module and
+    by what the ops around the gap call.
     """
     files = [
         _flat({"versions": asdict(f.versions), "overrides": _rules(f)}) for f in (before, after)
@@ -120,7 +123,7 @@ def diff_files(before: PlanFile, after: PlanFile) -> FileDiff:
 
 
 def diff_plans(before: SavedPlan | None, after: SavedPlan | None) -> PlanDiff:
-    """The same of one graph."""
+    """What differs between two plans of one graph."""
     if before is None or after is None:
         return PlanDiff(before, after)
     same_trace = before.digests.trace == after.digests.trace
@@ -162,7 +165,7 @@ def _keyed(storages: Sequence[Storage], *, by_gap: bool) -> dict[Key, Storage]:
 
 
 def _headline(plan: SavedPlan) -> dict[str, Any]:
-    """All but the storages, by dotted name."""
+    """All of a plan but its storages, by dotted name."""
     return _flat({name: value for name, value in asdict(plan).items() if name != "storages"})
 
 

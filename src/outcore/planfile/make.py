@@ -1,4 +1,4 @@
-"""Making plan files from problems and their plans."""
+"""make: make the contents of plan files from problems and their plans."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from outcore.planfile.nouns import (
 from outcore.planfile.places import place
 
 DIGITS = 9
-"""Seconds are told to the nanosecond."""
+"""Decimals of seconds in a file: nanoseconds."""
 
 
 def make_file(
     plans: Iterable[SavedPlan], versions: Versions, overrides: Iterable[Rule] = ()
 ) -> PlanFile:
-    """A file of `plans`, made under `overrides`."""
+    """A file of `plans`, which were made under `overrides`."""
     return PlanFile(versions, tuple(plans), tuple(overrides))
 
 
 def saved_plan(
     problem: Problem, plan: Plan, *, device: str = "", most: int | None = None
 ) -> SavedPlan:
-    """`plan` for a file, each move with its reason (`outcore.explain`).
+    """`plan` in the form of a file, each move with its reason (`outcore.explain`).
 
-    `device`: the processor's name, where it is not the hardware's. `most`: reasons for so many
-    moves, those that free the most; None is all. Raises as `explain`.
+    `device` is the processor's name if it differs from the hardware's. `most` is the number of
+    moves to give reasons for, those that free most; None means all. Raises what `explain` raises.
     """
     explanation = explain(problem, plan, most=most)
     moves = {Gap(m.buffer, m.after, m.before, m.dead): m for m in explanation.moves}
@@ -133,7 +133,7 @@ def _use(trace: Trace, op: int) -> Use:
 
 
 def _seconds_more(move: Move) -> SecondsMore:
-    """The cheaper of the two ways to recompute, unless the plan takes one of them."""
+    """The cost of each action. For recomputation it is the plan's own way, else the cheaper one."""
     own = next(a.seconds for a in move.alternatives if a.chosen) or 0.0
 
     def more(action: Action) -> float | None:

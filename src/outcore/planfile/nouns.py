@@ -1,4 +1,4 @@
-"""What a plan file holds, as data."""
+"""nouns: the data classes of a plan file's content."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Action(StrEnum):
 
 
 def action_of(choice: Choice) -> Action:
-    """The action of a choice, however it is done."""
+    """The action of a choice, without how it is done."""
     if isinstance(choice, Keep):
         return Action.KEEP
     return Action.OFFLOAD if isinstance(choice, Offload) else Action.RECOMPUTE
@@ -27,10 +27,10 @@ def action_of(choice: Choice) -> Action:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One override: what becomes of the storages that `match` (a pattern of `fnmatch`) names.
+    """One override: the action for all storages that the pattern `match` (as in `fnmatch`) matches.
 
-    It is held against the storage's name, and against the module path, the source line
-    ("model.py:41") and both together ("layers.3.conv2 (model.py:41)") of the op that makes it.
+    The pattern is compared with the storage's name, and, for the op that makes it, with the module
+    path, the source line ("model.py:41") and both together ("layers.3.conv2 (model.py:41)").
     """
 
     match: str
@@ -39,7 +39,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """What made a file."""
+    """Versions of the software that made a file."""
 
     outcore: str
     python: str = ""
@@ -48,7 +48,7 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """An op by its number in the trace, and what it calls."""
+    """An op: its number in the trace, and what it calls."""
 
     op: int
     target: str
@@ -56,10 +56,10 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class SecondsMore:
-    """By how much the simulated step is longer with one move changed to this and all else the same.
+    """By how much the simulated step is longer if one move is changed to each action.
 
-    0 for what the plan does, below 0 where the step would be shorter; None where it cannot be done,
-    does not fit, or was not looked into.
+    Everything else is unchanged. It is 0 for what the plan does, and below 0 if the step would be
+    shorter. It is None if the action is impossible, does not fit, or was not evaluated.
     """
 
     keep: float | None = None
@@ -69,29 +69,34 @@ class SecondsMore:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A storage in one idle gap in which it does not stay: one line of a file.
-
-    `made`, `module` and `source` are those of the op that makes it; None and empty where it is
-    passed in. It leaves after the op `after`, and is needed again by the op `before`. `dead`: no
-    op needs it any more, and up to `before` it is held for what is recomputed, not dropped.
-    """
+    """A storage in one idle gap in which the plan departs from the default: one line of a file."""
 
     buffer: int
+    """Number of the storage's buffer in the trace."""
     name: str
     nbytes: int
     made: Use | None
+    """The op that makes it; None if the caller passes it in."""
     module: str
+    """Module path of that op; empty if not known."""
     source: str
+    """Source line of that op; empty if not known."""
     after: Use
+    """The last op that uses it before the gap."""
     before: Use
+    """The op that needs it again."""
     choice: Choice
+    """What the plan does with it in the gap."""
     seconds_more: SecondsMore
+    """What the alternatives would cost."""
     reason: str
+    """What the alternatives would cost, in words; empty if not computed."""
     dead: bool = False
+    """No op needs it any more: it is held for recomputations until `before`, not dropped."""
 
     @property
     def gap(self) -> Gap:
-        """The gap, as a Plan has it."""
+        """The gap in the form of a Plan."""
         return Gap(self.buffer, self.after.op, self.before.op, self.dead)
 
     @property
@@ -102,7 +107,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class SavedLink:
-    """One direction between two tiers."""
+    """One direction of the link between two tiers."""
 
     source: Tier
     target: Tier
@@ -112,17 +117,20 @@ class SavedLink:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a plan was made for. `device` is the processor's name, `name` the hardware's."""
+    """The machine that a plan was made for."""
 
     device: str
+    """Name of the processor."""
     name: str
+    """Name of the hardware description."""
     duplex: bool
+    """Whether both directions run at full rate at the same time, as in `Hardware`."""
     links: tuple[SavedLink, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """What each noun meant (`outcore.ir.store.digest`)."""
+    """Digests of a plan and of all that it was made from (`outcore.ir.store.digest`)."""
 
     trace: str
     profile: str
@@ -133,18 +141,20 @@ class Digests:
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """The most bytes per tier; None: as the hardware has. The rest as in `Problem`."""
+    """The most bytes per tier; None means as much as the hardware has."""
 
     device: int
     host: int | None
     disk: int | None
     outside: int
+    """`Problem.outside_bytes`."""
     between: int
+    """`Problem.between_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What the plan takes, simulated; bytes are peaks per tier. In-core: with everything kept."""
+    """Simulated figures of the plan. Bytes are peaks per tier; in-core means everything kept."""
 
     seconds: float
     in_core_seconds: float
@@ -158,7 +168,7 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class SavedVariant:
-    """An op that runs by another of its algorithms (`Plan.variants`)."""
+    """An op that runs with another of its algorithms (`Plan.variants`)."""
 
     op: int
     target: str
@@ -167,11 +177,11 @@ class SavedVariant:
 
 @dataclass(frozen=True, slots=True)
 class SavedPlan:
-    """One graph's plan, with what it was made from and what it comes to."""
+    """The plan of one graph, what it was made from, and what it leads to."""
 
     policy: str
     times: Source
-    """Whether its profile was measured or estimated."""
+    """Whether the profile was measured or estimated."""
     machine: Machine
     digests: Digests
     budgets: Budgets
@@ -180,7 +190,7 @@ class SavedPlan:
     variants: tuple[SavedVariant, ...]
 
     def plan(self) -> Plan:
-        """The plan itself, to the last hint."""
+        """The plan itself, with all its hints."""
         return make_plan(
             {storage.gap: storage.choice for storage in self.storages},
             self.policy,
@@ -192,7 +202,7 @@ class SavedPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlanFile:
-    """What a file holds: the plans of a training run's graphs, in order of capture."""
+    """The content of a file: the plans of a training run's graphs, in order of capture."""
 
     versions: Versions
     plans: tuple[SavedPlan, ...]

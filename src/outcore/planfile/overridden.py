@@ -19,9 +19,11 @@ from outcore.policies.settle import settle
 
 @dataclass(frozen=True, slots=True)
 class Overridden:
-    """`policy` under `rules`: its plan with what they fix; where that does not fit, `search`'s.
+    """`policy` under `rules`.
 
-    `search` itself plans around them from the start. The plan names the policy that made it.
+    The plan is the policy's, with the choices that the rules fix; if that does not fit, `search`
+    plans around the rules. If the policy is `search`, it does so from the start. The plan names the
+    policy that made it.
     """
 
     name: ClassVar[str] = "overridden"
@@ -33,8 +35,8 @@ class Overridden:
     def plan(self, problem: Problem) -> Plan:
         """The plan.
 
-        Raises OptionValueError for a rule that cannot be followed, InfeasibleError where nothing
-        that follows them fits; it names the smallest budget at which something does.
+        Raises OptionValueError if a rule cannot be followed, InfeasibleError if nothing that
+        follows the rules fits. The latter names the smallest budget at which something does.
         """
         fixed = forced(problem, self.rules)
         if not fixed:

@@ -1,9 +1,9 @@
-"""Overrides: rules that hold for any plan, whatever a policy makes of the rest.
+"""overrides: apply rules that hold for any plan, whatever a policy does with the rest.
 
 The last rule that matches a storage decides. `keep` holds for every gap of a storage: it stays on
-the device. `offload` and `recompute` hold for the gap across the boundary, in which it waits for
-the backward pass; its other gaps are the policy's. Where a plan does by itself what a rule asks, it
-does it in its own way (tier, hints).
+the device. `offload` and `recompute` hold for the gap across the boundary, in which the storage
+waits for the backward pass; the policy chooses for its other gaps. If a plan already does what a
+rule requires, it keeps its own way of doing it (tier, hints).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from outcore.planfile.places import labels
 from outcore.policies.candidates import away, recomputable
 
 NEAR = 5
-"""So many names that are near are listed for a rule that matches nothing."""
+"""How many similar names are listed for a rule that matches nothing."""
 
 
 def forced(problem: Problem, rules: Sequence[Rule]) -> dict[Gap, Choice]:
-    """The choices that `rules` fix, by gap. Linear in ops, and in buffers x rules.
+    """The choices that `rules` fix, by gap. Takes time linear in ops, and in buffers x rules.
 
-    Raises OptionValueError for what cannot be: no outer tier to offload to, an op that may not run
-    again.
+    Raises OptionValueError for what is impossible: to offload without an outer tier, or to
+    recompute the result of an op that may not run again.
     """
     trace = problem.trace
     deciding = _deciding(trace, rules)
@@ -48,9 +48,9 @@ def forced(problem: Problem, rules: Sequence[Rule]) -> dict[Gap, Choice]:
 
 
 def check_rules(rules: Sequence[Rule], traces: Sequence[Trace]) -> None:
-    """Raise OptionValueError for a rule without effect on all of `traces`: a slip, as a rule.
+    """Raise OptionValueError for a rule that has no effect on any of `traces`: usually a typo.
 
-    It matches nothing, or only what cannot be moved.
+    Such a rule matches nothing, or only what cannot be moved.
     """
     for rule in rules:
         if has_effect(rule, traces):
@@ -64,7 +64,7 @@ def check_rules(rules: Sequence[Rule], traces: Sequence[Trace]) -> None:
 
 
 def has_effect(rule: Rule, traces: Iterable[Trace]) -> bool:
-    """Whether `rule` says of a storage of `traces` what can be done with it at all."""
+    """Whether `rule` matches a storage of `traces` for which its action makes sense."""
     for trace in traces:
         matched = _matched(trace, rule)
         if matched and (rule.action is Action.KEEP or _crossing(trace).keys() & set(matched)):
@@ -73,7 +73,7 @@ def has_effect(rule: Rule, traces: Iterable[Trace]) -> bool:
 
 
 def _deciding(trace: Trace, rules: Sequence[Rule]) -> dict[int, Rule]:
-    """Buffer -> the rule that holds for it."""
+    """Map each buffer to the rule that holds for it."""
     return {buffer: rule for rule in rules for buffer in _matched(trace, rule)}
 
 
@@ -83,7 +83,7 @@ def _matched(trace: Trace, rule: Rule) -> list[int]:
 
 
 def _crossing(trace: Trace) -> dict[int, Gap]:
-    """Buffer -> its gap between forward and backward, for those that may leave the device."""
+    """Map each buffer that may leave the device to its gap between forward and backward."""
     return {gap.buffer: gap for gap in crossing_gaps(trace) if trace.buffers[gap.buffer].nbytes}
 
 
@@ -102,7 +102,7 @@ def _check_possible(
 
 
 def _not_again(trace: Trace, live: Liveness, gap: Gap) -> str:
-    """Why the buffer of `gap` cannot be made again."""
+    """Why the buffer of `gap` cannot be recomputed."""
     what, producer = _name(trace, gap.buffer), live.producer[gap.buffer]
     if producer is None:
         return f"{what} cannot be recomputed: it is passed in, and no op makes it"
@@ -133,7 +133,7 @@ def _name(trace: Trace, buffer: int) -> str:
 
 
 def _near(match: str, traces: Sequence[Trace]) -> str:
-    """Names that are like one that matches nothing."""
+    """Why a rule that matches nothing is refused, with similar names."""
     words = sorted({word for trace in traces for said in labels(trace) for word in said})
     near = get_close_matches(match, words, n=NEAR, cutoff=0.4)
     listed = f"near are {', '.join(near)}; " if near else ""

@@ -1,4 +1,4 @@
-"""Places: where in a model an op comes from, and the words that name a storage."""
+"""places: find where in a model an op comes from, and the names by which rules match storages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from outcore.ir.trace import Trace
 
 
 def place(site: str) -> tuple[str, str]:
-    """Module path and source line of an op's site, `layers.3.conv2 (model.py:41)`."""
+    """Module path and source line of an op's site, such as `layers.3.conv2 (model.py:41)`."""
     path, opened, source = site.rpartition("(")
     if not opened or not source.endswith(")"):
         path, source = site, ")"
@@ -15,7 +15,7 @@ def place(site: str) -> tuple[str, str]:
 
 
 def labels(trace: Trace) -> list[tuple[str, ...]]:
-    """Per buffer the words that a rule may match: its name; where it is made."""
+    """For each buffer, the words that a rule may match: its name, and where it is made."""
     producer = liveness(trace).producer
     return [
         tuple(filter(None, (buffer.name, *_made_at(trace, producer[buffer.id]))))

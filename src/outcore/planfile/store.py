@@ -1,8 +1,7 @@
-"""Plan files and overrides on disk: JSON with sorted keys, and a line for each move of a storage.
+"""store: read and write plan files and overrides: JSON with sorted keys, one line per move.
 
-The same plans make the same bytes. A file names the digest of its content, so that one edited by
-hand, or merged wrongly, is told from one that was saved: what is to be otherwise goes into
-overrides.
+The same plans give the same bytes. A file contains the digest of its content, so that outcore can
+refuse one that was edited by hand or merged wrongly. To change a plan, write overrides.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ KIND = "plans"
 
 
 def schema_text() -> str:
-    """The JSON Schema of plan files; `$defs/overrides` in it is that of files of overrides."""
+    """The JSON Schema of plan files; `$defs/overrides` in it is the schema of override files."""
     return (files("outcore.planfile") / "schema.json").read_text(encoding="ascii")
 
 
 def file_text(file: PlanFile) -> str:
-    """`file` as it is written."""
+    """The text of `file`."""
     content = FILE.encode(file)
     assert isinstance(content, dict)  # noqa: S101 - `record` makes an object
     header: Json = {"name": NAME, "kind": KIND, "version": VERSION, "digest": digest_of(content)}
@@ -38,15 +37,15 @@ def file_text(file: PlanFile) -> str:
 
 
 def save_plans(file: PlanFile, path: str | os.PathLike[str]) -> None:
-    """Write `file` to `path`, whole or not at all. Raises OSError where that cannot be done."""
+    """Write `file` to `path`, completely or not at all. Raises OSError if that is not possible."""
     write_whole(file_text(file), path)
 
 
 def load_plans(path: str | os.PathLike[str]) -> PlanFile:
-    """What `save_plans` wrote to `path`. The plans are not verified: that takes their problem.
+    """What `save_plans` wrote to `path`. The plans are not verified, which needs their problem.
 
-    Raises FormatError where there is no such file, or it holds something else or is of another
-    version; DigestError where it was changed since it was written.
+    Raises FormatError if there is no such file, or if it holds something else or has another
+    version; DigestError if it was changed since it was written.
     """
     whole = _read(path, "plan")
     header = whole.pop("format", None) if isinstance(whole, dict) else None
@@ -68,9 +67,9 @@ def load_plans(path: str | os.PathLike[str]) -> PlanFile:
 
 
 def load_overrides(path: str | os.PathLike[str]) -> tuple[Rule, ...]:
-    """The rules of a file of overrides: `[{"match": "decoder.*", "action": "keep"}]`.
+    """The rules of an override file: `[{"match": "decoder.*", "action": "keep"}]`.
 
-    Raises FormatError where there is no such file, or it holds something else.
+    Raises FormatError if there is no such file, or if it holds something else.
     """
     return _decode(RULES, _read(path, "overrides"), path, "overrides")
 
@@ -92,7 +91,7 @@ def _decode(codec: Codec[T], content: Json, path: str | os.PathLike[str], noun: 
 
 
 def _spread(content: Json, depth: int = 0, *, rows: bool = False) -> str:
-    """JSON, indented, with keys sorted; the items of `ROWS` are a line each."""
+    """Indented JSON with sorted keys; the items of lists named in `ROWS` take one line each."""
     if not content or not isinstance(content, dict | list):
         return line(content)
     pad = "\n" + " " * (depth + 1)

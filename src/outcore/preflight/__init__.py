@@ -1,4 +1,4 @@
-"""preflight: what can be said of a training step before it runs, or after it did not fit.
+"""preflight: estimate a training step before it runs, or after it ran out of memory.
 
 target    -> Step      what a script wants to train
 step      -> Trace     without running it

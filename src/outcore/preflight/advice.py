@@ -1,4 +1,4 @@
-"""advice: what to try where a step cannot be traced."""
+"""advice: suggest what to try if a step cannot be traced."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SAID = {
     "no NVIDIA driver": ON_CPU,
     "No CUDA GPUs are available": ON_CPU,
 }
-"""By what errors of torch say that have no class of their own."""
+"""Map parts of the messages of torch's errors, which have no classes of their own, to advice."""
 
 
 def advice_for(error: BaseException) -> str:
-    """What helps against an error of a step that is traced."""
+    """What helps against an error that a step raised while it was traced."""
     if isinstance(error, NEEDS_NUMBERS):
         return NUMBERS
     if isinstance(error, UnsupportedOperatorException):

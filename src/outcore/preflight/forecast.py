@@ -1,4 +1,4 @@
-"""forecast: what a step takes on a machine, in-core and under a policy's plan, predicted."""
+"""forecast: predict time and memory of a step on a machine, in-core and under a policy's plan."""
 
 from __future__ import annotations
 
@@ -25,71 +25,77 @@ from outcore.spec import spec_text
 
 ENDLESS_BYTES = 1 << 62
 SHOWN = 5
-"""Moved buffers that are named."""
+"""How many of the moved buffers are named."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A buffer that the plan moves, once or more often."""
+    """A buffer that the plan moves, once or several times."""
 
     name: str
     site: str
     """Where it is made: module and line, as far as known."""
     choice: str
-    """offload or recompute; keep or offload for reruns, where no op needs it any more."""
+    """`offload` or `recompute`; if no op needs it any more, `keep` or `offload` for reruns."""
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What the step takes under the plan. All figures predicted."""
+    """Time and memory of the step under the plan. All figures are predicted."""
 
     peak_bytes: int
     seconds: float
     counts: Counts
     held: int
-    """Buffers that no op needs any more, held for recomputations."""
+    """Number of buffers that no op needs any more, held for recomputations."""
     offloaded_bytes: int
     recompute_seconds: float
     moved: tuple[Moved, ...]
-    """The largest."""
+    """The largest buffers that are moved, the largest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What the step takes, and whether it fits. All figures predicted.
-
-    `in_core_peak_bytes`: with everything kept, and all counted. `smallest_budget_bytes`: the least
-    that some plan meets, and `smallest_set_by` the op that needs it. `planned`: None where the
-    policy has no plan that fits; `reason` then says why. `convolutions` are ops of the step that
-    take workspaces, which no peak here counts: how large they are is known once they have run.
-    """
+    """Whether a step fits, and what it takes. All figures are predicted."""
 
     hardware: str
+    """Name of the machine."""
     policy: str
+    """Spec of the policy."""
     budget_bytes: int
     in_core_peak_bytes: int
+    """Peak with everything kept, and everything counted."""
     in_core_seconds: float
+    """Time of a step with everything kept."""
     smallest_budget_bytes: int
+    """The smallest budget that some plan meets."""
     smallest_set_by: str
+    """The op that determines `smallest_budget_bytes`."""
     optimizer_bytes: int
+    """What the optimizer holds on the device."""
     planned: Planned | None
+    """None if the policy has no plan that fits; `reason` then says why."""
     reason: str = ""
     convolutions: int = 0
+    """Number of convolution ops.
+
+    They need workspaces, which no peak here counts: their size is known only once they have run.
+    """
 
     @property
     def fits(self) -> bool:
-        """Whether it fits the budget, by a plan or as it is."""
+        """Whether it fits the budget, as it is or by a plan."""
         return self.planned is not None
 
     @property
     def fits_in_core(self) -> bool:
-        """Whether it fits as it is: nothing is moved."""
+        """Whether it fits as it is, with nothing moved."""
         return self.planned is not None and not self.planned.moved
 
     @property
     def slowdown(self) -> float | None:
-        """How many times as long as in-core a step takes."""
+        """Time of a planned step divided by the in-core time; None if there is no plan."""
         if self.planned is None or not self.in_core_seconds:
             return None
         return self.planned.seconds / self.in_core_seconds
@@ -103,9 +109,9 @@ class Forecast:
 def forecast(
     trace: Trace, machine: Preset, budget_bytes: int, policy: Policy, optimizer_bytes: int
 ) -> Forecast:
-    """What `policy` makes of a step within a device budget, on a machine that need not be here.
+    """What `policy` achieves for a step within a device budget, on a machine that need not be here.
 
-    `optimizer_bytes`: what the optimizer holds on the device.
+    `optimizer_bytes` is what the optimizer holds on the device.
     """
     profile = estimate(trace, machine.hardware, machine.efficiency)
     ample = Problem(trace, profile, machine.hardware, ENDLESS_BYTES, outside_bytes=optimizer_bytes)
@@ -138,12 +144,12 @@ def forecast(
 
 
 def weight_bytes(trace: Trace) -> int:
-    """Bytes of the trained parameters: what each of an optimizer's states takes."""
+    """Bytes of the trained parameters, which is the size of each state of an optimizer."""
     return sum(b.nbytes for b in trace.buffers if b.role is Role.PARAM)
 
 
 def _planned(problem: Problem, policy: Policy) -> Planned:
-    """The policy's plan, or that which keeps everything where it fits: training does the same."""
+    """The policy's plan, or, as in training, the plan that keeps everything if that fits."""
     plan = make_plan({}, "keep-all")
     if not fits(problem, lower(problem, plan)):
         plan = plan_out_of_process(policy, problem)

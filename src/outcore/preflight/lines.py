@@ -1,4 +1,4 @@
-"""lines: which line of the user's own code an error comes from."""
+"""lines: find the line of the user's own code that an error comes from."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NOT_THEIRS = ("torch", "outcore")
 
 
 def line_of(error: BaseException) -> str:
-    """`train.py:41: x.numpy()`: the innermost line that torch, Python or outcore did not bring.
+    """The innermost line that is not torch's, Python's or outcore's, as `train.py:41: x.numpy()`.
 
-    Empty where there is none.
+    Empty if there is none.
     """
     hidden = _hidden()
     for file, line in _frames(error):
@@ -29,7 +29,10 @@ def line_of(error: BaseException) -> str:
 
 
 def _frames(error: BaseException | None) -> Iterator[tuple[str, int]]:
-    """The innermost first. Torch's compiler, which runs no line, names it in its message."""
+    """File and line of each frame, the innermost first.
+
+    Torch's compiler runs no line of the user's code, but its messages name them.
+    """
     while error is not None:
         for each in reversed(list(_FILE.finditer(str(error)))):
             yield each["file"], int(each["line"])
@@ -39,7 +42,7 @@ def _frames(error: BaseException | None) -> Iterator[tuple[str, int]]:
 
 
 def _hidden() -> list[Path]:
-    """Where code lies that is nobody's own."""
+    """Folders whose code is not the user's."""
     specs = (find_spec(name) for name in _NOT_THEIRS)
     packages = [Path(spec.origin).parent for spec in specs if spec and spec.origin]
     library = Path(sysconfig.get_path("stdlib"))

@@ -1,4 +1,4 @@
-"""optimizers: what the optimizers of a model hold, found among the objects of the process."""
+"""optimizers: find a model's optimizers among the process's objects, and what they hold."""
 
 from __future__ import annotations
 
@@ -18,33 +18,35 @@ from torch.utils._pytree import tree_leaves
 from outcore.preflight.step import no_memory
 
 SOME = {bool: False, int: 1, float: 0.5}
-"""Numbers that an optimizer can go on with, whichever it asks for."""
+"""A value for each type of number that an optimizer's step may read."""
 
 OF_NO_MATTER = ("foreach", "fused", "capturable")
-"""Options that say how a step is computed."""
+"""Options that say only how a step is computed, which does not change what is held."""
 
 LOOSE = ("params", "lr")
-"""Arguments that are no options, or may be tensors and of no matter."""
+"""Arguments to leave out: `params` is no option; `lr` does not matter, and may be a tensor."""
 
 LATEST = 2
-"""Tensors that L-BFGS keeps besides its history: a direction and a gradient."""
+"""Tensors that L-BFGS keeps in addition to its history: a direction and a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the optimizers of a model hold once they have stepped."""
+    """What the optimizers of a model hold after a step."""
 
     names: tuple[str, ...]
+    """Class names of the optimizers."""
     nbytes: int
+    """Bytes of their states."""
     unknown: tuple[str, ...] = ()
-    """Those of which no more is counted than they hold already."""
+    """Optimizers for which only what they hold already is counted."""
 
 
 def held_for(model: nn.Module) -> Held:
     """The optimizers of a model's parameters, and the bytes of their states.
 
-    Those of torch are measured without memory. Code of others is not called: what they hold is
-    known where each parameter has its state.
+    Optimizers of torch are measured without memory. outcore does not call the code of others: it
+    counts what they hold, which is everything only if each parameter has its state already.
     """
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     names, unknown, total = [], [], 0
@@ -61,14 +63,14 @@ def held_for(model: nn.Module) -> Held:
 
 
 def _is_around_another(optimizer: Optimizer) -> bool:
-    """Such as Accelerate's, which is one by class and shows the state of the one inside."""
+    """Whether this is a wrapper that shows the state of the inner optimizer, like Accelerate's."""
     return isinstance(getattr(optimizer, "optimizer", None), Optimizer)
 
 
 def _bytes(
     optimizer: Optimizer, own: list[tuple[dict[str, Any], nn.Parameter]]
 ) -> tuple[int, bool]:
-    """Bytes of states, and whether that is all that there will be."""
+    """Bytes of the states, and whether that is all that there will be."""
     there = [_tensor_bytes(optimizer.state.get(p, {})) for _, p in own]
     if isinstance(optimizer, LBFGS):  # its one state, at its first parameter, is for all of them
         history = own[0][0]["history_size"]
@@ -86,7 +88,7 @@ def _is_torchs(kind: type) -> bool:
 
 
 def _expected(kind: type, own: Iterable[tuple[dict[str, Any], nn.Parameter]]) -> list[int] | None:
-    """Bytes of the state of each parameter after a step; None where a step cannot be had."""
+    """Bytes of each parameter's state after a step; None if a step cannot be measured."""
     known: dict[Any, int | None] = {}
     found = []
     for group, parameter in own:
@@ -101,12 +103,12 @@ def _expected(kind: type, own: Iterable[tuple[dict[str, Any], nn.Parameter]]) ->
 
 
 def _measured(kind: type, group: dict[str, Any], like: nn.Parameter) -> int | None:
-    """Bytes of a state, by a step without memory; with a dense gradient, or else a sparse one."""
+    """Bytes of one state, from a step without memory; the gradient is dense, or else sparse."""
     names = signature(kind).parameters
     options = {name: group[name] for name in names if name in group and name not in LOOSE}
     options |= dict.fromkeys((name for name in OF_NO_MATTER if name in names), False)
     for layout in (torch.strided, torch.sparse_coo):
-        with suppress(Exception), no_memory(), SomeNumbers():  # whatever a step may raise
+        with suppress(Exception), no_memory(), SomeNumbers():  # a step may raise anything
             parameter = nn.Parameter(torch.empty(like.shape, dtype=like.dtype, device="cpu"))
             parameter.grad = torch.zeros_like(parameter, layout=layout)
             optimizer = kind([parameter], **options)
@@ -116,7 +118,7 @@ def _measured(kind: type, group: dict[str, Any], like: nn.Parameter) -> int | No
 
 
 class SomeNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
-    """Where tensors have no numbers: some number for each that is asked for."""
+    """Gives some number for each value that is read from a tensor without numbers."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
@@ -124,7 +126,7 @@ class SomeNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
     def __torch_dispatch__(
         self, func: Any, _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """One of `SOME` where a number is asked for."""
+        """Return one of `SOME` if a number is read."""
         if func is torch.ops.aten._local_scalar_dense.default:  # noqa: SLF001 - what `item` calls
             dtype = args[0].dtype
             return SOME[bool if dtype == torch.bool else float if dtype.is_floating_point else int]
@@ -132,6 +134,6 @@ class SomeNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
 
 
 def _tensor_bytes(state: Any) -> int:
-    """Bytes of the tensors of a state; counts of steps, which are numbers, left out."""
+    """Bytes of the tensors of a state, without counts of steps, which have no dimensions."""
     leaves = tree_leaves(state)
     return sum(t.nbytes for t in leaves if isinstance(t, torch.Tensor) and t.ndim)

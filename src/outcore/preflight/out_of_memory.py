@@ -1,4 +1,4 @@
-"""out_of_memory: what would fit, told after a script ended because it did not."""
+"""out_of_memory: show what would fit, after a script ran out of memory."""
 
 from __future__ import annotations
 
@@ -26,43 +26,48 @@ from outcore.runtime.this_machine import this_machine
 from outcore.units import format_bytes
 
 ANY_MACHINE = "h100"
-"""For figures that do not depend on how fast a machine is."""
+"""Used if this machine cannot be measured: memory figures do not depend on its speed."""
 
 AROUND = ("DataParallel", "DistributedDataParallel")
-"""Modules around the one that is trained, by name."""
+"""Class names of wrappers around the module that is trained."""
 
 WIDTH = 17
 LISTED = 4
-"""Shapes of inputs that are written out."""
+"""How many shapes of inputs are written out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What is known of a step that did not fit."""
+    """All that is known of a step that did not fit."""
 
     model: str
+    """Class name of the model."""
     device: torch.device
     found: Forecast
+    """What the step needs, and whether a plan fits."""
     times: bool
-    """Whether the machine could be measured."""
+    """Whether the machine's speed is known, so that times mean something."""
     inputs: str
+    """Shapes of the inputs, as text."""
     held: Held
+    """What the optimizers hold."""
     others: tuple[str, ...]
-    """Other modules that the script trains."""
+    """Class names of other modules that the script trains."""
     note: str
+    """How training would differ from the trace; empty if it would not."""
 
 
 def tell(error: BaseException, watch: Watch) -> None:
-    """Write what would fit to standard error, if memory is what `error` is about.
+    """Write what would fit to standard error, if `error` is an out-of-memory error.
 
-    Lets go of what the script holds, its model aside.
+    Releases what the script holds, except its model.
     """
     if not ran_out(error):
         return
     try:
         found = _outlook(error, watch)
         lines = ["outcore: no module was being trained"] if found is None else list(_lines(found))
-    except Exception as failed:  # noqa: BLE001 - the script's own error was shown, and stays the last
+    except Exception as failed:  # noqa: BLE001 - the script's own error was shown, and nothing may replace it
         where = line_of(failed)
         place = f", at {where}" if where else ""
         lines = [f"outcore: could not estimate what would fit: {why(failed)}{place}"]
@@ -106,7 +111,7 @@ def _outlook(error: BaseException, watch: Watch) -> Outlook | None:
 
 
 def _inner(model: nn.Module) -> nn.Module:
-    """The module that is trained, without what compiles or replicates it."""
+    """The module that is trained, without wrappers that compile or replicate it."""
     while True:
         if isinstance(model, OptimizedModule):
             model = model._orig_mod  # noqa: SLF001 - what torch.compile was given
@@ -119,7 +124,7 @@ def _inner(model: nn.Module) -> nn.Module:
 def _as_called(
     model: nn.Module, half: torch.dtype | None, device: torch.device
 ) -> Callable[..., Any]:
-    """The model under the autocast that it was called under."""
+    """The model under the autocast under which it was called."""
     if half is None:
         return model
 
@@ -131,10 +136,10 @@ def _as_called(
 
 
 def _machine(device: torch.device) -> tuple[Preset, bool]:
-    """This machine, and whether its times are known: to measure them takes some memory."""
+    """This machine, and whether its times are known. Measuring it needs some memory."""
     try:
         return this_machine(), True
-    except Exception:  # noqa: BLE001 - whatever keeps it from being measured
+    except Exception:  # noqa: BLE001 - measuring may fail in any way
         name = torch.cuda.get_device_name(device).lower() if device.type == "cuda" else ""
         alike = [each for each in presets() if each in name]
         return preset(alike[0] if alike else ANY_MACHINE), bool(alike)

@@ -1,4 +1,4 @@
-"""room: the memory that a process can have on a device, all that it holds there counted."""
+"""room: compute the memory that a process can use on a device, with all that it already holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STATM = Path("/proc/self/statm")
 
 
 def let_go(error: BaseException) -> None:
-    """Free what the frames hold through which an error came; they are not looked at again."""
+    """Free what is held by the frames that an error came through. Their locals are lost."""
     seen: list[BaseException] = []
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -34,7 +34,7 @@ def let_go(error: BaseException) -> None:
 
 
 def room_bytes(device: torch.device, model: nn.Module) -> int:
-    """Bytes that a training step of `model` may hold there, its parameters among them."""
+    """Bytes that a training step of `model` may hold on `device`, including its parameters."""
     if device.type == "cuda":
         return card(device).spare_bytes
     held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(model)}
@@ -48,7 +48,7 @@ def _tensors(model: nn.Module) -> list[torch.Tensor]:
 
 
 def _address_space_bytes() -> int:
-    """What `ulimit -v` leaves of addresses; a lot where it is not set."""
+    """The address space that `ulimit -v` leaves; the memory limit if there is no such limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY or not STATM.exists():
         return memory_limit_bytes()

@@ -1,4 +1,4 @@
-"""script: a Python script or module run as Python itself would, and what is said if memory ends."""
+"""script: run a Python script or module as Python does, and report if memory runs out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 OURS = (__file__, runpy.__file__, "<frozen runpy>")
 FAILED = 1
 LOOK_EVERY = 0.01
-"""Seconds from one look at what the script does to the next, each of which takes microseconds."""
+"""Seconds between two looks at what the script does; each look takes microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Script:
     is_module: bool = False
 
     def run(self) -> None:
-        """Run it. Uncaught errors are shown as Python shows them, and end the process as there.
+        """Run it. Uncaught errors are shown, and end the process, as in Python.
 
-        Where memory ran out, what would fit is told besides.
+        If memory ran out, what would fit is shown after the error.
         """
         sys.argv = [self.name, *self.arguments]
         self._set_path()
@@ -43,7 +43,7 @@ class Script:
         sys.excepthook(type(error), error, error.__traceback__)
         if isinstance(error, KeyboardInterrupt):
             sys.excepthook = _silent
-            raise error  # Python then ends by the signal, which tells a shell to stop too
+            raise error  # Python then ends by the signal, so that a shell stops too
         if looking.watch is not None:
             from outcore.preflight.out_of_memory import tell  # noqa: PLC0415 - loads torch
 
@@ -51,7 +51,7 @@ class Script:
         raise SystemExit(FAILED)
 
     def _run(self) -> BaseException | None:
-        """What ended it, if that was an error. Raises SystemExit where the script does."""
+        """The error that ended it, or None. Raises SystemExit if the script does."""
         try:
             if self.is_module:
                 runpy.run_module(self.name, run_name="__main__", alter_sys=True)
@@ -59,12 +59,12 @@ class Script:
                 runpy.run_path(self.name, run_name="__main__")
         except SystemExit:
             raise
-        except BaseException as error:  # noqa: BLE001 - whatever ends a script
+        except BaseException as error:  # noqa: BLE001 - anything may end a script
             return error
         return None
 
     def _set_path(self) -> None:
-        """Import from where Python would: the folder of the script, or the working directory."""
+        """Set the first import folder as Python does: the script's, or the working directory."""
         if not sys.flags.safe_path:
             first = Path.cwd() if self.is_module else Path(self.name).resolve().parent
             sys.path[0] = str(first)
@@ -72,9 +72,9 @@ class Script:
 
 @dataclass(slots=True)
 class Looking:
-    """A thread that looks, now and then, which module this one calls, once torch is there.
+    """A thread that looks regularly which module this thread is calling, once torch is imported.
 
-    It is none of `threading`'s: the script does not find it there.
+    It is not a thread of `threading`, so the script does not see it there.
     """
 
     watch: Watch | None = None
@@ -90,30 +90,31 @@ class Looking:
 
     def _look(self, thread: int) -> None:
         while not self._over.acquire(timeout=LOOK_EVERY):
-            with suppress(Exception):  # nothing is to be heard of this thread
+            with suppress(Exception):  # this thread must not disturb the script
                 if self.watch is None:
                     self.watch = _watch()
                 else:
-                    # A frame that has a name here holds its locals when it is over.
+                    # No variable for the frame: it would keep the frame's locals alive after the
+                    # call ends.
                     self.watch.look(sys._current_frames()[thread])  # noqa: SLF001 - no public one
 
 
 def _watch() -> Watch | None:
-    """Where torch is imported, wholly."""
+    """A Watch, once torch is imported completely; else None."""
     spec = getattr(sys.modules.get("torch"), "__spec__", None)
     if spec is None or getattr(spec, "_initializing", False):
         return None
-    from outcore.preflight.watch import Watch  # noqa: PLC0415 - the script imports torch when it likes
+    from outcore.preflight.watch import Watch  # noqa: PLC0415 - the script decides when torch is imported
 
     return Watch()
 
 
 def _silent(*_: object) -> None:
-    """Said already."""
+    """Show nothing: the error has been shown already."""
 
 
 def _theirs(found: TracebackType | None) -> TracebackType | None:
-    """From the first line of the script on."""
+    """The traceback from the first line of the script on."""
     while found is not None and found.tb_frame.f_code.co_filename in OURS:
         found = found.tb_next
     return found

@@ -1,4 +1,4 @@
-"""step: one training step of somebody's model, and its Trace."""
+"""step: describe one training step of a user's model, and trace it without running it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A call whose results are differentiated, or the loss that `loss` makes of them."""
+    """A call whose results are differentiated, or whose `loss` is, if there is one."""
 
     call: Callable[..., Any]
     args: tuple[Any, ...] = ()
@@ -48,7 +48,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A step's Trace, and how training would differ from it; empty where it would not."""
+    """The Trace of a step; `note` says how training would differ from it, and is empty if not."""
 
     trace: Trace
     note: str = ""
@@ -60,9 +60,9 @@ def no_memory() -> FakeTensorMode:
 
 
 class FewNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
-    """Inside that mode: short sequences of numbers on the host are known all the same.
+    """Inside that mode: gives short sequences of numbers on the host their values after all.
 
-    `[rate.item() for rate in torch.linspace(0, 0.1, 12)]` is how many models are made.
+    Many models are made by code like `[rate.item() for rate in torch.linspace(0, 0.1, 12)]`.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -72,7 +72,7 @@ class FewNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     def __torch_dispatch__(
         self, func: Any, _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """With its numbers where it is one of `SEQUENCES` and short."""
+        """The result with its values, if `func` is one of `SEQUENCES` and the result is short."""
         found = func(*args, **(kwargs or {}))
         if func not in SEQUENCES or found.device.type != "cpu" or found.numel() > FEW:
             return found
@@ -84,9 +84,9 @@ class FewNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 
 
 def traced(step: Step, mode: FakeTensorMode) -> Traced:
-    """The Trace of a step, whose tensors may take memory or be of `mode`. It is not run.
+    """The Trace of a step, which is not run. Its tensors may be real or of `mode`.
 
-    Raises CaptureError, or whatever the step raises where it needs numbers that are not computed.
+    Raises CaptureError, or whatever the step raises if it needs values that are not computed.
     """
     call, loss = step.call, step.loss or loss_of
     owner = nn.ModuleList(modules_of(call))
@@ -100,14 +100,14 @@ def traced(step: Step, mode: FakeTensorMode) -> Traced:
         stack.enter_context(mode)
         try:
             return Traced(trace(whole, args, kwargs))
-        except Exception as error:  # noqa: BLE001 - there is another way; where that fails it says why
+        except Exception as error:  # noqa: BLE001 - there is another way, whose error is raised if it fails too
             followed = error
         found = trace_as_run(whole, owner, args, kwargs)
     return Traced(found, _note(followed))
 
 
 def _note(followed: Exception) -> str:
-    """What training makes of a step that torch's compiler does not follow, or not as one graph."""
+    """How training handles a step that torch's compiler cannot follow, or not as one graph."""
     cause = followed.__cause__
     if isinstance(followed, OutcoreError) and (cause is None or isinstance(cause, OutcoreError)):
         return f"outcore runs the step in-core: {why(followed)}"
@@ -116,7 +116,7 @@ def _note(followed: Exception) -> str:
 
 
 def why(error: BaseException) -> str:
-    """What an error says, in a line."""
+    """An error's message in one line."""
     if isinstance(error, OutcoreError):
         return str(error)
     if isinstance(error, NEEDS_NUMBERS):
@@ -126,7 +126,7 @@ def why(error: BaseException) -> str:
 
 
 def loss_of(found: Any) -> Any:
-    """What is differentiated of what a model returns, where nobody says: its loss, or all of it."""
+    """What is differentiated without a loss function: the output's loss, or all of the output."""
     loss = found.get("loss") if isinstance(found, Mapping) else getattr(found, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
@@ -138,7 +138,7 @@ def loss_of(found: Any) -> Any:
 
 
 def modules_of(call: Callable[..., Any]) -> list[nn.Module]:
-    """The modules that a call is, or a function refers to by name."""
+    """The modules that a call is, or that a function refers to by name."""
     if isinstance(call, OptimizedModule):
         return [call._orig_mod]  # noqa: SLF001 - what torch.compile was given
     if isinstance(call, nn.Module):
@@ -155,7 +155,7 @@ def modules_of(call: Callable[..., Any]) -> list[nn.Module]:
 
 @contextmanager
 def stand_ins(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
-    """Tensors without memory in place of those that the modules hold, until the end."""
+    """Replace the tensors that the modules hold by tensors without memory, until the end."""
     before: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     try:
         for module in model.modules():

@@ -1,4 +1,4 @@
-"""target: `path/to/script.py:function` or `package.module:function`, called for what it trains."""
+"""target: find `path/to/script.py:function` or `package.module:function`, and make its Step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAIR, TRIPLE = 2, 3
 
 @contextmanager
 def own_arguments(target: str) -> Iterator[None]:
-    """As if the target's file ran with no arguments: those of this command are not for it."""
+    """Set `sys.argv` as if the target's file ran without arguments, and restore it after."""
     before = sys.argv
     sys.argv = [target.rpartition(":")[0]]
     try:
@@ -36,9 +36,9 @@ def own_arguments(target: str) -> Iterator[None]:
 
 
 def find(target: str) -> Callable[[], Any]:
-    """The function that a target names; its module is imported.
+    """The function that a target names, after importing its module.
 
-    Raises TargetError where there is none, or the import fails.
+    Raises TargetError if there is no such function, or if the import fails.
     """
     place, _, name = target.rpartition(":")
     if not place or not name:
@@ -66,7 +66,7 @@ def find(target: str) -> Callable[[], Any]:
 
 
 def make_step(target: str, returned: Any) -> Step:
-    """The step that a function returned. Raises TargetError where that is none."""
+    """The step that a function returned. Raises TargetError if it returned something else."""
     if not (isinstance(returned, tuple | list) and len(returned) in (PAIR, TRIPLE)):
         reason = f"it returns {_kind(returned)}"
         raise TargetError(target=target, reason=reason, advice=CONTRACT)
@@ -88,7 +88,7 @@ def _kind(value: Any) -> str:
 
 
 def _script(target: str, path: Path) -> ModuleType:
-    """A file as a module, importing from where Python would if it ran it."""
+    """Import a file as a module, with the import path that Python would use to run it."""
     if not path.is_file():
         raise TargetError(target=target, reason=f"there is no file {path}", advice=FORM)
     name = path.stem if path.stem not in sys.modules else f"_{path.stem}"
@@ -103,7 +103,7 @@ def _script(target: str, path: Path) -> ModuleType:
 
 
 def _module(name: str) -> ModuleType:
-    """A module by name, also from the working directory, as `python -m` has it."""
+    """Import a module by name, also from the working directory, as `python -m` does."""
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     return importlib.import_module(name)

@@ -1,7 +1,7 @@
-"""watch: which module was called last to be trained, and with what, without holding any of it.
+"""watch: record which module was last called in training and with what, without holding any of it.
 
-Seen from outside, in the frames of the thread that trains: no hook is set, nothing of torch is
-changed, and a call takes no longer.
+It looks from outside at the frames of the thread that trains. It sets no hook, changes nothing in
+torch, and does not slow down calls.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import torch
 from torch import nn
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, slice)
-"""Arguments that are small, and kept as they are."""
+"""Types of arguments that are small, and kept as they are."""
 
-CALL = nn.Module._wrapped_call_impl.__code__  # noqa: SLF001 - what each call of a module goes through
+CALL = nn.Module._wrapped_call_impl.__code__  # noqa: SLF001 - every call to a module goes through it
 HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """All of a tensor but its numbers."""
+    """A tensor's description, without its numbers."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -33,7 +33,7 @@ class Shape:
     requires_grad: bool
 
     def tensor(self) -> torch.Tensor:
-        """One like it."""
+        """Make a tensor like it."""
         made = torch.empty_strided(self.sizes, self.strides, dtype=self.dtype, device=self.device)
         return made.requires_grad_(self.requires_grad)
 
@@ -43,14 +43,14 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """An argument that cannot be had again."""
+    """An argument that cannot be made again."""
 
     kind: str
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a module: its arguments as Shapes and plain values."""
+    """A call to a module, with its arguments as Shapes and plain values."""
 
     module: ReferenceType[nn.Module]
     args: tuple[Any, ...]
@@ -60,9 +60,10 @@ class Call:
 class Watch:
     """Remembers the latest training call that it saw.
 
-    Of modules that call each other, that is the outermost; of those without parameters to train,
-    such as losses, none. `called` are the names of all that were outermost; `half` is the type of
-    half precision that was passed among the modules of one that has none itself: autocast's.
+    If modules call each other, that is the outermost call. Calls to modules without parameters to
+    train, such as losses, are ignored. `called` holds the names of all modules that were outermost.
+    `half` is the half-precision type of autocast: a type passed between the submodules of a module
+    that has no such parameters itself.
     """
 
     def __init__(self) -> None:
@@ -72,7 +73,7 @@ class Watch:
         self._trains: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
     def look(self, frame: FrameType | None) -> None:
-        """Look at a frame and those that called it."""
+        """Look at a frame and at its callers."""
         self._see(list(_callers(frame))[::-1])
 
     def look_back(self, trace: TracebackType | None) -> None:
@@ -81,10 +82,10 @@ class Watch:
         model = None if self.last is None else self.last.module()
         known = [] if model is None else [m for m in model.modules() if m is not model]
         if frames and not any(frames[0].f_locals.get("self") is each for each in known):
-            self._see(frames)  # else a part runs again, in the backward pass
+            self._see(frames)  # else a part is recomputed in the backward pass
 
     def _see(self, calls: Sequence[FrameType]) -> None:
-        """Calls of modules, the outermost first."""
+        """Record the outermost training call; `calls` are calls to modules, the outermost first."""
         for index, frame in enumerate(calls):
             names = frame.f_locals
             module = names.get("self")
@@ -124,7 +125,7 @@ def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
 
 
 def again(value: Any) -> Any:
-    """An argument like the one that `Call` describes. Raises LookupError where there is none."""
+    """An argument like the one that a `Call` has. Raises LookupError if that is impossible."""
     if isinstance(value, Shape):
         return value.tensor()
     if isinstance(value, ReferenceType):
@@ -143,7 +144,7 @@ def _alive(value: object, kind: str = "argument") -> object:
 
 
 def shapes(value: Any) -> list[Shape]:
-    """The tensors among arguments."""
+    """The Shapes among arguments."""
     if isinstance(value, Shape):
         return [value]
     if isinstance(value, dict):

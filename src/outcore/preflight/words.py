@@ -1,4 +1,4 @@
-"""words: a Forecast for people."""
+"""words: write a Forecast in words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outcore.runtime.options import DEFAULT_POLICY
 from outcore.units import format_bytes, format_seconds, parse_size, spell_size
 
 ONE_LINE = "import outcore; outcore.wrap(model, {options})"
-"""What a script says to train within a budget, once it has its model."""
+"""The line to add to a script, after its model is made, to train within a budget."""
 
 WORKSPACES = (
     "workspaces of {count} ops of convolutions, forward and backward, known once they have run: "
@@ -18,7 +18,7 @@ WORKSPACES = (
 
 
 def verdict(found: Forecast, *, times: bool = True) -> str:
-    """Whether it fits, in a sentence or two; without `times` not how fast."""
+    """Whether it fits, in a sentence or two; without `times`, nothing about speed."""
     budget = format_bytes(found.budget_bytes)
     if found.fits_in_core:
         return f"It fits in {budget} without outcore."
@@ -35,7 +35,7 @@ def verdict(found: Forecast, *, times: bool = True) -> str:
 
 
 def rows(found: Forecast, *, times: bool = True) -> Iterator[tuple[str, str]]:
-    """The figures, each with its name; without `times` those of memory alone."""
+    """The figures, each with its name; without `times`, those of memory only."""
     seconds = f", {format_seconds(found.in_core_seconds)} a step" if times else ""
     yield "in-core", f"{format_bytes(found.in_core_peak_bytes)} at most{seconds}"
     planned = found.planned
@@ -57,9 +57,9 @@ def rows(found: Forecast, *, times: bool = True) -> Iterator[tuple[str, str]]:
 
 
 def one_line(found: Forecast) -> str:
-    """What to write in the script: the budget asked for, or the smallest where that is more.
+    """The line to write in the script, with the given budget, or the smallest one if that is more.
 
-    And the policy, unless it is the default: that which has a plan, or else the default.
+    It names the policy unless that is the default. If the policy has no plan, it names the default.
     """
     options = f'budget="{_budget(found)}"'
     if found.policy != DEFAULT_POLICY:
@@ -69,7 +69,7 @@ def one_line(found: Forecast) -> str:
 
 
 def _budget(found: Forecast) -> str:
-    """A budget that can be met, no more than what there is unless that is too little."""
+    """A budget that can be met: at most the given one, unless that is too small."""
     if found.smallest_budget_bytes > found.budget_bytes:
         return spell_size(found.smallest_budget_bytes)
     needed = found.smallest_budget_bytes if found.planned is None else found.planned.peak_bytes
@@ -80,14 +80,14 @@ def _budget(found: Forecast) -> str:
 
 
 def _hundredths(nbytes: int) -> int:
-    """Rounded down to what two decimals spell."""
+    """`nbytes` rounded down to a number that two decimals can spell."""
     unit = next((unit for unit in (2**30, 2**20, 2**10) if nbytes >= unit), 100)
     return nbytes * 100 // unit * unit // 100
 
 
 def _moved(found: Forecast, *, times: bool) -> str:
     planned = found.planned
-    assert planned is not None  # noqa: S101 - asked for where there is one
+    assert planned is not None  # noqa: S101 - callers make sure that there is one
     counts = planned.counts
     again = f" ({format_seconds(planned.recompute_seconds)})" if times else ""
     held = f", {planned.held} held for reruns" * bool(planned.held)

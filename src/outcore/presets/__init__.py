@@ -1,7 +1,7 @@
-"""Presets: machines of the papers, and of today, each figure with its source.
+"""presets: load the machine presets: the papers' machines and current ones, with sources.
 
-One TOML file each beside this one. Rates are the vendor's peaks; what ops reach of them is
-`Efficiency`, the same for all but where a file says otherwise.
+Each preset is a TOML file in this folder. Rates are the vendor's peaks. `Efficiency` says what
+fraction of them ops reach: it is the same for all presets, unless a file has its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outcore.units import parse_rate, parse_size
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A machine by name, what ops reach of its rates, and where its figures come from."""
+    """A machine with a name, the efficiency of ops on it, and the source of each figure."""
 
     hardware: Hardware
     efficiency: Efficiency
@@ -30,7 +30,7 @@ class Preset:
 
 
 def preset(name: str) -> Preset:
-    """The machine called `name`. OptionValueError names the nearest where there is none."""
+    """The preset called `name`. If there is none, OptionValueError names the nearest."""
     found = presets()
     if name not in found:
         raise OptionValueError(option="hardware", value=name, reason=did_you_mean(name, found))
@@ -39,7 +39,7 @@ def preset(name: str) -> Preset:
 
 @cache
 def presets() -> Mapping[str, Preset]:
-    """All of them by name."""
+    """All presets by name."""
     texts = {
         entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
         for entry in files(__name__).iterdir()

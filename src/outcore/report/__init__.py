@@ -1,4 +1,4 @@
-"""report: what outcore did with a budget, as figures, as pages and as files for viewers."""
+"""report: show what outcore did with a budget, as figures, HTML pages and files for viewers."""
 
 from __future__ import annotations
 

@@ -1,13 +1,16 @@
-"""chrome: timelines as JSON in the Trace Event Format, which Perfetto and chrome://tracing open.
+"""chrome: write timelines in the Trace Event Format, for Perfetto and chrome://tracing.
 
-A process for each timeline, a thread for each track, a counter for each tier. Arrows lead from a
-copy out to the copies back of the same bytes, and from those to the first run that reads them.
-Times are microseconds, to the nanosecond; slices of one track never overlap.
+The file has a process for each timeline, a thread for each track and a counter for each tier.
+Arrows lead from a copy out to the copies back of the same bytes, and from each copy back to the
+first run that reads what it brought. Times are microseconds, with nanosecond precision. Slices of
+one track never overlap.
 
-What Perfetto does with such files (src/trace_processor/importers/json) decides some details: a
-thread that has its process's number is the main one, and shown first; a number names one thread
-only; times are cut to nanoseconds, and slices that then overlap are dropped; an arrow's end belongs
-to the last slice before it in the file; a counter is called by its name and its series.
+Some details follow from how Perfetto reads such files (src/trace_processor/importers/json):
+- A thread whose number equals its process's number is the main thread, and is shown first.
+- A number can name one thread only.
+- Times are truncated to nanoseconds, and slices that then overlap are dropped.
+- An arrow's end belongs to the last slice before it in the file.
+- A counter's name consists of its name and its series.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ Event = dict[str, Any]
 
 NS_PER_US = 1000
 APART = 100
-"""Numbers of processes are so far apart: those of their threads lie between."""
+"""Distance between the numbers of two processes; their threads' numbers lie in between."""
 _WAITS = {
     Cause.FETCH: "wait for a copy back",
     Cause.RELEASE: "wait for a copy out",
@@ -40,14 +43,14 @@ _WAITS = {
 
 
 def chrome_trace_text(report: Report) -> str:
-    """The file's text, an event a line."""
+    """The text of the file, one event per line."""
     head = json.dumps({"policy": report.policy, "budget_bytes": report.budget_bytes})
     lines = ",\n".join(json.dumps(event) for event in chrome_events(report))
     return f'{{"displayTimeUnit":"ms","otherData":{head},"traceEvents":[\n{lines}\n]}}\n'
 
 
 def chrome_events(report: Report) -> list[Event]:
-    """All events: what things are called first, then by time."""
+    """All events: names first, then everything else in order of time."""
     names: list[Event] = []
     timed: list[Event] = []
     arrows, process = count(1), 0
@@ -76,7 +79,7 @@ def _meta(process: int, thread: int, what: str, **args: str | int) -> Event:
 def _events(
     step: PlannedStep, timeline: Timeline, process: int, arrows: Iterator[int]
 ) -> Iterator[Event]:
-    """Boxes, each with the ends of arrows at it, and counters of one timeline."""
+    """The boxes of one timeline, each with the arrow ends that belong to it, and its counters."""
     boxes = _boxes(step, timeline, process)
     ends: dict[tuple[int, bool], list[Event]] = {}
     for key, end in _arrows(step.program, boxes, arrows):
@@ -91,7 +94,10 @@ def _events(
 
 
 def _boxes(step: PlannedStep, timeline: Timeline, process: int) -> dict[tuple[int, bool], Event]:
-    """(body position, whether it is the wait before it) -> the box, in whole nanoseconds."""
+    """Map (body position, whether the box is the wait before it) to its box.
+
+    Times are whole nanoseconds.
+    """
     shown: list[Slice | Pause] = [*slices(step, timeline), *pauses(timeline)]
     found: dict[tuple[int, bool], Event] = {}
     threads = {track: number for number, track in enumerate(Track, process)}
@@ -128,9 +134,9 @@ def _pause(box: Pause) -> Event:
 def _arrows(
     program: Program, boxes: dict[tuple[int, bool], Event], numbers: Iterator[int]
 ) -> Iterator[tuple[tuple[int, bool], Event]]:
-    """From each copy out by way of a copy back to the run that reads what came back.
+    """Arrows from each copy out, through a copy back, to the run that reads what came back.
 
-    The ends of all arrows, each with the key of its box.
+    Yields the ends of all arrows, each with the key of the box that it belongs to.
     """
     copies = [
         (position, instruction.action)
@@ -148,7 +154,7 @@ def _arrows(
 
 
 def _arrow(boxes: list[Event], number: int) -> Iterator[Event]:
-    """An arrow through `boxes`, which are in order of time; none through fewer than two."""
+    """One arrow through `boxes`, which are in order of time; none if there are fewer than two."""
     if len(boxes) < 2:  # noqa: PLR2004 - the two ends of an arrow
         return
     for index, box in enumerate(boxes):
@@ -160,7 +166,7 @@ def _arrow(boxes: list[Event], number: int) -> Iterator[Event]:
 
 
 def _first_readers(program: Program) -> dict[int, int]:
-    """Slot -> the position of the first run that reads it."""
+    """Map each slot to the body position of the first run that reads it."""
     found: dict[int, int] = {}
     for position, instruction in enumerate(program.body):
         if isinstance(instruction.action, Run):
@@ -180,6 +186,6 @@ def _ns(seconds: float) -> int:
 
 
 def _us(ns: int) -> float:
-    """Microseconds that are still `ns` when their thousandfold is cut to a whole number."""
+    """Microseconds that give `ns` when multiplied by 1000 and truncated to a whole number."""
     us = ns / NS_PER_US
     return us if int(us * NS_PER_US) == ns else math.nextafter(us, math.inf)

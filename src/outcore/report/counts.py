@@ -11,9 +11,9 @@ from outcore.ir.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Gaps of the plan that cross from the forward to the backward call, by choice.
+    """How often a plan makes each choice, over the gaps that cross from forward to backward.
 
-    What is held for recomputations alone (`count_held`) is not among them.
+    Dead gaps, in which a buffer is held only for recomputations, are counted by `count_held`.
     """
 
     keep: int = 0
@@ -22,7 +22,7 @@ class Counts:
 
 
 def count_held(plan: Plan) -> int:
-    """How many buffers that no op needs any more the plan holds for recomputations."""
+    """The number of buffers that no op needs any more and that are held for recomputations."""
     return sum(gap.dead for gap, _ in plan.moves)
 
 

@@ -1,4 +1,4 @@
-"""drawing: timelines and memory of a Report by matplotlib, which is an extra."""
+"""drawing: draw the timelines and the memory of a Report with matplotlib (an extra)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ LOOKS = {
     WAIT: COLORS[1],
 }
 WIDTH, ROW, MEMORY = 10.0, 0.35, 2.2
-"""Inches: of the figure, of a track, of a chart of memory."""
+"""Inches: width of the figure, height of a track, height of a memory chart."""
 
 
 def draw(report: Report, file: Path) -> None:
-    """Draw each graph's timelines, predicted above measured, and below them the device's memory.
+    """Draw each graph's timelines, predicted above measured, and the device memory below them.
 
-    Raises as `check_plot`, and OptionValueError where nothing is planned.
+    Raises what `check_plot` raises, and OptionValueError if nothing is planned.
     """
     check_plot(file)
     if not report.steps:
@@ -64,7 +64,7 @@ def draw(report: Report, file: Path) -> None:
 
 
 def _drawn(step: PlannedStep) -> set[str]:
-    """Names of what the timelines show."""
+    """The names of the kinds that the timelines show, as in `LOOKS`."""
     found = {each.kind.value for t in step.timelines for each in slices(step, t)}
     return found | {WAIT} if any(t.stalls for t in step.timelines) else found
 
@@ -74,7 +74,7 @@ def _heights(step: PlannedStep) -> tuple[float, float]:
 
 
 def _tracks(step: PlannedStep) -> list[tuple[Timeline, Track]]:
-    """Every track of every timeline that has slices, from above."""
+    """Every track that has slices, of every timeline, from top to bottom."""
     return [
         (timeline, track)
         for timeline in step.timelines
@@ -107,7 +107,7 @@ def _draw_timelines(axes: Any, step: PlannedStep) -> None:
 
 
 def _draw_memory(axes: Any, report: Report, step: PlannedStep) -> None:
-    """What the device is predicted to hold, below the budget."""
+    """Draw what the device is predicted to hold, and the budget as a line."""
     found = levels(step, step.predicted, Tier.DEVICE)
     unit, unit_bytes = _unit(max(each.nbytes for each in found))
     seconds = [each.seconds for each in found]
@@ -138,7 +138,7 @@ def _draw_memory(axes: Any, report: Report, step: PlannedStep) -> None:
 
 
 def _unit(nbytes: int) -> tuple[str, int]:
-    """The unit in which `nbytes` is a short number."""
+    """The unit (name and bytes) in which `nbytes` is a short number."""
     units = (("GiB", GIB), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
     return next((each for each in units if nbytes >= each[1]), units[-1])
 

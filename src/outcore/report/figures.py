@@ -1,4 +1,4 @@
-"""Report: what outcore did with a budget, predicted beside measured."""
+"""Report: what outcore did with a budget, in predicted and measured figures."""
 
 from __future__ import annotations
 
@@ -18,57 +18,74 @@ File: TypeAlias = str | PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One budget's account. Bytes and seconds; None where nothing is known yet.
+    """The figures of one budget, in bytes and seconds. A figure is None while it is not known.
 
-    Everything is summed over the calls of the step's `graphs`, but peaks, which are those of all:
-    of `others` too, which run in few of the steps, as those of a last batch of another size do.
-    Where graphs of the same ops take turns, as for batches of several sizes, the sums are averages
-    over the latest steps.
-    `in_core_seconds` and `in_core_peak_bytes` are what the step would take with everything kept,
-    from the profile; `lower_bound_seconds`, what no plan can beat under the budget, is there where
-    it was asked for. `budget_bytes` is 0 while it is a part of a device that is not known yet.
-    `replans` counts graphs that were planned again because their time drifted.
-    `held`: buffers that no op needs any more, held for recomputations.
-    `offloaded_bytes` are planned, for a step. `disk_bytes_written` are measured, from the start:
-    profiled steps count too, and what was written to measure the disk.
-    `links`: each direction that copies go over, with its rates.
+    Sums are over all calls of a step to its `graphs`. Where graphs of the same ops take turns, for
+    example for batches of several sizes, they are averages over the latest steps. Peaks are the
+    highest over all graphs, `others` included.
 
-    `steps` are what the figures were drawn from, a graph each; the pages are made of them. `sweep`:
-    what other budgets would take, where that was asked for (one graph only). Neither is compared,
-    printed, or part of `to_dict`.
+    `steps` and `sweep` are what the pages are drawn from. They are not compared, not printed, and
+    not part of `to_dict`.
     """
 
     policy: str
+    """The spec of the policy."""
     state: str
+    """`profiling`, `planned` or `in-core`."""
     budget_bytes: int
+    """The device budget; 0 while it is a fraction of a device that is not known yet."""
     graphs: int = 0
+    """How many graphs the figures cover."""
     others: int = 0
+    """How many further graphs run in few of the steps, for example that of a smaller last batch."""
     resident_bytes: int | None = None
+    """What is held through the whole step and cannot be moved: parameters, inputs and the like."""
     in_core_peak_bytes: int | None = None
+    """Predicted peak with everything kept, with what the process has come to hold since."""
     predicted_peak_bytes: int | None = None
+    """Predicted peak under the plan, with what the process has come to hold since."""
     measured_peak_bytes: int | None = None
+    """Highest peak of a step, from the allocator's counters."""
     predicted_seconds: float | None = None
+    """Predicted time of a step under the plan."""
     measured_seconds: float | None = None
+    """Measured time of a step under the plan; None until each graph has run under its plan."""
     in_core_seconds: float | None = None
+    """Predicted time of a step with everything kept, from the profile."""
     lower_bound_seconds: float | None = None
+    """The time that no plan can beat under this budget; None unless it was requested."""
     planning_seconds: float | None = None
+    """How long planning took; None if it was not timed."""
     capture_seconds: float | None = None
+    """How long capturing the graphs took."""
     counts: Counts = field(default_factory=Counts)
+    """Choices for the gaps that cross from forward to backward."""
     held: int = 0
+    """Buffers that no op needs any more, held for recomputations."""
     offloaded_bytes: int = 0
+    """Bytes that the plan copies out in one step."""
     disk_bytes_written: int = 0
+    """Measured since the start, including profiled steps and the measurement of the disk."""
     recompute_seconds: float = 0.0
+    """Predicted time that one step spends on recomputation."""
     stall_seconds: float = 0.0
+    """Predicted time that compute waits for copies in one step."""
     links: tuple[LinkUse, ...] = ()
+    """Each direction that copies use, with its rates."""
     replans: int = 0
+    """How many graphs were planned again because their time drifted."""
     notes: tuple[str, ...] = ()
+    """Remarks for the reader, one sentence or more each."""
     title: str = ""
+    """What is trained; empty if not known."""
     steps: tuple[PlannedStep, ...] = field(default=(), repr=False, compare=False)
+    """The graphs that the figures come from."""
     sweep: Swept | None = field(default=None, repr=False, compare=False)
+    """What other budgets would take; None unless it was requested (one graph only)."""
 
     @property
     def several_graphs(self) -> bool:
-        """Whether several graphs run: the measured peak is then that of none alone."""
+        """Whether several graphs run. If so, the measured peak is not the peak of any one graph."""
         return max(self.graphs + self.others, len(self.steps)) > 1
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,9 +95,9 @@ class Report:
         return values | {"counts": asdict(self.counts), "links": links, "notes": list(self.notes)}
 
     def to_html(self, path: File) -> None:
-        """Write a page to look at, complete in one file (docs/report.md).
+        """Write the HTML page, complete in one file (docs/report.md).
 
-        Explains the moves that free most, which takes from milliseconds to seconds.
+        This explains the moves that free most, which takes from milliseconds to seconds.
         """
         from outcore.report.page import page  # noqa: PLC0415 - loads jinja2
 
@@ -99,17 +116,17 @@ class Report:
         Path(path).write_bytes(memory_snapshot_file(self))
 
     def to_plot(self, path: File) -> None:
-        """Draw timeline and memory into a .png, .pdf or .svg file, by matplotlib.
+        """Draw timeline and memory into a .png, .pdf or .svg file, with matplotlib.
 
-        Raises OptionValueError for a file of another kind, one that cannot be written, or where
-        nothing is planned; MissingPackageError where matplotlib is not installed.
+        Raises OptionValueError if the file is of another kind or cannot be written, or if nothing
+        is planned; MissingPackageError if matplotlib is not installed.
         """
         from outcore.report.drawing import draw  # noqa: PLC0415 - matplotlib is an extra
 
         draw(self, Path(path))
 
     def __str__(self) -> str:
-        """A table for people: one row per figure that is known."""
+        """A table for people: one row for each figure that is known."""
         rows = list(self._rows())
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)

@@ -1,4 +1,4 @@
-"""report: a plan's figures; and those of several graphs, summed up."""
+"""gather: compute the Report of a plan, and sum up the figures of several graphs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def report(
 ) -> Report:
     """The Report of a plan that need not run: all figures are predicted.
 
-    `title` says what is trained. `sweep`: an `outcore.sweep.Sweep`, for the page.
+    `title` says what is trained. `sweep` is an `outcore.sweep.Sweep`, shown on the page.
 
-    Raises DigestError where the plan names another trace, VerifyError where the problem breaks a
-    rule or the plan is not one for it.
+    Raises DigestError if the plan names another trace, VerifyError if the problem breaks a rule or
+    the plan is not a plan for it.
     """
     program = lower(problem, plan)
     kept = lower(problem, make_plan({}, "keep-all"))
@@ -56,7 +56,7 @@ def report(
 
 
 def with_steps(report: Report, steps: Sequence[PlannedStep]) -> Report:
-    """`report` with the figures of `steps`, of which there is at least one."""
+    """`report` with the figures of `steps`. There has to be at least one step."""
     planning = [s.planning_seconds for s in steps if s.planning_seconds is not None]
     return replace(
         report,
@@ -77,7 +77,7 @@ def with_steps(report: Report, steps: Sequence[PlannedStep]) -> Report:
 
 
 def _counts(steps: Sequence[PlannedStep]) -> Counts:
-    """Those of a step, to the nearest whole numbers."""
+    """The Counts of a step, rounded to whole numbers."""
     found = [(step.often, count_choices(step.problem.trace, step.plan)) for step in steps]
     return Counts(
         keep=round(sum(often * each.keep for often, each in found)),

@@ -1,4 +1,4 @@
-"""levels: bytes held in a tier over the time of a Timeline."""
+"""levels: compute the bytes that a tier holds over the time of a Timeline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outcore.report.planned import PlannedStep
 
 
 class Level(NamedTuple):
-    """From `seconds` on `nbytes` are held, until the next Level."""
+    """From `seconds` on, `nbytes` are held, until the next Level."""
 
     seconds: float
     nbytes: int
@@ -22,8 +22,9 @@ class Level(NamedTuple):
 def levels(step: PlannedStep, timeline: Timeline, tier: Tier) -> list[Level]:
     """What `tier` holds, in order of time.
 
-    On the device everything counts that `ir/memory.py` counts, and the highest is the Program's
-    peak; in an outer tier the slots that are in use, which may lie apart: its extent is more.
+    On the device, everything counts that `ir/memory.py` counts, so the highest level is the
+    Program's peak. In an outer tier, only slots in use count. They need not be adjacent, so the
+    tier's extent can be larger.
     """
     if tier is Tier.DEVICE:
         return list(_condensed(_device(step, timeline)))
@@ -31,7 +32,7 @@ def levels(step: PlannedStep, timeline: Timeline, tier: Tier) -> list[Level]:
 
 
 def thinned(found: list[Level], most: int) -> list[Level]:
-    """About `most` of the levels: of each stretch of time the highest, and the last."""
+    """About `most` of the levels: the highest and the last of each stretch of time."""
     if len(found) <= most:
         return found
     start, stop = found[0].seconds, found[-1].seconds
@@ -43,7 +44,7 @@ def thinned(found: list[Level], most: int) -> list[Level]:
 
 
 def _device(step: PlannedStep, timeline: Timeline) -> Iterator[Level]:
-    """Device memory is taken and given back in the order of the compute stream."""
+    """Levels of the device, whose memory is allocated and freed in compute-stream order."""
     problem, program, slots = step.problem, step.program, step.program.slots
     spans = {span.instruction: span for span in timeline.spans}
     held = held_bytes(problem, program, Tier.DEVICE)
@@ -74,7 +75,10 @@ def _change(program: Program, action: Action) -> int:
 
 
 def _outer(program: Program, timeline: Timeline, tier: Tier) -> Iterator[Level]:
-    """A slot is in use from the first copy to it until it is freed, or last read."""
+    """Levels of an outer tier: a slot is in use from the first copy to it until its last use.
+
+    The last use is its free, or the last copy that reads it.
+    """
     spans = {span.instruction: span for span in timeline.spans}
     changes: list[tuple[float, int]] = []
     for slot, (start, stop) in _stays(program, spans).items():
@@ -88,7 +92,7 @@ def _outer(program: Program, timeline: Timeline, tier: Tier) -> Iterator[Level]:
 
 
 def _stays(program: Program, spans: dict[int, Span]) -> dict[int, tuple[float, float]]:
-    """Outer slot -> from when to when it is in use."""
+    """Map each outer slot to the time from which and until which it is in use."""
     stays: dict[int, tuple[float, float]] = {}
     for position, instruction in enumerate(program.body):
         action, span = instruction.action, spans.get(position)
@@ -105,7 +109,7 @@ def _touched(action: Free | Copy) -> tuple[int, ...]:
 
 
 def _condensed(found: Iterable[Level]) -> Iterator[Level]:
-    """Of what is held at one time the highest, and the last."""
+    """Of all levels at the same moment, only the highest and the last."""
     together: list[Level] = []
     for level in found:
         if together and level.seconds != together[-1].seconds:

@@ -1,4 +1,7 @@
-"""link_uses: what the copies of a step take, planned beside measured: contention is the rest."""
+"""links: compare the planned and the measured rate of each link.
+
+The difference between the two is contention.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from outcore.units import format_rate
 
 
 class _Moved(NamedTuple):
-    """Copies of a step over one track; averages, where graphs take turns."""
+    """The copies of a step over one track. Averages if graphs take turns."""
 
     copies: float = 0.0
     nbytes: float = 0.0
@@ -27,22 +30,23 @@ class _Moved(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LinkUse:
-    """One direction of a link in one step. Bytes, seconds, and bytes per second of a copy at work.
-
-    `rate` is what the plan counts on: that of copies beside computing, where the device could be
-    asked for it. `measured_rate` is that of the same copies in a recorded step
-    (`Backend.record_step`); None where not all of them were recorded.
-    """
+    """One direction of a link in one step. Rates are bytes per second while a copy is running."""
 
     name: str
+    """The track, such as `out to host`."""
     copies: int
+    """Copies in a step."""
     nbytes: int
+    """Bytes copied in a step."""
     busy_seconds: float
+    """Predicted seconds in which the link is busy."""
     rate: float
+    """The rate that the plan assumes: of copies during compute, if the device could measure it."""
     measured_rate: float | None = None
+    """Rate of these copies in a recorded step (`Backend.record_step`); None if any is missing."""
 
     def __str__(self) -> str:
-        """For people: both rates, and how far the second is from the first."""
+        """For people: both rates, and the measured one as a percentage of the planned one."""
         planned = f"{format_rate(self.rate)} planned"
         if self.measured_rate is None:
             return planned
@@ -51,7 +55,7 @@ class LinkUse:
 
 
 def link_uses(steps: Sequence[PlannedStep]) -> tuple[LinkUse, ...]:
-    """Each direction that copies go over, summed up over the graphs of a step."""
+    """Each direction that copies use, summed over the graphs of a step."""
     planned, heard = _by_track(steps, measured=False), _by_track(steps, measured=True)
     return tuple(_uses(planned, heard))
 
@@ -78,6 +82,6 @@ def _by_track(steps: Sequence[PlannedStep], *, measured: bool) -> dict[Track, _M
 
 
 def _half_seen(step: PlannedStep, track: Track) -> bool:
-    """Whether only a part of such a copy is timed: one to a disk by way of the host."""
+    """Whether only a part of such a copy is timed: between device and disk, through the host."""
     by_way = step.problem.hardware.capacity(Tier.HOST) > 0
     return by_way and track in (Track.DISK_OUT, Track.DISK_IN)

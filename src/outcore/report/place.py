@@ -1,4 +1,4 @@
-"""place: whether files can be written, told before the work that they are to hold, and after."""
+"""place: check that output files can be written, before the work that fills them starts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from outcore.errors import OptionValueError
 
 
 def check_file(option: str, file: Path) -> None:
-    """Raise OptionValueError for a folder, for a file in no folder, or one that is not ours."""
+    """Raise OptionValueError if `file` is a folder, in no existing folder, or not writable."""
     reason = _reason(file)
     if reason:
         raise OptionValueError(option=option, value=str(file), reason=reason)
 
 
 def check_apart(files: Iterable[tuple[str, Path]]) -> None:
-    """Raise OptionValueError where two options name one file: the second would be all of it."""
+    """Raise OptionValueError if two options name one file: the second would overwrite the first."""
     taken: dict[Path, str] = {}
     for option, file in files:
         other = taken.setdefault(file.resolve(), option)
@@ -29,7 +29,7 @@ def check_apart(files: Iterable[tuple[str, Path]]) -> None:
 
 @contextmanager
 def writing(option: str, file: Path) -> Iterator[None]:
-    """Raise OptionValueError where it cannot be written after all: no room is left."""
+    """Raise OptionValueError if writing fails after all, for example because the disk is full."""
     try:
         yield
     except OSError as error:
@@ -38,7 +38,7 @@ def writing(option: str, file: Path) -> Iterator[None]:
 
 
 def _reason(file: Path) -> str:
-    """Why it cannot be written; empty where it can."""
+    """Why `file` cannot be written; empty if it can."""
     if file.is_dir():
         return "that is a folder: name a file in it"
     if not file.parent.is_dir():

@@ -1,4 +1,4 @@
-"""What the pages of a report are drawn from: graphs as planned, and what other budgets take."""
+"""PlannedStep, Swept: the data behind a report's page: planned graphs, and a sweep over budgets."""
 
 from __future__ import annotations
 
@@ -14,51 +14,54 @@ from outcore.ir.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """One graph of a training step: its plan, and the plan in time.
+    """One graph of a training step with its plan and its timelines.
 
-    Both are of one of its `calls`, which is how often a step that runs it does. It runs in a
-    `share` of the steps: less than all where graphs take turns.
-    `in_core` is the Timeline with everything kept. `measured` is that of one step that ran, where
-    one was recorded: it has spans for runs and for the copies that the driver heard of.
+    Plan and timelines are those of one call to the graph.
     """
 
     problem: Problem
     plan: Plan
     program: Program
     predicted: Timeline
+    """The simulated timeline of `program`."""
     in_core: Timeline
+    """The simulated timeline with everything kept in device memory."""
     planning_seconds: float | None = None
+    """How long planning took; None if it was not timed."""
     measured: Timeline | None = None
+    """Timeline of a recorded step: runs, and the copies that the driver timed. None without one."""
     calls: int = 1
+    """How many times a step that runs this graph calls it."""
     share: float = 1.0
+    """The fraction of the steps that run this graph: below 1 if graphs take turns."""
 
     @property
     def often(self) -> float:
-        """How many of its calls a step has, on average."""
+        """How many calls to this graph a step has on average."""
         return self.calls * self.share
 
     @property
     def timelines(self) -> tuple[Timeline, ...]:
-        """The predicted one, and the measured one where there is one."""
+        """The predicted timeline, and then the measured one if there is one."""
         return (self.predicted,) if self.measured is None else (self.predicted, self.measured)
 
     @property
     def peak_bytes(self) -> int:
-        """What the device is predicted to hold at most."""
+        """The predicted peak memory of the device."""
         return self.predicted.peak(Tier.DEVICE)
 
 
 class Swept(Protocol):
-    """What budgets take: `outcore.sweep.Sweep`, as far as a page shows it."""
+    """A sweep over budgets, as far as a page shows it: the interface of `outcore.sweep.Sweep`."""
 
     @property
     def in_core_seconds(self) -> float:
-        """The step with everything kept."""
+        """Time of a step with everything kept."""
         ...
 
     @property
     def in_core_peak_bytes(self) -> int:
-        """What that holds at most."""
+        """Peak memory with everything kept."""
         ...
 
     @property
@@ -68,18 +71,18 @@ class Swept(Protocol):
 
     @property
     def budgets(self) -> tuple[int, ...]:
-        """Bytes, in the order they were planned for."""
+        """Bytes, in the order of planning."""
         ...
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """Specs, in the order they were given."""
+        """Policy specs, in the order in which they were given."""
         ...
 
     def slowdowns(self, policy: str) -> list[float | None]:
-        """For each budget that of the policy's plan; None where it has none."""
+        """The slowdown of the policy's plan for each budget; None where it has no plan."""
         ...
 
     def bounds(self) -> dict[int, float]:
-        """Budget -> seconds that no plan beats, where that is known."""
+        """Map each budget to the seconds that no plan beats, where they are known."""
         ...

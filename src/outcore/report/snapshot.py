@@ -1,8 +1,8 @@
-"""snapshot: the predicted device memory in the form of `torch.cuda.memory._snapshot()`.
+"""snapshot: write the predicted device memory in the form of `torch.cuda.memory._snapshot()`.
 
-The viewer at pytorch.org/memory_viz draws it without having seen a GPU. A device trace for each
-graph: its slots are served first fit, in blocks of 512 bytes as PyTorch's allocator has them, in
-one segment. What is asked for is what the Program holds, and so is its peak.
+The viewer at pytorch.org/memory_viz draws it, and no GPU is needed. Each graph is one device trace
+with one segment. Slots are placed in it first fit, in blocks of 512 bytes as in PyTorch's
+allocator. The requested bytes are what the Program holds, so the peak is the Program's too.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from outcore.report.planned import PlannedStep
 
 BLOCK_BYTES = 512
 BASE_ADDRESS = 0x7F0000000000
-"""Addresses of a device look like this; 0 would be taken for none."""
+"""Device addresses look like this. The viewer would take 0 for no address."""
 US_PER_SECOND = 1e6
 
 Frame = dict[str, Any]
 
 
 def memory_snapshot_file(report: Report) -> bytes:
-    """`memory_snapshot`, pickled: dicts, lists, text and whole numbers only."""
+    """`memory_snapshot`, pickled: dicts, lists, strings and integers only."""
     return pickle.dumps(memory_snapshot(report), protocol=4)
 
 
 def memory_snapshot(report: Report) -> dict[str, Any]:
-    """What the viewer reads: segments as they are at the end, and all events on the way there."""
+    """What the viewer reads: the segments at the end, and all events that lead there."""
     recorders = [_recorded(device, step) for device, step in enumerate(report.steps)]
     return {
         "segments": [segment for recorder in recorders for segment in recorder.segments()],
@@ -50,24 +50,24 @@ class _Block:
 
 @dataclass(slots=True)
 class _Recorder:
-    """The events of one graph, and what is held meanwhile."""
+    """The events of one graph, and the blocks that are held at the current time."""
 
     device: int
     heap: FirstFitHeap = field(default_factory=lambda: FirstFitHeap(BLOCK_BYTES))
     blocks: dict[int, _Block] = field(default_factory=dict)
-    """By slot; those of what is no slot are below 0."""
+    """Blocks by slot. Keys below 0 are for memory that belongs to no slot."""
     events: list[dict[str, Any]] = field(default_factory=list)
     now_us: int = 0
 
     def take(self, key: int, nbytes: int, frames: list[Frame]) -> None:
-        """Hold `nbytes` more; none for nothing."""
+        """Allocate `nbytes` under `key`; no block is made for 0 bytes."""
         if nbytes:
             block = _Block(BASE_ADDRESS + self.heap.malloc(nbytes), nbytes, frames)
             self.blocks[key] = block
             self._tell("alloc", block)
 
     def give(self, key: int) -> None:
-        """Hold no more what is under `key`."""
+        """Free the block under `key`, if there is one."""
         block = self.blocks.pop(key, None)
         if block is not None:
             self.heap.free(block.address - BASE_ADDRESS)
@@ -75,7 +75,7 @@ class _Recorder:
             self._tell("free_completed", block)
 
     def hand_over(self, source: int, target: int, frames: list[Frame]) -> None:
-        """Let the memory of one slot be that of another."""
+        """Give the memory of slot `source` to slot `target`, which is what a donation does."""
         block = self.blocks.pop(source, None)
         if block is not None:
             self._tell("free_requested", block)
@@ -87,13 +87,13 @@ class _Recorder:
         self.events.append(_event(action, block, self.now_us))
 
     def trace(self) -> list[dict[str, Any]]:
-        """All events, behind the one that takes the segment from the device."""
+        """All events, after the one that allocates the segment."""
         total = self.heap.reserved_bytes
         segment = _event("segment_alloc", _Block(BASE_ADDRESS, total, []), 0)
         return [segment, *self.events] if total else []
 
     def segments(self) -> list[dict[str, Any]]:
-        """One segment that all addresses lie in, with its blocks at the end; none if never used."""
+        """One segment for all addresses, with its blocks at the end; none if it was never used."""
         total = self.heap.reserved_bytes
         if not total:
             return []
@@ -130,7 +130,7 @@ def _event(action: str, block: _Block, now_us: int) -> dict[str, Any]:
 
 
 def _covering(held: list[_Block], total: int) -> list[dict[str, Any]]:
-    """Blocks without a gap from the start of the segment to its end."""
+    """Blocks that cover the segment from start to end, with inactive blocks in the gaps."""
     found, end = [], BASE_ADDRESS
     for block in held:
         if block.address > end:
@@ -160,7 +160,7 @@ def _rounded(nbytes: int) -> int:
 
 
 def _recorded(device: int, step: PlannedStep) -> _Recorder:
-    """All that happens on the device, at the times that are predicted."""
+    """All allocations and frees on the device, at their predicted times."""
     problem, program = step.problem, step.program
     recorder, names = _Recorder(device), _Names(step)
     outside, between, workspace = -1, -2, -3
@@ -193,19 +193,19 @@ def _recorded(device: int, step: PlannedStep) -> _Recorder:
 
 
 class _Names:
-    """What blocks are called: as the frames of the place where the viewer says they were made."""
+    """Names of blocks, given as stack frames, which is where the viewer shows them."""
 
     def __init__(self, step: PlannedStep) -> None:
         self.trace, self.slots = step.problem.trace, step.program.slots
         self.makers = {b: op for op, made in enumerate(self.trace.writes) for b in made}
 
     def take(self, recorder: _Recorder, slot: int) -> None:
-        """Take the memory of a slot, where that is on the device."""
+        """Allocate the memory of a slot if the slot is on the device."""
         if self.slots[slot].tier is Tier.DEVICE:
             recorder.take(slot, self.slots[slot].nbytes, self.of_slot(slot))
 
     def of_slot(self, slot: int) -> list[Frame]:
-        """The buffer, and the op that made it."""
+        """A frame that names the slot's buffer and the op that makes it."""
         buffer = self.trace.buffers[self.slots[slot].buffer]
         named = f"{buffer.name} (buffer {buffer.id})".strip()
         maker = self.makers.get(buffer.id)
@@ -214,13 +214,13 @@ class _Names:
         return self.of_op(maker, f"{named} by ")
 
     def of_op(self, op: int, what: str) -> list[Frame]:
-        """`what`, the op, and its place in the model."""
+        """A frame with `what`, the op, and its place in the model."""
         made = self.trace.ops[op]
         return _frames(f"{what}op {op} {made.target}", made.site)
 
 
 def _frames(name: str, site: str = "") -> list[Frame]:
-    """One frame; the place is that of a site such as `layers.3.conv (net.py:41)`, if it has one."""
+    """One frame. File and line come from a site such as `layers.3.conv (net.py:41)`, if any."""
     module, _, place = site.rstrip(")").rpartition("(")
     file, _, line = place.rpartition(":")
     where = {"filename": file or "outcore", "line": int(line) if line.isdigit() else 0}

@@ -1,4 +1,4 @@
-"""style: what drawings by matplotlib have in common."""
+"""style: colors, sizes and checks that all matplotlib drawings share."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from outcore.report.place import check_file
 
 SUFFIXES = (".png", ".pdf", ".svg")
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5b4a9c", "#222222")
-"""Those of Okabe and Ito, told apart by colour-blind readers too, with violet for their yellow."""
+"""The palette of Okabe and Ito, safe for color-blind readers, with violet in place of yellow."""
 GREY, PALE = "#666666", "#e4e4e4"
 GIB = 1 << 30
 DPI = 160
 
 
 def check_plot(file: Path) -> None:
-    """Refuse, before minutes of planning, what cannot be drawn after them.
+    """Refuse what cannot be drawn, before minutes of planning.
 
-    Raises OptionValueError for a file of another kind or one that cannot be written,
-    MissingPackageError where matplotlib is not installed.
+    Raises OptionValueError if the file is of another kind or cannot be written,
+    MissingPackageError if matplotlib is not installed.
     """
     if file.suffix not in SUFFIXES:
         reason = f"a plot is written as {', '.join(SUFFIXES)}, by the end of the file's name"

@@ -1,4 +1,4 @@
-"""tracks: the runs and copies of a Timeline as slices, one track for each thing that works."""
+"""tracks: turn the runs and copies of a Timeline into slices, on one track per part that works."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outcore.units import format_bytes, format_rate, format_seconds
 
 
 class Track(Enum):
-    """What works side by side. Slices of one track never overlap."""
+    """Parts of the machine that work in parallel. Slices of one track never overlap."""
 
     COMPUTE = "compute"
     OUT = "out to host"
@@ -24,7 +24,7 @@ class Track(Enum):
 
 
 class Kind(Enum):
-    """What a slice is."""
+    """What a slice does."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -35,31 +35,33 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The instruction at body position `position` at work: what a viewer shows as one box.
-
-    `name` is short; `site` is the place in the model of the op that runs, or that made what is
-    copied. `op` is the op that runs; `buffer` and `nbytes` are of what is copied.
-    """
+    """One instruction while it executes: what a viewer shows as one box."""
 
     track: Track
     kind: Kind
     position: int
+    """Position of the instruction in the program's body."""
     start_seconds: float
     stop_seconds: float
     name: str
+    """Short name of the op or of the buffer."""
     site: str
+    """Place in the model of the op that runs, or of the op that made what is copied."""
     op: int | None = None
+    """The op that runs; None for a copy."""
     buffer: int | None = None
+    """The buffer that is copied; None for a run."""
     nbytes: int = 0
+    """Bytes copied; 0 for a run."""
 
     @property
     def seconds(self) -> float:
-        """How long it takes."""
+        """How long the instruction takes."""
         return self.stop_seconds - self.start_seconds
 
     @property
     def words(self) -> str:
-        """What it is, for people: op, site, seconds, bytes."""
+        """A description for people: op, site, seconds, bytes."""
         place = f", {self.site}" if self.site else ""
         at = f"{format_seconds(self.seconds)} from {format_seconds(self.start_seconds)}"
         if self.op is not None:
@@ -71,7 +73,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The compute stream waits from start to stop."""
+    """A stretch in which compute waits, right before the instruction at `position`."""
 
     position: int
     cause: Cause
@@ -105,7 +107,7 @@ def pauses(timeline: Timeline) -> list[Pause]:
 
 
 def short(target: str) -> str:
-    """An op's target without its library and overload: `aten.convolution.default` -> that."""
+    """An op's target without library and overload: `convolution` for `aten.convolution.default`."""
     parts = target.split(".")
     return parts[1] if len(parts) > 1 else target
 

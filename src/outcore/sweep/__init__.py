@@ -1,4 +1,4 @@
-"""sweep: policies over a range of budgets, predicted (docs/sweep.md)."""
+"""sweep: predict what policies do over a range of budgets (docs/sweep.md)."""
 
 from outcore.report.style import check_plot
 from outcore.sweep.budgets import FLOOR, BudgetRange

@@ -1,4 +1,4 @@
-"""Which budgets are swept: evenly spaced, both ends among them."""
+"""BudgetRange: the budgets of a sweep, evenly spaced between two ends, which are included."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from outcore.policies.floor import infeasible
 from outcore.units import format_bytes
 
 FLOOR = "floor"
-"""The word for the smallest budget that some plan meets."""
+"""The word that stands for the smallest budget that some plan meets."""
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetRange:
-    """`steps` budgets (at least 2) from `start` to `stop`, by the words of the command's options.
+    """`steps` budgets (at least 2) from `start` to `stop`, as given to the command's options.
 
-    An end is a size, a percentage of the in-core peak, or `floor`. `stop` of None: the in-core
-    peak, or all of the machine's memory where that is less.
+    An end is a size, a percentage of the in-core peak, or `floor`. If `stop` is None, the range
+    ends at the in-core peak, or at the machine's memory if that is less.
     """
 
     start: str = FLOOR
@@ -26,15 +26,15 @@ class BudgetRange:
     steps: int = 8
 
     def check(self, machine_bytes: int) -> None:
-        """Raise BudgetError for an end that no trace on the machine can have."""
+        """Raise BudgetError for an end that is impossible on the machine, whatever the trace."""
         for option, text in (("--from", self.start), ("--to", self.stop or FLOOR)):
             _read(option, text, machine_bytes, floor_bytes=1, peak_bytes=machine_bytes)
 
     def budgets(self, comparison: Comparison) -> tuple[int, ...]:
-        """Bytes, ascending, each once.
+        """Bytes, ascending, without duplicates.
 
-        Raises InfeasibleError where no plan fits the machine, BudgetError for an end that is more
-        than the machine has, and for ends the wrong way round.
+        Raises InfeasibleError if no plan fits the machine; BudgetError for an end that is more than
+        the machine has, or if the ends are in the wrong order.
         """
         lowest, machine = comparison.floor().floor, comparison.machine_bytes
         peak = comparison.in_core_peak_bytes
@@ -53,7 +53,7 @@ class BudgetRange:
 
 
 def spaced(first: int, last: int, steps: int) -> tuple[int, ...]:
-    """Whole numbers at equal distances (rounded down), both ends among them; each once."""
+    """Whole numbers at equal distances (rounded down), with both ends and without duplicates."""
     return tuple(dict.fromkeys(first + (last - first) * i // (steps - 1) for i in range(steps)))
 
 

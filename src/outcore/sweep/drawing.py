@@ -1,4 +1,4 @@
-"""The plot of a sweep: slowdown over budget, a line for each policy, above the bound."""
+"""drawing: draw a sweep: slowdown over budget, a line for each policy, and the lower bound."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from outcore.sweep.table import Sweep
 
 MARKERS = "osD^vPX*"
 STYLES = ("-", "--", "-.", ":")
-"""Of lines: a new one each time the colours come again."""
+"""Line styles: the next one each time the colors start over."""
 MARGIN = 0.05
-"""Of the height, below and above what is drawn."""
+"""Free space below and above what is drawn, as a fraction of the height."""
 LOGARITHMIC = 2.0
-"""A slowdown above which equal ratios are drawn as equal distances."""
+"""Above this slowdown the scale is logarithmic."""
 TICKS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, *(m * 2.0**k for k in range(2, 12) for m in (1, 1.5)))
-"""Of that scale, those inside its limits."""
+"""Candidate ticks of the logarithmic scale; those inside its limits are used."""
 FAR = 0.5
-"""How far beyond the budgets floor and in-core peak are drawn, as a part of their range."""
+"""How far from the swept budgets a mark is still drawn, as a fraction of their range."""
 
 
 def plot(found: Sweep, title: str, file: Path) -> None:
-    """Draw `found` into `file`. Raises as `check_plot`."""
+    """Draw `found` into `file`. Raises what `check_plot` raises."""
     check_plot(file)
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
@@ -41,7 +41,7 @@ def plot(found: Sweep, title: str, file: Path) -> None:
 
 
 def _scale(axes: Any, found: Sweep) -> None:
-    """The limits of slowdowns, with room for a bound of 1."""
+    """Set the limits of the slowdown axis, with room for a bound of 1."""
     known = (each for policy in found.policies for each in found.slowdowns(policy) if each)
     most = max(known, default=1.0)
     if most > LOGARITHMIC:
@@ -55,7 +55,7 @@ def _scale(axes: Any, found: Sweep) -> None:
 
 
 def _draw_policies(axes: Any, found: Sweep) -> None:
-    """A line each, with gaps where there is no plan; one that has none is named all the same."""
+    """Draw a line for each policy, with gaps where it has no plan; list those without any too."""
     looks = cycle((*look, style) for style in STYLES for look in zip(COLORS, MARKERS, strict=True))
     for policy, (color, marker, style) in zip(found.policies, looks, strict=False):
         slowdowns = found.slowdowns(policy)
@@ -73,7 +73,7 @@ def _draw_policies(axes: Any, found: Sweep) -> None:
 
 
 def _draw_bound(axes: Any, found: Sweep) -> None:
-    """What no plan is faster than, filled down to the frame."""
+    """Fill the area below the lower bound."""
     bounds = found.bounds()
     if not bounds:
         return
@@ -85,7 +85,7 @@ def _draw_bound(axes: Any, found: Sweep) -> None:
 
 
 def _draw_marks(axes: Any, found: Sweep) -> None:
-    """The floor and the in-core peak, where they are not far from what is swept."""
+    """Mark the floor and the in-core peak, if they are not far from the swept budgets."""
     first, last = min(found.budgets), max(found.budgets)
     reach = FAR * (last - first)
     for nbytes, style, label in (
@@ -97,7 +97,7 @@ def _draw_marks(axes: Any, found: Sweep) -> None:
 
 
 def _dress(axes: Any, found: Sweep) -> None:
-    """What the axes are, and along the top percentages of the in-core peak."""
+    """Label the axes, with percentages of the in-core peak along the top."""
     axes.yaxis.set_major_formatter(lambda slowdown, _: f"{slowdown:.4g}x")
     axes.set_ylabel("step time / step time in-core")
     axes.set_xlabel("device budget, GiB")

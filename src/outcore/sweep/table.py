@@ -1,4 +1,4 @@
-"""The figures of a sweep: a row for each budget, a column for each policy."""
+"""table: plan for each budget and policy, and collect the figures in a table."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from outcore.policies import Policy
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What policies make of budgets; all predicted, and each figure of the policy's own plan.
+    """What policies achieve at different budgets. All figures are predicted.
 
-    `rows` hold seconds; slowdowns are of those of the step in-core, 1 being no slower.
+    Each figure is of the policy's own plan. `rows` hold seconds. A slowdown is a time divided by
+    the in-core time, so 1 means no slower.
     """
 
     in_core_seconds: float
@@ -29,30 +30,30 @@ class Sweep:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """Specs, in the order they were given."""
+        """Policy specs, in the order in which they were given."""
         return tuple(dict.fromkeys(row.policy for row in self.rows))
 
     @property
     def cells(self) -> dict[tuple[int, str], Compared]:
-        """(budget in bytes, spec) -> its row."""
+        """Map (budget in bytes, policy spec) to its row."""
         return {(row.budget_bytes, row.policy): row for row in self.rows}
 
     def slowdowns(self, policy: str) -> list[float | None]:
-        """For each budget that of the policy's plan; None where it has none."""
+        """The slowdown of the policy's plan for each budget; None where it has no plan."""
         cells = self.cells
         return [self.slowdown(cells[budget, policy].seconds) for budget in self.budgets]
 
     def slowdown(self, seconds: float | None) -> float | None:
-        """Of a step that takes `seconds`."""
+        """The slowdown of a step that takes `seconds`."""
         return None if seconds is None else seconds / self.in_core_seconds
 
     def bounds(self) -> dict[int, float]:
-        """Budget -> seconds that no plan beats, where that is known."""
+        """Map each budget to the seconds that no plan beats, where they are known."""
         found = ((row.budget_bytes, row.lower_bound_seconds) for row in self.rows)
         return {budget: seconds for budget, seconds in found if seconds is not None}
 
     def fastest(self) -> dict[int, frozenset[str]]:
-        """Budget -> the policies with the fastest plan: several where they are equal."""
+        """Map each budget to the policies with the fastest plan: several if equally fast."""
         found = {}
         for budget in self.budgets:
             rows = [row for row in self.rows if row.budget_bytes == budget]
@@ -70,9 +71,9 @@ def sweep(
     bound: bool = True,
     watch: Callable[[Compared], object] | None = None,
 ) -> Sweep:
-    """Plan for every budget by every policy; `watch` is called with each row as it is done.
+    """Plan for every budget with every policy, and call `watch` with each row once it is done.
 
-    `bound`: with the lower bound of each budget. Raises as `Comparison.rows`.
+    `bound` adds the lower bound of each budget. Raises what `Comparison.rows` raises.
     """
     rows = []
     for row in comparison.rows(budgets, policies, bound=bound):

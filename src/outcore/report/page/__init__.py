@@ -1,4 +1,4 @@
-"""page: a Report as one HTML file, complete in itself: nothing is loaded from anywhere."""
+"""page: render a Report as one self-contained HTML file that loads nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def page(report: Report) -> str:
-    """The page. Under 1 MB for steps of thousands of ops: short spans are drawn together."""
+    """The HTML text. It stays under 1 MB for thousands of ops: short spans are drawn together."""
     return _template().render(view=view_of(report), style=_text("page.css"), code=_text("page.js"))
 
 

@@ -1,4 +1,4 @@
-"""Account: what one call of a graph does, and how many of them a step has."""
+"""Account: what one call to a graph does, and how many such calls a step has."""
 
 from __future__ import annotations
 
@@ -8,31 +8,34 @@ from typing import NamedTuple
 from outcore.explain import Explanation
 
 MANY = 10
-"""From here on a number of times is told as a whole one."""
+"""From this number on, a count is shown as a whole number."""
 
 
 class Account(NamedTuple):
-    """A graph of a step: one call of it `explained`; a step has it so `often`, on average."""
+    """One graph of a step.
+
+    `explained` is about one call to it; `often` is how many calls a step has on average.
+    """
 
     explained: Explanation
     often: float = 1.0
 
 
 def total(accounts: Sequence[Account], figure: Callable[[Explanation], float]) -> float:
-    """The sum of a figure over the calls of a step."""
+    """The sum of a figure over all calls of a step."""
     return sum((each.often * figure(each.explained) for each in accounts), 0.0)
 
 
 def seconds_of(accounts: Sequence[Account]) -> float:
-    """The predicted step."""
+    """The predicted time of the step."""
     return total(accounts, lambda each: each.seconds)
 
 
 def stall_seconds_of(accounts: Sequence[Account]) -> float:
-    """How long compute waits in it."""
+    """How long compute waits in the step."""
     return total(accounts, lambda each: each.stall_seconds)
 
 
 def times_text(count: float) -> str:
-    """How many times, on average: in two digits where they are few."""
+    """A count, which may be an average: whole from `MANY` on, in two digits below it."""
     return f"{count:.0f}" if count >= MANY else f"{count:.2g}"

@@ -1,4 +1,7 @@
-"""charts: places on a page. Drawings are 1000 wide and 100 high, and stretched to their frame."""
+"""charts: compute coordinates, axis ticks and SVG paths of charts.
+
+Every drawing is 1000 wide and 100 high, and the page stretches it to its frame.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,19 @@ _BINARY_ROUND = tuple(2.0**k for k in range(11))
 
 
 class Tick(NamedTuple):
-    """A label at a part (0 to 100) of the way along an axis."""
+    """A label on an axis, at `percent` (0 to 100) of its length."""
 
     percent: float
     label: str
 
 
 def number(value: float) -> str:
-    """A coordinate, short."""
+    """A coordinate in few characters."""
     return f"{value:.2f}".rstrip("0").rstrip(".") or "0"
 
 
 def round_steps(extent: float, most: int) -> list[float]:
-    """Round numbers from 0 up to `extent`, at most `most` of them besides 0."""
+    """Round numbers from 0 to `extent`: 0 and at most `most` more."""
     if extent <= 0:
         return [0.0]
     least = extent / most
@@ -36,7 +39,7 @@ def round_steps(extent: float, most: int) -> list[float]:
 
 
 def binary_steps(extent: int, most: int) -> list[int]:
-    """Round numbers of bytes from 0 up to `extent`."""
+    """Round numbers of bytes from 0 to `extent`: 0 and at most `most` more."""
     unit = 1024.0 ** max(0, int(log10(max(1, extent)) / log10(1024)))
     steps = [max(1.0, unit * each / 4) for each in _BINARY_ROUND] + [unit * 1024]
     step = next(each for each in steps if extent / each <= most)
@@ -44,7 +47,7 @@ def binary_steps(extent: int, most: int) -> list[int]:
 
 
 def area(found: Sequence[Level], start: float, extent: float, top: int) -> str:
-    """The path of what is held over time, closed along the bottom."""
+    """The path of what is held over time, closed along the bottom. `top`: bytes at the top."""
     if not found or extent <= 0:
         return ""
     first = number((found[0].seconds - start) / extent * WIDTH)
@@ -67,7 +70,7 @@ def _steps(
 
 
 def line(points: Iterable[tuple[float, float]]) -> str:
-    """The path through points given as parts (0 to 1) of the width and the height from below."""
+    """The path through points: fractions (0 to 1) of the width, and of the height from below."""
     return "".join(
         f"{'L' if index else 'M'}{number(x * WIDTH)} {number(HEIGHT * (1 - y))}"
         for index, (x, y) in enumerate(points)
@@ -75,5 +78,5 @@ def line(points: Iterable[tuple[float, float]]) -> str:
 
 
 def dots(points: Iterable[tuple[float, float]]) -> str:
-    """A path of strokes without length at `points`: round line ends make dots of them."""
+    """A path with a dot at each point: a stroke of length 0, which round line ends make a dot."""
     return "".join(f"M{number(x * WIDTH)} {number(HEIGHT * (1 - y))}h0" for x, y in points)

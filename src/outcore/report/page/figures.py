@@ -1,4 +1,4 @@
-"""figures: the numbers of a page: tiles, what is predicted beside what is measured, and facts."""
+"""figures: the numbers of a page: tiles, predicted and measured figures, and settings."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from outcore.report.page.account import Account, stall_seconds_of, total
 from outcore.units import format_seconds
 
 SMALL = 0.005
-"""Parts of the step below this are not drawn in the bar, only named."""
+"""A part of the step below this fraction is named but not drawn in the bar."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A number that matters most; `look` is `over` where it is bad."""
+    """One of the most important numbers; `look` is `over` if the number is bad."""
 
     value: str
     name: str
@@ -26,7 +26,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A part of the step's time."""
+    """A part of the step's time, as drawn in the bar."""
 
     name: str
     look: str
@@ -35,7 +35,7 @@ class Share:
 
 
 def tiles(report: Report) -> Iterator[Tile]:
-    """What one looks for first."""
+    """The numbers that a reader looks for first."""
     predicted, kept = report.predicted_seconds, report.in_core_seconds
     if predicted is None:
         return
@@ -53,7 +53,7 @@ def tiles(report: Report) -> Iterator[Tile]:
 
 
 def _peak(report: Report) -> Tile:
-    """The measured peak, where there is one; else what is predicted."""
+    """The measured peak if there is one, else the predicted one."""
     held = report.measured_peak_bytes
     known = held if held is not None else report.predicted_peak_bytes
     note = "measured" if held is not None else "predicted"
@@ -63,7 +63,7 @@ def _peak(report: Report) -> Tile:
 
 
 def figures(report: Report) -> Iterator[tuple[str, str, str]]:
-    """Rows of a table: what, predicted, measured."""
+    """Rows of a table: name, predicted, measured."""
     text, size = words.seconds_text, words.bytes_text
     yield "time of a step", text(report.predicted_seconds), _known(text(report.measured_seconds))
     yield "time with everything kept", text(report.in_core_seconds), ""
@@ -81,7 +81,7 @@ def _known(text: str) -> str:
 
 
 def facts(report: Report) -> Iterator[tuple[str, str]]:
-    """What was asked for, and what came of it: neither predicted nor measured in a step."""
+    """Settings, and what they led to, that are neither predicted nor measured in a step."""
     yield "budget", words.spell_budget(report.budget_bytes)
     yield "policy", report.policy
     counts = report.counts
@@ -106,7 +106,7 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def shares(accounts: Sequence[Account], seconds: float) -> Iterator[Share]:
-    """The step by what takes its time; they add up to it. What takes none is left out."""
+    """The parts of the step's time. They add up to `seconds`; parts of 0 are left out."""
     once = total(accounts, lambda each: each.in_core_seconds + each.variant_seconds)
     parts = (
         ("computing", "forward", once),

@@ -1,4 +1,4 @@
-"""graph: the drawings of one graph: its timelines above each other, and memory over time."""
+"""graph: lay out the drawings of one graph: its timelines, and its memory over time."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from outcore.units import format_bytes, format_seconds
 
 TICKS = 5
 NARROWEST = 0.3
-"""Boxes are drawn at least so wide, of 1000."""
+"""The least width of a box, where the chart is 1000 wide."""
 HEADROOM = 1.15
-"""Room above the highest line for its label."""
+"""Height of the chart relative to its highest line, to leave room for that line's label."""
 LABEL = 9.0
-"""Percent of the height that a label takes."""
+"""Height of a label, in percent of the chart's height."""
 NEAR = 3.0
-"""A limit beyond so many times the peak is told, not drawn."""
+"""A limit of more than this many times the peak is stated in words, not drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle of a track."""
+    """A rectangle on a track. It stands for `spans` slices; a wait has 0."""
 
     x: str
     width: str
@@ -52,7 +52,7 @@ class TrackView:
 
 @dataclass(frozen=True, slots=True)
 class TimelineView:
-    """One timeline; `backward` is where the backward pass begins, of 1000 (None: nowhere)."""
+    """One timeline. `backward` is the x (0 to 1000) at which the backward pass begins, or None."""
 
     source: str
     text: str
@@ -62,7 +62,7 @@ class TimelineView:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A line across a chart of memory, `percent` from the top."""
+    """A horizontal line in a memory chart, `percent` from the top."""
 
     percent: float
     y: str
@@ -72,7 +72,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class MemoryView:
-    """What one tier holds over time."""
+    """The chart of what one tier holds over time."""
 
     tier: str
     text: str
@@ -84,21 +84,24 @@ class MemoryView:
 
 @dataclass(frozen=True, slots=True)
 class GraphView:
-    """One graph. `merged`: so many slices are drawn in boxes with others; `looks`: of all boxes."""
+    """All drawings of one graph."""
 
     name: str
     ticks: tuple[Tick, ...]
     timelines: tuple[TimelineView, ...]
     memory: tuple[MemoryView, ...]
     shown: int
+    """Slices that the boxes stand for."""
     merged: int
+    """Slices that share a box with others."""
     looks: frozenset[str]
+    """The looks of all boxes, for the legend."""
 
 
 def graph_view(report: Report, step: PlannedStep, name: str, most: int, points: int) -> GraphView:
-    """The drawings of `step`, with about `most` boxes; all timelines on one axis of time.
+    """The drawings of `step`, with about `most` boxes; all timelines share one time axis.
 
-    `points`: about so many are drawn of its curves together.
+    Its memory curves have about `points` points in total.
     """
     extent = max(timeline.seconds for timeline in step.timelines)
     share = most // len(step.timelines)
@@ -159,7 +162,7 @@ def _box(mark: Mark, start: float, extent: float) -> Box:
 
 
 def _backward(step: PlannedStep, timeline: Timeline, extent: float) -> str | None:
-    """Where the first run of the backward pass starts."""
+    """The x at which the first run of the backward pass starts; None if there is none."""
     body, boundary = step.program.body, step.program.boundary
     starts = (
         span.start_seconds
@@ -196,7 +199,7 @@ def _memory(report: Report, step: PlannedStep, points: int) -> Iterator[MemoryVi
 
 
 def _ticks(top: int) -> Iterator[Tick]:
-    """Round sizes, where a label above the line is still inside."""
+    """Round sizes, as long as a label above the line still fits in the chart."""
     for nbytes in binary_steps(top, TICKS):
         percent = 100 * (1 - nbytes / top)
         if percent >= LABEL:
@@ -217,7 +220,7 @@ def _level(nbytes: int, top: int, look: str, label: str) -> Level:
 
 
 def _peak_words(step: PlannedStep) -> str:
-    """The peak, and where it is."""
+    """The peak, and the op at which it occurs."""
     highest = peak(step.problem, step.program, Tier.DEVICE)
     text = f"at most {format_bytes(highest.nbytes)}"
     at_work = replace(step.problem, between_bytes=0)
@@ -233,7 +236,7 @@ def _peak_words(step: PlannedStep) -> str:
 
 
 def _outer_words(step: PlannedStep, tier: Tier, most: int, limit: int) -> str:
-    """What is in use, what is taken, and what may be."""
+    """How much of an outer tier is in use, how much it extends to, and its limit."""
     extent = step.predicted.peak(tier)
     text = f"at most {format_bytes(most)} in use"
     text += f", {format_bytes(extent)} taken" if extent > most else ""

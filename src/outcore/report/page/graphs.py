@@ -1,4 +1,4 @@
-"""graphs: which graphs of a step are drawn, and how finely, so that a page stays small."""
+"""graphs: choose which graphs of a step are drawn, and how finely, so that a page stays small."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from outcore.report.page.graph import GraphView, graph_view
 from outcore.report.planned import PlannedStep
 
 GRAPHS = 24
-"""So many graphs are drawn, those that take longest."""
+"""The number of graphs that are drawn: those that take longest."""
 MARKS = 2400
-"""About so many boxes are drawn, over all graphs: 200 bytes each."""
+"""About how many boxes are drawn over all graphs, at 200 bytes each."""
 POINTS = 6000
-"""About so many points of curves of memory are drawn, over all graphs: 15 bytes each."""
+"""About how many points the memory curves have over all graphs, at 15 bytes each."""
 POINTS_EACH = 1200
-"""More in one curve cannot be seen."""
+"""Limit of points for one graph: a reader could not see more."""
 
 
 def graph_views(report: Report) -> tuple[GraphView, ...]:
-    """The drawings, in the order of the step."""
+    """The drawings of the graphs, in the order of the step."""
     steps = report.steps
     drawn = _drawn(steps)
     marks = _fair({i: _needed(steps[i]) for i in drawn}, MARKS)
@@ -37,7 +37,7 @@ def graph_views(report: Report) -> tuple[GraphView, ...]:
 
 
 def _name(index: int, steps: Sequence[PlannedStep]) -> str:
-    """Which graph it is, and how often a step runs it; empty for one that runs once, alone."""
+    """Which graph it is, and how often a step runs it; empty for the only graph if it runs once."""
     calls, share = steps[index].calls, steps[index].share
     which = f"Graph {index + 1} of {len(steps)}" if len(steps) > 1 else ""
     where = "a step" if share == 1 else f"{share:.0%} of the steps"
@@ -52,13 +52,13 @@ def _drawn(steps: Sequence[PlannedStep]) -> list[int]:
 
 
 def _needed(step: PlannedStep) -> int:
-    """Boxes where none stands for several, in all timelines as if each were the fullest."""
+    """Boxes needed if each stood for one slice, with every timeline counted like the fullest."""
     fullest = max(len(timeline.spans) + len(timeline.stalls) for timeline in step.timelines)
     return fullest * len(step.timelines)
 
 
 def _fair(needed: dict[int, int], most: int) -> dict[int, int]:
-    """What each gets of `most`: what it needs, or an equal part of what others leave."""
+    """Split `most` fairly: each gets what it needs, or an equal part of what the others leave."""
     given, left = {}, most
     for waiting, key in enumerate(sorted(needed, key=lambda key: needed[key])):
         given[key] = min(needed[key], left // (len(needed) - waiting))

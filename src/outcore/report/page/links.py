@@ -1,4 +1,4 @@
-"""links: the rows of a table of what copies go over, and how fast."""
+"""links: the rows of the table of links and their speed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outcore.units import format_bytes, format_rate
 
 @dataclass(frozen=True, slots=True)
 class LinkRow:
-    """One direction; `busy` is its part of the predicted step."""
+    """One direction of a link. `busy` is the fraction of the predicted step in which it copies."""
 
     name: str
     copies: int
@@ -23,7 +23,7 @@ class LinkRow:
 
 
 def link_rows(report: Report) -> Iterator[LinkRow]:
-    """A row for each direction that copies go over."""
+    """A row for each direction that copies use."""
     seconds = report.predicted_seconds
     for link in report.links:
         busy = f"{link.busy_seconds / seconds:.0%} of the step" if seconds else "-"

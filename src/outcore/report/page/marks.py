@@ -1,4 +1,4 @@
-"""marks: the slices of a timeline as boxes on a page, short neighbours drawn as one."""
+"""marks: turn the slices of a timeline into boxes, merging short neighbors into one box."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from outcore.report.tracks import Kind, Pause, Slice, Track
 from outcore.units import format_bytes, format_seconds
 
 FINEST = 1 / 2000
-"""Slices that lie within so much of the time axis are drawn as one: less than a pixel."""
+"""Slices within this fraction of the time axis share a box: it is less than a pixel."""
 COARSEST = 1 / 200
-"""Beyond so much of the axis, slices of several kinds are drawn as one rather than more of one."""
+"""Limit for boxes of one kind: beyond this fraction of the axis, boxes mix kinds instead."""
 GROWTH = 1.5
 NAMED = 3
-"""So many different ops or buffers are named where several are drawn as one."""
+"""How many different ops or buffers a box of several slices names."""
 
 Spanned = TypeVar("Spanned", Slice, Pause)
 Label = TypeVar("Label", Kind, Cause)
@@ -29,7 +29,7 @@ LOOKS = {
     "in": "copied back",
     "wait": "waiting",
 }
-"""Names of kinds in the style sheet -> what a legend calls them."""
+"""Map names of kinds in the style sheet to their names in the legend."""
 
 _WAITS = {
     Cause.FETCH: "compute waits for a copy back",
@@ -39,7 +39,7 @@ _WAITS = {
 
 
 class Mark(NamedTuple):
-    """One box: from `start` to `stop` (seconds), standing for `spans` slices."""
+    """One box, from `start` to `stop` in seconds, that stands for `spans` slices (0 for a wait)."""
 
     start: float
     stop: float
@@ -49,7 +49,7 @@ class Mark(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One track of one timeline, with the boxes of `slices` slices and of the waits between."""
+    """One track of a timeline: the boxes of its `slices` slices, and those of the waits between."""
 
     track: Track
     busy_seconds: float
@@ -59,9 +59,9 @@ class Row(NamedTuple):
 
 
 def rows(found: Sequence[Slice], waits: Sequence[Pause], extent: float, most: int) -> list[Row]:
-    """A row for each track that has slices, with about `most` boxes in all.
+    """A row for each track that has slices, with about `most` boxes in total.
 
-    A row has one box at least, and the compute row one more for all of its waits.
+    A row has at least one box. The compute row has at least one more if there are waits.
     """
     by_track = {track: _sorted(found, track) for track in Track}
     groups: list[list[list[Slice]]] = []
@@ -98,10 +98,10 @@ def _cause(each: Pause) -> Cause:
 
 
 def _widths(extent: float) -> Iterator[tuple[float, bool]]:
-    """(seconds within which slices are drawn as one, whether those of several kinds are).
+    """Widths to try: (seconds within which slices share a box, whether kinds are mixed).
 
-    Kinds stay apart as long as that helps: where they alternate, it never does. The last draws
-    everything as one.
+    Kinds are mixed only after wider boxes of one kind were tried. Those never help if kinds
+    alternate. The last width puts everything into one box.
     """
     yield from ((width, False) for width in _growing(extent, COARSEST))
     yield from ((width, True) for width in _growing(extent, 1.0))
@@ -121,7 +121,7 @@ def _groups(
     width: float,
     mixed: bool,  # noqa: FBT001 - passed on
 ) -> Iterator[list[Spanned]]:
-    """Neighbours that lie within `width`, of one kind unless `mixed`."""
+    """Neighbors that lie within `width`, and are of one kind unless `mixed`."""
     group: list[Spanned] = []
     for each in found:
         alike = mixed or not group or kind(group[0]) is kind(each)
@@ -134,7 +134,7 @@ def _groups(
 
 
 def _mark(group: Sequence[Slice]) -> Mark:
-    """One box; where kinds are mixed, it looks as that which takes most of its time."""
+    """One box. If kinds are mixed, it looks like the kind with the most time in it."""
     first, last = group[0], group[-1]
     words = first.words if len(group) == 1 else _together(group)
     times = _times((each.kind, each.seconds) for each in group)
@@ -142,7 +142,7 @@ def _mark(group: Sequence[Slice]) -> Mark:
 
 
 def _together(group: Sequence[Slice]) -> str:
-    """Several slices in one line: what they are, where from, how long, how much."""
+    """A description of several slices in one line: what, how many, how long, how many bytes."""
     first = group[0]
     names = Counter(each.name for each in group).most_common()
     named = ", ".join(f"{count} x {name}" for name, count in names[:NAMED])
@@ -156,7 +156,7 @@ def _together(group: Sequence[Slice]) -> str:
 
 
 def _kinds(group: Sequence[Slice]) -> str:
-    """The kind; of several each with its count, the most frequent first."""
+    """The kind. If there are several, each with its count, the most frequent first."""
     counts = Counter(each.kind.value for each in group).most_common()
     if len(counts) == 1:
         return counts[0][0]
@@ -173,7 +173,7 @@ def _pause(group: Sequence[Pause]) -> Mark:
 
 
 def _times(found: Iterable[tuple[Label, float]]) -> dict[Label, float]:
-    """Label -> its seconds in all, the longest first."""
+    """Map each label to its total seconds, the longest first."""
     times: dict[Label, float] = {}
     for label, seconds in found:
         times[label] = times.get(label, 0.0) + seconds

@@ -18,7 +18,7 @@ TIMES = "\N{MIDDLE DOT}"
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A row of the table. Numbers are what the columns are sorted by."""
+    """A row of the table. The columns are sorted by the fields that are numbers."""
 
     name: str
     place: str
@@ -34,7 +34,7 @@ class Moved:
 
 
 def explain_most(steps: Sequence[PlannedStep], most: int) -> list[Explanation]:
-    """An Explanation for each graph; the `most` moves that free most, of all graphs together."""
+    """An Explanation for each graph, with the `most` moves that free most over all graphs."""
     found = [
         (weight, graph)
         for graph, step in enumerate(steps)

@@ -1,4 +1,4 @@
-"""reruns: what is computed again, over all graphs of a step."""
+"""reruns: the table of what is recomputed, over all graphs of a step."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from outcore.report.page.account import Account, seconds_of, times_text
 from outcore.units import format_seconds
 
 MOST = 10
-"""So many ops are listed."""
+"""How many ops are listed."""
 
 
 class Again(NamedTuple):
-    """A row of the table of what is computed again."""
+    """A row of the table of recomputed ops."""
 
     op: str
     place: str
@@ -24,7 +24,7 @@ class Again(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What one op's reruns take in a step, on average."""
+    """How often one op is recomputed in a step, and for how long, on average."""
 
     graph: str
     rerun: Rerun
@@ -33,7 +33,7 @@ class _Found(NamedTuple):
 
 
 def reruns(accounts: Sequence[Account]) -> list[Again]:
-    """The ops that take the longest to compute again, in all calls of a step."""
+    """The ops whose recomputation takes longest, over all calls of a step."""
     seconds = seconds_of(accounts)
     return [
         Again(
@@ -48,7 +48,7 @@ def reruns(accounts: Sequence[Account]) -> list[Again]:
 
 
 def longest_rerun(accounts: Sequence[Account]) -> str | None:
-    """The op that takes the longest to compute again, where it is, and how long; None: nothing."""
+    """The op whose recomputation takes longest, with its place and time; None if there is none."""
     longest = max(_all(accounts), key=lambda found: found.seconds, default=None)
     if longest is None:
         return None
@@ -58,7 +58,7 @@ def longest_rerun(accounts: Sequence[Account]) -> str | None:
 
 
 def _all(accounts: Sequence[Account]) -> Iterator[_Found]:
-    """Each op that runs again, once."""
+    """Each op that runs again, once per graph."""
     for number, (explained, often) in enumerate(accounts, 1):
         graph = f"graph {number}, " if len(accounts) > 1 else ""
         for rerun in explained.reruns:

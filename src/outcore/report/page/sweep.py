@@ -1,4 +1,4 @@
-"""sweep: slowdown over budget, with what no plan can beat."""
+"""sweep: the chart of slowdown over budget, with the lower bound that no plan can beat."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from outcore.units import format_bytes
 TICKS = 5
 SLOWDOWNS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 LEAST_TOP = 1.1
-"""The axis goes at least so far, that steps without slowdown are told from a flat line."""
+"""The slowdown axis reaches at least this far, so that it has an extent without slowdowns, too."""
 LOWEST, HEADROOM = 0.08, 0.08
-"""Parts of the height left free below a slowdown of 1, and above the highest."""
+"""Fractions of the height left free below a slowdown of 1 and above the highest."""
 APART = 7.0
-"""Percent of the height that labels are apart."""
+"""Least distance of two labels, in percent of the height."""
 LOOKS = 8
-"""Colours of policies in the style sheet."""
+"""Number of colors for policies in the style sheet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A policy's slowdowns."""
+    """The line and the dots of one policy."""
 
     name: str
     look: str
@@ -35,20 +35,23 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class SweepView:
-    """The chart, and the table of the same figures."""
+    """The chart, and a table of the same figures."""
 
     curves: tuple[Curve, ...]
     bound: str
+    """The path of the area that no plan can reach; empty if no bound is known."""
     budget: float | None
+    """Where this report's budget is, in percent of the axis; None if it is not on the axis."""
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     table: tuple[tuple[str, ...], ...]
     bounded: bool
+    """Whether any bound is known."""
     text: str
 
 
 def sweep_view(found: Swept, report: Report) -> SweepView:
-    """What budgets take, on axes from the smallest to the largest of them, and from 1 up."""
+    """The slowdowns by budget, on axes from the smallest to the largest budget and from 1 up."""
     budgets, bounds = found.budgets, found.bounds()
     by_policy = {policy: found.slowdowns(policy) for policy in found.policies}
     known = [each for slowdowns in by_policy.values() for each in slowdowns if each is not None]
@@ -72,19 +75,19 @@ def sweep_view(found: Swept, report: Report) -> SweepView:
 
 
 class _Axes:
-    """Budgets along, slowdowns up; equal ratios of slowdowns are equal distances."""
+    """The axes: budgets along, slowdowns up, on a logarithmic scale."""
 
     def __init__(self, budgets: Sequence[int], top: float) -> None:
         self.first, self.last = min(budgets), max(budgets)
         self.extent, self.top = max(1, self.last - self.first), top
 
     def place(self, budget: int, slowdown: float) -> tuple[float, float]:
-        """Parts of the width and of the height."""
+        """Position as fractions of the width and of the height."""
         height = log(max(1.0, slowdown)) / log(self.top) * (1 - LOWEST - HEADROOM)
         return (budget - self.first) / self.extent, LOWEST + height
 
     def percent(self, budget: int) -> float | None:
-        """Where a budget is, if it is on the axis."""
+        """Where a budget is on the axis, in percent; None if it is not on the axis."""
         part = (budget - self.first) / self.extent
         return 100 * part if 0 <= part <= 1 else None
 
@@ -109,7 +112,7 @@ class _Axes:
 def _curve(
     axes: _Axes, name: str, index: int, budgets: Sequence[int], slowdowns: Sequence[float | None]
 ) -> Curve:
-    """Lines between neighbouring budgets that both have a plan, and a dot for each that has."""
+    """A dot for each budget that has a plan, and lines between neighbors that both have one."""
     groups: list[list[tuple[float, float]]] = [[]]
     for budget, slowdown in zip(budgets, slowdowns, strict=True):
         if slowdown is None:
@@ -121,7 +124,7 @@ def _curve(
 
 
 def _below(axes: _Axes, least: list[tuple[int, float]]) -> str:
-    """The area that no plan gets into."""
+    """The path of the area that no plan can reach."""
     if not least:
         return ""
     points = [axes.place(*each) for each in least]

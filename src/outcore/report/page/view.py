@@ -1,4 +1,4 @@
-"""view: all that a page shows, as the template writes it down."""
+"""view: collect all that a page shows, in the form in which the template writes it."""
 
 from __future__ import annotations
 
@@ -27,44 +27,63 @@ from outcore.report.page.waits import Cause, causes, longest_waits
 from outcore.units import format_bytes, format_seconds
 
 MOVES = 60
-"""So many moves are listed, of all graphs together."""
+"""How many moves are listed, over all graphs."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A page."""
+    """All values that the template of the page uses, one field for each."""
 
     title: str
     headline: str
     over: bool
+    """Whether a budget is exceeded: the headline is then shown as a warning."""
     summary: tuple[str, ...]
+    """The sentences below the headline."""
     tiles: tuple[Tile, ...]
     figures: tuple[tuple[str, str, str], ...]
+    """Rows of a table: name, predicted, measured."""
     facts: tuple[tuple[str, str], ...]
+    """Rows of a table: setting or outcome, value."""
     measured: bool
+    """Whether anything was measured."""
     shares: tuple[Share, ...]
+    """Parts of the bar of the step's time, which takes `seconds`."""
     seconds: str
     graphs: tuple[GraphView, ...]
     legend: tuple[tuple[str, str], ...]
+    """(look, name) of each kind of box in the timelines."""
     undrawn: str
+    """A sentence if some graphs are not drawn; else empty."""
     process_peak: str
+    """A sentence with the measured peak if no chart shows it; else empty."""
     causes: tuple[Cause, ...]
+    """The table of waits by cause; `still` is the sentence above it."""
     still: str
     waits: tuple[tuple[str, str], ...]
+    """The longest waits: (how long, why); there are `wait_count` in all."""
     wait_count: int
     wait_calls: str
+    """Addition to `wait_count` if a step does not call each graph once; else empty."""
     reruns: tuple[Again, ...]
+    """The ops that are recomputed longest; there are `rerun_count` in all."""
     rerun_count: int
     links: tuple[LinkRow, ...]
     contended: bool
+    """Whether measured rates of links are known."""
     moves: tuple[Moved, ...]
+    """The table of moves; `moved` gaps are moved in a step, and `held` dead ones are held."""
     moved: str
     held: str
     holds: bool
+    """Whether any buffer is held for recomputations."""
     cut: bool
+    """Whether the table of moves leaves some out."""
     sweep: SweepView | None
+    """The chart of a sweep; None unless one was requested."""
     notes: tuple[str, ...]
     made_by: str
+    """The name and version of outcore."""
 
 
 def view_of(report: Report) -> View:
@@ -117,20 +136,20 @@ def _version() -> str:
 
 
 def _legend(graphs: Sequence[GraphView]) -> tuple[tuple[str, str], ...]:
-    """(look, name) of what is drawn in the timelines."""
+    """(look, name) of each kind of box in the timelines."""
     drawn = {look for graph in graphs for look in graph.looks}
     return tuple((look, name) for look, name in LOOKS.items() if look in drawn)
 
 
 def _undrawn(drawn: int, planned: int) -> str:
-    """That some graphs are not drawn, if some are not."""
+    """A sentence if some graphs are not drawn; else empty."""
     if drawn == planned:
         return ""
     return f"Drawn are {drawn} of {planned} graphs: those that take longest."
 
 
 def _process_peak(report: Report) -> str:
-    """The measured peak, where it is in no chart: it is not that of one of several graphs."""
+    """A sentence with the measured peak if no chart shows it, which is so for several graphs."""
     held = report.measured_peak_bytes
     if held is None or not report.several_graphs:
         return ""

@@ -10,7 +10,7 @@ from outcore.report.page.account import Account, seconds_of, times_text
 from outcore.units import format_seconds
 
 MOST = 20
-"""So many waits are told one by one."""
+"""How many waits are listed one by one."""
 SEARCH = "search"
 
 _WHAT = {
@@ -46,12 +46,12 @@ _SEARCHED = {
     Late.HINT: "Raise the budget: search found no better moment.",
     Late.COPY_OUT: "It comes back too soon to be worth the trip: raise the budget.",
 }
-"""To those who use search already."""
+"""Advice that replaces `_TRY` for users of the policy search."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """All waits of a step with one cause; how many they are on average."""
+    """All waits of a step with one cause. `count` is an average."""
 
     waits_for: WaitsFor
     late: Late
@@ -61,7 +61,7 @@ class Waited:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """All waits with one cause."""
+    """A row of the table: all waits with one cause, as text."""
 
     text: str
     percent: str
@@ -84,7 +84,7 @@ def totals(accounts: Sequence[Account]) -> list[Waited]:
 
 
 def causes(accounts: Sequence[Account], policy: str) -> Iterator[Cause]:
-    """A row for each cause, the longest first, for one who uses `policy`."""
+    """A row for each cause, the longest first. The advice is for a user of `policy`."""
     seconds = seconds_of(accounts)
     for waited in totals(accounts):
         yield Cause(
@@ -103,12 +103,12 @@ def advice(late: Late, policy: str) -> str:
 
 
 def is_search(policy: str) -> bool:
-    """Whether a spec is of `search`, with options or without."""
+    """Whether a spec names `search`, with or without options."""
     return policy.partition("{")[0] == SEARCH
 
 
 def longest_waits(explained: Sequence[Explanation]) -> Iterator[tuple[str, str]]:
-    """How long, and why."""
+    """The longest waits: (how long, why)."""
     found = [wait for each in explained for wait in each.waits]
     for wait in sorted(found, key=lambda wait: -wait.seconds)[:MOST]:
         yield format_seconds(wait.seconds), wait.reason

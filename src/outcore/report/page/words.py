@@ -1,4 +1,4 @@
-"""words: what a page says in sentences."""
+"""words: write the sentences of a page."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _STATES = {
     "in-core": "Nothing is planned: the step runs as PyTorch runs it, with everything in memory.",
 }
 DEAR = 0.05
-"""Above this part of a step, recomputation is worth a word about another policy."""
+"""Above this fraction of a step, a page suggests another policy than recomputing."""
 
 
 def headline(report: Report) -> str:
-    """The report in one sentence: first of all whether it keeps to the budget, if it has run."""
+    """The report in one sentence, above all whether the budget is met; measurements come first."""
     budget, peak = spell_budget(report.budget_bytes), report.predicted_peak_bytes
     held = report.measured_peak_bytes
     if held is not None and held > report.budget_bytes > 0:
@@ -36,13 +36,13 @@ def headline(report: Report) -> str:
 
 
 def is_over(report: Report) -> bool:
-    """Whether a budget is broken: measured, or predicted."""
+    """Whether a budget is exceeded, as measured or as predicted."""
     peaks = report.measured_peak_bytes or 0, report.predicted_peak_bytes or 0
     return max(peaks) > report.budget_bytes > 0 or bool(_over_outside(report))
 
 
 def _over_outside(report: Report) -> str:
-    """What a plan needs beyond the host's or the disk's limit; empty where it keeps to them."""
+    """What a plan needs beyond the limit of host or disk; empty if it stays within both."""
     for step in report.steps:
         for tier in (Tier.HOST, Tier.DISK):
             limit = step.problem.limit_bytes(tier)
@@ -75,7 +75,7 @@ def copies(report: Report) -> bool:
 
 
 def spell_budget(nbytes: int) -> str:
-    """A budget as it was given, if it was given in round numbers; 0 is one not known yet."""
+    """A budget as the user wrote it, if it is a round number; 0 means that it is not known yet."""
     if not nbytes:
         return "not known yet"
     spelled = spell_size(nbytes).replace(".00", "")
@@ -85,7 +85,7 @@ def spell_budget(nbytes: int) -> str:
 
 
 def summary(report: Report, accounts: Sequence[Account]) -> Iterator[str]:
-    """What follows on the headline: what was measured, the bound, and most of what slows it."""
+    """The sentences below the headline: measurements, the bound, and what slows the step most."""
     yield from _measured(report)
     least, predicted = report.lower_bound_seconds, report.predicted_seconds
     if least and predicted and moves(report):
@@ -101,7 +101,7 @@ def summary(report: Report, accounts: Sequence[Account]) -> Iterator[str]:
 
 
 def _measured(report: Report) -> Iterator[str]:
-    """Time and peak of what ran; and what of it the plans leave out."""
+    """Measured time and peak, and which graphs the predictions leave out."""
     took, predicted = report.measured_seconds, report.predicted_seconds
     held, peak = report.measured_peak_bytes, report.predicted_peak_bytes
     planned, partly = len(report.steps), 0 < len(report.steps) < report.graphs
@@ -127,7 +127,7 @@ def _measured(report: Report) -> Iterator[str]:
 
 
 def _recomputing(report: Report, accounts: Sequence[Account]) -> Iterator[str]:
-    """How much of the step is computed again, the longest of it, and whether to look elsewhere."""
+    """How much of the step is recomputed, the longest part of that, and another policy to try."""
     copied = copies(report)
     if not copied:
         yield "Nothing is copied: what has no room is dropped, and computed again."
@@ -160,7 +160,7 @@ def _waiting(accounts: Sequence[Account]) -> str:
 
 
 def still(report: Report, waited: float) -> str:
-    """One sentence above the causes of waits: how long compute waits, or why it never does."""
+    """The sentence above the causes of waits: how long compute waits, or why it never does."""
     if waited:
         return f"Compute stands still for {format_seconds(waited)} of the predicted step."
     if copies(report):
@@ -169,15 +169,15 @@ def still(report: Report, waited: float) -> str:
 
 
 def ratio(seconds: float | None, of: float | None) -> str:
-    """One time as so many times another."""
+    """One time as a multiple of another."""
     return f"{seconds / of:.2f}x" if seconds is not None and of else "-"
 
 
 def seconds_text(seconds: float | None) -> str:
-    """A time; a dash where it is not known."""
+    """A time, or a dash if it is not known."""
     return "-" if seconds is None else format_seconds(seconds)
 
 
 def bytes_text(nbytes: int | None) -> str:
-    """A size; a dash where it is not known."""
+    """A size, or a dash if it is not known."""
     return "-" if nbytes is None else format_bytes(nbytes)
