@@ -29,29 +29,30 @@ M = TypeVar("M", bound=nn.Module)
 Call = Callable[..., Any]
 
 PLAINLY = (
-    "a call inside a transform (torch.func, forward-mode AD), a dispatch mode (one that counts "
-    "FLOPs, fake tensors) or torch.jit.trace ran plainly: no budget holds there"
+    "a call inside a transform (torch.func, forward-mode AD), a dispatch mode (such as a FLOP "
+    "counter or fake tensors) or torch.jit.trace ran as plain PyTorch: the budget does not cover it"
 )
 
 UNSEEN = (
-    "a training call came to no graph: torch.compile runs it plainly, as it does past so many "
-    "shapes of inputs, and no budget holds there. TORCH_LOGS=recompiles,graph_breaks says why"
+    "a training call reached no graph: torch.compile ran it as plain PyTorch, as it does after too "
+    "many input shapes, and the budget does not cover it. TORCH_LOGS=recompiles,graph_breaks shows "
+    "why"
 )
 
 UNSEEN_PART = (
-    "a part of the model came with more shapes than torch.compile takes: where it comes with yet "
-    "others it runs plainly, and no budget holds there. Pad its inputs to a few sizes; "
-    "TORCH_LOGS=recompiles says what differs"
+    "a part of the model was called with more input shapes than torch.compile compiles: calls with "
+    "further shapes run as plain PyTorch, and the budget does not cover them. Pad its inputs to a "
+    "few sizes; TORCH_LOGS=recompiles shows what differs"
 )
 
 UNCOMPILED = (
-    "torch.compile takes nothing of what calls {names}: that runs plainly, and no budget holds "
-    "there. TORCH_LOGS=graph_breaks says why"
+    "torch.compile does not compile the code that calls {names}: they run as plain PyTorch, and "
+    "the budget does not cover them. TORCH_LOGS=graph_breaks shows why"
 )
 
 ALONE = (
-    "parts of the model are compiled by themselves, each a graph or more, for torch.compile takes "
-    "nothing of what calls them: {names}. TORCH_LOGS=graph_breaks says why"
+    "parts of the model are compiled separately, each as one or more graphs, because torch.compile "
+    "does not compile the code that calls them: {names}. TORCH_LOGS=graph_breaks shows why"
 )
 
 HOPE = 16

@@ -163,18 +163,18 @@ class InfeasibleError(OutcoreError, RuntimeError):
         another = ", another policy" if self.policy and not lean else ""
         least = "at least " if self.at_least else ""
         others = self.floor_bytes - self.needed_bytes
-        beside = f", beside {format_bytes(others)} that is held anyway"
+        beside = f", plus {format_bytes(others)} held outside the graph"
         advice = f'try "{spell_size(self.floor_bytes)}" or more'
         if self.at_least:
             advice = (
-                "what comes later is not known yet, so try well above "
+                "the step may need more than measured so far, so try well above "
                 f'"{spell_size(self.floor_bytes)}"'
             )
         smaller = ", or a smaller batch"
         if not self._depends_on_batch:
             smaller = (
-                "; no smaller batch will do, for parameters, their gradients and the buffers of "
-                f"modules alone take {_both(self.weights_bytes)}"
+                "; a smaller batch does not help: parameters, their gradients and module buffers "
+                f"alone need {_both(self.weights_bytes)}"
             )
         return (
             f"no plan fits a {self.tier} budget of {_both(self.budget_bytes)}: "
@@ -266,16 +266,16 @@ class DigestError(OutcoreError, ValueError):
     @property
     def message(self) -> str:
         """Give both digests and the file, and say how to get a value that fits."""
-        named = self.made_for or "(not named)"
+        named = self.made_for or "(none given)"
         if self.of == "content":
             which = f"the {self.noun} file {self.file}" if self.file else f"this {self.noun} file"
             return (
                 f"{which} was changed after it was saved: "
-                f"its header names content {named}, but what it holds has digest {self.expected}; "
+                f"its header gives digest {named}, but its content has digest {self.expected}; "
                 f"restore the file or make a new {self.noun}"
             )
         which = f"the {self.noun} in {self.file}" if self.file else f"this {self.noun}"
-        reasons = {"hardware": "it is of another machine", "profile": "times or memory differ"}
+        reasons = {"hardware": "the machines differ", "profile": "times or memory differ"}
         why = reasons.get(self.of, "the model, its input shapes or the settings differ")
         return (
             f"{which} was made for {self.of} {named}, not for {self.expected}: "
@@ -331,8 +331,8 @@ class HostMemoryError(OutcoreError, RuntimeError):
         allowed = "" if self.budget_bytes is None else f" of {format_bytes(self.budget_bytes)}"
         return (
             f"no host memory: {self.reason}: {format_bytes(self.needed_bytes)} needed, "
-            f"{format_bytes(self.taken_bytes)}{allowed} taken; raise host_budget, raise the "
-            "budget of the device, or keep fewer forward passes waiting for their backward"
+            f"{format_bytes(self.taken_bytes)}{allowed} in use; raise host_budget, raise the "
+            "device budget, or keep fewer forward calls outstanding"
         )
 
 
@@ -393,7 +393,7 @@ class NotEngagedError(OutcoreError, RuntimeError):
     def message(self) -> str:
         """Say what did not happen, and where to look."""
         if self.reason:
-            return f"not all of {self.model} is inside the budget: {self.reason}"
+            return f"the budget does not cover all of {self.model}: {self.reason}"
         return (
             f"outcore found nothing to plan in {self.model}: it ran as plain PyTorch. "
             "torch.compile captured no graph that requires gradients. Wrap the module that your "

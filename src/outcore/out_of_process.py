@@ -41,10 +41,12 @@ def plan_out_of_process(policy: Policy, problem: Problem) -> Plan:
         return ask(policy, problem)
     try:
         answer = _ask(policy, problem)
-    except Exception as error:  # noqa: BLE001 - whatever failed, planning here works too
-        log.info("outcore: planning in this process: could not start another (%s)", error)
+    except Exception as error:  # noqa: BLE001 - whatever it was, planning here works too
+        log.info("outcore: planning in this process: cannot start a planning process (%s)", error)
         if isinstance(error, subprocess.CalledProcessError):
-            log.debug("outcore: that one said: %s", error.stderr.decode(errors="replace"))
+            log.debug(
+                "outcore: the planning process wrote: %s", error.stderr.decode(errors="replace")
+            )
         return ask(policy, problem)
     if isinstance(answer, OutcoreError):
         try:
@@ -60,7 +62,7 @@ def place_out_of_process(problem: Problem, program: Program, space: Space) -> La
     try:
         found: Layout | None = worker.ask(_SERVE, question, _tell)
     except Exception as error:  # noqa: BLE001 - as above
-        log.info("outcore: planning in this process: could not start another (%s)", error)
+        log.info("outcore: planning in this process: cannot start a planning process (%s)", error)
         return question.found()
     return found
 

@@ -65,7 +65,7 @@ def handle(model: nn.Module) -> Backend:
     if not inside:
         raise _nothing_in(model)
     if len(inside) > 1:
-        reason = "it has modules wrapped with different budgets; ask for one of them"
+        reason = "it contains modules wrapped with different budgets; pass one of these modules"
         raise WrapError(model=type(model).__name__, reason=reason)
     return inside.pop()
 
@@ -166,13 +166,15 @@ def session(budget: str | float | None = None, **options: Unpack[Keywords]) -> S
 def _check(model: nn.Module) -> None:
     """Raise WrapError if `model` cannot be wrapped."""
     if not isinstance(model, nn.Module):
-        reason = "it is not a torch.nn.Module; wrap the model, not its step"
+        reason = "it is not a torch.nn.Module; wrap the model, not its training step"
         raise WrapError(model=type(model).__name__, reason=reason)
     name = type(model).__name__
     if is_compiled(model):
-        reason = "it is compiled already; wrap the model that was given to torch.compile"
+        reason = "it is already compiled; wrap the model that you passed to torch.compile"
         raise WrapError(model=name, reason=reason)
 
 
 def _nothing_in(model: nn.Module) -> WrapError:
-    return WrapError(model=type(model).__name__, reason="nothing in it is wrapped")
+    return WrapError(
+        model=type(model).__name__, reason="neither it nor a module inside it is wrapped"
+    )

@@ -263,7 +263,7 @@ def test_a_cache_that_others_can_write_to_is_not_used(tmp_path, monkeypatch):
     (tmp_path / "outcore").mkdir()
     (tmp_path / "outcore").chmod(0o777)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(PermissionError, match="others may write"):
+    with pytest.raises(PermissionError, match="other users may write"):
         arena._cache_folder()
 
 

@@ -181,7 +181,7 @@ def test_a_graph_that_comes_later_is_left_room_to_be_profiled(alone: int) -> Non
     if alone:
         with pytest.raises(InfeasibleError) as raised:
             towers.step((0, 1))
-        assert "the step can be begun again" in "".join(raised.value.__notes__)
+        assert "run the step again" in "".join(raised.value.__notes__)
         del raised
     towers.steps((0, 1), times=PATIENCE)
     assert all(graph.planned is not None for graph in graphs(towers.backend))

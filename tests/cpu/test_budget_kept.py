@@ -245,7 +245,7 @@ def test_what_is_left_of_the_step_before_is_told(
     found = leaves(backend, x)
     inside(backend)
     report = backend.report()
-    told = [note[:8] for note in report.notes if "were held while its forward call" in note]
+    told = [note[:8] for note in report.notes if "were held during its forward call" in note]
     assert report.state == "planned"
     assert told == ["4.00 MiB"] * (leaves in {leaves_gradients, leaves_results})
     assert torch.equal(found, leaves("eager", x))
@@ -256,7 +256,7 @@ def test_an_error_tells_what_is_left_of_the_step_before() -> None:
     with pytest.raises(InfeasibleError) as error:
         leaves_results(Backend(budget="29MiB"), x)
     (told,) = error.value.__notes__
-    assert told.startswith("4.00 MiB were held while its forward call ran")
+    assert told.startswith("4.00 MiB were held during its forward call")
 
 
 class Frozen(nn.Module):
@@ -596,7 +596,7 @@ def test_a_mix_without_a_plan_does_not_stand_in_the_way_of_others() -> None:
     assert engine.contention.beside_calls(first, execution) is execution
     assert not first.observed.unchecked
     assert planned.external_bytes < first.status.refused_external_bytes < inf
-    assert [note for note in backend.report().notes if "that wait beside it" in note]
+    assert [note for note in backend.report().notes if "outstanding calls of other graphs" in note]
     more = planned.external.base_bytes + 5_000
     again = plans.for_calls(first, planned)
     assert again.external_bytes == planned.external_bytes

@@ -87,7 +87,7 @@ def test_a_number_that_an_op_returns_and_another_reads() -> None:
         length.meta["val"] = 128
     double = next(n for n in graph.nodes if n.target is ATEN.mul.Tensor)
     double.args = (double.args[0], length)
-    with pytest.raises(CaptureError, match="a number that another returns to the host"):
+    with pytest.raises(CaptureError, match="a number that another op returns to the host"):
         capture(joint, 1)
 
 

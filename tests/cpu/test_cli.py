@@ -90,9 +90,7 @@ def test_what_nobody_foresaw_is_two_lines_and_a_code_of_its_own(outcore, monkeyp
     assert ended.exit_code == 70
     said, advice = ended.stderr.splitlines()
     assert said == "error: ZeroDivisionError: first line"
-    assert advice == (
-        "a defect of outcore: please report it with the output of `outcore --debug ...`"
-    )
+    assert advice == ("a bug in outcore: please report it with the output of `outcore --debug ...`")
     assert type(outcore("--debug", "hardware").exception) is ZeroDivisionError
 
 

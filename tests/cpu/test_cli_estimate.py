@@ -286,7 +286,7 @@ def test_a_step_that_needs_numbers_cannot_be_traced(outcore, script):
     found = outcore("estimate", f"{script}:branching", *MACHINE)
     assert found.exit_code == 2
     assert f"{at('if x.sum() > 0')}: if x.sum() > 0:" in found.stderr
-    assert "move what reads values out of it" in found.stderr
+    assert "move code that reads tensor values out of the step" in found.stderr
 
 
 def test_a_step_that_torch_compiles_in_parts_is_traced_as_a_whole(estimated, outcore, script):
@@ -318,7 +318,7 @@ def test_for_people(outcore, script):
     assert "imported" not in found.stdout
     small = outcore("estimate", f"{script}:triple", *MACHINE, "--budget", "1MiB")
     assert small.exit_code == 1
-    assert "no plan makes it fit: the smallest budget that would do is" in small.stdout
+    assert "no plan makes it fit: the smallest budget that works is" in small.stdout
     advised = small.stdout.splitlines()[-1].partition("budget=")[2]
     budget = advised.split('"')[1]
     assert advised == f'"{budget}", policy="search")'
@@ -338,7 +338,7 @@ def test_what_is_not_counted_is_said(outcore, script, estimated):
     # forward, and backward: all gradients of the first, and those of the second one by one
     count = estimated("convolving")[1]["convolutions"]
     assert count >= 4
-    assert f"not counted      workspaces of {count} ops of convolutions" in said
+    assert f"not counted      workspaces of {count} convolution ops" in said
 
 
 @pytest.mark.parametrize(
@@ -396,9 +396,9 @@ def test_on_this_machine(outcore, script):
     ("function", "said"),
     [
         ("tripl", "there is no function 'tripl'; did you mean 'triple'?"),
-        ("LOADED", "LOADED is no function"),
+        ("LOADED", "LOADED is not a function"),
         ("nothing", "it returns nothing; let it return (model, inputs), (model, inputs, loss_fn)"),
-        ("text", "the first of what it returns is not a function or a model but a str"),
+        ("text", "the first value that it returns is a str, not a function or a model"),
         ("failing", "the function raises NameError: name 'undefined' is not defined, at my_script"),
         ("frozen", "nothing in it needs a gradient"),
         ("leaving", f"the function ends the process (exit code 4), at {at('sys.exit(4)')}"),
@@ -413,15 +413,15 @@ def test_a_function_that_will_not_do(outcore, script, function, said):
 @pytest.mark.parametrize(
     ("function", "advice"),
     [
-        ("branching", "a step is estimated without computing it: move what reads values out of it"),
-        ("pointer", "a step is estimated without computing it"),
-        ("opaque", "say what the op returns without running it, by torch.library.register_fake"),
-        ("shapes", "the step itself raises this: see that it runs in plain PyTorch"),
+        ("branching", "a step is estimated without running it: move code that reads tensor values"),
+        ("pointer", "a step is estimated without running it"),
+        ("opaque", "describe what the op returns, with torch.library.register_fake"),
+        ("shapes", "the step itself raises this: check that it runs in plain PyTorch"),
         ("arguments", "the step itself raises this"),
         ("frozen", "in training, outcore runs in-core what it cannot plan"),
         pytest.param(
             "elsewhere",
-            "make it on the CPU: --hardware says what machine it is for",
+            "make the model and its inputs on the CPU: --hardware names the machine",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it can be traced there"),
         ),
     ],

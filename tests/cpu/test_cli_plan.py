@@ -111,7 +111,7 @@ def test_what_differs_is_told_and_the_exit_code_says_so(outcore, plan, other):
 
 def test_check_of_the_file_alone(outcore, plan, tmp_path):
     run = outcore("plan", "check", plan)
-    assert (run.exit_code, "a plan, as it was saved" in run.stdout) == (0, True)
+    assert (run.exit_code, "a plan, unchanged since it was saved" in run.stdout) == (0, True)
     edited = tmp_path / "edited.json"
     edited.write_text(Path(plan).read_text().replace('"offload"', '"recompute"', 1))
     run = outcore("plan", "check", str(edited))
@@ -157,7 +157,7 @@ def test_other_hardware_will_do_unless_strict(outcore, plan):
         (("show", "none.json"), "none.json: No such file"),
         (("diff", "none.json", "none.json"), "No such file"),
         (("check", "none.json"), "No such file"),
-        (("check", "none.json", "--strict"), "say which with --network"),
+        (("check", "none.json", "--strict"), "name one with --network"),
         (("make", "--policy", "poch"), "did you mean 'pooch'"),
         (("make", "--network", "resnet5"), "did you mean 'resnet50'"),
         (("make", "--budget", "much"), "--budget"),

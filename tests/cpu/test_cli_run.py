@@ -216,7 +216,7 @@ def test_without_a_measured_machine_memory_alone_is_told(around, monkeypatch, ca
     told = after(model, torch.ones(512, 64), monkeypatch, capsys)
     assert told.startswith("\noutcore: a training step of Sequential needs ")
     verdict = "It does not fit in 1.50 MiB as it is. With outcore it does."
-    assert f"and this process can have 1.50 MiB (all predicted)\n{verdict}\n" in told
+    assert f"and this process has 1.50 MiB available (all predicted)\n{verdict}\n" in told
     assert "planned          " in told
     assert " times " not in told
     assert " a step" not in told
@@ -317,7 +317,7 @@ def test_an_argument_that_is_gone_is_named():
     assert again(watch.last.args)[1] is extra
     del extra
     gc.collect()
-    with pytest.raises(LookupError, match="cannot be had again"):
+    with pytest.raises(LookupError, match="cannot be recreated"):
         again(watch.last.args)
 
 
@@ -436,12 +436,12 @@ def test_an_optimizer_of_others_that_is_not_counted_is_named(monkeypatch, capsys
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(12)))
     made = Own(model.parameters(), {})
     told = after(model, torch.ones(512, 64), monkeypatch, capsys)
-    assert "optimizer: Own 0 B, and more to come\n" in told
-    assert "not counted      the state of Own, what the loss itself takes, and" in told
+    assert "optimizer: Own 0 B, and more not known yet\n" in told
+    assert "not counted      the state of Own, memory of the loss itself, and" in told
     made.step()
     told = after(model, torch.ones(512, 64), monkeypatch, capsys)
     assert "optimizer: Own 195 KiB\n" in told
-    assert "not counted      what the loss itself takes, and" in told
+    assert "not counted      memory of the loss itself, and" in told
 
 
 def test_an_optimizer_of_others_is_counted_once_it_has_stepped():

@@ -193,7 +193,7 @@ def test_only_once() -> None:
     report = training.report()
     assert report.replans == 1
     (note,) = report.notes
-    assert note.endswith("that is off too, and it is not planned once more")
+    assert note.endswith("this differs too, but outcore does not plan it again")
 
 
 def test_where_all_is_kept_there_is_nothing_to_plan() -> None:
@@ -205,7 +205,7 @@ def test_where_all_is_kept_there_is_nothing_to_plan() -> None:
     assert report.replans == 0
     (note,) = report.notes
     assert note.startswith("measured")
-    assert note.endswith("all is kept, so there is nothing to plan again")
+    assert note.endswith("everything is kept, so there is nothing to plan again")
     training.run(WATCHED_STEPS)
     assert training.graph.executable is executable
 

@@ -153,12 +153,12 @@ class TestWrap:
         report = outcore.handle(module).report()
         assert report.state == "planned"
         assert report.measured_peak_bytes
-        assert any("ran plainly" in note for note in report.notes)
+        assert any("ran as plain PyTorch" in note for note in report.notes)
 
     def test_where_nothing_ever_compiles_it_is_said(self) -> None:
         module = outcore.wrap(small(), **TIGHT)
         with (
-            pytest.warns(UserWarning, match="ran plainly") as warned,
+            pytest.warns(UserWarning, match="ran as plain PyTorch") as warned,
             FlopCounterMode(display=False),
         ):
             trained(module, 2)
@@ -217,7 +217,7 @@ class TestWrap:
         outcore.Backend("1GiB")
         for name, meant in (("POLICI", "POLICY"), ("ARENAS", "ARENA")):
             monkeypatch.setenv(f"OUTCORE_{name}", "pooch")
-            with pytest.warns(UserWarning, match=f"OUTCORE_{name}; is OUTCORE_{meant} meant"):
+            with pytest.warns(UserWarning, match=f"OUTCORE_{name}: did you mean OUTCORE_{meant}"):
                 outcore.Backend("1GiB")
             monkeypatch.delenv(f"OUTCORE_{name}")
 
@@ -261,9 +261,9 @@ class TestWrap:
         assert same(trained(module), small_reference(STEPS, eager=True))
         assert backend.engine is None
         assert backend.closed
-        with pytest.raises(WrapError, match="Small: nothing in it is wrapped"):
+        with pytest.raises(WrapError, match="Small: neither it nor a module inside it is wrapped"):
             outcore.handle(module)
-        with pytest.raises(WrapError, match="Small: nothing in it is wrapped"):
+        with pytest.raises(WrapError, match="Small: neither it nor a module inside it is wrapped"):
             outcore.unwrap(module)
 
     def test_unwrap_undoes_all_that_is_inside(self) -> None:
@@ -308,7 +308,7 @@ class TestWrap:
     def test_what_is_compiled_in_place_already(self) -> None:
         module = small()
         module.compile(backend="eager")
-        with pytest.raises(WrapError, match="compiled already"):
+        with pytest.raises(WrapError, match="already compiled"):
             outcore.wrap(module, budget="1GiB")
 
     def test_a_module_of_torch_s_own(self) -> None:
@@ -339,7 +339,7 @@ class TestWrap:
         module = outcore.wrap(nn.Linear(4, 4), "1GiB")
         for n in range(1, 3):
             module(torch.ones(n, 4)).sum().backward()
-        with pytest.warns(UserWarning, match="came to no graph"):
+        with pytest.warns(UserWarning, match="reached no graph"):
             module(torch.ones(3, 4)).sum().backward()
         module(torch.ones(4, 4)).sum().backward()  # said once
         engine = outcore.handle(module).engine
@@ -357,7 +357,9 @@ class TestWrap:
         for n in range(2, 4):
             with pytest.raises(NotEngagedError) as caught:
                 module(torch.ones(n, 4))
-            assert "inside the budget: a training call came to no graph" in str(caught.value)
+            assert "the budget does not cover all of Linear: a training call reached" in str(
+                caught.value
+            )
         module(torch.ones(1, 4)).sum().backward()
 
     @LIMITED
@@ -395,7 +397,7 @@ class TestWrap:
                     raised.append(str(error))
         warned = [str(each.message) for each in told]
         assert len(raised) == strict
-        found = [text for text in (*raised, *warned) if "came with more shapes" in text]
+        found = [text for text in (*raised, *warned) if "called with more input shapes" in text]
         assert len(found) == 1
         assert call_wrapper.UNSEEN not in outcore.handle(module).notes
 
@@ -417,7 +419,7 @@ class TestWrap:
 
         monkeypatch.setattr(call_wrapper, "MOST_SHAPES", 2)
         module = outcore.wrap(Experts(), "1GiB")
-        with pytest.warns(UserWarning, match="a part of the model came with more shapes"):
+        with pytest.warns(UserWarning, match="a part of the model was called with more"):
             module(torch.ones(2, 4)).backward()
 
     def test_a_call_that_asks_for_no_gradient_itself_is_no_miss(self) -> None:
@@ -447,7 +449,7 @@ class TestWrap:
             for step in range(24):
                 module.calls -= step % 8 == 7  # one of before, now and then, is no rest
                 module(torch.ones(2, 4)).sum().backward()
-        (said,) = [str(w.message) for w in caught if "captured anew" in str(w.message)]
+        (said,) = [str(w.message) for w in caught if "captures new graphs" in str(w.message)]
         assert "a counter in the model" in said
         (note,) = outcore.handle(module).report().notes
         assert said == f"outcore: {note}"

@@ -66,6 +66,6 @@ def test_what_is_offloaded_goes_to_a_disk_where_there_is_one(monkeypatch, tmp_pa
 
 def test_a_spill_folder_in_memory_is_told(mounted, tmp_path):
     mounted("tmpfs", tmp_path)
-    with pytest.warns(UserWarning, match="the spill folder .* lies in memory"):
+    with pytest.warns(UserWarning, match="the spill folder .* is in memory"):
         spill = Spill(tmp_path, None)
     spill.close()

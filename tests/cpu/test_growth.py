@@ -75,7 +75,7 @@ def inside(backend: Backend) -> None:
 
 
 def grown(backend: Backend) -> list[str]:
-    return [note for note in backend.report().notes if "planned again beside" in note]
+    return [note for note in backend.report().notes if "planned again because" in note]
 
 
 def accumulated(backend: Any, calls: int = 8) -> tuple[list[float], nn.Module]:
@@ -98,7 +98,7 @@ def test_the_state_of_an_optimizer_that_comes_late() -> None:
     seen = accumulated(backend)
     assert backend.report().state == "planned"
     (note,) = grown(backend)
-    assert note.startswith("planned again beside 4.0")
+    assert note.startswith("planned again because this process holds 4.0")
     inside(backend)
     expected = accumulated(None)
     assert seen[0] == expected[0]
@@ -122,7 +122,7 @@ def test_what_an_optimizer_takes_after_a_step_is_known() -> None:
 def test_where_such_a_state_has_no_room_it_is_said_once() -> None:
     """What is held goes up and down with the gradients; that is no growth."""
     backend = Backend(budget="20MiB", policy="pooch")
-    with pytest.warns(UserWarning, match="no plan was found beside that") as caught:
+    with pytest.warns(UserWarning, match="no plan has room for that") as caught:
         accumulated(backend)
     assert len(caught) == 1
 
@@ -197,7 +197,7 @@ def test_when_it_has_gone_there_is_a_plan_for_less() -> None:
     training = Training(backend)
     training.steps()
     other = torch.empty(32 * MIB, dtype=torch.uint8)
-    with pytest.warns(UserWarning, match="no plan was found"):
+    with pytest.warns(UserWarning, match="no plan has room"):
         training.step()
     other = torch.empty(8 * MIB, dtype=torch.uint8)
     training.steps(3)

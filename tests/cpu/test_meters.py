@@ -135,7 +135,7 @@ def test_a_profiler_in_each_step_is_told_of(part: str) -> None:
             watched = profile(profile_memory=True)
             step(*((watched, nullcontext()) if part != "backward" else (nullcontext(), watched)))
 
-    with pytest.warns(UserWarning, match="another profiler of torch runs") as caught:
+    with pytest.warns(UserWarning, match="another torch profiler runs") as caught:
         profiled_steps()
     said = [str(w.message) for w in caught]
     assert sum(Obstacle.ANOTHER_PROFILER.reason in each for each in said) == 1

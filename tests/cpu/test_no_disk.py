@@ -80,7 +80,7 @@ def test_what_cannot_do_without_a_disk_names_it() -> None:
     warned = pytest.warns(UserWarning, match="offloads nothing")
     with warned, pytest.raises(InfeasibleError) as caught:
         call(batch(0))
-    assert "the disk cannot help: spill directory" in "".join(caught.value.__notes__)
+    assert "the disk cannot be used: spill directory" in "".join(caught.value.__notes__)
 
 
 @pytest.mark.usefixtures("read_only")

@@ -56,7 +56,7 @@ def test_the_next_step_has_a_tighter_plan_once(call: str, error: RuntimeError) -
     with pytest.raises(type(error), match=str(error)[:20]) as caught:
         trained.step()
     assert "of a budget of 2.00 MiB" in caught.value.__notes__[-1]
-    assert "the next step has a tighter one" in caught.value.__notes__[-1]
+    assert "the next step has a tighter plan" in caught.value.__notes__[-1]
     del caught  # its frames hold the step's tensors
     after = trained.graph.planned
     assert after is not None
@@ -110,7 +110,7 @@ def test_while_it_is_profiled_the_next_step_takes_least(call: str) -> None:
         assert graph.profiling is not None
         taken = [p.checked.program for p in (first, graph.profiling)]
         assert len(taken[1].body) > len(taken[0].body), "more is moved"
-    assert "the next step is profiled by the plan that takes least" in notes[0]
+    assert "the next step is profiled by the plan with the least memory" in notes[0]
     assert "by the plan" not in notes[1]
     assert "within a budget of 1.00 GiB" in notes[1]
     for _ in range(PROFILED_STEPS):

@@ -81,7 +81,7 @@ def test_memory_that_cannot_be_registered_will_do(
     asked: list[torch.device] = []
     monkeypatch.setattr("outcore.execute.pinned._forget_error", asked.append)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: runtime.calls.append(("empty", 0)))
-    with pytest.warns(UserWarning, match=r"9\.77 KiB of host memory cannot be locked"):
+    with pytest.warns(UserWarning, match=r"9\.77 KiB of host memory cannot be pinned"):
         memory = pinned(10_000, GPU)
     assert asked == [GPU, GPU]
     memory.fill_(1)
@@ -190,7 +190,7 @@ def test_memory_that_was_not_registered_is_not_when_it_shrinks(
     runtime.error = 2
     monkeypatch.setattr("outcore.execute.pinned._forget_error", lambda _: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    with pytest.warns(UserWarning, match="cannot be locked"):
+    with pytest.warns(UserWarning, match="cannot be pinned"):
         memory = pinned(10_000, GPU)
     runtime.calls.clear()
     assert shrink(memory, 100, GPU).shape == (100,)
@@ -231,7 +231,7 @@ def test_a_gpu_whose_allocator_keeps_no_count_is_refused(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: allocator)
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", caching)
-    with pytest.raises(CaptureError, match="tells nothing of GPU memory"):
+    with pytest.raises(CaptureError, match="does not report GPU memory"):
         open_driver(GPU, tmp_path, None)
 
 

@@ -591,7 +591,7 @@ class TestThreads:
         thread.start()
         idle.wait()
         try:
-            with pytest.warns(UserWarning, match="a step on another thread is metered"):
+            with pytest.warns(UserWarning, match="a step on another thread is being metered"):
                 train_on()
         finally:
             ended.set()
@@ -787,7 +787,7 @@ class TestBadInput:
     def test_a_missing_budget_on_a_cpu(self) -> None:
         torch._dynamo.reset()
         call = torch.compile(nn.Linear(2, 2), backend=Backend())
-        with pytest.raises(BudgetError, match="budget must be given") as caught:
+        with pytest.raises(BudgetError, match="you must set the budget") as caught:
             call(torch.ones(1, 2))
         printed = "".join(traceback.format_exception_only(caught.value))
         assert printed.startswith("outcore.errors.BudgetError: option budget=None")

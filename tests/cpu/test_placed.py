@@ -177,7 +177,7 @@ def test_free_memory_elsewhere_is_held_too():
 def test_no_room_for_it(nbytes):
     lane, said = placed(Stage(nbytes))
     with lane.call([]):
-        assert said == ["a stretch of its size"]
+        assert said == ["no free range of the layout's size"]
         lane.place(3)
 
 
@@ -232,7 +232,7 @@ def test_both_calls_are_made_on_one_stream():
     with lane.call([]):
         pass
     device.queue = "another"
-    with pytest.raises(StepError, match="two streams"), lane.call([]):
+    with pytest.raises(StepError, match="two CUDA streams"), lane.call([]):
         pass
 
 

@@ -90,7 +90,7 @@ def test_a_package_that_is_wrong_is_told_below_the_list(outcore, tmp_path):
     assert "swap-all-naive" in found.stdout
     mine, pooch = found.stderr.splitlines()
     assert mine.startswith("error: policy 'mine': my_module:Mine of my-policies 1.0 cannot be")
-    assert "built in is used" in pooch
+    assert "uses the built-in one" in pooch
 
 
 def test_a_model_trains_under_it(installed, tmp_path):

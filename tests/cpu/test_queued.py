@@ -342,7 +342,7 @@ def test_a_storage_smaller_than_its_region_is_refused(driver: QueuedDriver) -> N
 def test_another_stream_in_one_step_is_refused(driver: QueuedDriver, device: LateDevice) -> None:
     lane = driver.open_lane({0: region(0, 100)})
     device.switch("another")
-    with pytest.raises(RuntimeError, match="two streams"):
+    with pytest.raises(RuntimeError, match="two CUDA streams"):
         lane.copy_in(0)
 
 

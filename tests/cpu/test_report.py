@@ -97,14 +97,14 @@ def test_memory_taken_once_all_was_planned_is_told() -> None:
 
     module = Small()
     call = torch.compile(module, backend=backend)
-    with pytest.warns(UserWarning, match="no plan was found beside that"):
+    with pytest.warns(UserWarning, match="no plan has room for that"):
         train(module, call, [batch(0)], loss, STEPS)
     report = backend.report()
     assert report.measured_peak_bytes is not None
     assert report.measured_peak_bytes > report.budget_bytes
     *_, note = report.notes
     assert note.startswith("a metered step held ")
-    assert "more beside the graphs than when they were planned" in note
+    assert "more outside the graphs than when they were planned" in note
 
 
 def test_asking_changes_nothing_but_that_one_step_is_timed() -> None:
@@ -174,10 +174,10 @@ def test_a_step_is_recorded_on_a_device_with_queues(
     monkeypatch.setattr(
         engines, "open_driver", lambda _, folder, __: QueuedDriver(TickingDevice(), folder)
     )
-    monkeypatch.setattr(TickingDevice, "notes", ("host memory cannot be locked",))
+    monkeypatch.setattr(TickingDevice, "notes", ("host memory cannot be pinned",))
     backend, report = trained(tight(), host_budget="1GiB", spill_dir=tmp_path)
     (step,) = report.steps
-    assert "host memory cannot be locked" in report.notes
+    assert "host memory cannot be pinned" in report.notes
     assert {link.name for link in report.links} == {"out to host", "in from host"}
     assert all(link.measured_rate for link in report.links)
     assert step.measured is not None

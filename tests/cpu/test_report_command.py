@@ -116,7 +116,7 @@ def test_a_plan_for_another_step_is_refused(outcore, plan_file) -> None:
         (("--memory-snapshot", "none/such/file"), "there is no folder 'none/such'"),
         (("--html", "a.svg", "--plot", "./a.svg"), "--html writes to that file too"),
         (("--plan", "plan.json", "--policy", "pooch"), "leave one of the two out"),
-        (("--plan", "plan.json", "--sweep"), "it takes a --policy"),
+        (("--plan", "plan.json", "--sweep"), "use --policy instead"),
         (("--plan", "none.json"), "none.json"),
         (("train.py:step", "--network", "alexnet"), "leave one of the two out"),
         (("train.py:step", "--batch", "3"), "leave one of the two out"),

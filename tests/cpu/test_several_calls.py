@@ -169,7 +169,9 @@ def test_one_call_has_its_peak_and_the_others_what_crosses() -> None:
 
 
 def test_the_least_budget_of_several_calls_is_enough() -> None:
-    with pytest.raises(InfeasibleError, match="up to 6 calls of this graph wait") as refused:
+    with pytest.raises(
+        InfeasibleError, match="up to 6 calls of this graph are outstanding"
+    ) as refused:
         train_blocks(Backend(budget="10MiB"), alike=True)
     budget = refused.value.floor_bytes
     del refused  # which holds the tensors of that step
@@ -402,7 +404,7 @@ def test_calls_that_waited_in_a_checked_step_alone_are_counted_once_they_come_ba
     mixes = [mix for mix in two.observed.called if ref(one) in mix.others]
     assert mixes
     assert all(mix.beyond_bytes is not None for mix in mixes)
-    assert not [note for note in backend.report().notes if "planned again beside" in note]
+    assert not [note for note in backend.report().notes if "planned again because" in note]
 
 
 class Wide(nn.Module):
@@ -490,14 +492,14 @@ def test_calls_that_come_later_are_planned_for() -> None:
     assert report.state == "planned"
     assert report.predicted_peak_bytes is not None
     assert report.predicted_peak_bytes <= report.budget_bytes
-    assert not [note for note in report.notes if "waited for their backward" in note]
+    assert not [note for note in report.notes if "outstanding at once" in note]
 
 
 def test_calls_that_no_plan_has_room_for_are_told_of() -> None:
     calls = [1] * 7 + [12] * 3
     backend = Backend(budget="6MiB")
     assert same(judge(backend, calls), judge("eager", calls))
-    (note,) = [note for note in backend.report().notes if "waited for their backward" in note]
+    (note,) = [note for note in backend.report().notes if "outstanding at once" in note]
     assert "up to 12 calls" in note
     assert "more than 1 within" in note
 

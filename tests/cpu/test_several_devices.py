@@ -100,7 +100,7 @@ class TestCapture:
 
     def test_one_that_was_begun_outside(self, world: Any) -> None:
         weight = torch.ones(4, requires_grad=True)
-        with pytest.raises(CaptureError, match="begun outside of it"):
+        with pytest.raises(CaptureError, match="started outside of it"):
             outcore.trace(lambda x: wait_tensor(x) * weight, torch.ones(4))
 
     def test_what_runs_one_waits_for_it(self, world: Any) -> None:

@@ -108,7 +108,7 @@ def test_parts_that_torch_compiles_nothing_around_are_planned(made: str) -> None
     report = outcore.handle(roomy).report()
     assert report.state == "in-core"
     assert report.graphs >= len(roomy.blocks)
-    assert [note for note in report.notes if "compiled by themselves" in note]
+    assert [note for note in report.notes if "compiled separately" in note]
     assert report.measured_peak_bytes is not None
     torch._dynamo.reset()
     tight = outcore.wrap(MAKERS[made](), report.measured_peak_bytes * 7 // 8, policy="swap-all")
@@ -121,7 +121,7 @@ def test_parts_that_torch_compiles_nothing_around_are_planned(made: str) -> None
 def test_what_has_a_hook_itself_is_named_and_the_rest_is_planned() -> None:
     expected = train(hooked_within())
     module = outcore.wrap(hooked_within(), BUDGET)
-    with pytest.warns(UserWarning, match="what calls blocks.2.0: that runs plainly"):
+    with pytest.warns(UserWarning, match="that calls blocks.2.0: they run as plain PyTorch"):
         found = train(module)
     assert alike(found, expected)
     assert outcore.handle(module).report().graphs > len(module.blocks)
@@ -159,13 +159,13 @@ class Mixed(nn.Module):
 
 def test_what_is_left_alone_on_purpose_is_named() -> None:
     module = outcore.wrap(Mixed(), BUDGET)
-    with pytest.warns(UserWarning, match="what calls left: that runs plainly") as caught:
+    with pytest.warns(UserWarning, match="that calls left: they run as plain PyTorch") as caught:
         train(module)
     assert [each for each in caught if each.filename == __file__]
     assert outcore.handle(module).report().graphs == 2
     assert not module.left._compiled_call_impl
     strict = outcore.wrap(Mixed(), BUDGET, strict=True)
-    with pytest.raises(NotEngagedError, match="what calls left"):
+    with pytest.raises(NotEngagedError, match="that calls left"):
         train(strict)
 
 
@@ -247,7 +247,7 @@ def test_what_never_comes_to_a_backward_is_told_in_the_end() -> None:
     module = outcore.wrap(Blocks(breaks), BUDGET)
     for _ in range(HOPE + 1):
         module(torch.randn(8, 64))
-    with pytest.warns(UserWarning, match="came to no graph"):
+    with pytest.warns(UserWarning, match="reached no graph"):
         module(torch.randn(8, 64))
 
 

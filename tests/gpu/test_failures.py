@@ -85,7 +85,7 @@ def test_out_of_memory_inside_a_step() -> None:
     before = held()
     with nothing_free():
         with (
-            pytest.warns(UserWarning, match="no plan was found beside that"),  # what fills it
+            pytest.warns(UserWarning, match="no plan has room for that"),  # what fills it
             pytest.raises(torch.OutOfMemoryError) as caught,
         ):
             one_step(module, call, data)
@@ -138,7 +138,7 @@ def test_the_state_of_an_optimizer_that_comes_late_has_room() -> None:
         if not number % 8:
             adam.step()
             adam.zero_grad()
-    assert any("planned again beside" in note for note in backend.report().notes)
+    assert any("planned again because" in note for note in backend.report().notes)
     assert max(peaks) <= budget, [peak - budget for peak in peaks]
 
 
@@ -166,7 +166,7 @@ def test_host_memory_that_cannot_be_locked_is_slower_and_right(
 
     expected, budget = reference(STEPS), tight()
     monkeypatch.setattr(pinned, "_runtime", Refusing)
-    with pytest.warns(UserWarning, match="cannot be locked"):
+    with pytest.warns(UserWarning, match="cannot be pinned"):
         seen, backend, *_ = planned(STEPS, budget=budget, policy="swap-all")
     assert same(seen, expected)
     assert backend.report().offloaded_bytes

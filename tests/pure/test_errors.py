@@ -68,24 +68,25 @@ EXAMPLES = (
         directory="/scratch", reason="too little room", needed_bytes=3 * 2**30, free_bytes=2**20
     ),
     HostMemoryError(
-        reason="the budget is used up",
+        reason="host_budget is used up",
         needed_bytes=2**30,
         taken_bytes=3 * 2**29,
         budget_bytes=2**31,
     ),
     CaptureError(reason="in-place op aten.add_.Tensor", site="norm (model.py:7)"),
     StepError(
-        reason="backward through a graph whose data is gone: it ran before without "
-        "retain_graph=True, or a saved-tensor hook changed what was saved"
+        reason="backward through a graph whose saved data was freed: an earlier backward call "
+        "ran without retain_graph=True, or a saved-tensor hook changed the saved tensors"
     ),
-    WrapError(model="Net", reason="nothing in it is wrapped"),
+    WrapError(model="Net", reason="neither it nor a module inside it is wrapped"),
     NotEngagedError(model="Net"),
     TargetError(
         target="train.py:step",
-        reason="the step cannot be traced: something reads the values of tensors, which do not "
-        "exist while it is traced",
+        reason="the step cannot be traced: the code reads tensor values, which do not exist during "
+        "tracing",
         where="train.py:12: x.item()",
-        advice="a step is estimated without computing it: move what reads values out of it",
+        advice="a step is estimated without running it: move code that reads tensor values out of "
+        "the step",
     ),
     PhotographsError(reason="No module named 'sklearn'"),
     MissingPackageError(package="scipy", extra="plan", purpose="the lower bound needs a solver"),
@@ -173,16 +174,16 @@ def test_no_smaller_batch_is_asked_for_where_weights_alone_are_too_many():
     fields = dict(vars(error), weights_bytes=error.budget_bytes)
     assert "or a smaller batch" in str(InfeasibleError(**fields | {"weights_bytes": 2**30 - 1}))
     large = InfeasibleError(**fields)
-    assert "no smaller batch will do" in str(large)
-    assert "alone take 1.00 GiB (1073741824 bytes)" in str(large)
+    assert "a smaller batch does not help" in str(large)
+    assert "alone need 1.00 GiB (1073741824 bytes)" in str(large)
     assert large.args == (str(large),), "nothing for those who look for a batch size"
 
 
 def test_what_is_held_anyway_is_told_where_it_is_much():
     error = next(error for error in EXAMPLES if isinstance(error, InfeasibleError))
-    assert "held anyway" not in str(error)
+    assert "held outside the graph" not in str(error)
     fields = dict(vars(error), needed_bytes=error.floor_bytes - 2**28)
-    beside = "at once, beside 256 MiB that is held anyway, and the smallest"
+    beside = "at once, plus 256 MiB held outside the graph, and the smallest"
     assert beside in str(InfeasibleError(**fields))
 
 
@@ -190,7 +191,7 @@ def test_a_budget_that_may_be_too_small_is_not_advised():
     error = next(error for error in EXAMPLES if isinstance(error, InfeasibleError))
     least = str(InfeasibleError(**dict(vars(error), at_least=True)))
     assert "is at least 1.43 GiB" in least
-    assert 'not known yet, so try well above "1.44GiB", or a smaller batch' in least
+    assert 'than measured so far, so try well above "1.44GiB", or a smaller batch' in least
 
 
 def spill(cause):
@@ -223,11 +224,11 @@ def test_did_you_mean(word, answer):
 def test_a_digest_error_tells_an_edited_file_from_one_for_another_trace():
     edited = DigestError(noun="trace", made_for="aa11", expected="bb22", of="content")
     assert str(edited) == (
-        "this trace file was changed after it was saved: its header names content aa11, "
-        "but what it holds has digest bb22; restore the file or make a new trace"
+        "this trace file was changed after it was saved: its header gives digest aa11, "
+        "but its content has digest bb22; restore the file or make a new trace"
     )
     unnamed = DigestError(noun="plan", made_for="", expected="bb22")
-    assert str(unnamed).startswith("this plan was made for trace (not named), not for bb22")
+    assert str(unnamed).startswith("this plan was made for trace (none given), not for bb22")
 
 
 def test_a_digest_error_names_the_file():

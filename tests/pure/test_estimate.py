@@ -185,9 +185,9 @@ def test_an_expanded_view_moves_what_there_is():
 
 def test_what_a_machine_lacks_is_named():
     product = one_op("aten.mm.default", [(2, 2), (2, 2)], (2, 2))
-    with pytest.raises(OptionValueError, match="no rate of its memory"):
+    with pytest.raises(OptionValueError, match="no memory bandwidth"):
         estimate(product, replace(MACHINE, memory_bytes_per_second=0.0))
-    with pytest.raises(OptionValueError, match=r"no rate of arithmetic for float32.*bfloat16"):
+    with pytest.raises(OptionValueError, match=r"no compute rate for float32.*bfloat16"):
         estimate(product, replace(MACHINE, flops_per_second=(("bfloat16", 1e12),)))
 
 

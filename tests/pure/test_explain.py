@@ -218,7 +218,7 @@ class TestWaitsByHand:
         wait = only_wait(problem, {GAP: Offload(HOST)})
         assert (wait.waits_for, wait.late, wait.full_op) == (WaitsFor.COPY_BACK, Late.MEMORY, 2)
         assert wait.seconds == 2.0
-        assert wait.reason.endswith("there was no room for it beside op 2 f")
+        assert wait.reason.endswith("there was no room for it along with op 2 f")
 
     def test_for_a_copy_back_behind_another(self) -> None:
         """Of the two that op 3 reads, b2 is back from 3 to 5 and b1 from 5 to 7."""

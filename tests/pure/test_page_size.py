@@ -65,7 +65,7 @@ def test_a_page_of_many_graphs_is_small():
     assert [graph.name for graph in view.graphs] == [
         f"Graph {number} of 70" for number in range(31, 31 + GRAPHS)
     ]
-    assert view.undrawn == f"Drawn are {GRAPHS} of 70 graphs: those that take longest."
+    assert view.undrawn == f"This page draws {GRAPHS} of 70 graphs: those that take longest."
     assert len(view.moves) == MOVES, "so many, however many graphs there are"
     charts = [chart for graph in view.graphs for chart in graph.memory]
     assert sum(chart.path.count("H") for chart in charts) <= POINTS
@@ -75,7 +75,7 @@ def test_a_page_of_many_graphs_is_small():
 
 def test_a_page_says_that_some_graphs_are_not_drawn():
     text = page(with_steps(long_report(20), small_report().steps * 30))
-    assert f"Drawn are {GRAPHS} of 30 graphs" in text
+    assert f"This page draws {GRAPHS} of 30 graphs" in text
     assert len(text.encode()) < MEGABYTE
 
 

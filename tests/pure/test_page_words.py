@@ -33,8 +33,8 @@ def test_a_measured_peak_above_the_budget_comes_first():
     assert headline(found) == "Over the budget of 8 KiB: a step was measured to hold 2.00 KiB more."
     assert "Fits" not in check(found).said
     below = said_below(found)
-    assert "It held 10.0 KiB at most. Predicted were 6.12 KiB." in below
-    assert "a budget that is lower" in below
+    assert "It held 10.0 KiB at most. The prediction was 6.12 KiB." in below
+    assert "A budget that is lower" in below
     assert is_over(found)
     assert not is_over(measured_report())
 
@@ -151,10 +151,10 @@ def test_tiles_show_what_was_measured_where_it_was():
 def test_a_measured_peak_is_drawn_only_where_it_is_that_of_the_graph():
     one, two = check(measured_report()).said, replace(two_graphs(), graphs=2)
     assert "measured peak 6.06 KiB" in one
-    assert "Measured was a peak" not in one
+    assert "The peak as measured is" not in one
     both = replace(two, measured_peak_bytes=6208)
     assert "measured peak" not in check(both).said
-    assert "Measured was a peak of 6.06 KiB, over the whole step" in check(both).said
+    assert "The peak as measured is 6.06 KiB, over the whole step" in check(both).said
 
 
 def test_a_legend_names_what_is_drawn():

@@ -385,7 +385,7 @@ class TestRules:
 
     def test_one_that_matches_nothing_names_what_is_near(self):
         with pytest.raises(
-            OptionValueError, match=r"matches no storage: near are .*curved"
+            OptionValueError, match=r"matches no storage: similar names are .*curved"
         ) as caught:
             check_rules([keep("curve")], [small_problem().trace])
         assert "overrides='curve: keep'" in str(caught.value)
@@ -399,8 +399,8 @@ class TestRules:
     @pytest.mark.parametrize(
         ("rule", "said"),
         [
-            (recompute("x"), r"x \(buffer 0\) stays on the device whatever is planned"),
-            (offload("conv.weight"), "it is the caller's"),
+            (recompute("x"), r"x \(buffer 0\) always stays on the device"),
+            (offload("conv.weight"), "it belongs to the caller"),
             (offload("layers.6"), "is made in the backward pass"),
         ],
     )

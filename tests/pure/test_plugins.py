@@ -92,7 +92,7 @@ BROKEN = {
     "cannot be imported: AttributeError": "",
     "it is not a dataclass": "Mine = 3",
     "its dataclass is not frozen": POLICY.replace("frozen=True, ", ""),
-    "an option of it has no default": POLICY.replace("depth: int = 3", "depth: int"),
+    "one of its options has no default": POLICY.replace("depth: int = 3", "depth: int"),
     "its `name` is 'other', and its entry point 'mine'": POLICY.replace('"mine"', '"other"'),
     "it has no `summary`": POLICY.replace("summary:", "about:"),
     "it has no method `plan`": POLICY.replace("def plan(", "def make("),
@@ -118,14 +118,14 @@ def test_a_name_that_is_built_in_stays_what_it_is(install):
     assert resolve("pooch").name in POLICIES
     assert type(resolve("pooch")) is POLICIES["pooch"]
     (plugin,) = plugins()
-    assert "my-policies 1.0 brings one of this name too; the one that is built in" in str(
+    assert "my-policies 1.0 also has a policy of this name; outcore uses the built-in" in str(
         plugin.kind
     )
 
 
 def test_two_packages_with_one_name_are_both_named(install, mine):
     install("other-policies", {"mine": "other_module:Mine"}, {"other_module": POLICY})
-    with pytest.raises(PolicyError, match=r"my-policies 1\.0 and other-policies 1\.0 bring one"):
+    with pytest.raises(PolicyError, match=r"my-policies 1\.0 and other-policies 1\.0 each have"):
         resolve("mine")
 
 

@@ -269,7 +269,7 @@ def test_an_effort_is_a_number_of_ops(effort):
 
 
 def test_walks_and_their_time_are_checked():
-    with pytest.raises(PolicyError, match="walks=0: it takes at least one"):
+    with pytest.raises(PolicyError, match="walks=0: it must be at least 1"):
         Search(walks=0)
     with pytest.raises(PolicyError, match="seconds=-1"):
         Search(seconds=-1.0)

@@ -383,7 +383,7 @@ def test_a_plan_is_refused_for_another_trace() -> None:
     longer = parse(to_text(problem.trace).replace("0.5", "0.25"), Trace)
     with pytest.raises(DigestError, match="this plan was made for trace"):
         check_plan_for(plan, dataclasses.replace(problem, trace=longer))
-    with pytest.raises(DigestError, match=r"made for trace \(not named\)"):
+    with pytest.raises(DigestError, match=r"made for trace \(none given\)"):
         check_plan_for(Plan(()), problem)
 
 

@@ -316,7 +316,7 @@ def mutated_inputs(output: torch.fx.Node, inputs: Sequence[torch.fx.Node]) -> tu
     wanted = (getattr(desc, "mutated_input", None) for desc in output.meta.get("desc", ()))
     found = [source for source in wanted if source is not None]
     if any(source not in known for source in found):
-        raise CaptureError(reason="an input that is overwritten cannot be told from the others")
+        raise CaptureError(reason="an overwritten input cannot be distinguished from the others")
     return tuple(map(known.index, found))
 
 

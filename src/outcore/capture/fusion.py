@@ -85,7 +85,8 @@ def _fuse(joint: GraphModule, forward_outputs: int, least_bytes: int) -> list[st
     found = groups(joint, forward_outputs, least_bytes)
     if found:
         log.info(
-            "fuse: %d groups of ops; a kernel that torch has not kept takes seconds", len(found)
+            "fuse: %d groups of ops; a kernel that torch has not cached takes seconds to compile",
+            len(found),
         )
     for group in found:
         among = next(nodes for nodes in parts if group.ops[0] in nodes)

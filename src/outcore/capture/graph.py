@@ -145,7 +145,7 @@ class _Capture:
             self.devices.add(torch.device("cpu"))
         if len(self.devices) != 1:
             names = ", ".join(sorted(map(str, self.devices))) or "none"
-            raise CaptureError(reason=f"tensors on one device are needed; found {names}")
+            raise CaptureError(reason=f"all tensors must be on one device; found {names}")
         trace = Trace(
             buffers=tuple(self.buffers),
             values=tuple(self.values),
@@ -239,7 +239,7 @@ class _Capture:
         source = node.args[0]
         assert isinstance(source, Node)  # noqa: S101 - it takes one tensor
         if self.buffers[self._buffer(source)].borrowed:
-            reason = "it waits for a collective that was begun outside of it"
+            reason = "it waits for a collective that was started outside of it"
             raise CaptureError(reason=reason, site=site(node))
         self.results[node] = self.results[source]
 
@@ -327,7 +327,7 @@ class _Capture:
         """Add a buffer for the storage of `tensor`, and return its id."""
         self._check_tensor(tensor, name)
         if tensor.is_conj() or tensor.is_neg():
-            raise CaptureError(reason=f"{name} is the conjugate or the negative of what lies there")
+            raise CaptureError(reason=f"{name} is a conjugate or negative view of its memory")
         nbytes = tensor.untyped_storage().nbytes()
         if not isinstance(nbytes, int):
             raise CaptureError(reason=f"the size of {name} is symbolic")
@@ -344,7 +344,7 @@ class _Capture:
         if not plain or tensor.is_quantized:
             raise CaptureError(reason=f"{name} is not a plain strided tensor")
         if str(tensor.dtype).removeprefix("torch.") not in ITEM_BYTES:
-            raise CaptureError(reason=f"{name} has a dtype that no plan knows: {tensor.dtype}")
+            raise CaptureError(reason=f"{name} has an unsupported dtype: {tensor.dtype}")
         sizes = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
         if not all(isinstance(n, int) for n in sizes):
             raise CaptureError(reason=f"the size of {name} is symbolic")
@@ -374,7 +374,8 @@ class _Capture:
             result = self.results[arg]
             if isinstance(arg.meta.get("val"), _NUMBERS):
                 reason = (
-                    f"an op or a result reads {arg.name}, a number that another returns to the host"
+                    f"an op or a result reads {arg.name}, a number that another op returns to the "
+                    "host"
                 )
                 raise CaptureError(reason=reason, site=site(arg))
             if isinstance(result, list):
@@ -390,7 +391,7 @@ class _Capture:
 def _fake(node: Node) -> torch.Tensor:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
-        reason = f"{node.name} is a {type(value).__name__}, no tensor"
+        reason = f"{node.name} is a {type(value).__name__}, not a tensor"
         raise CaptureError(reason=reason, site=site(node))
     return value
 

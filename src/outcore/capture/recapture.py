@@ -40,11 +40,11 @@ def capture_again(captured: Captured, op: int, real: Sequence[tuple[int, Value, 
     """
     joint = captured.joint
     if joint is None:
-        raise CaptureError(reason="its graph is gone")
+        raise CaptureError(reason="its graph was freed")
     try:
         _describe(joint, _changed(joint, joint.nodes[op], real))
     except Exception as error:  # ops may raise anything under fake tensors
-        raise CaptureError(reason=f"what follows cannot be described: {error}") from error
+        raise CaptureError(reason=f"the ops after it cannot be traced again: {error}") from error
     return capture(joint.module, joint.forward_outputs, joint.static_inputs)
 
 

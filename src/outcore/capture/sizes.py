@@ -91,7 +91,10 @@ class BySizes:
 
     def _past_the_most(self) -> Call:
         if self._otherwise is None:
-            reason = f"it was called with other sizes {MOST_SIZES} times; pad inputs to a few"
+            reason = (
+                f"it was called with more than {MOST_SIZES} combinations of sizes; pad inputs to a "
+                "few sizes"
+            )
             self._otherwise = self._refused(CaptureError(reason=reason))
         return self._otherwise
 
@@ -106,7 +109,7 @@ class BySizes:
             raise
         except Exception as error:  # from torch, for example for a size that is read from data
             what, *_ = str(error).splitlines() or [""]
-            reason = f"its sizes cannot be told beforehand ({type(error).__name__}: {what})"
+            reason = f"its sizes are not known before it runs ({type(error).__name__}: {what})"
             raise CaptureError(reason=reason) from error
 
         def without_numbers(*args: Any) -> Any:

@@ -60,7 +60,7 @@ class Commands(TyperGroup):
                 raise
             said = (str(error).splitlines() or [""])[0]
             _tell(f"error: {type(error).__name__}: {said}")
-            _tell("a defect of outcore: please report it with the output of `outcore --debug ...`")
+            _tell("a bug in outcore: please report it with the output of `outcore --debug ...`")
             raise typer.Exit(EXIT_UNFORESEEN) from error
 
 

@@ -48,7 +48,7 @@ class Machine:
         rate = self.hardware.memory_bytes_per_second * self.efficiency.memory
         if rate <= 0:
             raise OptionValueError(
-                option="hardware", value=self.hardware.name, reason="it has no rate of its memory"
+                option="hardware", value=self.hardware.name, reason="it has no memory bandwidth"
             )
         return rate
 
@@ -65,7 +65,7 @@ class Machine:
             raise OptionValueError(
                 option="hardware",
                 value=self.hardware.name,
-                reason=f"it has no rate of arithmetic for {dtype}: {did_you_mean(dtype, rates)}",
+                reason=f"it has no compute rate for {dtype}: {did_you_mean(dtype, rates)}",
             )
         return rates[dtype] * _class_efficiency(op.target, self.efficiency)
 

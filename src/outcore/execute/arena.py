@@ -111,7 +111,7 @@ def _own_arena() -> Arena | NoArena:
     if sys.platform != "linux":
         return NoArena("it needs Linux")
     if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
-        return NoArena("the addresses of this process are limited (RLIMIT_AS)")
+        return NoArena("the address space of this process is limited (RLIMIT_AS)")
     try:
         library = ctypes.CDLL(str(_compiled()))
         most_mappings = int(_MAX_MAP_COUNT.read_text()) // _PART_OF_MAPPINGS
@@ -155,7 +155,7 @@ def _cache_folder() -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise PermissionError(f"others may write to {folder}")
+        raise PermissionError(f"other users may write to {folder}")
     return folder
 
 

@@ -88,5 +88,5 @@ def _fault(trace: Trace, value: Value, tensor: torch.Tensor) -> str:
         return f"starts at {tensor.storage_offset()}, captured {value.offset}"
     size, planned_size = tensor.untyped_storage().nbytes(), trace.buffers[value.buffer].nbytes
     if size > planned_size:
-        return f"takes {size} B, captured {planned_size} B"
+        return f"has {size} B, captured {planned_size} B"
     return ""

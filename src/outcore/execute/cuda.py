@@ -132,13 +132,13 @@ def _set_allocator() -> None:
         set_allocator(expanding(text))
     elif not said:
         warnings.warn(
-            f"outcore: without {EXPANDABLE} in {name}, memory between tensors is lost, and a step "
-            "may take more than is predicted",
+            f"outcore: without {EXPANDABLE} in {name}, memory is lost to fragmentation, and a step "
+            "may need more than predicted",
             stacklevel=2,
         )
     if rounds_up(text):
         warnings.warn(
             f"outcore: with {ROUNDING} in {name}, blocks are larger than tensors, and a step may "
-            "take more than is predicted",
+            "need more than predicted",
             stacklevel=2,
         )

@@ -192,7 +192,7 @@ class SpillFile:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self.fd, end)
-            raise self.error(f"cannot take disk space: {words(error)}", more) from error
+            raise self.error(f"cannot reserve disk space: {words(error)}", more) from error
         self.nbytes = end + more
         self._give(end, self.nbytes)
 

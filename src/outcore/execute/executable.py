@@ -28,8 +28,8 @@ from outcore.ir.trace import Effect, Trace, Value
 _numbers = count()
 
 DREW = (
-    "op {op} {target} drew other random numbers when it ran again than at first: another thread "
-    "draws from torch's own generator, or seeds it; give that thread a torch.Generator of its own"
+    "op {op} {target} drew different random numbers when it was recomputed: another thread draws "
+    "from torch's default generator, or seeds it; give that thread its own torch.Generator"
 )
 
 

@@ -169,9 +169,11 @@ class QueuedLane:
     def _check(self) -> None:
         """Raise StepError if the lane is closed, or if this thread computes on another queue."""
         if not self._open:
-            raise StepError(reason="this step's data was dropped")
+            raise StepError(reason="the saved data of this step was freed")
         if self.device.current() != self.compute:
-            reason = "one step computes on two streams; call forward and backward on the same"
+            reason = (
+                "one step runs on two CUDA streams; call forward and backward on the same stream"
+            )
             raise StepError(reason=reason)
 
     def _nothing(

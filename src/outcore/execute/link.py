@@ -28,7 +28,7 @@ CHUNK_BYTES: Final = 8 << 20
 """The most bytes that one system call moves. Measured: larger chunks than 4 MiB are no faster."""
 
 SPILLS_TO_MEMORY = (
-    "outcore: the spill folder {folder} lies in memory, so what is offloaded there frees none; "
+    "outcore: the spill folder {folder} is in memory, so offloading there frees no memory; "
     "choose one on a disk with spill_dir or OUTCORE_SPILL_DIR"
 )
 

@@ -33,12 +33,12 @@ def open_driver(
         raise OptionValueError(
             option="link_limit",
             value=f"{link_bytes_per_second:g} B/s",
-            reason="it plays a slower disk on a CPU; the links of a GPU cannot be slowed down",
+            reason="it simulates a slower disk on a CPU; the links of a GPU cannot be slowed down",
         )
     if not _counts():
         raise CaptureError(
-            reason="torch's allocator tells nothing of GPU memory as it is set: unset backend in "
-            f"{asked(os.environ)[0]}, and PYTORCH_NO_CUDA_MEMORY_CACHING"
+            reason="torch's allocator does not report GPU memory as it is configured: unset "
+            f"backend in {asked(os.environ)[0]}, and PYTORCH_NO_CUDA_MEMORY_CACHING"
         )
     opened = CudaDevice(device)
     if opened.shares_memory:

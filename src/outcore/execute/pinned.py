@@ -140,8 +140,8 @@ def _lock(
         code = _register(array, device)
     if code:
         refused(
-            f"outcore: {format_bytes(len(array))} of host memory cannot be locked (CUDA error "
-            f"{code}): copies will be slower. Virtual machines and containers may have a limit."
+            f"outcore: {format_bytes(len(array))} of host memory cannot be pinned (CUDA error "
+            f"{code}): copies will be slower. Virtual machines and containers may limit it."
         )
     else:
         memory.registered = array.ctypes.data, device

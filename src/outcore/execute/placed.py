@@ -113,7 +113,9 @@ class PlacedLane:
             yield
             return
         if self._device.current() != self._home:
-            reason = "one step computes on two streams; call forward and backward on the same"
+            reason = (
+                "one step runs on two CUDA streams; call forward and backward on the same stream"
+            )
             raise StepError(reason=reason)
         stage = self._device.stage
         self._follow(stage, self._home)
@@ -156,7 +158,7 @@ class PlacedLane:
             if isinstance(move, Hold):
                 piece = self._taken(move.nbytes, self._start + move.offset)
                 if piece is None:
-                    self._lose(f"{move.nbytes} bytes at {move.offset} of the stretch")
+                    self._lose(f"{move.nbytes} bytes at offset {move.offset} of the layout")
                     return
                 self._pieces[move.piece] = piece
             else:
@@ -167,7 +169,9 @@ class PlacedLane:
         if self._holds:
             at = tensor.untyped_storage().data_ptr() - self._start
             if at != self._layout.offsets[slot]:
-                self._lose(f"slot {slot} at {at} of the stretch, not {self._layout.offsets[slot]}")
+                self._lose(
+                    f"slot {slot} at offset {at} of the layout, not {self._layout.offsets[slot]}"
+                )
 
     def moved(self, tensor: torch.Tensor, /) -> torch.Tensor:
         """Copy a result to memory of the caller's stream.
@@ -211,14 +215,14 @@ class PlacedLane:
         try:
             self._device.empty(nbytes + 2 * EDGE_BYTES)  # freed again at once, as one block
         except torch.OutOfMemoryError:
-            self._lose("a stretch of its size")
+            self._lose("no free range of the layout's size")
             return
         low = self._device.empty(EDGE_BYTES)
         self._start = low.data_ptr() + EDGE_BYTES
         body = self._taken(nbytes, self._start)
         high = None if body is None else self._taken(EDGE_BYTES, self._start + nbytes)
         if body is None or high is None:
-            self._lose("pieces beside each other")
+            self._lose("the layout's range is not contiguous")
             return
         self._pieces[0] = body
         self._plugs += (low, high)

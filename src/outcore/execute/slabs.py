@@ -102,7 +102,7 @@ class Slabs:
         """Raise HostMemoryError if `nbytes` more are not allowed."""
         budget, taken = self.budget_bytes, self.taken_bytes
         if self._closed or (budget is not None and taken + nbytes > budget):
-            reason = "the driver is closed" if self._closed else "the budget is used up"
+            reason = "the driver is closed" if self._closed else "host_budget is used up"
             raise HostMemoryError(
                 reason=reason, needed_bytes=nbytes, taken_bytes=taken, budget_bytes=budget
             )

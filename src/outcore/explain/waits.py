@@ -76,12 +76,12 @@ _PURPOSE = {
 }
 _WHY = {
     Late.LINK: "the link was busy with {others}",
-    Late.MEMORY: "there was no room for it beside {full}",
-    Late.HINT: "the plan issues it no sooner",
-    Late.CALL: "it is written over in the backward call, and so fetched in it",
+    Late.MEMORY: "there was no room for it along with {full}",
+    Late.HINT: "the plan does not issue it earlier",
+    Late.CALL: "it is overwritten in the backward call, so it is fetched there",
     Late.COPY_OUT: "it was still on its way out{after}",
-    Late.ROOM: "its room outside was taken by {others}",
-    Late.TIME: "it was issued as soon as can be",
+    Late.ROOM: "its room in the outer tier was taken by {others}",
+    Late.TIME: "it was issued as early as possible",
 }
 
 

@@ -29,12 +29,12 @@ _FOR = {
 }
 _LATE = {
     Late.LINK: "that came after others on the link",
-    Late.MEMORY: "that had no room sooner",
-    Late.HINT: "that the plan issues no sooner",
+    Late.MEMORY: "that had no room earlier",
+    Late.HINT: "that the plan does not issue earlier",
     Late.CALL: "that belong in the backward call",
-    Late.COPY_OUT: "of what was not out yet",
-    Late.ROOM: "that had no room outside sooner",
-    Late.TIME: "that were issued as soon as can be",
+    Late.COPY_OUT: "of data that was not copied out yet",
+    Late.ROOM: "that had no room in the outer tier earlier",
+    Late.TIME: "that were issued as early as possible",
 }
 
 

@@ -137,13 +137,13 @@ def _refuse(pl_module: nn.Module) -> None:
     name = type(pl_module).__name__
     if pl_module._compiled_call_impl is not None:  # noqa: SLF001 - what Module.compile sets
         reason = (
-            "Lightning calls training_step and never the LightningModule itself, so what "
-            "compile() or outcore.wrap() made of it does not run: leave that out, "
-            "LightningCallback wraps the modules inside"
+            "Lightning calls training_step and never the LightningModule itself, so compile() or "
+            "outcore.wrap() has no effect on it: leave that out, LightningCallback wraps the "
+            "modules inside"
         )
         raise WrapError(model=name, reason=reason)
     if getattr(pl_module, "_compiler_ctx", None) is not None:
-        reason = "torch.compile has it already: leave that out, or leave LightningCallback out"
+        reason = "it is already compiled with torch.compile: leave out that or LightningCallback"
         raise WrapError(model=name, reason=reason)
 
 

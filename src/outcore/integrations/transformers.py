@@ -101,11 +101,11 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]  # transforme
 def _refuse(args: Any, model: nn.Module) -> None:
     name = type(model).__name__
     if getattr(args, "torch_compile", False):
-        reason = "TrainingArguments(torch_compile=True) compiles it another way: leave that out"
+        reason = "TrainingArguments(torch_compile=True) also compiles it: leave that out"
         raise WrapError(model=name, reason=reason)
     if getattr(args, "n_gpu", 1) > 1:
         reason = (
-            f"the Trainer would copy it to {args.n_gpu} GPUs for each step, and copies are plain: "
-            "start one process per GPU with torchrun (docs/several-devices.md)"
+            f"the Trainer would copy it to {args.n_gpu} GPUs in each step, and copies are not "
+            "planned: start one process per GPU with torchrun (docs/several-devices.md)"
         )
         raise WrapError(model=name, reason=reason)

@@ -18,7 +18,7 @@ def metered(call: Callable[[], T]) -> tuple[T, Reading]:
     """
     meter = EventMeter()
     if not meter.start():
-        raise RuntimeError("cannot meter memory: another profiler runs; end it first")
+        raise RuntimeError("cannot meter memory: another profiler is running; stop it first")
     try:
         result = call()
     finally:

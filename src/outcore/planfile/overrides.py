@@ -111,8 +111,8 @@ def _not_again(trace: Trace, live: Liveness, gap: Gap) -> str:
         effects = ", ".join(sorted(effect.value for effect in op.effects))
         return f"{what} cannot be recomputed: op {op.id} {op.target}, which makes it, is {effects}"
     return (
-        f"{what} cannot be recomputed: what op {op.id} {op.target} makes it from is gone by then "
-        "and may not be made again, or was changed in place"
+        f"{what} cannot be recomputed: the inputs of op {op.id} {op.target} are freed by then and "
+        "cannot be recomputed, or were changed in place"
     )
 
 
@@ -120,11 +120,11 @@ def _immovable(trace: Trace, buffer: int) -> str:
     """Why a matched buffer has no gap across the boundary."""
     what, live = _name(trace, buffer), liveness(trace)
     if live.held[buffer]:
-        return f"{what} stays on the device whatever is planned: it is the caller's"
+        return f"{what} always stays on the device: it belongs to the caller"
     uses = live.uses[buffer]
     if uses and uses[0] >= trace.boundary:
-        return f"{what} is made in the backward pass; it does not wait for it"
-    return f"{what} is not used in the backward pass: it does not wait for it"
+        return f"{what} is made in the backward pass, so it is not kept for it"
+    return f"{what} is not used in the backward pass, so it is not kept for it"
 
 
 def _name(trace: Trace, buffer: int) -> str:
@@ -136,7 +136,7 @@ def _near(match: str, traces: Sequence[Trace]) -> str:
     """Why a rule that matches nothing is refused, with similar names."""
     words = sorted({word for trace in traces for said in labels(trace) for word in said})
     near = get_close_matches(match, words, n=NEAR, cutoff=0.4)
-    listed = f"near are {', '.join(near)}; " if near else ""
+    listed = f"similar names are {', '.join(near)}; " if near else ""
     return (
         f"it matches no storage: {listed}`outcore plan show` lists names, module paths and source "
         "lines of what a plan moves"

@@ -83,10 +83,10 @@ def _load(name: str, entries: list[EntryPoint]) -> type[Policy]:
         raise KeyError(name)
     brought_by = " and ".join(map(_distribution, entries))
     if name in POLICIES:
-        reason = f"{brought_by} brings one of this name too; the one that is built in is used"
+        reason = f"{brought_by} also has a policy of this name; outcore uses the built-in one"
         raise PolicyError(policy=name, reason=reason)
     if len(entries) > 1:
-        reason = f"{brought_by} bring one of this name each; uninstall all but one"
+        reason = f"{brought_by} each have a policy of this name; uninstall all but one"
         raise PolicyError(policy=name, reason=reason)
     (entry,) = entries
     try:
@@ -113,7 +113,7 @@ def _wrong(kind: object, name: str) -> str:
     if not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]  # every dataclass has it
         return "its dataclass is not frozen"
     if any(f.default is MISSING and f.default_factory is MISSING for f in fields(kind)):
-        return "an option of it has no default"
+        return "one of its options has no default"
     if getattr(kind, "name", None) != name:
         return f"its `name` is {getattr(kind, 'name', None)!r}, and its entry point {name!r}"
     if not isinstance(getattr(kind, "summary", None), str):

@@ -76,7 +76,7 @@ class Search:
             reason = f"effort={self.effort:g}: millions of ops to simulate, 0 for none"
             raise PolicyError(policy=self.name, reason=reason)
         if self.walks < 1:
-            reason = f"walks={self.walks}: it takes at least one"
+            reason = f"walks={self.walks}: it must be at least 1"
             raise PolicyError(policy=self.name, reason=reason)
         if not 0 <= self.seconds < float("inf"):
             reason = f"seconds={self.seconds:g}: the most that planning may take, 0 for any"

@@ -62,7 +62,7 @@ def outer_too_small(problem: Problem, tier: Tier, over: int, policy: str) -> Inf
     return InfeasibleError(
         budget_bytes=limit,
         floor_bytes=limit + over,
-        op="what it offloads",
+        op="the offloaded data",
         policy=policy,
         needed_bytes=limit + over,
         tier=tier.value,

@@ -8,13 +8,13 @@ from outcore.errors import OutcoreError
 from outcore.preflight.step import NEEDS_NUMBERS
 
 NUMBERS = (
-    "a step is estimated without computing it: move what reads values out of it. In training, "
-    "torch.compile splits such a step, and outcore plans the parts"
+    "a step is estimated without running it: move code that reads tensor values out of the step. "
+    "In training, torch.compile splits such a step, and outcore plans the parts"
 )
-ON_CPU = "make it on the CPU: --hardware says what machine it is for"
-FAKE = "say what the op returns without running it, by torch.library.register_fake"
+ON_CPU = "make the model and its inputs on the CPU: --hardware names the machine"
+FAKE = "describe what the op returns, with torch.library.register_fake"
 IN_CORE = "in training, outcore runs in-core what it cannot plan"
-PLAIN = "the step itself raises this: see that it runs in plain PyTorch, with the inputs returned"
+PLAIN = "the step itself raises this: check that it runs in plain PyTorch with the returned inputs"
 
 SAID = {
     "data pointer": NUMBERS,

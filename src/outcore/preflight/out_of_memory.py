@@ -150,18 +150,18 @@ def _lines(outlook: Outlook) -> Iterator[str]:
     needed, room = format_bytes(found.in_core_peak_bytes), format_bytes(found.budget_bytes)
     device = "this GPU" if outlook.device.type == "cuda" else "this process"
     yield (
-        f"outcore: a training step of {outlook.model} needs {needed} in-core, and {device} can "
-        f"have {room} (all predicted)"
+        f"outcore: a training step of {outlook.model} needs {needed} in-core, and {device} has "
+        f"{room} available (all predicted)"
     )
     if found.fits_in_core:
-        yield "That would fit: what else the script holds is not in these figures."
+        yield "That would fit: other memory that the script holds is not in these figures."
     else:
         yield verdict(found, times=outlook.times)
     for name, text in rows(found, times=outlook.times):
         yield f"{name:<{WIDTH}}{text}"
     yield f"{'counted':<{WIDTH}}inputs {outlook.inputs}; optimizer: {_counted(outlook.held)}"
     unknown = "".join(f"the state of {each}, " for each in outlook.held.unknown)
-    not_counted = f"{unknown}what the loss itself takes, and what else the script holds"
+    not_counted = f"{unknown}memory of the loss itself, and all else that the script holds"
     yield f"{'not counted':<{WIDTH}}{not_counted}"
     if outlook.others:
         yield f"{'':<{WIDTH}}other modules that it trains: {', '.join(outlook.others)}"
@@ -174,4 +174,4 @@ def _counted(held: Held) -> str:
     if not held.names:
         return "no optimizer was found"
     told = f"{', '.join(held.names)} {format_bytes(held.nbytes)}"
-    return f"{told}, and more to come" if held.unknown else told
+    return f"{told}, and more not known yet" if held.unknown else told

@@ -120,7 +120,7 @@ def why(error: BaseException) -> str:
     if isinstance(error, OutcoreError):
         return str(error)
     if isinstance(error, NEEDS_NUMBERS):
-        return "something reads the values of tensors, which do not exist while it is traced"
+        return "the code reads tensor values, which do not exist during tracing"
     said = (str(error).strip() or "nothing").splitlines()[0]
     return f"{type(error).__name__}: {said}"
 

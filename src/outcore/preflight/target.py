@@ -48,7 +48,7 @@ def find(target: str) -> Callable[[], Any]:
     except TargetError:
         raise
     except SystemExit as error:
-        advice = 'put what runs at its end under if __name__ == "__main__":'
+        advice = 'put code that runs on import under if __name__ == "__main__":'
         reason = f"importing it ends this process (exit code {error.code})"
         raise TargetError(
             target=target, reason=reason, where=line_of(error), advice=advice
@@ -59,7 +59,7 @@ def find(target: str) -> Callable[[], Any]:
     found = getattr(module, name, None)
     if not callable(found):
         functions = [each for each, value in vars(module).items() if callable(value)]
-        reason = f"there is no function {name!r}" if found is None else f"{name} is no function"
+        reason = f"there is no function {name!r}" if found is None else f"{name} is not a function"
         raise TargetError(target=target, reason=reason, advice=did_you_mean(name, functions))
     function: Callable[[], Any] = found
     return function
@@ -72,9 +72,9 @@ def make_step(target: str, returned: Any) -> Step:
         raise TargetError(target=target, reason=reason, advice=CONTRACT)
     call, inputs, *rest = returned
     loss = rest[0] if rest else None
-    for what, each in (("the first", call), ("the third", loss)):
+    for what, each in (("first", call), ("third", loss)):
         if each is not None and not callable(each):
-            reason = f"{what} of what it returns is not a function or a model but {_kind(each)}"
+            reason = f"the {what} value that it returns is {_kind(each)}, not a function or a model"
             raise TargetError(target=target, reason=reason, advice=CONTRACT)
     if isinstance(inputs, Mapping):
         return Step(call, (), dict(inputs), loss)

@@ -139,7 +139,7 @@ def again(value: Any) -> Any:
 
 def _alive(value: object, kind: str = "argument") -> object:
     if value is None:
-        raise LookupError(f"the model is called with a {kind} that cannot be had again")
+        raise LookupError(f"the {kind} that the model is called with cannot be recreated")
     return value
 
 

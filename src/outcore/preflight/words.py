@@ -12,7 +12,7 @@ ONE_LINE = "import outcore; outcore.wrap(model, {options})"
 """The line to add to a script, after its model is made, to train within a budget."""
 
 WORKSPACES = (
-    "workspaces of {count} ops of convolutions, forward and backward, known once they have run: "
+    "workspaces of {count} convolution ops, forward and backward, known only after they run: "
     "budgets may have to be larger"
 )
 
@@ -29,7 +29,7 @@ def verdict(found: Forecast, *, times: bool = True) -> str:
     if smallest <= found.budget_bytes:
         return f"It does not fit in {budget}: {found.reason}."
     return (
-        f"It does not fit in {budget}, and no plan makes it fit: the smallest budget that would do "
+        f"It does not fit in {budget}, and no plan makes it fit: the smallest budget that works "
         f"is {spell_size(smallest)}."
     )
 

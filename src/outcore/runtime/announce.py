@@ -45,7 +45,7 @@ def _by(planned: Planned, policy: Policy) -> str:
     if not planned.fits_in_core:
         return f"planned by {by}"
     rest = "" if by == FORCED else f"; planned around them by {by}"
-    return f"overrides move some of it all the same{rest}"
+    return f"overrides move some tensors anyway{rest}"
 
 
 def _planned(planned: Planned) -> str:

@@ -61,8 +61,8 @@ CONDITION = "outcore.cond_"
 """Prefix of the targets of ops that choose between branches (`capture.as_ops`)."""
 
 BRANCHES = (
-    "torch.cond: of a branch that was not taken in the profiled steps, tensors are counted, but "
-    "not what kernels take for themselves: it may need more than predicted"
+    "torch.cond: for a branch that was not taken in the profiled steps, plans count tensors but "
+    "not kernel workspaces: it may need more memory than predicted"
 )
 
 RESTLESS_STEPS, OF_STEPS = 20, 24
@@ -246,7 +246,7 @@ class Backend:
     def _note_unfused(self, reasons: Sequence[str]) -> None:
         if reasons:
             first = reasons[0].splitlines()[0]
-            self._note(f"fuse: ops run one by one where torch's compiler fails ({first})")
+            self._note(f"fuse: torch's compiler failed, so some ops run one by one ({first})")
 
     def _note_capture(self, step: int) -> None:
         """Warn once if almost every step brings a new graph: none of them is ever planned."""
@@ -256,9 +256,9 @@ class Backend:
         latest[:] = [each for each in latest if each > step - OF_STEPS] + [step]
         if len(latest) == RESTLESS_STEPS:
             text = (
-                "step after step is captured anew, and what does not repeat is not planned: "
-                "something differs each time, such as a counter in the model or the sizes of "
-                "inputs. TORCH_LOGS=recompiles says what"
+                "torch captures new graphs in step after step, and outcore plans only graphs that "
+                "repeat: something differs each time, such as a counter in the model or the sizes "
+                "of inputs. TORCH_LOGS=recompiles shows what"
             )
             self.notes.append(text)
             warnings.warn(f"outcore: {text}", stacklevel=2)
@@ -338,9 +338,9 @@ class Backend:
 def _refuse_asked(asked: Mapping[str, Any]) -> None:
     """Raise OptionValueError if torch.compile was given a `mode`, `options` or anything else."""
     reasons = {
-        "mode": "modes are those of Inductor; leave it out",
-        "options": "a Backend has its options: give them to outcore.Backend, or compile by name, "
-        'with backend="outcore"',
+        "mode": "only Inductor has modes; leave it out",
+        "options": "a Backend already has its options: pass them to outcore.Backend, or compile "
+        'by name, with backend="outcore"',
     }
     for name, value in asked.items():
         raise OptionValueError(option=name, value=value, reason=reasons.get(name, "leave it out"))

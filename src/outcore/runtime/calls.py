@@ -201,8 +201,8 @@ class Calls:
         error.at_least = lacking_bytes > 0
         if self.number == 1:
             return error
-        waiting = f"up to {self.number} calls of this graph wait for their backward at once"
-        error.add_note(f"outcore: {waiting}, and what they hold is counted")
+        waiting = f"up to {self.number} calls of this graph are outstanding at once"
+        error.add_note(f"outcore: {waiting} (their backward has not run); all of them are counted")
         return error
 
 

@@ -28,8 +28,8 @@ TOLD = 16
 """Reports have a note after so many consecutive steps in which memory was given back."""
 
 NOTE = (
-    "in each of the last {steps} steps torch's allocator gave memory back to the GPU and took "
-    "other, and the device waited: free memory lies in pieces; with a smaller budget there is more"
+    "in each of the last {steps} steps torch's allocator returned memory to the GPU and took other "
+    "memory, and the device waited: free memory is fragmented; a smaller budget leaves more of it"
 )
 
 

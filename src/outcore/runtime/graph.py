@@ -43,11 +43,11 @@ PATIENCE = 16
 never get one."""
 
 STILL_PROFILED = (
-    "outcore cannot plan a graph yet: {reason}; until steps run without it they stay the slow ones "
-    "of the beginning, inside the budget"
+    "outcore cannot plan a graph yet: {reason}; until some steps run without it, all steps are "
+    "slow profiled steps, inside the budget"
 )
 
-AGAIN = "outcore: other graphs hold less from their next calls on: the step can be begun again"
+AGAIN = "outcore: other graphs hold less from their next calls on: run the step again"
 
 
 class PlannedGraph:
@@ -398,7 +398,9 @@ class PlannedGraph:
         elsewhere = visit.thread is not threading.current_thread()
         if elsewhere and self.engine.device.type == "cpu":
             if self.checks(executable):
-                reason = "its backward runs on another thread than its forward, unseen by the meter"
+                reason = (
+                    "its backward runs on another thread than its forward, and cannot be metered"
+                )
                 self._give_up(CaptureError(reason=reason))
         elif session is not None and session.sees(visit):
             session.visits.append(visit)
@@ -466,25 +468,27 @@ class PlannedGraph:
         if self.retired:
             return
         if planned is None:
-            hope = "" if self.lean else "; the next step is profiled by the plan that takes least"
+            hope = (
+                "" if self.lean else "; the next step is profiled by the plan with the least memory"
+            )
             error.add_note(
                 "outcore is still profiling, within a budget of "
                 f"{format_bytes(self.engine.settings.budget_bytes)}: lower it if the device has "
-                f"less to spare, or make the batch smaller{hope}"
+                f"less memory free, or use a smaller batch{hope}"
             )
             self.lean, self.profiling = True, None
             return
         numbers = (
-            f"outcore's plan takes {format_bytes(planned.peak_bytes)} at most, of "
-            f"a budget of {format_bytes(planned.problem.budget_bytes)}, all that was held besides "
-            "it when it was made included"
+            f"outcore's plan needs {format_bytes(planned.peak_bytes)} at most, of "
+            f"a budget of {format_bytes(planned.problem.budget_bytes)}, including all that the "
+            "process held when the plan was made"
         )
-        hope = "it will not be made tighter: lower the budget"
+        hope = "there will be no tighter plan: lower the budget"
         if not self.tightened:
             self.tightened = True
             with contextlib.suppress(OutcoreError, MemoryError):
                 self.settle(self.engine.plans.tighter(self, planned))
-                hope = "the next step has a tighter one"
+                hope = "the next step has a tighter plan"
         error.add_note(f"{numbers}; {hope}")
 
     def retire(self, reason: str) -> None:

@@ -29,8 +29,8 @@ MOST_COLLECTIONS = 8
 garbage in each step would otherwise wait for the collector in each."""
 
 GROWN = (
-    "outcore: this process holds {more} more than when a graph was planned, and no plan was found "
-    "beside that; steps may take more than the budget: {error}"
+    "outcore: this process holds {more} more than when a graph was planned, and no plan has room "
+    "for that; steps may need more than the budget: {error}"
 )
 
 

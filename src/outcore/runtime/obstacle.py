@@ -8,22 +8,22 @@ from enum import Enum
 class Obstacle(Enum):
     """Each obstacle has a limit of such steps in a row, and the reason to report after that."""
 
-    OTHER_THREADS = (4, "each of its steps runs on another thread, unseen by the meter")
+    OTHER_THREADS = (4, "each of its steps runs on another thread, and cannot be metered")
     """A step cannot be read once its thread has gone on to other work."""
 
     INSIDE_BACKWARD = (
         8,
         (
-            "its forward call runs inside a backward call, where no meter can begin: with "
+            "its forward call runs inside a backward call, where metering cannot start: with "
             "torch.utils.checkpoint, use_reentrant=False avoids this"
         ),
     )
 
-    METERED_ELSEWHERE = (64, "a step on another thread is metered, and does not end")
+    METERED_ELSEWHERE = (64, "a step on another thread is being metered, and does not end")
 
     ANOTHER_PROFILER = (
         8,
-        "another profiler of torch runs in each of its steps, and a process can run one at a time",
+        "another torch profiler runs in each of its steps, and a process can run one at a time",
     )
     """The user's profiler, which will end at some time: the graph is profiled until then."""
 

@@ -52,8 +52,8 @@ ALIKE = 0.8
 """A variable whose name is at least this similar (`difflib`) to one of ours may be misspelled."""
 
 OVER = (
-    "the budget of {budget} is more than the {total} of {whose}, so that a plan may need more than "
-    'there is: lower it, or write budget="auto" for what is free'
+    "the budget of {budget} is more than the {total} of {whose}, so a plan may need more memory "
+    'than there is: lower it, or use budget="auto" for what is free'
 )
 
 NO_DISK_BYTES = 1
@@ -154,7 +154,7 @@ def _tell_misspelled() -> None:
         if value and name.startswith(PREFIX) and name not in ours.values():
             near = get_close_matches(name.removeprefix(PREFIX), ours, n=1, cutoff=ALIKE)
             for found in near:
-                text = f"outcore: nothing reads {name}; is {ours[found]} meant?"
+                text = f"outcore: unknown environment variable {name}: did you mean {ours[found]}?"
                 warnings.warn(text, stacklevel=2)
 
 
@@ -232,7 +232,7 @@ def over_memory(settings: Settings, device: torch.device) -> str:
 def _policy(given: str | Policy | None) -> Policy:
     found = DEFAULT_POLICY if given is None or given == "" else given
     if not isinstance(found, str) and not callable(getattr(found, "plan", None)):
-        reason = 'it is not a policy; write a spec such as "search", or give an object that plans'
+        reason = 'it is not a policy; write a spec such as "search", or pass an object that plans'
         raise OptionValueError(option="policy", value=given, reason=reason)
     return resolve(found)
 
@@ -250,7 +250,7 @@ def _spill_dir(given: str | os.PathLike[str] | None) -> Path:
         raise OptionValueError(option="spill_dir", value=str(given), reason=str(error)) from error
     if not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises if a parent is not accessible
         there = os.path.exists(folder)  # noqa: PTH110 - as above
-        reason = "it is not a directory" if there else "it does not exist, or is out of reach"
+        reason = "it is not a directory" if there else "it does not exist, or cannot be accessed"
         raise SpillError(directory=str(folder), reason=reason)
     return folder
 
@@ -266,8 +266,8 @@ def _residency(device: torch.device) -> Held | None:
 def _budget(given: str | float | None, device: torch.device, gpu: Card | None) -> int:
     if given is None and device.type == "cpu":
         reason = (
-            "on a CPU the budget must be given; write for example budget='8GiB', or budget='auto' "
-            "for three quarters of what is free"
+            "on a CPU you must set the budget, for example budget='8GiB', or budget='auto' for "
+            "three quarters of what is free"
         )
         raise BudgetError(option="budget", value=given, reason=reason)
     if given is None or given == AUTO:

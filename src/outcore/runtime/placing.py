@@ -21,14 +21,14 @@ what libraries keep for good may be in the way; after that, it is an op that all
 order."""
 
 IN_PIECES = (
-    "in many steps torch's allocator gave memory back to the GPU, though tensors lay where they "
-    "were to: what others hold or make between steps takes more than was left to them"
+    "in many steps torch's allocator returned memory to the GPU, although tensors were at their "
+    "planned addresses: what others hold or make between steps needs more than was left for it"
 )
 
 NOTE = (
-    "tensors did not lie where they were to (an op asks for memory otherwise than as it was "
-    "profiled, or there is no room in one piece): torch's allocator finds their places, and may "
-    "have to give memory back to the GPU within steps"
+    "tensors were not at their planned addresses (an op allocates memory differently than when it "
+    "was profiled, or no free range is large enough): torch's allocator places them, and may have "
+    "to return memory to the GPU within steps"
 )
 
 
@@ -87,7 +87,7 @@ class Placing:
         self._lost = self._lost + 1 if what else 0
         self.steps += not what
         if what:
-            log.debug("outcore: a tensor does not lie where it should: %s", what)
+            log.debug("outcore: a tensor is not at its planned address: %s", what)
         if self._lost >= MOST_LOST:
             self.note = NOTE
 

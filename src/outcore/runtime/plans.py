@@ -153,7 +153,7 @@ class Plans:
         Something else took device memory, or an op needed more than was measured.
         """
         make = partial(self.planner.plan_tighter, planned=planned)
-        return self._again(graph, make, "with less of the budget")
+        return self._again(graph, make, "with a smaller part of the budget")
 
     def beside_more(
         self, graph: PlannedGraph, planned: Planned, base_bytes: int, ahead_bytes: int
@@ -170,22 +170,24 @@ class Plans:
     def _beside_more(self, graph: PlannedGraph, planned: Planned, base_bytes: int) -> Planned:
         make = partial(self.planner.plan_beside_more, planned=planned, base_bytes=base_bytes)
         more = format_bytes(base_bytes - planned.external.base_bytes)
-        return self._again(graph, make, f"beside {more} more")
+        return self._again(graph, make, f"with {more} more held by the process")
 
     def for_calls(self, graph: PlannedGraph, planned: Planned) -> Planned:
         """A new plan for the most outstanding calls seen."""
         make = partial(self.planner.plan_for_calls, planned=planned)
-        return self._again(graph, make, f"for {graph.status.most_outstanding} calls at once")
+        return self._again(
+            graph, make, f"for {graph.status.most_outstanding} outstanding calls at once"
+        )
 
     def beside_calls(self, graph: PlannedGraph, planned: Planned) -> Planned:
         """A new plan with room for what outstanding calls of other graphs may hold by now."""
         make = partial(self.planner.plan_beside_calls, planned=planned)
-        return self._again(graph, make, "beside calls of other graphs")
+        return self._again(graph, make, "with more room for calls of other graphs")
 
     def leaving_more(self, graph: PlannedGraph, planned: Planned, more_bytes: int) -> Planned:
         """A new plan that leaves `more_bytes` more to later graphs while this one waits."""
         make = partial(self.planner.plan_leaving, planned=planned, more_bytes=more_bytes)
-        more = f"with {format_bytes(more_bytes)} more left to other graphs"
+        more = f"with {format_bytes(more_bytes)} more left for other graphs"
         return self._again(graph, make, more)
 
     def lacking_bytes(self, graph: PlannedGraph, planned: Planned) -> int:

@@ -31,8 +31,8 @@ def naming_the_rank() -> Iterator[None]:
         rank = rank_words()
         if rank:
             error.add_note(
-                f"outcore: this is {rank}. The others have budgets and plans of their own, and "
-                "wait for this one at their next collective: end the job, as torchrun does where "
-                "a process fails"
+                f"outcore: this is {rank}. The other ranks have their own budgets and plans, and "
+                "wait for this one at their next collective: end the job, as torchrun does when a "
+                "process fails"
             )
         raise

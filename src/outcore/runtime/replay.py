@@ -35,8 +35,9 @@ class Replay:
                 shape = tuple(each.shape)
                 raise StepError(
                     reason=f"an input of shape {shape} was changed in place between forward and "
-                    "backward of the first step, which has to begin again: a kernel did otherwise "
-                    "than torch describes it. Change it after backward, in the first step at least"
+                    "backward of the first step, which has to run again because a kernel behaved "
+                    "differently than torch describes it. Change the input after backward, at "
+                    "least in the first step"
                 )
         return [self.copies.get(index, each) for index, each in enumerate(self.inputs)]
 

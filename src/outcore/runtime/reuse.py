@@ -98,7 +98,7 @@ class Given:
         if saved is None:
             return f"no plan for this graph in {self.path}: it was planned as usual"
         other = saved.machine.device
-        where = "" if other == self.device else f", where it was made for another device, {other}"
+        where = "" if other == self.device else f", made for another device, {other}"
         return f"the plan is from {self.path}{where}"
 
 
@@ -150,7 +150,7 @@ def save_file(
     """
     saved = [saved_plan(problem, plan, device=given.device, most=most) for problem, plan in plans]
     if not saved:
-        reason = "no graph has a plan yet: the first steps are profiled, then they are planned"
+        reason = "no graph has a plan yet: outcore profiles the first steps, then it plans"
         raise OptionValueError(option="save_plans", value=None, reason=reason)
     package = import_module("outcore")  # not at the top: the package imports this module
     versions = Versions(package.__version__, platform.python_version(), version("torch"))

@@ -51,11 +51,11 @@ if TYPE_CHECKING:  # only for annotations: graphs are planned through here
     from outcore.runtime.graph import PlannedGraph
 
 
-NO_HELP = "outcore: the disk cannot help"
+NO_HELP = "outcore: the disk cannot be used"
 
 PIECES = (
-    "a step may take {part:.0%} longer than predicted: free memory lies in pieces, so that torch's "
-    "allocator gives some back and takes other; with a smaller budget there is more of it"
+    "a step may take {part:.0%} longer than predicted: free memory is fragmented, so torch's "
+    "allocator returns some and takes other memory; a smaller budget leaves more of it"
 )
 
 LITTLE = 0.01
@@ -199,7 +199,7 @@ class Solver:
         found = frozenset().union(*(self._rules[g] for g in active))
         idle = [rule for rule in self.settings.given.rules if rule not in found]
         listed = ", ".join(f'"{rule.match}: {rule.action}"' for rule in idle)
-        return f"overrides for no graph that ran when it was planned: {listed}" * bool(idle)
+        return f"overrides that match no graph that ran at planning time: {listed}" * bool(idle)
 
     def _made(
         self,

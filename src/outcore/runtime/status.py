@@ -25,10 +25,10 @@ WORTH_DIVISOR = 50
 """
 
 LEFT_OVER = (
-    "{left} were held while its forward call ran and had gone when its backward call began: as a "
-    "rule left of the step before, results that keep their name until the next ones take it, or "
-    "gradients that are cleared between the two calls. Plans count them throughout: del or clear "
-    "them at the end of the step, and plans have so much more room"
+    "{left} were held during its forward call and freed before its backward call: usually results "
+    "of the step before, which keep their names until the next results replace them, or gradients "
+    "that are cleared between the two calls. Plans count them for the whole step: del or clear "
+    "them at the end of the step, and plans have that much more room"
 )
 
 LATEST = 64

@@ -128,8 +128,9 @@ class Stores:
         number = int(stand_in.item())
         if number not in self._live:
             raise StepError(
-                reason="backward through a graph whose data is gone: it ran before without "
-                "retain_graph=True, or a saved-tensor hook changed what was saved"
+                reason="backward through a graph whose saved data was freed: an earlier backward "
+                "call ran without retain_graph=True, or a saved-tensor hook changed the saved "
+                "tensors"
             )
         return self._live[number]
 

@@ -43,8 +43,8 @@ rare."""
 
 
 NOTHING = (
-    "nothing came here to be planned: no training call so far, or what is called is compiled by "
-    "another torch.compile, around what was wrapped: leave that out"
+    "nothing to plan so far: there was no training call, or another torch.compile around the "
+    "wrapped module compiles the call: leave that one out"
 )
 
 
@@ -127,8 +127,8 @@ def _shares(graphs: list[GraphStatus], under_way: int | None) -> Iterator[float]
 
 
 OTHERS = (
-    "{graphs} in few of the latest steps, as where the last batch of an epoch is smaller: the "
-    "figures are of the others, but for the peaks"
+    "{graphs} in few of the latest steps, for example if the last batch of an epoch is smaller: "
+    "the figures are for the other graphs, except the peaks, which cover all"
 )
 
 
@@ -139,8 +139,8 @@ def _others_notes(others: int) -> Iterator[str]:
 
 
 TURNS = (
-    "graphs take turns, as those of batches of several sizes do ({turns} of those with a plan): "
-    "the figures are averages over the latest steps"
+    "graphs take turns, as with batches of several sizes ({turns} of the graphs with a plan): the "
+    "figures are averages over the latest steps"
 )
 
 
@@ -252,27 +252,26 @@ def _bound(status: GraphStatus, planned: Planned) -> float:
 
 
 GREW = (
-    "planned again beside {more} more than at first, for this process came to hold more, as an "
-    "optimizer's state or another model"
+    "planned again because this process holds {more} more than at first, such as an optimizer's "
+    "state or another model"
 )
 
 
 RETAINED = (
-    "backward was called with retain_graph after the plan was made: what waits for it stays until "
-    "the last of them, and the step may hold more than is predicted"
+    "backward was called with retain_graph after the plan was made: saved tensors stay until the "
+    "last backward call, and the step may hold more than predicted"
 )
 
 
 OUTSTANDING = (
-    "up to {now} calls waited for their backward at once, and no plan is known that has room for "
-    "more than {planned} within the budget: the step may hold more than is predicted"
+    "up to {now} calls were outstanding at once (their backward had not run), and no known plan "
+    "has room for more than {planned} within the budget: the step may hold more than predicted"
 )
 
 
 CROWDED = (
-    "calls of other graphs that wait beside it, or what is made between its calls, hold more than "
-    "when it was planned, and no plan is known that has room for that: the step may hold more than "
-    "is predicted"
+    "outstanding calls of other graphs, or tensors made between its calls, hold more than when it "
+    "was planned, and no known plan has room for that: the step may hold more than predicted"
 )
 
 
@@ -311,8 +310,8 @@ def _peak_notes(engine: Engine, planned: list[Planned]) -> Iterator[str]:
     if measured is not None and measured > max(budget, promised):
         yield (
             f"a metered step held {format_bytes(measured)}, more than the budget of "
-            f"{format_bytes(budget)}: this process holds more beside the graphs than when they "
-            "were planned; make a new backend once everything else is in memory"
+            f"{format_bytes(budget)}: this process holds more outside the graphs than when they "
+            "were planned; create a new backend once everything else is in memory"
         )
 
 
@@ -321,9 +320,9 @@ def _after_notes(engine: Engine) -> Iterator[str]:
     after, budget = engine.metering.after_bytes, engine.settings.budget_bytes
     if after is not None and after > max(budget, engine.metering.peak_bytes or 0):
         yield (
-            f"after the backward of all graphs, {format_bytes(after)} were held in a metered "
-            f"step, more than the budget of {format_bytes(budget)}: no plan bounds what is made "
-            "there, as by an optimizer's step, which makes least with fused=True, or by the "
+            f"a metered step held {format_bytes(after)} after the backward of all graphs, more "
+            f"than the budget of {format_bytes(budget)}: no plan bounds the memory used there, "
+            "such as by an optimizer's step, which needs the least with fused=True, or by the "
             "backward of what runs before the first graph"
         )
 
@@ -345,7 +344,7 @@ def _drift_note(status: GraphStatus, clock: Clock, margin: float | None) -> str:
     now = status.drift(clock, WATCHED_STEPS)
     drifts = now is not None and now.beyond(margin)
     if planned.replanned is None:
-        kept = "; all is kept, so there is nothing to plan again" * planned.everything_kept
+        kept = "; everything is kept, so there is nothing to plan again" * planned.everything_kept
         return f"{now}{kept}" if drifts else ""
     past = planned.replanned
     plan = "another plan" if past.changed else "the same plan"
@@ -357,4 +356,4 @@ def _drift_note(status: GraphStatus, clock: Clock, margin: float | None) -> str:
     measured = status.measured_seconds(clock)
     if measured is not None:
         text += f", measured {format_seconds(measured)}"
-    return text + "; that is off too, and it is not planned once more" * drifts
+    return text + "; this differs too, but outcore does not plan it again" * drifts

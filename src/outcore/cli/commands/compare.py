@@ -41,10 +41,10 @@ def compare(  # noqa: PLR0913 - a command has as many arguments as options
     hardware: Annotated[str, typer.Option(help="A machine of `outcore hardware`.")] = "v100-pcie3",
     budget: Annotated[
         list[str],
-        typer.Option(help="Device memory (16GiB, 80%); several times; else all of it."),
+        typer.Option(help="Device memory (16GiB, 80%); may be given several times."),
     ] = ["100%"],  # noqa: B006 - as above
     policies: Annotated[
-        str, typer.Option(help="Specs, between commas or semicolons, or all.")
+        str, typer.Option(help="Specs, separated by commas or semicolons, or all.")
     ] = ALL,
     allocator: Annotated[
         str | None,
@@ -59,7 +59,7 @@ def compare(  # noqa: PLR0913 - a command has as many arguments as options
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of objects.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
 ) -> None:
-    """Plan a training step on a machine that need not be here, and simulate it."""
+    """Plan and simulate a training step for any known machine."""
     from outcore import allocators  # noqa: PLC0415 - with the others
     from outcore.capture import trace_network  # noqa: PLC0415 - loads torch
     from outcore.compare import Comparison, read_budget  # noqa: PLC0415 - loads numpy

@@ -47,15 +47,15 @@ def demo(  # noqa: PLR0913 - an argument per option of the command
     budget: Annotated[
         str | None,
         typer.Option(
-            help='A size ("600MiB") or a part of the in-core peak; else 40%, with --small 75%.'
+            help='A size ("600MiB") or a part of the in-core peak (default: 40%, with --small 75%).'
         ),
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(min=1, help="Samples per iteration; else 16; of ResNet-50 on a GPU 64."),
+        typer.Option(min=1, help="Samples per iteration (default: 16; for ResNet-50 on a GPU 64)."),
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(help="See `outcore policies`; else the library's default.")
+        str | None, typer.Option(help="See `outcore policies` (default: that of the library).")
     ] = None,
     iterations: Annotated[
         int,
@@ -67,10 +67,11 @@ def demo(  # noqa: PLR0913 - an argument per option of the command
         DeviceName, typer.Option(help="Where to train; auto: on a GPU if there is one.")
     ] = DeviceName.AUTO,
     link_limit: Annotated[
-        str | None, typer.Option(help='Play a slower link to the disk, on a CPU: "300MiB/s".')
+        str | None, typer.Option(help='Simulate a slower link to the disk, on a CPU: "300MiB/s".')
     ] = None,
     spill_dir: Annotated[
-        Path | None, typer.Option(help="Directory for offloaded bytes; else the temporary one.")
+        Path | None,
+        typer.Option(help="Directory for offloaded bytes (default: the temporary one)."),
     ] = None,
     small: Annotated[
         bool, typer.Option("--small", help="Use a small variant of the network; takes seconds.")

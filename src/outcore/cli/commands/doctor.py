@@ -29,7 +29,8 @@ def doctor(
     spill_dir: Annotated[
         Path | None,
         typer.Option(
-            envvar="OUTCORE_SPILL_DIR", help="The folder to try; else that of temporary files."
+            envvar="OUTCORE_SPILL_DIR",
+            help="The folder to test (default: that of temporary files).",
         ),
     ] = None,
 ) -> None:
@@ -88,7 +89,7 @@ def _disk(spill_dir: Path | None) -> Iterator[tuple[str, str]]:
 
     folder = spill_dir or spill_folder()
     file = SpillFile(folder)
-    vain = ", in memory: what is offloaded there frees none" if in_memory(folder) else ""
+    vain = ", in memory: offloading there frees no memory" if in_memory(folder) else ""
     free = file.free_bytes()
     yield "spill directory", f"{folder}, {format_bytes(free)} free{vain}"
     yield "direct I/O", "yes" if file.direct else "no: copies pass through the page cache"

@@ -28,7 +28,7 @@ def estimate(
         str, typer.Argument(help="path/to/script.py:function or package.module:function.")
     ],
     budget: Annotated[
-        str, typer.Option(help="Device memory (12GiB, 80% of the machine's); else all of it.")
+        str, typer.Option(help="Device memory (12GiB, 80% of the machine's).")
     ] = "100%",
     hardware: Annotated[str, typer.Option(help="A machine of `outcore hardware`.")] = THIS_MACHINE,
     policy: Annotated[str, typer.Option(help="A spec, such as pooch{early=true}.")] = "search",
@@ -46,7 +46,7 @@ def estimate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object.")] = False,
 ) -> None:
-    """Tell whether a training step will fit, and how much slower it gets. Nothing is trained.
+    """Predict whether a training step fits, and how much slower it gets. Nothing is trained.
 
     The function takes no arguments and returns (model, inputs), (model, inputs, loss_fn) or
     (function, inputs). Exit code 0: it fits, by a plan or as it is; 1: no plan fits; 2: an error.
@@ -85,7 +85,7 @@ def _print(target: str, found: Forecast, step: Traced, states: int) -> None:
         say(f"{name:<{WIDTH}}{text}")
     copies = "1 copy" if states == 1 else f"{states} copies"
     held = format_bytes(found.optimizer_bytes)
-    say(f"{'optimizer':<{WIDTH}}{copies} of the weights ({held}); --states says otherwise")
+    say(f"{'optimizer':<{WIDTH}}{copies} of the weights ({held}); change this with --states")
     if step.note:
         say(f"{'in training':<{WIDTH}}{step.note}")
     if not found.fits_in_core:

@@ -31,11 +31,11 @@ def explain(
     policy: Annotated[str, typer.Option(help="A spec, such as pooch{early=true}.")] = "search",
     top: Annotated[
         int | None,
-        typer.Option(min=1, help=f"How many moves and waits; else {SHOWN}, with --json all."),
+        typer.Option(min=1, help=f"How many moves and waits (default: {SHOWN}, with --json all)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object.")] = False,
 ) -> None:
-    """Tell what else could be done with each buffer that a plan moves, and why its step waits."""
+    """Show the alternatives for each buffer that a plan moves, and why its step waits."""
     from outcore.explain import explain as explained  # noqa: PLC0415 - loads numpy
     from outcore.policies import ask, resolve  # noqa: PLC0415 - loads numpy
 

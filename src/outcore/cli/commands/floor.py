@@ -31,7 +31,7 @@ def floor(
     hardware: Annotated[str, typer.Option(help="A machine of `outcore hardware`.")] = "v100-pcie3",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of objects.")] = False,
 ) -> None:
-    """Tell the smallest budget of a training step, the op that sets it and what is held there."""
+    """Show the smallest budget of a training step, the op that sets it, and what it holds."""
     from outcore.capture import trace_network  # noqa: PLC0415 - loads torch
     from outcore.compare import Comparison  # noqa: PLC0415 - loads numpy
     from outcore.networks import network as named  # noqa: PLC0415 - loads torch

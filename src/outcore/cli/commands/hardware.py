@@ -27,5 +27,5 @@ def hardware() -> None:
             f"{dict(machine.flops_per_second)['float32'] / 1e12:.3g} TFLOP/s",
             format_rate(link.bytes_per_second),
         )
-    table.add_row("this-machine", "this one, measured when it is asked for", *["-"] * 4)
+    table.add_row("this-machine", "this machine, measured when it is used", *["-"] * 4)
     screen().print(table)

@@ -9,7 +9,7 @@ from outcore.units import format_bytes, format_count
 
 
 def networks() -> None:
-    """List the networks: parameters, and per sample what waits for backward, and arithmetic."""
+    """List the networks with parameters, and GFLOP and bytes saved for backward per sample."""
     from outcore.networks import NETWORKS, figures  # noqa: PLC0415 - loads torch
 
     found = figures()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def policies() -> None:
-    """List the policies, also those of other packages, with their options and what they do."""
+    """List the policies, including those of other packages, with options and summaries."""
     # Policies load numpy, which `outcore --help` does not need.
     from outcore.policies import POLICIES, plugins  # noqa: PLC0415 - see above
 

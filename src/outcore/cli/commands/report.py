@@ -39,7 +39,7 @@ def report(  # noqa: PLR0913 - a command has as many arguments as options
     target: Annotated[
         str | None,
         typer.Argument(
-            help="path/to/script.py:function, as for `outcore estimate`; else --network.",
+            help="path/to/script.py:function, as for `outcore estimate`, instead of --network.",
             show_default=False,
         ),
     ] = None,
@@ -75,13 +75,13 @@ def report(  # noqa: PLR0913 - a command has as many arguments as options
     states: Annotated[
         int,
         typer.Option(
-            min=0, help="Of a script: optimizer state, in copies of the weights (Adam 2)."
+            min=0, help="For a script: optimizer state, in copies of the weights (Adam 2)."
         ),
     ] = STATES,
     real: Annotated[
         bool,
         typer.Option(
-            "--real", help="Of a script: build its model with real tensors (needs their memory)."
+            "--real", help="For a script: build its model with real tensors (needs their memory)."
         ),
     ] = False,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page.")] = None,
@@ -213,7 +213,7 @@ def _load(file: Path, policy: str | None, *, with_sweep: bool) -> PlanFile:
         reason = "--plan gives the plan already: leave one of the two out"
         raise OptionValueError(option="--policy", value=policy, reason=reason)
     if with_sweep:
-        reason = "other budgets have other plans: it takes a --policy, not a --plan"
+        reason = "other budgets have other plans: use --policy instead of --plan"
         raise OptionValueError(option="--sweep", value=True, reason=reason)
     return load_plans(file)
 

@@ -33,7 +33,7 @@ def run(
         str | None, typer.Option("-m", help="Run a module by name, as `python -m` does.")
     ] = None,
 ) -> None:
-    """Run a training script unchanged; where memory runs out, tell what would fit."""
+    """Run a training script unchanged; if it runs out of memory, show what would fit."""
     from outcore.preflight.script import Script  # noqa: PLC0415 - where it is needed
 
     given = list(arguments or ())

@@ -45,11 +45,13 @@ def sweep(  # noqa: PLR0913 - a command has as many arguments as options
     ] = "floor",
     stop: Annotated[
         str | None,
-        typer.Option("--to", help="Largest budget; else the in-core peak or all of the machine."),
+        typer.Option(
+            "--to", help="Largest budget (default: the in-core peak, or all of the machine)."
+        ),
     ] = None,
     steps: Annotated[int, typer.Option(min=2, help="How many budgets, evenly spaced.")] = 8,
     policies: Annotated[
-        str, typer.Option(help="Specs, between commas or semicolons, or all.")
+        str, typer.Option(help="Specs, separated by commas or semicolons, or all.")
     ] = USUAL,
     bound: Annotated[
         bool, typer.Option(help="Also compute a lower bound on the time of any plan.")

@@ -145,7 +145,7 @@ def _undrawn(drawn: int, planned: int) -> str:
     """A sentence if some graphs are not drawn; else empty."""
     if drawn == planned:
         return ""
-    return f"Drawn are {drawn} of {planned} graphs: those that take longest."
+    return f"This page draws {drawn} of {planned} graphs: those that take longest."
 
 
 def _process_peak(report: Report) -> str:
@@ -153,4 +153,4 @@ def _process_peak(report: Report) -> str:
     held = report.measured_peak_bytes
     if held is None or not report.several_graphs:
         return ""
-    return f"Measured was a peak of {format_bytes(held)}, over the whole step: all of its graphs."
+    return f"The peak as measured is {format_bytes(held)}, over the whole step: all of its graphs."

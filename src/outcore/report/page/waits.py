@@ -24,21 +24,21 @@ _WHY = {
     Late.LINK: "the link was busy with other copies",
     Late.MEMORY: "there was no room on the device to fetch it sooner",
     Late.HINT: "the plan does not start the copy sooner",
-    Late.CALL: "it is written over in the backward pass, so it is fetched there",
+    Late.CALL: "it is overwritten in the backward pass, so it is fetched there",
     Late.COPY_OUT: "it was still on its way out",
-    Late.ROOM: "its place outside was still taken",
-    Late.TIME: "the copy started as soon as it could, and takes longer than there is",
+    Late.ROOM: "its room in the outer memory was still in use",
+    Late.TIME: "the copy started as early as possible, and takes longer than the time available",
 }
 _TRY = {
     Late.LINK: "Move less: raise the budget, or use a policy that recomputes more (search weighs "
     "both). A faster link helps as well; outcore doctor shows how fast this machine's is.",
-    Late.MEMORY: "Raise the budget a little: the memory in the way is that of the op beside it. "
+    Late.MEMORY: "Raise the budget a little: the memory in the way is that of the op before it. "
     "A smaller batch helps too.",
     Late.HINT: "Try the policy search, which looks for better moments.",
     Late.CALL: "Raise the budget, so that it can stay.",
     Late.COPY_OUT: "It comes back too soon to be worth the trip: raise the budget, or try search.",
     Late.ROOM: "Give the outer memory more room: host_budget, or disk_budget.",
-    Late.TIME: "The link is slow beside the computing: recompute instead, or raise the budget.",
+    Late.TIME: "The link is slow compared to compute: recompute instead, or raise the budget.",
 }
 _SEARCHED = {
     Late.LINK: "Raise the budget, so that less is moved. A faster link helps as well; outcore "

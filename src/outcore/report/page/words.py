@@ -112,16 +112,16 @@ def _measured(report: Report) -> Iterator[str]:
             f"{format_seconds(predicted)}."
         )
     if held is not None and held > report.budget_bytes > 0:
-        said = f"Predicted were {format_bytes(peak)}. " if peak is not None else ""
+        said = f"The prediction was {format_bytes(peak)}. " if peak is not None else ""
         yield (
-            f"It held {format_bytes(held)} at most. {said}Tensors that the training loop keeps, or "
-            "ops that need more than when they were profiled, may be why: a budget that is lower "
-            "by as much leaves room for them."
+            f"It held {format_bytes(held)} at most. {said}Possible reasons: tensors that the "
+            "training loop keeps, or ops that need more than when they were profiled. A budget "
+            "that is lower by as much leaves room for them."
         )
     if partly:
         yield (
-            f"{planned} of the {report.graphs} graphs of a step have a plan, and all that is "
-            "predicted here is of those: the others are still being profiled, or run as PyTorch "
+            f"{planned} of the {report.graphs} graphs of a step have a plan, and all predictions "
+            "here are for those: the others are still being profiled, or run as PyTorch "
             "runs them."
         )
 
@@ -142,8 +142,8 @@ def _recomputing(report: Report, accounts: Sequence[Account]) -> Iterator[str]:
     )
     if not copied and part > DEAR and not is_search(report.policy):
         yield (
-            "The plan does not copy at all: try the policy search, which copies beside computing "
-            "where that costs less than computing again."
+            "The plan does not copy at all: try the policy search, which copies during compute if "
+            "that costs less than computing again."
         )
 
 
@@ -151,7 +151,7 @@ def _waiting(accounts: Sequence[Account]) -> str:
     """How much of the step compute waits, and the cause of most of that."""
     waited = stall_seconds_of(accounts)
     if not waited:
-        return "Compute never waits: every copy is done beside it, in time."
+        return "Compute never waits: every copy overlaps with it, and ends in time."
     part = f"{100 * waited / seconds_of(accounts):.1f}%"
     longest, *others = totals(accounts)
     share = f"{100 * longest.seconds / waited:.0f}% of that is" if others else "That is"
@@ -162,7 +162,7 @@ def _waiting(accounts: Sequence[Account]) -> str:
 def still(report: Report, waited: float) -> str:
     """The sentence above the causes of waits: how long compute waits, or why it never does."""
     if waited:
-        return f"Compute stands still for {format_seconds(waited)} of the predicted step."
+        return f"Compute waits for {format_seconds(waited)} of the predicted step."
     if copies(report):
         return "It never does: every copy is done before it is needed."
     return "It never does: nothing is copied."

@@ -24,34 +24,35 @@ def check(
     file: File,
     *,
     network: Annotated[
-        str | None, typer.Option(help="Check it against this network too; else the file alone.")
+        str | None,
+        typer.Option(help="Also check it against this network (default: the file alone)."),
     ] = None,
     batch: Batch = 128,
     hardware: Machine = MACHINE,
     budget: Annotated[
-        str | None, typer.Option(help="Device memory; else the budget it was made for.")
+        str | None, typer.Option(help="Device memory (default: the budget that it was made for).")
     ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Also require the same hardware and profile.")
     ] = False,
 ) -> None:
-    """Check that a plan file is as it was saved, and good for a network on a machine.
+    """Check that a plan file is unchanged, and valid for a network on a machine.
 
-    The network is traced anew: the plan must be of that very trace, verify, and fit. Exit code 0:
+    The network is traced again: the plan must match the trace, verify, and fit. Exit code 0:
     valid; 1: not valid; 2: a mistake in the call, or a file that cannot be read.
     """
     from outcore.planfile import load_plans  # noqa: PLC0415 - loads numpy
 
     if network is None and (strict or budget is not None):
         option = "--strict" if strict else "--budget"
-        reason = "it takes a step to check against: say which with --network"
+        reason = "it needs a step to check against: name one with --network"
         raise OptionValueError(option=option, value=strict or budget, reason=reason)
     try:
         found = load_plans(file)
         several = (
-            f"{len(found.plans)} plans, as they were"
+            f"{len(found.plans)} plans, unchanged since they were"
             if len(found.plans) > 1
-            else "a plan, as it was"
+            else "a plan, unchanged since it was"
         )
         told = f"{file}: {several} saved"
         if network is not None:

@@ -32,7 +32,7 @@ def diff(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object.")] = False,
 ) -> None:
-    """Show what differs from one plan file to another.
+    """Show the differences between two plan files.
 
     Exit code 0: nothing differs; 1: something does; 2: a file cannot be read.
     """

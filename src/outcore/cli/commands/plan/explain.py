@@ -26,9 +26,9 @@ def explain(
         int, typer.Option(min=1, help="Show only the N largest tensors of each graph.")
     ] = SHOWN,
 ) -> None:
-    """Tell what else could be done with each storage that a saved plan moves.
+    """Show the alternatives for each storage that a saved plan moves.
 
-    All figures are those of the file: simulated when it was made.
+    All figures are from the file: they were simulated when it was made.
     """
     from outcore.planfile import load_plans  # noqa: PLC0415 - loads numpy
 
@@ -55,6 +55,6 @@ def _table(saved: SavedPlan, top: int) -> Table:
     )
     for storage in largest:
         what = escape("\n".join((storage_words(storage), made_words(storage))))
-        why = escape(storage.reason.replace("; ", "\n") or "not looked into")
+        why = escape(storage.reason.replace("; ", "\n") or "not analyzed")
         table.add_row(what, format_bytes(storage.nbytes), action_words(storage), why)
     return table

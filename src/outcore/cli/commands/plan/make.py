@@ -38,10 +38,10 @@ def make(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write to this file; else to standard output."),
+        typer.Option("--output", "-o", help="Write to this file (default: standard output)."),
     ] = None,
 ) -> None:
-    """Plan a training step on a machine that need not be here, and write the plan to a file."""
+    """Plan a training step for any known machine, and write the plan to a file."""
     from outcore.planfile import (  # noqa: PLC0415 - loads numpy
         Versions,
         file_text,

@@ -6,7 +6,7 @@ import typer
 
 
 def schema() -> None:
-    """Print the JSON Schema of plan files; `$defs/overrides` is that of overrides."""
+    """Print the JSON Schema of plan files; `$defs/overrides` is the schema of overrides."""
     from outcore.planfile import schema_text  # noqa: PLC0415 - loads numpy
 
     typer.echo(schema_text(), nl=False)

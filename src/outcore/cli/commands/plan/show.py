@@ -23,7 +23,7 @@ def show(
         int | None, typer.Option(min=1, help="Show only the N largest tensors (default: all).")
     ] = None,
 ) -> None:
-    """Show what a plan comes to, and which storages it moves."""
+    """Show a plan's figures, and which storages it moves."""
     from outcore.planfile import load_plans  # noqa: PLC0415 - loads numpy
 
     found, console = load_plans(file), screen()
