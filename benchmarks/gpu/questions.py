@@ -132,7 +132,7 @@ def _with_room(contender: Contender) -> Contender:
     """The same budget without the cap, to show what the allocator costs to stay under the cap."""
     mode = contender.mode
     assert isinstance(mode, Outcore)
-    return Contender(replace(mode, external="no cap"))
+    return Contender(replace(mode, label="no cap"))
 
 
 def _fused(contender: Contender) -> Sequence[Contender]:

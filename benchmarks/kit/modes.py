@@ -145,7 +145,7 @@ class Outcore:
     host_budget: int | None = None
     plan: str | None = None
     """A file of plans that the policy made before."""
-    external: str = ""
+    label: str = ""
     """A label that distinguishes it from other modes with the same policy."""
     fuse: bool = False
 
@@ -153,7 +153,7 @@ class Outcore:
     def name(self) -> str:
         """The policy, with what distinguishes this mode from others."""
         fused = ", fused" * self.fuse
-        return f"outcore {self.policy}{fused}" + f", {self.external}" * bool(self.external)
+        return f"outcore {self.policy}{fused}" + f", {self.label}" * bool(self.label)
 
     def apply(self, module: nn.Module) -> tuple[Call, Backend]:
         """The module, compiled by a Backend."""

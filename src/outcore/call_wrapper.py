@@ -20,7 +20,7 @@ from torch._dynamo.eval_frame import remove_from_cache
 from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 
-from outcore.capture import is_recurrent, recurrent_apart, runs_plainly
+from outcore.capture import is_recurrent, must_run_uncompiled, recurrent_apart
 from outcore.errors import NotEngagedError
 from outcore.runtime.backend import Backend
 from outcore.uncompiled import Uncompiled, own, pieces
@@ -28,7 +28,7 @@ from outcore.uncompiled import Uncompiled, own, pieces
 M = TypeVar("M", bound=nn.Module)
 Call = Callable[..., Any]
 
-PLAINLY = (
+RAN_UNCOMPILED = (
     "a call inside a transform (torch.func, forward-mode AD), a dispatch mode (such as a FLOP "
     "counter or fake tensors) or torch.jit.trace ran as plain PyTorch: the budget does not cover it"
 )
@@ -55,7 +55,7 @@ ALONE = (
     "does not compile the code that calls them: {names}. TORCH_LOGS=graph_breaks shows why"
 )
 
-HOPE = 16
+CALLS_TO_WAIT = 16
 """Calls after the first training call in which a model that brought no graph may yet be compiled in
 parts. A step, with its backward, should end within so many."""
 
@@ -100,8 +100,8 @@ class CallWrapper:
         """Whether a call of this module added a note to the Backend."""
         self._told = inner
         """Whether it was reported that training calls bring nothing to plan."""
-        self.hope = 0
-        """In how many further calls there may yet be something to plan (`HOPE`)."""
+        self.calls_to_wait = 0
+        """In how many further calls there may yet be something to plan (`CALLS_TO_WAIT`)."""
         self._looks = 0 if inner else LOOKS
         if self._looks:
             backend.parameters.lookers.add(self)
@@ -129,10 +129,10 @@ class CallWrapper:
         assert model is not None  # noqa: S101 - it is being called
         if not torch.is_grad_enabled():
             # Nothing to plan, and each new shape would count toward torch's limit on shapes.
-            return self._plainly(model, args, kwargs)
-        if runs_plainly():
-            self._note_plainly(model)
-            return self._plainly(model, args, kwargs)
+            return self._run_uncompiled(model, args, kwargs)
+        if must_run_uncompiled():
+            self._note_uncompiled(model)
+            return self._run_uncompiled(model, args, kwargs)
         uncompiled = self._uncompiled
         if uncompiled is not None and uncompiled.used:
             self._uncompiled, known = None, _known(model)
@@ -147,9 +147,9 @@ class CallWrapper:
             if limits < _limits():
                 self._note_unseen(model, UNSEEN_PART)
         elif trained and model.training and not self._told:
-            if not self.hope:
+            if not self.calls_to_wait:
                 self._note_unseen(model, UNSEEN)
-            self.hope = max(0, self.hope - 1)
+            self.calls_to_wait = max(0, self.calls_to_wait - 1)
         return results
 
     def _look(self, model: nn.Module) -> None:
@@ -204,7 +204,7 @@ class CallWrapper:
         Only if torch failed to compile some code of the calls: otherwise it was told to leave their
         caller uncompiled. Returns the paths of modules that this does not help.
         """
-        self.hope = 0
+        self.calls_to_wait = 0
         alone = pieces(model, plain) if self._skipped else {}
         alone = {name: module for name, module in alone.items() if module not in WRAPPERS}
         for module in alone.values():
@@ -213,9 +213,9 @@ class CallWrapper:
             self._note(model, ALONE.format(names=_listed(list(alone))), aloud=False)
         return [] if alone else plain
 
-    def _note_plainly(self, model: nn.Module) -> None:
+    def _note_uncompiled(self, model: nn.Module) -> None:
         """Note a call that had to run uncompiled; warn if nothing was trained otherwise so far."""
-        self._note(model, PLAINLY, aloud=model.training and not self.trained)
+        self._note(model, RAN_UNCOMPILED, aloud=model.training and not self.trained)
 
     def _note_unseen(self, model: nn.Module, text: str) -> None:
         """Warn about a call that no graph planned, if the model trains any parameter."""
@@ -232,7 +232,7 @@ class CallWrapper:
         if aloud and not known:
             warnings.warn(f"outcore: {text}", stacklevel=CALLERS)
 
-    def _plainly(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _run_uncompiled(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         if self.backend.engine is not None:
             self.backend.engine.close_step()  # otherwise the meter would keep running
         return _run(model, "", *args, **kwargs)
@@ -250,8 +250,8 @@ class CallWrapper:
             self.trained = True
             idle = calls_of(backend) == calls
             parts = own(model, _compiled_by_others(model)) if idle and self._skipped else []
-            self.hope = HOPE if pieces(model, parts) else 0
-            self._told = idle and not self.hope
+            self.calls_to_wait = CALLS_TO_WAIT if pieces(model, parts) else 0
+            self._told = idle and not self.calls_to_wait
             if self._told and not self._noted:
                 _nothing_to_do(model, strict=backend.options.strict)
         return results

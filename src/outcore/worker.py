@@ -190,15 +190,15 @@ class _Telling(logging.Handler):
         _send(self.stream, self.format(record), over=False)
 
 
-def serve(answer: Callable[[Any], object], told: logging.Logger) -> None:
+def serve(answer: Callable[[Any], object], logger: logging.Logger) -> None:
     """Answer questions for as long as there is a process that asks.
 
-    What is logged to `told` goes to that process at once.
+    What is logged to `logger` goes to that process at once.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the pipe is for answers only
-    told.addHandler(_Telling(answers))
-    told.setLevel(logging.INFO)
+    logger.addHandler(_Telling(answers))
+    logger.setLevel(logging.INFO)
     questions = sys.stdin.buffer
     # Besides EOF there is a timeout: a process that the asking one forked keeps the pipe open, too.
     while select.select([questions], [], [], 2 * IDLE_SECONDS)[0]:

@@ -99,7 +99,7 @@ class Session:
     @property
     def hopeful(self) -> bool:
         """Whether some of its modules brought no graph, but may yet be compiled in parts."""
-        return any(WRAPPERS[module].hope for module in self.wrapped)
+        return any(WRAPPERS[module].calls_to_wait for module in self.wrapped)
 
     @property
     def calls(self) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from outcore import Backend
 from outcore.capture import convolution, metadata_only
-from outcore.capture.compat import looked_at_alone
+from outcore.capture.compat import layout_if_input_unread
 from outcore.errors import InfeasibleError
 from outcore.measure import metered
 from tests.cpu.training import inside, same, trained
@@ -67,7 +67,7 @@ def test_the_gradient_of_the_input_alone(
         x, weight = x.to(memory_format=lies), weight.to(memory_format=lies)
     rest = settings(sides, **how)
     tangents = torch.randn_like(ATEN.convolution(x, weight, None, *rest))
-    laid_out = looked_at_alone(x, weight, [16], *rest)
+    laid_out = layout_if_input_unread(x, weight, [16], *rest)
     assert laid_out is not None
     of_input, of_weight, _ = ATEN.convolution_backward(
         tangents, x, weight, [16], *rest, [True, True, True]
@@ -111,7 +111,7 @@ def test_another_kernel_than_was_captured_finds_memory() -> None:
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
-        assert looked_at_alone(x, weight, [8], *rest) is None
+        assert layout_if_input_unread(x, weight, [8], *rest) is None
         found = convolution.INPUT_GRADIENT(tangents, sides, strides, weight, [8], *rest)
         expected = ATEN.convolution_backward(tangents, x, weight, [8], *rest, mask)[0]
     finally:
@@ -278,5 +278,5 @@ def test_an_input_that_lies_otherwise(turn: str, monkeypatch: pytest.MonkeyPatch
 
 def test_there_is_no_such_kernel_for_float64() -> None:
     x, weight = torch.randn(2, 4, 9, 9), torch.randn(8, 4, 3, 3)
-    assert looked_at_alone(x, weight, None, *settings(2)) is torch.contiguous_format
-    assert looked_at_alone(x.double(), weight.double(), None, *settings(2)) is None
+    assert layout_if_input_unread(x, weight, None, *settings(2)) is torch.contiguous_format
+    assert layout_if_input_unread(x.double(), weight.double(), None, *settings(2)) is None

@@ -21,8 +21,8 @@ from outcore.capture import fusion as fusion_module
 from outcore.capture.absorb import absorb
 from outcore.capture.fusion import fused
 from outcore.capture.groups import groups
-from outcore.capture.named import NamedOps
 from outcore.capture.order import reorder
+from outcore.capture.registered_ops import NamedOps
 from outcore.ir.trace import Effect, refs
 from tests.cpu.training import PROFILED_STEPS, Normed, mean_square, snapshot, tight_budget
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 import outcore
-from outcore.call_wrapper import HOPE
+from outcore.call_wrapper import CALLS_TO_WAIT
 from outcore.errors import NotEngagedError
 from outcore.uncompiled import Uncompiled, own, pieces
 from tests.cpu.training import PROFILED_STEPS, Away, away, back, inside, mean_square, same
@@ -245,7 +245,7 @@ def test_several_calls_before_the_first_backward() -> None:
 
 def test_what_never_comes_to_a_backward_is_told_in_the_end() -> None:
     module = outcore.wrap(Blocks(breaks), BUDGET)
-    for _ in range(HOPE + 1):
+    for _ in range(CALLS_TO_WAIT + 1):
         module(torch.randn(8, 64))
     with pytest.warns(UserWarning, match="reached no graph"):
         module(torch.randn(8, 64))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outcore.capture.compat import looked_at_alone
+from outcore.capture.compat import layout_if_input_unread
 from outcore.capture.convolution import BACKWARD, INPUT_GRADIENT
 from tests.gpu.training import peak_bytes
 
@@ -24,7 +24,7 @@ def test_the_gradient_of_the_input_alone(dtype: torch.dtype, layout: torch.memor
     torch.manual_seed(0)
     x, weight = given(*SIDES), given(MAPS, SIDES[1], KERNEL, KERNEL)
     tangents = given(SIDES[0], MAPS, *SIDES[2:])
-    laid_out = looked_at_alone(x, weight, [MAPS], *SETTINGS)
+    laid_out = layout_if_input_unread(x, weight, [MAPS], *SETTINGS)
     assert laid_out is layout
     mask = [True, False, False]
 

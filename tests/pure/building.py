@@ -205,10 +205,10 @@ def dense_problem(layers: int = 4, budget_bytes: int = 1 << 14) -> Problem:
         t.op("aten.convolution.default", (Ref(cats[-1]),), (outputs[-1],))
     tangent = gradient = t.new(256, Role.GRAD, name="tangent")
     for cat in reversed(cats):
-        execution = t.new(256, Role.GRAD)
+        following = t.new(256, Role.GRAD)
         args = (Ref(gradient), Ref(cat))
-        t.op("aten.convolution_backward.default", args, (execution,), backward)
-        gradient = execution
+        t.op("aten.convolution_backward.default", args, (following,), backward)
+        gradient = following
     trace = t.trace([x], (Ref(outputs[-1]),), [tangent], (Ref(gradient),))
     seconds = tuple(1e-3 if op.target == "aten.cat.default" else 1e-2 for op in trace.ops)
     profile = Profile(seconds, (0,) * len(seconds), Source.ESTIMATED)

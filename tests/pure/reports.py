@@ -65,10 +65,10 @@ def long_problem(ops: int, budget_part: float = 0.6) -> Problem:
         t.op("aten.convolution.default", (Ref(made[-2]),), (made[-1],))
     tangent = gradient = t.new(256, Role.GRAD, name="tangent")
     for op in reversed(range(ops)):
-        execution = t.new(256, Role.GRAD)
+        following = t.new(256, Role.GRAD)
         args = (Ref(gradient), Ref(made[op]))
-        t.op("aten.convolution_backward.default", args, (execution,), Phase.BACKWARD)
-        gradient = execution
+        t.op("aten.convolution_backward.default", args, (following,), Phase.BACKWARD)
+        gradient = following
     trace = t.trace([x], (Ref(made[-1]),), [tangent], (Ref(gradient),))
     n = len(trace.ops)
     profile = Profile((1e-3,) * n, (128,) * n, Source.ESTIMATED)

@@ -17,7 +17,7 @@ from outcore.ir.problem import Problem
 from outcore.ir.program import Copy, Program, Run, Stream
 from outcore.ir.trace import Phase, Ref, Role
 from outcore.lower import lower
-from outcore.policies.just_in_time import LONGER, just_in_time
+from outcore.policies.just_in_time import COPY_SLACK, just_in_time
 from outcore.policies.search import Search
 from outcore.simulate import simulate
 from tests.pure.building import TraceBuilder, relinked
@@ -122,7 +122,7 @@ def test_resnet_can_wait_for_a_slower_link_and_lies_in_fewer_pieces():
     hintless = {gap: replace(choice, prefetch=None) for gap, choice in offloads.items()}
     early = make_plan(late.by_gap | hintless)
     assert sum(c.prefetch is not None for c in late.by_gap.values() if isinstance(c, Offload)) > 5
-    slower, capacity = back_at(problem, 12e9 / LONGER), problem.budget_bytes * 33 // 32
+    slower, capacity = back_at(problem, 12e9 / COPY_SLACK), problem.budget_bytes * 33 // 32
     for asked in (problem, slower):
         times = [simulate(asked, lower(problem, plan)).seconds for plan in (early, late)]
         assert times[0] == times[1]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outcore.allocators import stretch
+from outcore.allocators import placed_range
 from outcore.allocators.best_fit import MIB
 from outcore.allocators.blocks import Pool, round_up
 from outcore.allocators.layout import BESIDE_BYTES, Space, lacking_bytes, lay_out
@@ -162,7 +162,7 @@ class Quarters:
     """A stretch of 20 MiB, and an allocator that is moved as it says; all in quarters of a MiB."""
 
     def __init__(self):
-        self.planned, self.heap = stretch.Stretch(80 * QUARTER), Stretch(80 * QUARTER)
+        self.planned, self.heap = placed_range.PlacedRange(80 * QUARTER), Stretch(80 * QUARTER)
         self.pieces = {0: 0}
 
     def ask(self, offset, nbytes):
@@ -214,13 +214,17 @@ def test_a_little_beside_what_is_in_use_is_a_misfit(offset, nbytes):
     """At the start of the stretch, and at the end of what is free: no piece is beside it."""
     quarters = Quarters()
     quarters.ask(40, 8)
-    with pytest.raises(stretch.MisfitError):
+    with pytest.raises(placed_range.MisfitError):
         quarters.ask(offset, nbytes)
 
 
 def test_a_little_between_two_places_is_a_misfit():
-    with pytest.raises(stretch.MisfitError):
-        list(stretch.Stretch(80 * QUARTER).open([(0, 16 * QUARTER), (18 * QUARTER, 16 * QUARTER)]))
+    with pytest.raises(placed_range.MisfitError):
+        list(
+            placed_range.PlacedRange(80 * QUARTER).open(
+                [(0, 16 * QUARTER), (18 * QUARTER, 16 * QUARTER)]
+            )
+        )
 
 
 @settings(deadline=None, max_examples=20)

@@ -332,8 +332,8 @@ def test_compact_hoists_in_batches_unless_early():
     slots = batches.compact(backward)
     for first in sorted(set(slots)):
         last = max(group for group, slot in enumerate(slots) if slot == first)
-        execution = min((slot for slot in slots if slot > first), default=last)
-        assert execution >= last, "the next batch starts when the last of this one is used"
+        following = min((slot for slot in slots if slot > first), default=last)
+        assert following >= last, "the next batch starts when the last of this one is used"
 
 
 def test_delay_costs_no_time_and_goes_no_further_than_needed():
@@ -491,14 +491,14 @@ def peaks_from(backward, point):
 def plain_delay(model, backward, slots):
     late = list(slots)
     limit = backward_seconds(model, backward, late)
-    execution = len(late) - 1
+    following = len(late) - 1
     for group in reversed([i for i, fetched in enumerate(backward.fetched) if fetched]):
-        for slot in range(min(group, execution), late[group], -1):
+        for slot in range(min(group, following), late[group], -1):
             moved = [*late[:group], slot, *late[group + 1 :]]
             if backward_seconds(model, backward, moved) <= limit:
                 late = moved
                 break
-        execution = late[group]
+        following = late[group]
     return late
 
 

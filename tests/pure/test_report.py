@@ -307,8 +307,8 @@ def check_chrome(events, found):
     check_threads(events)
     for mine in boxes.values():
         nanoseconds = [(int(e["ts"] * 1000.0), int(e["dur"] * 1000.0)) for e in mine]
-        for (start, length), (execution, _) in pairwise(nanoseconds):
-            assert start + length <= execution, "slices of one track follow each other"
+        for (start, length), (following, _) in pairwise(nanoseconds):
+            assert start + length <= following, "slices of one track follow each other"
     works = sum(len(slices(s, t)) for s in found.steps for t in s.timelines)
     waits = sum(len(pauses(t)) for s in found.steps for t in s.timelines)
     assert sum(map(len, boxes.values())) == works + waits

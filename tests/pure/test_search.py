@@ -328,7 +328,7 @@ def test_a_start_is_not_asked_what_it_would_need(monkeypatch):
     refusal = InfeasibleError(
         tier="device", op="", budget_bytes=1, needed_bytes=1, floor_bytes=1 << 40, policy="rule"
     )
-    monkeypatch.setattr(SuperNeurons, "as_it_is", count)
+    monkeypatch.setattr(SuperNeurons, "plan_once", count)
     found = find_starts(chain(), 1)
     assert tried == [chain().budget_bytes]
     assert refusal not in found.refusals

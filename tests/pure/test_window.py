@@ -48,7 +48,7 @@ def sequence(*functions: str, sizes: dict[str, int] | None = None) -> VariableSe
         ops=tuple(range(len(functions))),
         nbytes=tuple((sizes or {}).get(name, 1) for name in names),
         born=tuple(made[v] for v in range(len(names))),
-        execution=tuple(positions[0] if positions else None for positions in later),
+        next_use=tuple(positions[0] if positions else None for positions in later),
         beside_bytes=(0,) * len(functions),
         fixed_bytes=0,
     )
@@ -214,7 +214,7 @@ class Published:
                 self.inside -= self.seq.nbytes[v]
                 self.ahead -= self.seq.nbytes[v]
                 self.state[v] = "cleared"
-                if self.seq.execution[p] is not None:
+                if self.seq.next_use[p] is not None:
                     self.state[v] = "out"
                     self.left[v] = p
                     self.out += self.seq.nbytes[v]
@@ -262,7 +262,7 @@ def test_every_function_has_its_memory_and_its_variables(case):
     for f in range(len(seq.ops)):
         held = seq.beside_bytes[f]
         for position, v in enumerate(seq.order):
-            later = seq.execution[position]
+            later = seq.next_use[position]
             first, past = position < seq.starts[f + 1], position < seq.starts[f]
             if not first or (past and (later is None or later < seq.starts[f])):
                 continue
@@ -273,7 +273,7 @@ def test_every_function_has_its_memory_and_its_variables(case):
             held += 0 if gone else seq.nbytes[v]
         assert held <= capacity
     for trip in trips:
-        later = seq.execution[trip.position]
+        later = seq.next_use[trip.position]
         assert later is not None
         assert trip.released <= trip.fetched
         assert seq.starts[trip.released] > trip.position
@@ -328,7 +328,7 @@ def test_gaps_are_those_of_the_trace():
     problem = small_problem()
     seq = variable_sequence(problem, 1)
     buffers = len(problem.trace.buffers)
-    own = [p for p, v in enumerate(seq.order) if v < buffers and seq.execution[p] is not None]
+    own = [p for p, v in enumerate(seq.order) if v < buffers and seq.next_use[p] is not None]
     assert {seq.gap(p) for p in own} >= set(gaps(problem.trace))
     with pytest.raises(ValueError, match="is not used after"):
         seq.gap(len(seq.order) - 1)

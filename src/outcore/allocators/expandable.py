@@ -71,7 +71,7 @@ class ExpandableSegments:
 
 
 @dataclass(slots=True)
-class Stretch:
+class AddressRange:
     """The addresses of one pool, in pages of `page` bytes. `unmapped`: starts of gaps, sorted."""
 
     page: int
@@ -216,7 +216,7 @@ class ExpandableHeap:
     def __init__(self, capacity_bytes: int, *, fraction: bool = False) -> None:
         self.capacity_bytes, self.fraction = capacity_bytes, fraction
         self.reserved_bytes = self.retries = self.given_back_bytes = 0
-        self.small, self.large = Stretch(SMALL_PAGE), Stretch(LARGE_PAGE)
+        self.small, self.large = AddressRange(SMALL_PAGE), AddressRange(LARGE_PAGE)
         for start, stretch in ((0, self.small), (_ADDRESSES, self.large)):
             stretch.pool.add(start, _ADDRESSES, mapped=False)
             stretch.unmapped.append(start)
@@ -241,7 +241,7 @@ class ExpandableHeap:
         stretch = self.small if address in self.small.pool.blocks else self.large
         stretch.pool.put(stretch.pool.blocks[address])
 
-    def _grown(self, stretch: Stretch, size: int) -> Block:
+    def _grown(self, stretch: AddressRange, size: int) -> Block:
         """A block in use of `size` bytes or more, part of which had no memory before."""
         first = stretch.room(size)
         asked = PYTORCH.segment(size) if self.fraction else stretch.needed(first, size)

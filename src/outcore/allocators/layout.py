@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from outcore.allocators.best_fit import MIB
 from outcore.allocators.packing import lowest_bytes, pack
-from outcore.allocators.requests import MOST_GUEST_BYTES, Block, Requests
-from outcore.allocators.stretch import MisfitError, Stretch
+from outcore.allocators.placed_range import MisfitError, PlacedRange
+from outcore.allocators.requests import MOST_GUEST_BYTES, Request, Requests
 from outcore.ir.layout import Layout, Move
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
@@ -86,7 +86,7 @@ def _laid(requests: Requests, offsets: Sequence[int], outside_bytes: int) -> Lay
     """The moves for blocks at `offsets`. Raises MisfitError if no moves put them there."""
     at = {id(block): offset for block, offset in zip(requests.blocks, offsets, strict=True)}
     nbytes = max(at[id(block)] + block.stay.nbytes for block in requests.blocks)
-    stretch = Stretch(nbytes)
+    stretch = PlacedRange(nbytes)
     moves: dict[int, tuple[Move, ...]] = {}
     places: dict[int, int] = {}
     for position in range(len(requests.program.body)):
@@ -114,7 +114,7 @@ def _laid(requests: Requests, offsets: Sequence[int], outside_bytes: int) -> Lay
     )
 
 
-def _in_order(blocks: Sequence[Block], at: dict[int, int]) -> list[tuple[int, int]]:
+def _in_order(blocks: Sequence[Request], at: dict[int, int]) -> list[tuple[int, int]]:
     """Places and bytes of the blocks that one op requests, in the order of its requests.
 
     Among equally large blocks, the first gets the lowest place.

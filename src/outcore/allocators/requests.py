@@ -27,7 +27,7 @@ one free block."""
 
 
 @dataclass(slots=True)
-class Block:
+class Request:
     """What an op requests, in bytes as the allocator rounds them. A workspace has no slot.
 
     It is in use from body position `first` until `last`.
@@ -53,11 +53,11 @@ class Requests:
 
     def __init__(self, problem: Problem, program: Program) -> None:
         self.problem, self.program = problem, program
-        self.at: dict[int, list[Block]] = {}
+        self.at: dict[int, list[Request]] = {}
         """Body position -> the blocks requested there, in order."""
-        self.frees: dict[int, Block] = {}
+        self.frees: dict[int, Request] = {}
         """Body position -> the block that is freed there."""
-        self.guests: dict[int, Block] = {}
+        self.guests: dict[int, Request] = {}
         """Slot that outlives the program -> the block in which it lies at first."""
         self.at_home: set[int] = set()
         """Body positions whose op requests nothing in the stretch, but makes results outside."""
@@ -95,7 +95,7 @@ class Requests:
         }
         return {slot.id for slot in self.program.slots if slot.buffer in whole}
 
-    def fetches(self, block: Block) -> bool:
+    def fetches(self, block: Request) -> bool:
         """Whether a block is requested by a copy back."""
         return isinstance(self.program.body[block.first].action, Copy)
 
@@ -144,7 +144,7 @@ class Requests:
         return lasts
 
     def _ask(self, position: int, asked: Sequence[int], lasts: dict[int, int]) -> None:
-        blocks: list[Block] = []
+        blocks: list[Request] = []
         slots = [self.program.slots[index] for index in asked]
         large = any(slot.nbytes > MOST_GUEST_BYTES for slot in slots)
         # Not for what is freed within the program: its memory would be free for the caller at once.
@@ -157,7 +157,7 @@ class Requests:
             if slot.tier is not Tier.DEVICE or slot.nbytes <= PYTORCH.small_most:
                 continue
             size = round_up(slot.nbytes, PYTORCH.round_small)
-            block = Block(position, size, slot.id, lasts.get(slot.id, position + 1))
+            block = Request(position, size, slot.id, lasts.get(slot.id, position + 1))
             blocks.append(block)
             if slot.id in lasts:
                 self.frees[block.last] = block
@@ -169,7 +169,7 @@ class Requests:
             # It may be several requests, and none of a slot's size may get that slot's place.
             size = round_up(workspace + MIB, UNIT)
             size += UNIT * any(block.nbytes == size for block in blocks)
-            blocks.append(Block(position, size, last=position + 1))
+            blocks.append(Request(position, size, last=position + 1))
         for block in blocks:
             block.alone = len(blocks) == 1
         if blocks:

@@ -12,18 +12,18 @@ from outcore.capture.compat import (
     is_batched,
     is_within,
     keeps_graph,
+    must_run_uncompiled,
     plain,
-    runs_plainly,
     stand_in_survives,
     under_checkpoint,
     without_function_modes,
 )
 from outcore.capture.effect_tokens import without_tokens
+from outcore.capture.error_passthrough import passing
 from outcore.capture.fusion import fused
 from outcore.capture.graph import Captured, capture
 from outcore.capture.offline import trace, trace_as_run, trace_network
 from outcore.capture.opaque import as_ops
-from outcore.capture.passing import passing
 from outcore.capture.prepare import prepare
 from outcore.capture.recapture import capture_again
 from outcore.capture.recurrent import is_recurrent, recurrent_apart, recurrent_layers
@@ -51,12 +51,12 @@ __all__ = [
     "is_symbolic",
     "is_within",
     "keeps_graph",
+    "must_run_uncompiled",
     "passing",
     "plain",
     "prepare",
     "recurrent_apart",
     "recurrent_layers",
-    "runs_plainly",
     "shells",
     "stand_in_survives",
     "trace",

@@ -65,13 +65,13 @@ __all__ = [
     "dynamo_config",
     "keeps_graph",
     "kernel_side_table",
-    "looked_at_alone",
+    "layout_if_input_unread",
     "marked_as_backward",
+    "must_run_uncompiled",
     "mutated_inputs",
     "normalised_by_cudnn",
     "plain",
     "runs_in_backward",
-    "runs_plainly",
     "stand_in_survives",
     "suggest_memory_format",
     "triton_kernel_wrapper_functional",
@@ -254,7 +254,7 @@ def is_batched(tangent: Any) -> bool:
     return isinstance(tangent, torch.Tensor) and "Batched" in str(torch._C._dispatch_keys(tangent))
 
 
-def runs_plainly() -> bool:
+def must_run_uncompiled() -> bool:
     """Whether calls must run uncompiled at the moment: inside a transform, a mode or a jit trace.
 
     If torch.compile first meets code there, it leaves that code uncompiled for good, in later calls
@@ -341,7 +341,7 @@ def cudnn_reserve_bytes(of: torch.Tensor) -> int:
     return int(ask(of, True))
 
 
-def looked_at_alone(
+def layout_if_input_unread(
     of: torch.Tensor, weight: torch.Tensor, bias_sides: Sequence[int] | None, *settings: Any
 ) -> torch.memory_format | None:
     """Return the layout a convolution's input needs for a kernel that reads only its layout.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from outcore.capture.compat import SIGNALS, looked_at_alone, suggest_memory_format
+from outcore.capture.compat import SIGNALS, layout_if_input_unread, suggest_memory_format
 from outcore.capture.metadata_only import (
     INPUT,
     args_of,
@@ -68,7 +68,7 @@ def _laid_out(node: Node, *, anywhere: bool) -> Tensor | None:
     of, by = source.meta["val"], weight.meta["val"]
     if of.dtype != by.dtype or of.dim() == SIGNALS:
         return None
-    lies = suggest_memory_format(of) if anywhere else looked_at_alone(of, by, *settings)
+    lies = suggest_memory_format(of) if anywhere else layout_if_input_unread(of, by, *settings)
     if lies is None:
         return None
     with of.fake_mode:
@@ -77,7 +77,7 @@ def _laid_out(node: Node, *, anywhere: bool) -> Tensor | None:
 
 
 def _needs_no_memory(source: Tensor, weight: Tensor, *settings: Any) -> bool:
-    lies = looked_at_alone(source, weight, *settings)
+    lies = layout_if_input_unread(source, weight, *settings)
     return lies is not None and source.is_contiguous(memory_format=lies)
 
 
@@ -132,7 +132,7 @@ def _made(gradient: Tensor, source: Tensor, weight: Tensor, *settings: Any) -> T
 def _laid_out_again(node: Node) -> Tensor:
     _, _, _, weight, *settings = args_of(node)
     of: Tensor = node.meta[INPUT].meta["val"]
-    lies = looked_at_alone(of, weight.meta["val"], *settings)
+    lies = layout_if_input_unread(of, weight.meta["val"], *settings)
     return of if lies is None else torch.empty_like(of, memory_format=lies)
 
 

@@ -25,9 +25,9 @@ from outcore.capture.absorb import absorb
 from outcore.capture.aliases import tensor_of, views
 from outcore.capture.compat import by_inductor, clone_preserve_strides
 from outcore.capture.groups import LEAST_BYTES, Group, groups
-from outcore.capture.named import NamedOps
 from outcore.capture.order import reorder
 from outcore.capture.phases import phases
+from outcore.capture.registered_ops import NamedOps
 from outcore.capture.sites import is_in_module
 
 log = logging.getLogger("outcore")
@@ -115,7 +115,7 @@ class _Kernel:
     """The group's ops as a graph."""
     name: str
     """A short name (`_name`)."""
-    told: str
+    identity: str
     """The graph's code and layouts as text, which identifies the kernel."""
     results: int
     """How many results the group has."""
@@ -179,8 +179,8 @@ def _layout(tensor: Tensor) -> Layout:
 
 _ops = NamedOps(aten.FUSED)
 _kernels: dict[str, _Kernel | str] = {}
-"""Text of a group (`_Kernel.told`) -> its kernel, or why it cannot be compiled. Entries stay for
-the life of the process, as the ops do."""
+"""`_Kernel.identity` -> its kernel, or why it cannot be compiled. Entries stay for the life of the
+process, as the ops do."""
 
 
 def _kernel(joint: GraphModule, group: Group, into: tuple[tuple[int, int], ...]) -> _Kernel | str:
@@ -200,17 +200,19 @@ def _kernel(joint: GraphModule, group: Group, into: tuple[tuple[int, int], ...])
     module = GraphModule(joint, graph)
     ends = [tensor_of(n) for n in (*given, *escaping)]
     layouts = [(*_layout(t), t.storage_offset()) for t in ends]
-    told = "\n".join([module.code, *map(str, (*layouts, into, torch.get_default_dtype()))])
-    if told not in _kernels:
-        kernel = _Kernel(module, _name(group), told, len(escaping), into)
+    identity = "\n".join([module.code, *map(str, (*layouts, into, torch.get_default_dtype()))])
+    if identity not in _kernels:
+        kernel = _Kernel(module, _name(group), identity, len(escaping), into)
         try:
             kernel.compile(ends[: len(given)])
-            _kernels[told] = kernel
+            _kernels[identity] = kernel
         except Exception as error:  # noqa: BLE001 - a compiler may raise anything
-            _kernels[told] = f"{type(error).__name__}: {error}"
-    if into and isinstance(_kernels[told], str):  # torch cannot compile some that write in place
+            _kernels[identity] = f"{type(error).__name__}: {error}"
+    if into and isinstance(
+        _kernels[identity], str
+    ):  # torch cannot compile some that write in place
         return _kernel(joint, group, ())
-    return _kernels[told]
+    return _kernels[identity]
 
 
 def _writing(module: GraphModule, into: Sequence[tuple[int, int]]) -> GraphModule:

@@ -22,8 +22,8 @@ from outcore.capture.compat import (
     with_states,
 )
 from outcore.capture.effect_tokens import without_tokens
+from outcore.capture.error_passthrough import passing
 from outcore.capture.graph import Captured, capture
-from outcore.capture.passing import passing
 from outcore.capture.prepare import prepare
 from outcore.capture.tracing import as_kernels
 from outcore.errors import CaptureError

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from outcore.capture.call_memory import BYTES, attribute, working_bytes
 from outcore.capture.mutation import made_for, write_into
-from outcore.capture.named import NamedOps
+from outcore.capture.registered_ops import NamedOps
 from outcore.capture.triton_kernel import NUMBERS, TritonKernel, launches, triton_kernel
 
 NAMESPACE = "outcore"
@@ -156,7 +156,7 @@ class _Alone:
     """Positions of results that are neither None nor an argument."""
     name: str
     """A short name."""
-    told: str
+    identity: str
     """All that the call does, as text."""
     kernel: TritonKernel | None = None
     """The Triton kernel that the call launches; None if it launches none."""
@@ -199,11 +199,11 @@ def _alone(
     if fresh:
         write_into(made, [new[n] for n in fresh])
     module = GraphModule(joint, graph)
-    told = [module.code, str(own), *(_told(attribute(joint, n)) for n in inside)]
+    identity = [module.code, str(own), *(_told(attribute(joint, n)) for n in inside)]
     if kernel is not None:
-        return _Alone(module, own, kernel.name, "\n".join([*told, kernel.told]), kernel)
+        return _Alone(module, own, kernel.name, "\n".join([*identity, kernel.identity]), kernel)
     wrapped = (each._opname for each in node.args if isinstance(each, OpOverload))
-    return _Alone(module, own, next(wrapped, _name(node)), "\n".join(told))
+    return _Alone(module, own, next(wrapped, _name(node)), "\n".join(identity))
 
 
 def _again(graph: Graph, node: Node, new: dict[Node, Node], name: str) -> Node:

@@ -27,7 +27,7 @@ class TritonKernel:
     """Its constant arguments."""
     name: str
     """The name of the kernel's function."""
-    told: str
+    identity: str
     """Text that identifies the kernel, except from a function made a second time from the same
     source."""
     _place: int = field(default=-1, init=False)
@@ -52,8 +52,8 @@ def triton_kernel(node: Node) -> TritonKernel | None:
         settings.append(str(getattr(inner, "configs", "")))
         inner = inner.fn
     name = getattr(inner, "__name__", "triton_kernel")
-    told = (name, getattr(inner, "src", ""), *settings, str(constants))
-    return TritonKernel(function, constants, name, "\n".join(told))
+    identity = (name, getattr(inner, "src", ""), *settings, str(constants))
+    return TritonKernel(function, constants, name, "\n".join(identity))
 
 
 def launches(module: GraphModule) -> bool:

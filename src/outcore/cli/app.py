@@ -133,8 +133,8 @@ def main() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115 - until the end
     try:
         app()
-    except HandedOver as call_tensors:
-        script = call_tensors.script
+    except HandedOver as handed_over:
+        script = handed_over.script
     if script is not None:  # no error is being handled: one of the script's own would follow it
         sys.excepthook = excepthook  # which typer sets
         script.run()

@@ -11,7 +11,7 @@ from rich.status import Status
 
 
 @contextmanager
-def told(status: Status, title: str) -> Iterator[None]:
+def reporting_search(status: Status, title: str) -> Iterator[None]:
     """Show on `status`, behind `title`, how far a search is; what policies print goes to stderr."""
     log = logging.getLogger("outcore.search")
     handler, before = _Shower(status, title), log.level

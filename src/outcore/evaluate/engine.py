@@ -62,12 +62,12 @@ class Engine:
         kinds: MutableSequence[int],
         best: MutableSequence[int],
         hints: Sequence[int],
-        mood: MutableSequence[float],
+        state: MutableSequence[float],
         draws: Sequence[float],
     ) -> None:
         """Take all the steps that `draws` has numbers for, by `kernel.walk`."""
         space[COUNTED, STEP] = 0
-        while walk(self.table, self.times, space, kinds, best, hints, mood, draws) == FULL:
+        while walk(self.table, self.times, space, kinds, best, hints, state, draws) == FULL:
             self._grow()
 
     def _grow(self) -> None:

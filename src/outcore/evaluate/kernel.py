@@ -278,7 +278,7 @@ def _expand(table: Ints, times: Floats) -> int:
             return status
         _original(table, times, op)
     while table[COUNT, OLDEST] < table[COUNT, N_LEAVING]:
-        _let_go(table, times, table[COUNT, OLDEST], 2 * table[COUNT, N_STEPS] - 1)
+        _free_source(table, times, table[COUNT, OLDEST], 2 * table[COUNT, N_STEPS] - 1)
     return DONE
 
 
@@ -334,7 +334,7 @@ def _original(table: Ints, times: Floats, op: int) -> None:
     due = table[DUE_FIRST, op]
     while due != NONE:
         if table[AWAY_GONE, due] == 0:
-            _let_go(table, times, due, 2 * table[COUNT, N_STEPS])
+            _free_source(table, times, due, 2 * table[COUNT, N_STEPS])
         due = table[AWAY_NEXT, due]
     _emit(table, times, op, held)
     for i in range(away, table[COUNT, N_AWAY]):
@@ -651,7 +651,7 @@ def _start(table: Ints, times: Floats, away: int) -> None:
 
 
 @compiled
-def _let_go(table: Ints, times: Floats, away: int, at: int) -> None:
+def _free_source(table: Ints, times: Floats, away: int, at: int) -> None:
     """Wait for a copy out, and free its source at time `at` (as in `FREED_AT`)."""
     times[CLOCK, RELEASE_CLOCK] = max(times[CLOCK, RELEASE_CLOCK], times[LEAVING_DONE, away])
     table[COUNT, LEAVING_BYTES] -= table[SLOT_BYTES, table[AWAY_SOURCE, away]]
@@ -673,7 +673,7 @@ def _let_go_of_what_is_done(table: Ints, times: Floats, at: int) -> None:
         if table[AWAY_DUE, index] == 0 and table[AWAY_GONE, index] == 0:
             if times[LEAVING_DONE, index] > times[CLOCK, RELEASE_CLOCK]:
                 break
-            _let_go(table, times, index, at)
+            _free_source(table, times, index, at)
         table[COUNT, UNHURRIED] += 1
 
 
@@ -682,7 +682,7 @@ def _make_room(table: Ints, times: Floats, other_bytes: int, at: int) -> None:
     """Free sources, the oldest copy first, until the rest fits next to `other_bytes`."""
     room = table[FIXED, BUDGET_BYTES] - other_bytes
     while table[COUNT, OLDEST] < table[COUNT, N_LEAVING] and table[COUNT, LEAVING_BYTES] > room:
-        _let_go(table, times, table[COUNT, OLDEST], at)
+        _free_source(table, times, table[COUNT, OLDEST], at)
 
 
 # ---- prefetch ------------------------------------------------------------------------------------
@@ -819,7 +819,7 @@ def _take(table: Ints, times: Floats, away: int) -> float:
         _move_ranges(table, index + 1, -1)
     table[AWAY_OFFSET, away] = start
     table[COUNT, EXTENT] = max(table[COUNT, EXTENT], start + nbytes)
-    return _rob(table, times, start, start + nbytes, away)
+    return _claim(table, times, start, start + nbytes, away)
 
 
 @compiled
@@ -866,7 +866,7 @@ def _count_before(table: Ints, row: int, length: int, position: int) -> int:
 
 
 @compiled
-def _rob(table: Ints, times: Floats, start: int, stop: int, slot: int) -> float:
+def _claim(table: Ints, times: Floats, start: int, stop: int, slot: int) -> float:
     """Make `slot` the owner of a range; returns when the previous owners are done with it."""
     if start == stop:
         return 0.0
@@ -926,7 +926,7 @@ SPACE_ROWS = 8
 N_PLACES, N_GROUPED, N_CHANGED, STEP = range(4)
 """Columns of `COUNTED`: places, groups, gaps changed by the current move, the next step."""
 
-AT, LEAST, HEAT, COOLING, IN_ROWS = range(5)
+AT, LEAST, HEAT, COOLING, GROUP_MOVES = range(5)
 """The state (mood) of a walk: seconds of the current plan and of the best one; the temperature in
 seconds; its factor per step; the fraction of moves that change a row (a stretch of a group)."""
 
@@ -961,7 +961,7 @@ def walk(
     kinds: MutableSequence[int],
     best: MutableSequence[int],
     hints: Sequence[int],
-    mood: MutableSequence[float],
+    state: MutableSequence[float],
     draws: Sequence[float],
 ) -> int:
     """Take the steps that `draws` has numbers for and that are not done yet; changes `kinds`.
@@ -972,21 +972,21 @@ def walk(
     for step in range(space[COUNTED, STEP], len(draws) // DRAWS):
         at = step * DRAWS
         space[COUNTED, STEP] = step
-        _change(space, kinds, mood, draws, at)
+        _change(space, kinds, state, draws, at)
         if space[COUNTED, N_CHANGED] > 0:
-            most = mood[AT] - mood[HEAT] * log(1.0 - draws[at + 1])
+            most = state[AT] - state[HEAT] * log(1.0 - draws[at + 1])
             status, seconds, _, _ = run(table, times, kinds, hints, hints, min(most, ENDLESS))
             if status == DONE:
-                mood[AT] = seconds
-                if seconds < mood[LEAST]:
-                    mood[LEAST] = seconds
+                state[AT] = seconds
+                if seconds < state[LEAST]:
+                    state[LEAST] = seconds
                     for gap in range(len(kinds)):
                         best[gap] = kinds[gap]
             else:
                 _change_back(space, kinds)
             if status == FULL:
                 return FULL
-        mood[HEAT] *= mood[COOLING]
+        state[HEAT] *= state[COOLING]
     return DONE
 
 
@@ -994,15 +994,15 @@ def walk(
 def _change(
     space: Ints,
     kinds: MutableSequence[int],
-    mood: Sequence[float],
+    state: Sequence[float],
     draws: Sequence[float],
     at: int,
 ) -> None:
     """Make one move: change the kinds of some places, by the draws from `at` on."""
     space[COUNTED, N_CHANGED] = 0
-    rows = mood[IN_ROWS] if space[COUNTED, N_GROUPED] > 0 else 0.0
+    rows = state[GROUP_MOVES] if space[COUNTED, N_GROUPED] > 0 else 0.0
     if draws[at] < rows:
-        _change_row(space, kinds, draws, at)
+        _change_group(space, kinds, draws, at)
         return
     move = (draws[at] - rows) / (1.0 - rows)
     place = _pick(draws[at + 2], space[COUNTED, N_PLACES])
@@ -1020,7 +1020,9 @@ def _change(
 
 
 @compiled
-def _change_row(space: Ints, kinds: MutableSequence[int], draws: Sequence[float], at: int) -> None:
+def _change_group(
+    space: Ints, kinds: MutableSequence[int], draws: Sequence[float], at: int
+) -> None:
     """Set a stretch of a group to one kind, or copy the kinds of one layer to other layers."""
     group = _pick(draws[at + 2], space[COUNTED, N_GROUPED])
     start, stop = space[GROUP_START, group], space[GROUP_START, group + 1]

@@ -62,7 +62,7 @@ class Walk:
         self._kinds = self._given(np.array(kinds, np.int8))
         self._best = self._given(np.array(kinds, np.int8))
         self._hints = self._given(self.evaluator.no_hints)
-        self._mood = self._given(np.array([seconds, seconds, 0.0, 1.0, 0.0]))
+        self._state = self._given(np.array([seconds, seconds, 0.0, 1.0, 0.0]))
 
     def go(
         self,
@@ -86,7 +86,7 @@ class Walk:
             raise ValueError(f"from {hot} to {cold} s: a walk cools down, to above 0")
         if not 0 <= rows < 1:
             raise ValueError(f"rows={rows}: a part of the changes")
-        self._mood[k.IN_ROWS] = rows
+        self._state[k.GROUP_MOVES] = rows
         start, done, progress = time.perf_counter(), 0, 0.0
         while done < steps and progress < 1:
             length = min(SHORT_CHUNK if most_seconds else CHUNK, steps - done)
@@ -94,14 +94,14 @@ class Walk:
             if most_seconds:
                 spent = (time.perf_counter() - start) / most_seconds
                 ahead = max(ahead, spent / done * length) if done else ahead
-            self._mood[k.HEAT] = hot * (cold / hot) ** progress
-            self._mood[k.COOLING] = (cold / hot) ** (ahead / length)
+            self._state[k.HEAT] = hot * (cold / hot) ** progress
+            self._state[k.COOLING] = (cold / hot) ** (ahead / length)
             draws = self._given(self._random.random(length * k.DRAWS))
-            self._engine.walk(self._space, self._kinds, self._best, self._hints, self._mood, draws)
+            self._engine.walk(self._space, self._kinds, self._best, self._hints, self._state, draws)
             done, progress = done + length, progress + ahead
             if watch is not None:
-                watch(min(1.0, progress), float(self._mood[k.LEAST]))
-        return np.array(self._best, np.int8), float(self._mood[k.LEAST])
+                watch(min(1.0, progress), float(self._state[k.LEAST]))
+        return np.array(self._best, np.int8), float(self._state[k.LEAST])
 
     def _given(self, array: NDArray[Any]) -> Any:
         """An array in the form that the kernel needs: a list if it is not compiled."""

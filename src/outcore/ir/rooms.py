@@ -19,10 +19,10 @@ class Rooms:
         low = bisect_right(self.starts, start)
         low -= low > 0 and self.owners[low - 1][1] > start
         high = bisect_left(self.starts, stop, low)
-        robbed = self.owners[low:high]
-        left = [(a, start, owner) for a, _, owner in robbed[:1] if a < start]
-        right = [(stop, b, owner) for _, b, owner in robbed[-1:] if b > stop]
+        claimed = self.owners[low:high]
+        left = [(a, start, owner) for a, _, owner in claimed[:1] if a < start]
+        right = [(stop, b, owner) for _, b, owner in claimed[-1:] if b > stop]
         kept = [*left, (start, stop, slot), *right]
         self.owners[low:high] = kept
         self.starts[low:high] = [a for a, _, _ in kept]
-        return [owner for _, _, owner in robbed]
+        return [owner for _, _, owner in claimed]

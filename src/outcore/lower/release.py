@@ -44,7 +44,7 @@ class _Release:
         """Slot whose copy is not issued yet -> the step by which the plan wants its memory free."""
         self.leaving: OrderedDict[int, float] = OrderedDict()
         """Slot whose copy is issued -> the time when that is done, in order of issue."""
-        self.unhurried: deque[int] = deque()
+        self.without_deadline: deque[int] = deque()
         """Slots of `leaving` without a deadline, in order of issue."""
         self.due: dict[int, list[int]] = {}
         """Step -> the slots whose memory the plan wants free by then."""
@@ -61,11 +61,11 @@ class _Release:
             if index == draft.boundary and steps:
                 self._make_room(held.between, last, last)
             before: list[Action] = []
-            self._let_go_of_what_is_due(index, before)
+            self._free_due_sources(index, before)
             self._make_room(held.steps[index], last, before)
             steps.append(self._run(index, Step(before + step.before, step.run, step.after)))
         while self.leaving:
-            self._let_go(next(iter(self.leaving)), steps[-1].after)
+            self._free_source(next(iter(self.leaving)), steps[-1].after)
         return replace(draft, steps=steps)
 
     # ---- issuing copies -------------------------------------------------------------------------
@@ -124,13 +124,13 @@ class _Release:
         self.leaving[slot.id] = self.link_free
         deadline = self.deadlines.pop(slot.id)
         if deadline is None:
-            self.unhurried.append(slot.id)
+            self.without_deadline.append(slot.id)
         else:
             self.due.setdefault(deadline, []).append(slot.id)
 
     # ---- freeing their sources ------------------------------------------------------------------
 
-    def _let_go(self, slot: int, actions: list[Action]) -> None:
+    def _free_source(self, slot: int, actions: list[Action]) -> None:
         """Wait for the copy of `slot`, then free it."""
         self.clock = max(self.clock, self.leaving.pop(slot))
         self.held_bytes -= self.draft.slots[slot].nbytes
@@ -147,16 +147,18 @@ class _Release:
                 self._issue(heappop(self.next_departure)[1], last)
             if not self.leaving:
                 break
-            self._let_go(next(iter(self.leaving)), actions)
+            self._free_source(next(iter(self.leaving)), actions)
 
-    def _let_go_of_what_is_due(self, step: int, actions: list[Action]) -> None:
+    def _free_due_sources(self, step: int, actions: list[Action]) -> None:
         for slot in self.due.pop(step, ()):
             if slot in self.leaving:
-                self._let_go(slot, actions)
-        while self.unhurried and self.leaving.get(self.unhurried[0], 0.0) <= self.clock:
-            slot = self.unhurried.popleft()
+                self._free_source(slot, actions)
+        while (
+            self.without_deadline and self.leaving.get(self.without_deadline[0], 0.0) <= self.clock
+        ):
+            slot = self.without_deadline.popleft()
             if slot in self.leaving:
-                self._let_go(slot, actions)
+                self._free_source(slot, actions)
 
 
 def _concerns(action: Action, freed: set[int], filled: set[int]) -> bool:

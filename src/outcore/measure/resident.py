@@ -28,25 +28,25 @@ TQDM_THREAD = "tqdm_monitor"
 
 def resident_bytes(
     device: torch.device,
-    external: Iterable[torch.Tensor | torch.UntypedStorage] = (),
+    excluded: Iterable[torch.Tensor | torch.UntypedStorage] = (),
     ledger: Ledger | None = None,
     elsewhere: Elsewhere | None = None,
 ) -> int:
     """Bytes of the storages on `device` that live tensors hold, each storage counted once.
 
-    `external`: storages to leave out, or tensors whose storages to leave out.
+    `excluded`: storages to leave out, or tensors whose storages to leave out.
 
     On CUDA this is the allocator's figure without those. On a CPU it is what `ledger` counts, if
     given, plus the tensors that the interpreter knows of and the ledger does not count, plus
     gradients of leaves, which the interpreter may not know of. While other threads live, only
-    gradients of leaves in `external` are read.
+    gradients of leaves in `excluded` are read.
 
     `elsewhere`: remembers what was found outside the ledger, so that few objects need to be
     visited.
     """
     # Subclasses of tensors may override what is called here, and answer differently.
     with torch._C.DisableTorchFunctionSubclass():
-        near = [each for each in external if each.device == device]
+        near = [each for each in excluded if each.device == device]
         left_out = dict(_extents(near))
         given = [each for each in near if isinstance(each, torch.Tensor)]
         if device.type == "cuda":

@@ -116,8 +116,8 @@ def classify_with_auxiliaries(
 ) -> Tensor:
     """Cross entropy of the main logits, plus 0.3 times that of each auxiliary output, if any."""
     logits, *auxiliaries = (outputs,) if isinstance(outputs, Tensor) else outputs
-    uncompiled = sum((classify(each, targets) for each in auxiliaries), start=logits.new_zeros(()))
-    return classify(logits, targets) + AUXILIARY_WEIGHT * uncompiled
+    auxiliary = sum((classify(each, targets) for each in auxiliaries), start=logits.new_zeros(()))
+    return classify(logits, targets) + AUXILIARY_WEIGHT * auxiliary
 
 
 def classify_and_reconstruct(outputs: tuple[Tensor, Tensor], targets: tuple[Tensor, ...]) -> Tensor:

@@ -21,10 +21,10 @@ from outcore.policies.judge import judge
 from outcore.policies.settle import check_program
 from outcore.simulate import simulate
 
-AHEAD = 0.02
+MARGIN = 0.02
 """A copy back is to be done this fraction of the step's time before something waits for it."""
 
-LONGER = 1.5
+COPY_SLACK = 1.5
 """That still holds if the copy, and those that come after it, take this many times their predicted
 time."""
 
@@ -75,14 +75,14 @@ def _latest(program: Program, timeline: Timeline) -> Iterator[tuple[int, int, fl
 
     A free on the same stream can make room for a copy out. It must be done before that copy starts.
     """
-    ahead = AHEAD * timeline.seconds
+    ahead = MARGIN * timeline.seconds
     needed: dict[int, float] = {}
     latest = leaves = inf
     for position in range(len(program.body) - 1, -1, -1):
         instruction, span = program.body[position], timeline.spans[position]
         action, start = instruction.action, span.start_seconds
         if instruction.stream is Stream.IN:
-            longer = LONGER * (span.stop_seconds - start)
+            longer = COPY_SLACK * (span.stop_seconds - start)
             latest = min(latest, needed.get(position, inf) - ahead) - longer
             if isinstance(action, Copy):
                 yield position, action.target, latest

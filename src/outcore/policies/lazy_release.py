@@ -20,13 +20,13 @@ from outcore.ir.program import Copy, Free, Program, Run, Stream
 from outcore.ir.timeline import Timeline
 from outcore.lower import lower
 from outcore.policies.judge import judge
-from outcore.policies.just_in_time import LONGER
+from outcore.policies.just_in_time import COPY_SLACK
 from outcore.policies.settle import check_program
 from outcore.simulate import simulate
 
-AHEAD = 0.005
-"""Memory is freed this fraction of the step's time after a copy out that takes `LONGER` times its
-predicted time would be done."""
+MARGIN = 0.005
+"""Memory is freed this fraction of the step's time after a copy out that takes `COPY_SLACK` times
+its predicted time would be done."""
 
 MOST_TRIES = 64
 """The most evaluations used to find out which frees may come later."""
@@ -83,11 +83,11 @@ def _later(plan: Plan, program: Program, timeline: Timeline) -> Iterator[tuple[G
 
 def _gone(program: Program, timeline: Timeline) -> Iterator[tuple[int, int, float]]:
     """Each copy out of the device: its position, its source slot, and when it is surely done."""
-    ahead = AHEAD * timeline.seconds
+    ahead = MARGIN * timeline.seconds
     for position, instruction in enumerate(program.body):
         action, span = instruction.action, timeline.spans[position]
         if instruction.stream is not Stream.OUT or not isinstance(action, Copy):
             continue
         if program.slots[action.source].tier is Tier.DEVICE:
-            longer = LONGER * (span.stop_seconds - span.start_seconds)
+            longer = COPY_SLACK * (span.stop_seconds - span.start_seconds)
             yield position, action.source, span.start_seconds + longer + ahead

@@ -114,19 +114,19 @@ def delay(model: PoochModel, backward: Backward, slots: Sequence[int]) -> list[i
     early = play_backward(model.log, backward.seconds, fetches, slots, 0.0, max)
     end = early.end * (1 + ROUNDING)
     late = list(slots)
-    # `execution`: the slot of the group after this one. `copies`: the time from the start of that
+    # `next_slot`: the slot of the group after this one. `copies`: the time from the start of that
     # group's copies to the end of the pass. `issued`: the same for the first group at each slot.
     # `rest`: the time from reaching the next break point to the end.
-    execution, copies = len(late) - 1, 0.0
+    next_slot, copies = len(late) - 1, 0.0
     issued: dict[int, float] = {}
     rest = 0.0
     for segment in reversed(range(len(late))):
         rest += backward.seconds[segment]
         if segment in fetches:
             copies = fetches[segment] + max(rest, copies)
-            later = range(late[segment] + 1, min(segment, execution) + 1)
+            later = range(late[segment] + 1, min(segment, next_slot) + 1)
             late[segment] += bisect_right(later, end - copies, key=early.reached.__getitem__)
-            execution = late[segment]
-            issued[execution] = copies
+            next_slot = late[segment]
+            issued[next_slot] = copies
         rest = max(rest, issued.get(segment, 0.0))
     return late

@@ -58,26 +58,26 @@ def brief(problem: Problem, space: Space) -> frozenset[int]:
     leave = away(problem)
     if leave != Offload(problem.hardware.outer) or len(space.allowed) <= FEW:
         return frozenset()
-    hasty = _hasty(problem, space)
-    moved = (space.gaps[i] for i in space.allowed if i not in hasty)
+    short = _shorter_than_copies(problem, space)
+    moved = (space.gaps[i] for i in space.allowed if i not in short)
     held = _Held(problem, [gap for gap in moved if not gap.dead])
     if held.nbytes.max() > problem.budget_bytes:
         return frozenset()
-    return frozenset(i for i in hasty if not held.more_inside(space.gaps[i]))
+    return frozenset(i for i in short if not held.more_inside(space.gaps[i]))
 
 
-def _hasty(problem: Problem, space: Space) -> frozenset[int]:
+def _shorter_than_copies(problem: Problem, space: Space) -> frozenset[int]:
     """The gaps in which ops take less time than a copy out and a copy back would."""
     hardware, outer = problem.hardware, problem.hardware.outer
     out, back = hardware.link(Tier.DEVICE, outer), hardware.link(outer, Tier.DEVICE)
     clock = list(accumulate(problem.profile.seconds, initial=0.0))
 
-    def over_sooner(gap: Gap) -> bool:
+    def is_shorter(gap: Gap) -> bool:
         nbytes = problem.trace.buffers[gap.buffer].nbytes
         idle = clock[gap.before] - clock[gap.after + 1]
         return not gap.dead and idle < out.seconds(nbytes) + back.seconds(nbytes)
 
-    return frozenset(i for i in space.allowed if over_sooner(space.gaps[i]))
+    return frozenset(i for i in space.allowed if is_shorter(space.gaps[i]))
 
 
 class _Held:

@@ -46,7 +46,7 @@ def find_starts(problem: Problem, min_bytes: int, deadline: float = inf) -> Star
     """
     plans: list[Plan] = []
     refusals: list[InfeasibleError] = []
-    rule = SuperNeurons(min_bytes).as_it_is  # `plan` would make more plans to name a budget
+    rule = SuperNeurons(min_bytes).plan_once  # `plan` would make more plans to name a budget
     for make in (floor_plan, *_makers(problem, min_bytes, rule)):
         if plans and time.perf_counter() > deadline:
             break

@@ -50,12 +50,12 @@ class SuperNeurons:
         the budget in the error has been tried.
         """
         try:
-            return self.as_it_is(problem)
+            return self.plan_once(problem)
         except InfeasibleError as error:
             refusal = error
         while refusal.tier == Tier.DEVICE.value:
             try:
-                self.as_it_is(replace(problem, budget_bytes=refusal.floor_bytes))
+                self.plan_once(replace(problem, budget_bytes=refusal.floor_bytes))
                 break
             except InfeasibleError as error:
                 refusal = error
@@ -64,7 +64,7 @@ class SuperNeurons:
         finally:
             del refusal  # its traceback refers to this frame: a cycle that keeps callers' data
 
-    def as_it_is(self, problem: Problem) -> Plan:
+    def plan_once(self, problem: Problem) -> Plan:
         """The plan of the rule. The budget that its error names has not been tried."""
         gaps, leave = candidates(problem, self.min_bytes), away(problem)
         if not gaps or not isinstance(leave, Offload):

@@ -167,6 +167,6 @@ class _Walk:
             nbytes = sequence.nbytes[variable]
             self.window_bytes -= nbytes
             self.held_bytes -= nbytes
-            if sequence.execution[position] is not None:
+            if sequence.next_use[position] is not None:
                 self.leaving[variable] = position
                 self.leaving_bytes += nbytes

@@ -39,7 +39,7 @@ class VariableSequence:
     born: tuple[int, ...]
     """Per variable: the function from which on it counts as a variable, because that function makes
     it, or is the first to use it if it is an argument."""
-    execution: tuple[int | None, ...]
+    next_use: tuple[int | None, ...]
     """Per position: the next position of the same variable; None if there is none."""
     beside_bytes: tuple[int, ...]
     """Per function: bytes on the device that are not variables, minus the arguments that its
@@ -56,7 +56,7 @@ class VariableSequence:
 
         Raises ValueError at the last use.
         """
-        later = self.execution[position]
+        later = self.next_use[position]
         if later is None:
             raise ValueError(f"variable {self.order[position]} is not used after {position}")
         return Gap(self.order[position], self._op(position), self._op(later))
@@ -104,7 +104,7 @@ class _Builder:
             ops=tuple(ops),
             nbytes=(*self.buffer_bytes, *self._temporary_bytes()),
             born=tuple(self._born()),
-            execution=tuple(_execution(order)),
+            next_use=tuple(_next_use(order)),
             beside_bytes=tuple(self._beside_bytes()),
             fixed_bytes=self.problem.outside_bytes
             + sum(self.buffer_bytes[b] for b in inputs if self.live.held[b]),
@@ -177,11 +177,11 @@ def _buffers(trace: Trace, values: Iterable[int]) -> tuple[int, ...]:
     return trace.value_buffers(tuple(map(Ref, values)))
 
 
-def _execution(order: Sequence[int]) -> list[int | None]:
+def _next_use(order: Sequence[int]) -> list[int | None]:
     """Per position, the next one of the same variable."""
-    execution: list[int | None] = [None] * len(order)
+    next_use: list[int | None] = [None] * len(order)
     seen: dict[int, int] = {}
     for position in range(len(order) - 1, -1, -1):
-        execution[position] = seen.get(order[position])
+        next_use[position] = seen.get(order[position])
         seen[order[position]] = position
-    return execution
+    return next_use

@@ -22,7 +22,7 @@ from outcore.cli.predicted import (
     tell_broken,
 )
 from outcore.cli.screen import screen
-from outcore.cli.search_status import told
+from outcore.cli.search_status import reporting_search
 from outcore.units import format_bytes, format_seconds
 
 LEAST = len("swap-all")
@@ -82,7 +82,7 @@ def compare(  # noqa: PLR0913 - a command has as many arguments as options
             comparison = Comparison(trace, machine, samples, allocator=serving, variants=variants)
         rows = []
         title = f"{network}, batch {samples}"
-        with progress.status(f"{title}: planning") as status, told(status, title):
+        with progress.status(f"{title}: planning") as status, reporting_search(status, title):
             for row in comparison.rows(budgets, specs, bound=bound):
                 rows.append(row)
                 status.update(f"{title}: {row.policy} done")

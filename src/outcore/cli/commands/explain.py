@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from outcore.cli.modelled import Batch, Budget, Machine, Network, modelled
 from outcore.cli.screen import screen
-from outcore.cli.search_status import told
+from outcore.cli.search_status import reporting_search
 from outcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def explain(
     from outcore.policies import ask, resolve  # noqa: PLC0415 - loads numpy
 
     wanted, step = resolve(policy), modelled(network, batch, hardware, budget)
-    with Console(stderr=True).status(step.title) as status, told(status, step.title):
+    with Console(stderr=True).status(step.title) as status, reporting_search(status, step.title):
         problem = step.problem(status)
         status.update(f"{step.title}: planning")
         plan = ask(wanted, problem)

@@ -15,7 +15,7 @@ from rich.status import Status
 from outcore.cli.modelled import Modelled, modelled
 from outcore.cli.predicted import THIS_MACHINE, has_solver
 from outcore.cli.saved import budget_of, plan_of
-from outcore.cli.search_status import told
+from outcore.cli.search_status import reporting_search
 from outcore.cli.targeted import Targeted, targeted
 from outcore.errors import InfeasibleError, OptionValueError
 
@@ -120,7 +120,7 @@ def report(  # noqa: PLR0913 - a command has as many arguments as options
         step = targeted(target, hardware or THIS_MACHINE, nbytes, states, real=real)
     progress = Console(stderr=True)
     bound = bound and has_solver(progress)
-    with progress.status(step.title) as status, told(status, step.title):
+    with progress.status(step.title) as status, reporting_search(status, step.title):
         comparison = step.comparison(status)
         own = step.budget_bytes
         swept = _sweep(comparison, wanted, own, steps, status, bound=bound) if with_sweep else None

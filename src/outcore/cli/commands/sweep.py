@@ -21,7 +21,7 @@ from outcore.cli.predicted import (
     tell_broken,
 )
 from outcore.cli.screen import screen
-from outcore.cli.search_status import told
+from outcore.cli.search_status import reporting_search
 from outcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def sweep(  # noqa: PLR0913 - a command has as many arguments as options
     progress = Console(stderr=True)
     bound = bound and has_solver(progress)
     what = f"{network}, batch {batch}"
-    with progress.status(f"{what}: tracing") as status, told(status, what):
+    with progress.status(f"{what}: tracing") as status, reporting_search(status, what):
         comparison = Comparison(trace_network(step, batch), machine, batch)
         budgets = wanted.budgets(comparison)
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from outcore import __version__
 from outcore.cli.modelled import Batch, Budget, Machine, Network, modelled
-from outcore.cli.search_status import told
+from outcore.cli.search_status import reporting_search
 from outcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def make(
     if output is not None:
         check_file("--output", output)
     rules = () if overrides is None else load_overrides(overrides)
-    with Console(stderr=True).status(what.title) as status, told(status, what.title):
+    with Console(stderr=True).status(what.title) as status, reporting_search(status, what.title):
         problem = what.problem(status)
         status.update(f"{what.title}: planning")
         found = _plan(problem, wanted, rules)

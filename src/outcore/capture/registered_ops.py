@@ -1,4 +1,4 @@
-"""named: register ops with torch while graphs are captured, named by what they do."""
+"""registered_ops: register ops with torch while graphs are captured, named by what they do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Nameable(Protocol):
         ...
 
     @property
-    def told(self) -> str:
+    def identity(self) -> str:
         """All that the op does, as text: equal texts mean the same op."""
         ...
 
@@ -52,16 +52,16 @@ class NamedOps:
     def find(self, does: Nameable) -> OpOverload:
         """Return the op for `does`, `NAMESPACE::NAME_DIGEST(Tensor[] given) -> Tensor[]`.
 
-        An op that was registered earlier is reused if its `told` and `function` are the same.
+        An op that was registered earlier is reused if its `identity` and `function` are the same.
         """
         with self.lock:
             for number in count():
-                digest = blake2b(f"{does.told}\n{number}".encode(), digest_size=6).hexdigest()
+                digest = blake2b(f"{does.identity}\n{number}".encode(), digest_size=6).hexdigest()
                 name = f"{does.name}_{digest}"
                 if name not in self.found:
                     self.found[name] = self._define(name, does), does
                 op, known = self.found[name]
-                if known.function is does.function and known.told == does.told:
+                if known.function is does.function and known.identity == does.identity:
                     return op
         raise AssertionError  # numbers do not end
 

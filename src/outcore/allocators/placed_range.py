@@ -1,4 +1,4 @@
-"""Stretch: hold free memory in pieces, so that requests get their planned places.
+"""PlacedRange: hold free memory in pieces, so that requests get their planned places.
 
 A request gets the smallest free block that is large enough. So all free memory of a stretch is held
 by pieces, except what the next op requests: blocks of exactly that size, where they are to lie.
@@ -36,7 +36,7 @@ class _Part:
 
 
 @dataclass(slots=True)
-class Stretch:
+class PlacedRange:
     """The stretch at one body position, as adjacent parts."""
 
     nbytes: int

@@ -1,4 +1,4 @@
-"""passing: let outcore's errors through dynamo, which wraps what a backend raises."""
+"""error_passthrough: let outcore's errors through dynamo, which wraps what a backend raises."""
 
 from __future__ import annotations
 
