@@ -223,7 +223,7 @@ class Asked:
 
     def ask(self, lacking_bytes: int) -> bool:
         """Have one that lacks so much ask it."""
-        graph: Any = SimpleNamespace(seen={self}, status=GraphStatus(), asked={})
+        graph: Any = SimpleNamespace(observed={self}, status=GraphStatus(), asked={})
         return self.contention.make_room(graph, refusal(lacking_bytes))
 
     def call(self) -> None:

@@ -782,7 +782,7 @@ def test_what_nobody_differentiates_makes_room_for_what_somebody_does() -> None:
     assert any(graph.planned is not None for graph in engine.graphs)
 
 
-def test_nothing_is_counted_where_nobody_differentiates_and_nothing_comes(
+def test_little_is_counted_if_nobody_differentiates_and_nothing_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module, _ = in_pieces("1GiB", 30)

@@ -244,7 +244,7 @@ def test_compare_on_this_machine(outcore):
     assert run.exit_code == 0, run.output
     kept, swapped = json.loads(run.stdout)
     assert kept["needed_bytes"] > 40 << 20
-    assert swapped["needed_tier"] in ("", "device")
+    assert (swapped["feasible"], swapped["needed_tier"]) == (False, "device")
 
 
 def test_compare_without_bounds(outcore, monkeypatch):

@@ -307,7 +307,7 @@ class Extra:
     y: torch.Tensor
 
 
-def test_an_argument_that_is_gone_is_named():
+def test_an_argument_that_is_gone_cannot_be_recreated():
     class Odd(Net):
         def forward(self, x, times=None, *, more=None):
             return self.inner(x)

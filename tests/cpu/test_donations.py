@@ -112,7 +112,8 @@ def test_rows_are_written_over_what_lies_in_order(target: str) -> None:
 @pytest.mark.parametrize("given", [0, 1])
 def test_one_of_two_lies_in_order(target: str, given: int) -> None:
     found = captured(target, turned=(given == 1, given == 0))
-    assert set(found) <= {given}
+    misses = target == "aten._log_softmax_backward_data.default" and given == 1
+    assert found == ([] if misses else [given])
 
 
 @pytest.mark.parametrize(("target", "given"), ROWS)

@@ -74,7 +74,7 @@ def check(case: Case, policy: str, share: float = 0.5) -> None:
 
 
 @pytest.mark.parametrize("name", ONES)
-def test_real_models_under_the_default_policy(name: str) -> None:
+def test_real_models_under_a_plan(name: str) -> None:
     case = next(c for c in CASES if c.name == name)
     check(case, "pooch{min_bytes=1KiB,early=true}")
 

@@ -210,12 +210,12 @@ def test_a_batch_that_does_not_fit_is_made_smaller(tmp_path: Path) -> None:
 def test_reporters_see_the_metrics_of_who_comes_before_them(tmp_path: Path) -> None:
     before, late = Reporter(), TransformersCallback(**TINY)
     trainer(tmp_path, Tiny(), before, late, max_steps=6).train()
-    assert METRICS.isdisjoint(before.observed[5])
+    assert METRICS.isdisjoint(before.seen[5])
     before, early = Reporter(), TransformersCallback(**TINY)
     ran = trainer(tmp_path, Tiny(), before, early, max_steps=6)
     assert early.attach(ran) is early
     ran.train()
-    assert before.observed[5] >= METRICS
+    assert before.seen[5] >= METRICS
     assert ran.callback_handler.callbacks.count(early) == 1
 
 
