@@ -81,6 +81,17 @@ def test_a_function_s_variables_name_what_is_not_the_whole() -> None:
     assert forward_sites(outcore.trace(step, torch.ones(2, 4))) == expected
 
 
+class Redirecting(Block):
+    """Looks attributes up by itself first, as models of diffusers do."""
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name)
+
+
+def test_a_model_with_a_getattr_of_its_own_is_named_as_any_other() -> None:
+    assert forward_sites(wrapped(Redirecting())) == forward_sites(wrapped(Block()))
+
+
 class Trainer:
     """Holds a model, as a bound method's owner."""
 
@@ -129,6 +140,8 @@ def test_lines_of_the_networks_that_come_with_it_are_named() -> None:
         ("L['call'].__self__.net", "net"),
         ("L['call']._orig_mod", ""),
         ("L['self']._modules['layers']._modules['0']", "layers.0"),
+        ("L['self'].__dict__['_modules']['layers'].0", "layers.0"),
+        ("L['self'].__dict__['_modules']['layers'].__dict__['_modules']['0']", "layers.0"),
         ("layers.0", "layers.0"),
     ],
 )

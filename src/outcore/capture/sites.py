@@ -11,8 +11,12 @@ from torch.fx import Node
 WHOLE = frozenset({"self", "fn", "model", "call"})
 """Variables that stand for the model as a whole: torch's names, and those in outcore."""
 
-_ROUTE = re.compile(r"\.(__closure__\[\d+\]\.cell_contents|__self__|_orig_mod|_modules)(?![^.\[])")
-"""Steps in torch's path to a module that are not part of the model."""
+_ROUTE = re.compile(
+    r"\.(__closure__\[\d+\]\.cell_contents|__self__|_orig_mod|(__dict__\[')?_modules('\])?)"
+    r"(?![^.\[])"
+)
+"""Steps in torch's path to a module that are not part of the model. It goes through `__dict__` if
+the class has a `__getattr__` of its own, as those of diffusers do."""
 _VARIABLE = re.compile(r"[LG]\['(__import_\w+'\]\.(?P<imported>\w+)|(?P<name>\w+)'\])")
 _KEY = re.compile(r"\[['\"]?([^\]'\"]+)['\"]?\]")
 _LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
