@@ -1,4 +1,4 @@
-"""The lowered code on a driver as late as the edges allow: a missing wait gives wrong numbers."""
+"""Programs on a driver that copies as late as edges allow: a missing wait gives wrong numbers."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Trained:
         torch.manual_seed(1)
         loss = mean_square(self.call(batch(0)))
         loss.backward()
-        # Without the running statistics, which move on with each step.
+        # Leave out the running statistics, which change with each step.
         return snapshot(self.module, loss)[: 1 + len(list(self.module.parameters()))]
 
     def follow(self, executable: Executable) -> None:
-        """Let the next steps run that, and no trial of the plan or another plan in its stead."""
+        """Make the next steps run `executable`: no trial, and no new plan."""
         planned = self.graph.planned
         assert planned is not None
         everything = 1 << 60

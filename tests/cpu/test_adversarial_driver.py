@@ -1,4 +1,4 @@
-"""The adversarial driver: waits that are missing turn into wrong bytes."""
+"""AdversarialDriver: a missing wait gives wrong bytes."""
 
 import pytest
 import torch
@@ -78,7 +78,7 @@ def test_reusing_a_place_without_waiting_for_the_copy_in_reads_the_new_value(adv
     assert (back == 2).all()
     lane.wait(lane.copy_out(torch.ones(3), 0))
     back, came = lane.copy_in(0)
-    lane.wait(lane.copy_out(torch.full((3,), 2.0), 1, came))  # and with the edge:
+    lane.wait(lane.copy_out(torch.full((3,), 2.0), 1, came))  # now with the edge
     lane.wait(came)
     assert (back == 1).all()
 

@@ -1,4 +1,4 @@
-"""The arena: tensors keep their bytes, resident memory follows them, and torch works without it."""
+"""The arena: tensors keep their bytes, resident memory follows them; torch works without it."""
 
 import gc
 import json
@@ -87,14 +87,14 @@ def test_every_tensor_keeps_its_bytes(no_limit, requests, limit):
 @needs_arena
 @pytest.mark.parametrize("shift", [0, 96 << 10])
 def test_memory_moves_to_where_it_is_needed(shift):
-    gc.collect()  # not in between: what earlier tests left would make room
+    gc.collect()  # now: freeing what earlier tests left would make room later
     own_arena().trim()
     before = figures()
     shifted = [buffer(shift)] if shift else []  # blocks and buffers begin elsewhere
     held = [buffer(8 * BLOCK, value) for value in range(8)]
     most = figures().resident_bytes
     kept = held[1::2]
-    held.clear()  # every second one: no hole between them is larger than eight blocks
+    held.clear()  # frees every second one: no hole is larger than eight blocks
     larger = [buffer(12 * BLOCK, 100 + value) for value in range(2)]
     after = figures()
     assert after.moved_bytes - before.moved_bytes >= 24 * BLOCK
@@ -124,7 +124,7 @@ def test_above_the_limit_blocks_give_up_what_they_do_not_use(no_limit):
     del pieces[::2]  # half of each block is used
     mine, process = figures().resident_bytes, memory_of_the_process()
     own_arena().limit(mine - 40 * MIB)
-    large = buffer(2 * BLOCK)  # no hole is as large: whoever asks for more sets it off
+    large = buffer(2 * BLOCK)  # no hole is this large, so a new block is needed
     assert figures().resident_bytes <= mine - 40 * MIB
     assert memory_of_the_process() <= process - 30 * MIB
     filled = [buffer(BLOCK // 2, 201 + i % 50) for i in range(64)]
@@ -152,7 +152,7 @@ def test_the_meter_sees_it():
 
 @needs_arena
 def test_the_profiler_sees_the_end_of_what_is_older():
-    """Torch's own reporter knows only of what was allocated while it watched."""
+    """PyTorch's own reporter knows only tensors that were allocated while it watched."""
     older = [buffer(MIB + 1)]
     _, reading = metered(older.clear)
     assert sum(reading.changes) == -MIB - 1
@@ -162,7 +162,7 @@ def test_the_profiler_sees_the_end_of_what_is_older():
 def test_the_profiler_counts_nothing_of_threads_that_it_does_not_follow():
     def dropped():
         taken = []
-        buffer(MIB)  # the profiler is seen to have begun
+        buffer(MIB)  # the arena notices that the profiler has begun
         thread = threading.Thread(target=lambda: taken.append(buffer(4 * MIB)))
         thread.start()
         thread.join()
@@ -224,7 +224,7 @@ PROGRAM = """
 
 
 def run(folder, **environment):
-    """What PROGRAM says in a process of its own, whose cache folder is `folder`."""
+    """Run PROGRAM in a new process with cache folder `folder`; why it has no arena, or ''."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PROGRAM)],
         capture_output=True,
@@ -279,7 +279,7 @@ def test_what_only_autograd_holds_is_counted(driver):
 
 @needs_arena
 def test_a_move_that_fails_leaves_no_tensor_without_memory():
-    """What a failed move unmapped is mapped again, or never handed out."""
+    """Memory that a failed move unmapped is mapped again, or is never handed out."""
     program = """
         import resource, torch
         from outcore.execute.arena import own_arena
@@ -313,7 +313,7 @@ def test_what_cannot_be_is_refused_at_once():
 
 
 class Wrapper(torch.Tensor):
-    """A subclass without memory of its own, as DTensor is one."""
+    """A tensor subclass without storage, like DTensor."""
 
     @staticmethod
     def __new__(cls) -> Self:

@@ -1,4 +1,4 @@
-"""Graphs that have no plan beside what others hold, and whom they ask for room."""
+"""Graphs that have no plan next to what others hold, and which graphs make room for them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tests.cpu.training import mean_square
 
 MIB = 1 << 20
 PATIENCE = 20
-"""Steps after which a graph has its plan, or an error: those of some rounds of profiling."""
+"""Steps within which a graph has a plan or an error: enough for several rounds of profiling."""
 
 
 class Scores(nn.Module):
-    """A loss over many classes, and the scores."""
+    """Returns a loss over many classes, and the scores."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Scores(nn.Module):
 
 
 class Shift(nn.Module):
-    """Its backward has no op: gradients are what it is given, and nothing waits."""
+    """Its backward has no op: gradients are its tangents, and it keeps nothing for backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Shift(nn.Module):
 
 
 def compiled(backend: Backend, *modules: nn.Module) -> list[Any]:
-    """Each a graph of its own."""
+    """The modules, each compiled as a separate graph."""
     return [torch.compile(m, backend=backend, dynamic=False) for m in modules]
 
 
@@ -65,7 +65,7 @@ def graphs(backend: Backend) -> list[PlannedGraph]:
 
 
 def test_one_that_asks_a_graph_that_cannot_hold_less_is_not_profiled_for_ever() -> None:
-    """What is made between the two since has no room: there is no plan, and that is an error."""
+    """From step 8 on, 2 MiB made between the two calls do not fit: no plan, which is an error."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     modules = nn.ModuleList((Shift(), Tower(layers=24)))
@@ -95,7 +95,7 @@ def test_one_that_asks_a_graph_that_cannot_hold_less_is_not_profiled_for_ever() 
 def test_one_that_asks_a_graph_that_is_called_no_more_is_not_profiled_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A call of that graph waits for good: its result is kept, and trained on."""
+    """A call of that graph stays outstanding: its result is kept, and trained on."""
     monkeypatch.setattr(Shares, "_seen_to_take", lambda *_: 0)
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -111,7 +111,7 @@ def test_one_that_asks_a_graph_that_is_called_no_more_is_not_profiled_for_ever(
     for _ in range(4):
         step(tower(x))
     kept = tower(x)
-    scores(kept, y)  # nor does this go back
+    scores(kept, y)  # no backward for this call either
     while not any(graph.status.asked_bytes for graph in graphs(backend)):
         step(tower(x))
     try:
@@ -123,7 +123,7 @@ def test_one_that_asks_a_graph_that_is_called_no_more_is_not_profiled_for_ever(
 
 
 def peak_bytes(step: Callable[[], None]) -> int:
-    """What is held at most in a step, all that was held before it included."""
+    """The most bytes held in a step, including all that was held before it."""
     arena, meter = own_arena(), EventMeter()
     if not isinstance(arena, Arena):
         pytest.skip("nobody keeps books without the arena")
@@ -136,7 +136,7 @@ def peak_bytes(step: Callable[[], None]) -> int:
 
 
 class Towers:
-    """Two towers, each a graph, of which steps call some in some order."""
+    """Two towers, each a graph; steps call some of them in a given order."""
 
     def __init__(self, budget: str) -> None:
         torch._dynamo.reset()
@@ -166,7 +166,7 @@ class Towers:
 
 @pytest.mark.parametrize("apart", [0, 8])
 def test_planned_graphs_that_come_to_wait_for_each_other_make_room(apart: int) -> None:
-    """Each alone may hold 4 MiB; together, from the first step on, they do with the budget."""
+    """Each alone may hold 4 MiB; together, from the first step on, they fit the budget."""
     towers = Towers("7.5MiB")
     towers.steps((1,), (0,), times=apart)
     towers.steps((0, 1), times=PATIENCE)
@@ -175,7 +175,7 @@ def test_planned_graphs_that_come_to_wait_for_each_other_make_room(apart: int) -
 
 @pytest.mark.parametrize("alone", [0, 8])
 def test_a_graph_that_comes_later_is_left_room_to_be_profiled(alone: int) -> None:
-    """A planned one could hold less: it does from its next call on, so that steps can go on."""
+    """The planned graph holds less from its next call on, so the step can be run again."""
     towers = Towers("7.5MiB")
     towers.steps((0,), times=alone)
     if alone:
@@ -195,7 +195,7 @@ def refusal(lacking_bytes: int) -> InfeasibleError:
 
 
 class Asked:
-    """A planned graph that can leave so much more to others, and those that ask it."""
+    """A planned graph that can leave `can_leave_bytes` to others, and the graphs that ask it."""
 
     def __init__(self, can_leave_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
@@ -222,12 +222,12 @@ class Asked:
         return self.execution
 
     def ask(self, lacking_bytes: int) -> bool:
-        """Have one that lacks so much ask it."""
+        """Have a graph that lacks `lacking_bytes` ask it."""
         graph: Any = SimpleNamespace(observed={self}, status=GraphStatus(), asked={})
         return self.contention.make_room(graph, refusal(lacking_bytes))
 
     def call(self) -> None:
-        """Have its next call begin."""
+        """Begin its next call."""
         graph: Any = self
         self.contention.leaving_more(graph, self.execution)
 
@@ -257,7 +257,7 @@ def test_a_smaller_request_is_met_beside_a_larger_one(monkeypatch: pytest.Monkey
 
 
 class Bulge(nn.Module):
-    """Much wider in between."""
+    """Its hidden layer is much wider than its input and output."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -270,7 +270,7 @@ class Bulge(nn.Module):
 
 @pytest.mark.parametrize("changes", [False, True])
 def test_graphs_do_with_little_more_where_their_order_changes(*, changes: bool) -> None:
-    """In one order 28 MiB will do, of 40 that they take in-core."""
+    """In one order 28 MiB are enough; in-core they need 40."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     modules = nn.ModuleList(Bulge(4096 + 64 * i) for i in range(3))
@@ -294,13 +294,13 @@ def test_graphs_do_with_little_more_where_their_order_changes(*, changes: bool) 
 
 
 def test_a_graph_that_takes_turns_with_another_tells_of_a_budget_at_least() -> None:
-    """What one holds then depends on what the other does, whose plan is as made for this budget."""
+    """How much one needs depends on the plan of the other, which was made for this budget."""
     with pytest.raises(InfeasibleError, match="is at least"):
         Towers("5MiB").steps((0, 1, 0), times=PATIENCE)
 
 
 def test_a_plan_that_is_not_found_keeps_nothing_of_its_step() -> None:
-    """Planned graphs come to wait for each other, and have no plan for that."""
+    """Planned graphs become outstanding together, and there is no plan for that."""
     towers = Towers("6MiB")
     towers.steps((1,), (0,), times=8)
     given, left = [], []
@@ -327,7 +327,7 @@ def test_a_plan_that_is_not_found_keeps_nothing_of_its_step() -> None:
 def test_what_grows_is_noticed_past_the_mixes_that_are_told_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What was found beside several calls is not there as the first of a step begins."""
+    """Memory found with several outstanding calls is not held when a step's first call begins."""
     monkeypatch.setattr("outcore.runtime.observations.MOST_MIXES", 1)
     torch._dynamo.reset()
     torch.manual_seed(0)

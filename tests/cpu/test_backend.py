@@ -1,4 +1,4 @@
-"""A Backend gives plain PyTorch's results in every way a graph can be used."""
+"""Backend: results equal plain PyTorch's, graphs and memory are released, steps are metered."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ from tests.pure.building import TraceBuilder, dense_problem, small_trace
 
 STEPS = PROFILED_STEPS + 2
 TIGHT = "2MiB"
-"""A budget that `Small` at batch 4 does not fit in with everything kept."""
+"""A budget too small to keep everything of `Small` at batch 4."""
 ROOM_FOR_ONE = "2.6MiB"
-"""A budget in which a half of a network fits with everything kept, and then not the other."""
+"""A budget in which one half of a network fits in-core, but then not the other half."""
 MOVING = ("swap-all", "swap-all-naive", "recompute-all", "swap-opt", "pooch")
 
 
@@ -134,7 +134,7 @@ def test_a_mode_by_name() -> None:
 
 
 def test_room_for_the_states_of_generators() -> None:
-    """One for each random op that may run again, and the present one while it does."""
+    """Two per random op that may be rerun, and two during a rerun."""
     t = TraceBuilder()
     x = t.new(64, Role.INPUT, borrowed=True)
     made = [t.new(64, Role.ACTIVATION) for _ in range(3)]
@@ -146,7 +146,7 @@ def test_room_for_the_states_of_generators() -> None:
 
 
 class TestLives:
-    """The store dies with its autograd graph, and with nothing else."""
+    """A store lives exactly as long as its autograd graph."""
 
     def test_after_backward_nothing_is_left(self) -> None:
         _, backend = small_planned(STEPS, budget=TIGHT, policy="swap-all")
@@ -230,7 +230,7 @@ class TestLives:
 
 
 class TwoLosses(nn.Module):
-    """Much crosses that the first of two backward calls would let go of one by one."""
+    """The first of two backward calls would free much one by one if it did not retain the graph."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ class TwoLosses(nn.Module):
 
 
 class TestRetained:
-    """Backward calls that leave all as it was for another one."""
+    """Backward calls that retain the graph for another one."""
 
     def trained(self, backend: Backend, retained: Sequence[bool]) -> None:
         torch._dynamo.reset()
@@ -526,7 +526,7 @@ class TestClosed:
         assert bounds[-1] is None
 
     def test_steps_after_it_are_neither_metered_nor_timed(self) -> None:
-        """The graph had a plan, and follows it no more."""
+        """The graph had a plan, and no longer follows it."""
         call, backend = compiled(Wide())
         train_on = partial(call, torch.ones(256, 64))
         for _ in range(STEPS):
@@ -559,7 +559,7 @@ class Wide(nn.Module):
 
 @torch.library.custom_op("test_backend::squashed", mutates_args=())
 def squashed(x: Tensor) -> Tensor:
-    """An op of which nothing is known, so that it never runs again."""
+    """An op that outcore knows nothing about, so it is never recomputed."""
     return torch.tanh(x)
 
 
@@ -575,7 +575,7 @@ squashed.register_autograd(
 
 
 class Once(Wide):
-    """The same of ops that never run again."""
+    """`Wide`, but of ops that are never recomputed."""
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -584,7 +584,7 @@ class Once(Wide):
 
 
 class TestRefused:
-    """A graph that runs in-core takes no more memory than under aot_eager."""
+    """A graph that runs in-core needs no more memory than under aot_eager."""
 
     def peak_bytes(self, backend: Any) -> int:
         torch._dynamo.reset()
@@ -620,7 +620,7 @@ class TestRefused:
 
 
 class Constant(nn.Module):
-    """A graph that holds a tensor of its own."""
+    """A graph with a constant tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -631,12 +631,12 @@ class Constant(nn.Module):
 
 
 def generated_texts() -> set[str]:
-    """Names of the generated programs that tracebacks can quote."""
+    """Names of the generated programs, whose text tracebacks can quote."""
     return {name for name in linecache.cache if name.startswith("<outcore program")}
 
 
 class TestDropped:
-    """A graph lives as long as the code that torch compiled of it."""
+    """A graph lives as long as the code that torch compiled from it."""
 
     def watched(self, backend: Backend) -> tuple[Any, Any]:
         assert backend.engine is not None
@@ -730,7 +730,7 @@ class Halves(nn.Module):
 
 
 class Block(nn.Linear):
-    """A graph unlike that of `Wide`."""
+    """A graph that differs from the one of `Wide`."""
 
     def __init__(self) -> None:
         super().__init__(64, 64)
@@ -740,7 +740,7 @@ class Block(nn.Linear):
 
 
 class TestSeveralGraphs:
-    """Graphs of which some are called more often than others."""
+    """Several graphs, some of them called more often than others."""
 
     def train(self, backend: Backend, step: Any) -> None:
         for _ in range(PROFILED_STEPS + 2):
@@ -858,7 +858,7 @@ class TestSeveralGraphs:
         torch._dynamo.reset()
         backend = Backend(budget="1GiB")
         call = torch.compile(Wide(), backend=backend, dynamic=False)
-        full, last = torch.ones(256, 64), torch.ones(320, 64)  # a larger one, for the peaks
+        full, last = torch.ones(256, 64), torch.ones(320, 64)  # larger, so that it sets the peaks
         for _ in range(PROFILED_STEPS + 1):
             for rows in (*[full] * 31, last):
                 call(rows).sum().backward()
@@ -996,7 +996,7 @@ class TestMeter:
         assert report.measured_peak_bytes is not None
 
     def test_a_graph_that_is_never_planned(self) -> None:
-        """As where a trainer turns results to float32 that nobody differentiates."""
+        """As when a trainer converts results to float32 that are never differentiated."""
         module, idle = Wide(), Constant()
         call, backend = compiled(module, budget="1GiB")
         other = torch.compile(idle, backend=backend)
@@ -1029,7 +1029,7 @@ class TestMeter:
         y.sum().backward()
 
     def evaluated(self, module: nn.Module, budget: str) -> tuple[Any, Backend, int]:
-        """A model evaluated under gradients, and the bytes that a call writes in the end."""
+        """Evaluate `module` with gradients enabled; the bytes are those that a last call writes."""
         call, backend = compiled(module, budget=budget)
         for _ in range(MOST_FRUITLESS + 1):
             call(torch.ones(1024, 64))
@@ -1062,7 +1062,7 @@ class TestMeter:
         assert self.planned_after_all(call, backend)
 
     def test_a_graph_that_comes_late_does_not_keep_others_from_being_timed(self) -> None:
-        """Neither while it is metered, nor do metered steps whose peak is not final."""
+        """Others are timed while it is metered, and in metered steps whose peak is not final."""
         torch._dynamo.reset()
         torch.manual_seed(0)
         module = Small()
@@ -1075,7 +1075,7 @@ class TestMeter:
         assert [g.status.state.value for g in backend.engine.graphs] == ["in-core", "profiling"]
 
     def test_several_graphs_that_nobody_differentiates_are_found_out_together(self) -> None:
-        """As an encoder before a quantizer, whose layers are graphs of their own."""
+        """Like an encoder before a quantizer, with each layer a separate graph."""
         torch._dynamo.reset()
         layers = [nn.Linear(64, 64 + i) for i in range(6)]
         call, backend = compiled(Wide(), budget="1GiB")

@@ -1,6 +1,6 @@
-"""Batch normalisation by cuDNN's op where plain PyTorch takes it. No GPU is needed to replace it.
+"""Replacing batch normalization by cuDNN's op where plain PyTorch uses it; no GPU is needed.
 
-On a CPU the op with statistics gives the bits of torch's own, so that steps can be compared.
+On a CPU, the op with statistics is bitwise equal to PyTorch's own, so steps can be compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STEPS = 7
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """As if torch were built with cuDNN, whose decision is yes; what it was asked."""
+    """Pretend that torch has cuDNN and always selects it; returns the arguments of each query."""
     calls: list[tuple[Any, ...]] = []
 
     def select(*args: Any) -> Any:
@@ -44,7 +44,7 @@ def reserve(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     monkeypatch.setattr(torch._C, name, lambda *_: nbytes)
     if nbytes:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        # Builds for CUDA would ask for the device then.
+        # Otherwise a CUDA build would initialize the device.
         monkeypatch.setattr(fake_tensor, "init_gpu_context", lambda _: None)
 
 
@@ -146,7 +146,7 @@ def test_without_cudnn_nothing_changes() -> None:
 
 
 class Normalised(nn.Module):
-    """Batches normalised thrice, once frozen."""
+    """Three batch normalizations, one of them frozen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class Normalised(nn.Module):
 def test_steps_are_those_of_plain_torch(
     policy: str, asked: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Recomputed normalisations do not update their statistics twice."""
+    """Recomputed normalizations do not update their statistics twice."""
     reserve(monkeypatch, 0)
 
     def made() -> nn.Module:

@@ -1,4 +1,4 @@
-"""The benchmarks' own machinery, and one tiny row of them."""
+"""The code that runs the CPU benchmarks, and one tiny row of them."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class TestGoingOn:
 
 
 class Fake:
-    """A worker whose turns are known."""
+    """A worker whose turns take known times."""
 
     def __init__(self, name, seconds, log):
         self.name, self.seconds, self.log = name, seconds, log
@@ -272,7 +272,7 @@ def test_a_process_that_died_is_told_of():
 def test_high_water_mark_begins_anew():
     before = memory.resident_bytes()
     memory.reset_high_water()
-    # Not malloc's: that may have as much at hand from before.
+    # Not from malloc, which may still have this much from earlier.
     with mmap.mmap(-1, 64 << 20) as held:
         for _ in range(64):
             held.write(bytes(1 << 20))

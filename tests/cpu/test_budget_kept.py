@@ -1,4 +1,4 @@
-"""Budgets hold where memory is where no op is: around graphs, and beyond tensors."""
+"""Budgets also hold for memory outside ops: around graphs, and storages larger than tensors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Tower(nn.Module):
 
 
 class Shift(nn.Module):
-    """Its backward has no op: gradients are what it is given."""
+    """Its backward has no op: gradients are its tangents."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def test_storages_larger_than_inputs_are_counted() -> None:
 
 
 class Tagged(Tensor):
-    """A subclass that wants to see every call, as that of MONAI does."""
+    """A tensor subclass that intercepts every call, like MONAI's."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -147,11 +147,11 @@ def test_what_the_loss_hands_back_is_counted_once() -> None:
     report = backend.report()
     assert report.predicted_peak_bytes is not None
     assert report.measured_peak_bytes is not None
-    assert report.predicted_peak_bytes - report.measured_peak_bytes < 2 * 2**20  # a tangent is 4
+    assert report.predicted_peak_bytes - report.measured_peak_bytes < 2 * 2**20  # tangent: 4 MiB
 
 
 def leaves_gradients(backend: Any, x: Tensor) -> Tensor:
-    """Gradients go between the two calls, as with Lightning."""
+    """Train; gradients are freed between forward and backward, as with Lightning."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     module = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(4)))
@@ -164,7 +164,7 @@ def leaves_gradients(backend: Any, x: Tensor) -> Tensor:
 
 
 def leaves_results(backend: Any, x: Tensor) -> Tensor:
-    """The results of a step have their name until the next ones take it."""
+    """Train; the results of a step stay alive until the next ones replace them."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     module = nn.Sequential(Tower(512, 4), nn.Linear(512, 1024))
@@ -178,7 +178,7 @@ def leaves_results(backend: Any, x: Tensor) -> Tensor:
 
 
 class Centred(nn.Module):
-    """It needs no input for backward, so that one without a name dies."""
+    """Its backward does not need the input, so an input that nobody else holds is freed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ def one_step_like_another(
 
 
 class Twice(nn.Module):
-    """Two results, to which the loss hands one gradient."""
+    """Two results that get the same gradient tensor from the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -260,7 +260,7 @@ def test_an_error_tells_what_is_left_of_the_step_before() -> None:
 
 
 class Frozen(nn.Module):
-    """A body that is not trained, in a graph of its own, and a head."""
+    """A body that is not trained and a head, in separate graphs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ class Frozen(nn.Module):
 
 
 def test_inputs_of_a_subclass_reach_graphs_that_are_not_planned() -> None:
-    """Those without gradients, and those that cannot be planned."""
+    """Graphs without gradients, and graphs that cannot be planned."""
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     found = train(Frozen, Backend(budget="1GiB"), x.as_subclass(Tagged), mean_square)
     assert same(found, train(Frozen, "eager", x, mean_square))
@@ -286,7 +286,7 @@ def test_inputs_of_a_subclass_reach_graphs_that_are_not_planned() -> None:
 
 
 class Words(nn.Module):
-    """A body, and a loss over many words in a graph of its own, which peaks in its backward."""
+    """A body, then a loss over many words in a separate graph, which peaks in its backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -299,14 +299,14 @@ class Words(nn.Module):
 
 
 def test_a_budget_that_is_named_will_do_unless_it_is_the_least_that_may() -> None:
-    """Where a graph of the step has no plan yet, another may turn out to need more."""
+    """While a graph of the step has no plan yet, the step may turn out to need more."""
     x = torch.randn(512, 64, generator=torch.Generator().manual_seed(0))
     budget, refusals = 5 * 2**20, []
     for _ in range(6):
         try:
             train(Words, Backend(budget=budget), x, torch.Tensor.sum)
         except InfeasibleError as error:
-            refusals.append((error.at_least, str(error)))  # it holds what the step made
+            refusals.append((error.at_least, str(error)))  # the error would hold tensors
             budget = error.floor_bytes
         else:
             break
@@ -317,7 +317,7 @@ def test_a_budget_that_is_named_will_do_unless_it_is_the_least_that_may() -> Non
 
 
 class Scored(nn.Module):
-    """It returns the scores beside the loss, as many models do: their gradient is all zeros."""
+    """Returns the loss and, as many models do, the scores, whose gradient is all zeros."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -346,7 +346,10 @@ def scored(backend: Any, steps: int = STEPS) -> list[list[Tensor]]:
 
 @pytest.mark.parametrize("budget", ["20MiB", "22MiB"])
 def test_what_later_graphs_are_given_for_backward_is_left_to_them(budget: str) -> None:
-    """The first held so much that the second had no plan, and the floor rose with the budget."""
+    """Otherwise the first graph holds so much that the second one has no plan.
+
+    The floor then rises with the budget.
+    """
     backend = Backend(budget=budget, policy="pooch")
     assert same(scored(backend), scored("aot_eager"))
     assert backend.report().state == "planned"
@@ -354,7 +357,7 @@ def test_what_later_graphs_are_given_for_backward_is_left_to_them(budget: str) -
 
 
 def test_a_graph_without_a_plan_is_left_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that waits while it runs is planned again, and holds less."""
+    """The graph that is outstanding while it runs is planned again, to hold less."""
     monkeypatch.setattr(Shares, "_seen_to_take", lambda *_: 0)
     backend = Backend(budget="20MiB", policy="pooch", strict=True)
     scored(backend, steps=PROFILED_STEPS)
@@ -375,7 +378,7 @@ def test_a_graph_without_a_plan_is_left_more(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Detected(nn.Module):
-    """Boxes are returned, and in no loss: their graph waits while later ones are called."""
+    """Returns boxes that no loss uses: their graph is outstanding while later ones are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -404,7 +407,7 @@ def test_graphs_do_not_wait_for_one_that_nobody_differentiates() -> None:
 
 
 class Sparse(nn.Module):
-    """A head for as many rows as there are, behind a trunk of one size."""
+    """A trunk of one size, then a head whose number of rows varies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -464,7 +467,7 @@ def test_a_plan_for_which_the_disk_has_no_room_leaves_no_trace(
 
 
 def test_others_are_counted_by_the_trace_that_they_have_now() -> None:
-    """Kernels may have corrected it since."""
+    """A trace may have been corrected since, after a check against kernels."""
     backend = Backend(budget="1GiB")
     in_call_order(backend)
     assert backend.engine is not None
@@ -478,13 +481,13 @@ def test_others_are_counted_by_the_trace_that_they_have_now() -> None:
 
 
 def test_what_captures_leave_is_no_part_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compilers leave results of the step in circles of references, as they break a graph, say."""
+    """Compilers may leave results of the step in reference cycles, for example at a graph break."""
 
     def littering(*given: Any) -> Any:
         with unset_fake_temporarily():
             circle: list[Any] = [torch.ones(16 << 18)]
         circle.append(circle)
-        gc.collect(1)  # it is old: dynamo has the young let go, once it is through
+        gc.collect(1)  # makes the cycle old: dynamo collects young objects in the end
         return capture(*given)
 
     monkeypatch.setattr("outcore.runtime.backend.capture", littering)
@@ -492,7 +495,7 @@ def test_what_captures_leave_is_no_part_of_a_plan(monkeypatch: pytest.MonkeyPatc
     module = nn.ModuleList((Tower(), Tower(layers=10)))
     backend = Backend(budget="1GiB", policy="pooch")
     calls = [torch.compile(m, backend=backend, dynamic=False) for m in module]
-    gc.disable()  # which may come, or not
+    gc.disable()  # a collection may or may not happen
     try:
         for _ in range(STEPS):
             module.zero_grad()
@@ -507,7 +510,7 @@ def test_what_captures_leave_is_no_part_of_a_plan(monkeypatch: pytest.MonkeyPatc
 
 
 def test_results_that_captures_leave_do_not_keep_steps_from_ending() -> None:
-    """Else nothing would ever let them go, as no step is seen to begin."""
+    """Otherwise nothing would ever free them, because outcore would see no step begin."""
     torch._dynamo.reset()
     module = Tower()
     backend = Backend(budget="1GiB", policy="pooch")
@@ -529,7 +532,7 @@ def test_results_that_captures_leave_do_not_keep_steps_from_ending() -> None:
 
 
 def in_call_order(backend: Any, steps: int = STEPS) -> list[list[Tensor]]:
-    """While the first goes back, the second waits: two graphs that wait for each other."""
+    """Train two graphs; while the backward of the first one runs, the second is outstanding."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     x = torch.randn(2048, 64, generator=torch.Generator().manual_seed(0))
@@ -564,7 +567,7 @@ def test_backward_calls_in_the_order_of_the_forward_calls(share: float) -> None:
 
 
 def test_those_in_turn_have_room_for_what_the_others_took_since() -> None:
-    """The first is planned when the second has no plan, and could do with little."""
+    """The first graph is planned while the second has no plan and may need little."""
     peak = peak_in_call_order()
     for steps, again in ((PROFILED_STEPS, False), (PROFILED_STEPS + 1, True)):
         backend = Backend(budget=int(peak * 0.9), policy="pooch")
@@ -614,7 +617,7 @@ def test_a_mix_without_a_plan_does_not_stand_in_the_way_of_others() -> None:
 def test_a_plan_that_lacks_as_much_as_the_one_before_is_not_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It was made in the hope that others would hold less, and wakes them."""
+    """It counts on others to hold less, and makes them check their plans."""
     backend = Backend(budget=int(peak_in_call_order() * 0.9), policy="pooch")
     in_call_order(backend)
     engine = backend.engine
@@ -633,7 +636,7 @@ def test_a_plan_that_lacks_as_much_as_the_one_before_is_not_made_again(
         for _ in range(number):
             for graph, other in ((first, second), (second, first)):
                 other.observed.unchecked = graph.observed.unchecked = (
-                    True  # as if each saw the other wait
+                    True  # as if each saw the other outstanding
                 )
                 assert graph.execution is not None
                 engine.contention.beside_calls(graph, graph.execution)
@@ -655,7 +658,7 @@ def test_a_plan_that_lacks_as_much_as_the_one_before_is_not_made_again(
 def test_a_graph_that_is_asked_leaves_more_until_it_holds_less(
     most: int, tried: list[int], refused: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has 30 bytes to spare, or no plan that leaves more than `most`."""
+    """Its first 30 bytes are unused room; no plan leaves more than `most` bytes more."""
     backend = Backend(budget=int(peak_in_call_order() * 0.9), policy="pooch")
     in_call_order(backend)
     engine = backend.engine
@@ -689,7 +692,7 @@ def test_those_that_saw_it_wait_hear_of_a_graph_that_comes_back_or_runs_in_core(
     in_call_order(backend)
     assert backend.engine is not None
     first, second = backend.engine.registry.active()
-    for _ in range(2):  # the first of which clears what the last step told
+    for _ in range(2):  # the first call clears what the last step set
         assert first.execution is not None
         backend.engine.contention.beside_calls(first, first.execution)
     assert not first.observed.unchecked
@@ -705,7 +708,7 @@ def test_those_that_saw_it_wait_hear_of_a_graph_that_comes_back_or_runs_in_core(
 
 
 def test_what_a_graph_is_given_by_one_that_waits_is_counted_once() -> None:
-    """The input is all but what the first holds, and held besides neither."""
+    """All that the first holds is the input of the second, and external to neither."""
     backend = Backend(budget="1GiB", policy="swap-all")
     torch._dynamo.reset()
     modules = nn.ModuleList((nn.Linear(4, 64), Tower(layers=2)))
@@ -725,7 +728,7 @@ def test_what_a_graph_is_given_by_one_that_waits_is_counted_once() -> None:
 
 
 class Wide(nn.Module):
-    """Eight times as wide in between."""
+    """Its hidden layer is eight times as wide as its input and output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -737,7 +740,7 @@ class Wide(nn.Module):
 
 
 class Pieces(nn.Module):
-    """Parts whose results are detached, so that none of them has a backward; then a wide one."""
+    """Parts whose results are detached, so they have no backward; then a wide part."""
 
     def __init__(self, parts: int = 6) -> None:
         super().__init__()
@@ -761,7 +764,7 @@ def in_pieces(budget: str, steps: int) -> tuple[Pieces, Tensor]:
         wrap(module, budget=budget)
     for _ in range(steps):
         module.zero_grad()
-        result, held = module(x)  # held to the end of the step, with all that it comes from
+        result, held = module(x)  # held to the end of the step, with its autograd graph
         loss = mean_square(result)
         loss.backward()
         del result, held
@@ -769,7 +772,7 @@ def in_pieces(budget: str, steps: int) -> tuple[Pieces, Tensor]:
 
 
 def test_what_nobody_differentiates_makes_room_for_what_somebody_does() -> None:
-    """It keeps everything after some steps: 12 MiB, beside which the wide part has no plan."""
+    """After some steps it keeps everything, 12 MiB, which leaves too little for the wide part."""
     plain, loss = in_pieces("", 1)
     module, found = in_pieces("16MiB", 40)
     assert torch.equal(found, loss)
@@ -804,7 +807,7 @@ def test_little_is_counted_if_nobody_differentiates_and_nothing_comes(
 
 
 def test_captures_do_not_go_through_all_objects_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which takes longer than the rest of most of them."""
+    """Visiting them takes longer than the rest of most captures."""
     collected, collect = [], Residency.collect
 
     def counting(held: Residency, *, again: bool = False) -> bool:
@@ -816,7 +819,7 @@ def test_captures_do_not_go_through_all_objects_one_by_one(monkeypatch: pytest.M
     towers, x = nn.ModuleList(Tower(layers=n) for n in range(1, 7)), torch.ones(64, 64)
     backend = Backend(budget="1GiB")
     calls = [torch.compile(each, backend=backend) for each in towers]
-    for found in (0, 1, 1):  # once the first step is over
+    for found in (0, 1, 1):  # a single one, once the first step is over
         result = x
         for call in calls:
             result = call(result)
@@ -825,7 +828,7 @@ def test_captures_do_not_go_through_all_objects_one_by_one(monkeypatch: pytest.M
 
 
 def test_a_graph_without_backward_is_no_guest_of_few_steps() -> None:
-    """Figures leave out those that run in few steps beside one of their kind: this is in each."""
+    """Figures leave out graphs that run in few steps of their own; this one runs in each step."""
     backend = Backend(budget="1GiB")
     torch._dynamo.reset()
     modules = nn.ModuleList((Tower(), Tower()))
@@ -839,7 +842,7 @@ def test_a_graph_without_backward_is_no_guest_of_few_steps() -> None:
 
 
 def penalised(budget: int | str) -> tuple[list[Tensor], Report | None]:
-    """Steps of a critic: the gradient of its score is held to a norm, by gradients of gradients."""
+    """Train a critic with a gradient penalty, which needs gradients of gradients."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     critic, given = Tower(layers=10), torch.randn(2048, 64)
@@ -877,9 +880,9 @@ def test_torch_says_so_where_gradients_of_gradients_are_asked_of_a_planned_call(
 
 
 class Doubled(nn.Module):
-    """A part that keeps nothing for backward, a graph that each step calls twice; then a tower.
+    """A graph that keeps nothing for backward and is called twice a step; then a tower.
 
-    After three steps that part is planned, and the tower is not profiled yet.
+    After three steps that graph is planned, and the tower is not profiled yet.
     """
 
     def __init__(self) -> None:
@@ -914,7 +917,7 @@ def test_later_graphs_leave_what_a_graph_needs_that_keeps_nothing(budget: str) -
 
 
 def test_a_larger_budget_is_never_refused_where_a_smaller_one_will_do() -> None:
-    """The graph of the loss is left what it needs, whatever the one before it could keep."""
+    """The graph of the loss is left what it needs, however much the one before it could keep."""
     x = torch.randn(512, 64, generator=torch.Generator().manual_seed(0))
     roomy = Backend(budget="1GiB", policy="pooch")
     train(Words, roomy, x, torch.Tensor.sum)
@@ -933,7 +936,7 @@ def test_a_larger_budget_is_never_refused_where_a_smaller_one_will_do() -> None:
 
 
 class Joined(nn.Module):
-    """A graph that keeps nothing of its own, then another; a third joins them some steps later."""
+    """A graph that alone keeps nothing, then another; a third one joins some steps later."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -976,7 +979,7 @@ def test_what_an_optimizer_makes_for_itself_is_told(fused: bool) -> None:
 
 
 class Bulges(Tower):
-    """Its layers hold more while they run than waits for backward."""
+    """Its layers need more memory while they run than they keep for backward."""
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -991,7 +994,7 @@ def train_on(module: nn.Module, call: Any, x: Tensor) -> None:
 
 
 def test_profiled_steps_make_way_for_what_comes_after_the_first() -> None:
-    """An optimizer has its state by then: a leaner program runs, or none fits: planning tells."""
+    """Such as an optimizer's state: a leaner program runs, or if none fits, planning raises."""
     for more, fits in ((600 << 10, True), (1100 << 10, True), (1300 << 10, False)):
         torch._dynamo.reset()
         torch.manual_seed(0)
@@ -1025,7 +1028,7 @@ def test_profiled_steps_make_way_for_what_comes_after_the_first() -> None:
 
 
 def test_what_grows_from_step_to_step_is_planned_all_the_same() -> None:
-    """With enough profiled, what is held is for planning to count, not to profile anew."""
+    """Once enough is profiled, planning counts what is held, and nothing is profiled again."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     backend = Backend(budget="3MiB")
@@ -1044,7 +1047,7 @@ def test_what_grows_from_step_to_step_is_planned_all_the_same() -> None:
 def test_room_is_left_where_a_plan_leaves_it(
     room_bytes: int, used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU, to torch's allocator; a budget too small for that is no smaller for it."""
+    """On a GPU, PyTorch's allocator needs it; a budget too small to leave it is used in full."""
     budget = 4 << 20
     card = Card((budget - room_bytes) * 4 // 3, Ideal())
     assert card.rooms(budget)[0] == room_bytes

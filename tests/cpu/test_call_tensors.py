@@ -1,4 +1,4 @@
-"""What calls were given and returned: who holds it still, and how much of it a trace counts."""
+"""Inputs and results of calls: which are still held, and how much of them a trace counts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ outputs (%2, %3)
 
 
 def given(*pairs: tuple[int, object]) -> CallTensors:
-    """Pairs of a Value and what stands for it."""
+    """The call tensors of `pairs`: the number of a Value, and the object passed for it."""
     return call_tensors(parse(TRACE, Trace), pairs, CPU)
 
 

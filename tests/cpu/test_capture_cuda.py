@@ -1,4 +1,4 @@
-"""Graphs of a GPU, captured without one: what they have that those of a CPU have not."""
+"""Capturing CUDA graphs without a GPU: what they have that CPU graphs do not."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def memory_efficient(
 @pytest.mark.parametrize("dropout", [0.1, 0.0])
 @pytest.mark.parametrize("step", [flash, cudnn, memory_efficient])
 def test_attention_on_a_gpu_is_captured(step: Callable[..., Any], dropout: float) -> None:
-    """Its kernels there return lengths besides tensors. No GPU is needed to describe them."""
+    """CUDA attention kernels return lengths as well as tensors. Tracing them needs no GPU."""
     with FakeTensorMode():
         given = [torch.empty(2, 4, 128, 64, device="cuda", dtype=torch.half) for _ in range(4)]
         joint = make_fx(lambda *tensors: step(*tensors, dropout=dropout))(*given)
@@ -92,7 +92,7 @@ def test_a_number_that_an_op_returns_and_another_reads() -> None:
 
 
 def test_scalars_on_the_host_beside_a_gpu() -> None:
-    """Ops of any device take them; their memory is not the device's, so nothing writes there."""
+    """Ops on any device read them, but write nothing over them: they are in host memory."""
 
     def step(x: Tensor, scale: Tensor, tangents: Tensor) -> tuple[Tensor, ...]:
         half = scale * 0.5
@@ -108,7 +108,7 @@ def test_scalars_on_the_host_beside_a_gpu() -> None:
 
 
 def convolved(*, transposed: bool, **flags: bool) -> list[bool]:
-    """Whether a convolution and its gradient run once, with such flags of cuDNN's."""
+    """Whether a convolution and its gradient are each unrepeatable under these cuDNN flags."""
 
     def step(x: Tensor, weight: Tensor, tangents: Tensor) -> tuple[Tensor, ...]:
         how = ([1, 1], [0, 0], [1, 1], transposed, [0, 0], 1)
@@ -140,7 +140,7 @@ def test_convolutions_that_may_add_by_atomics_run_once(
 
 
 def test_what_varies_on_a_gpu_runs_once_there() -> None:
-    """Sums of integers are exact; on a CPU all of it is done in one order."""
+    """Sums of integers are exact, and CPU kernels always sum in the same order."""
 
     def step(x: Tensor, whole: Tensor, at: Tensor, tangents: Tensor) -> tuple[Tensor, ...]:
         y = ATEN.scatter.src(ATEN.cumsum(x, 0), 0, at, x)
@@ -158,7 +158,7 @@ def test_what_varies_on_a_gpu_runs_once_there() -> None:
     assert once("cuda") == [True, True, False, True]
     assert once("cpu") == [False, False, False, False]
     try:
-        torch.use_deterministic_algorithms(True, warn_only=True)  # which some kernels are not
+        torch.use_deterministic_algorithms(True, warn_only=True)  # some kernels are not
         assert once("cuda") == [True, True, False, True]
         torch.use_deterministic_algorithms(True)
         assert once("cuda") == [False, False, False, False]

@@ -1,4 +1,4 @@
-"""The command line with torch behind it."""
+"""The command line with torch installed: lists, doctor, demo and compare."""
 
 import csv
 import json
@@ -258,7 +258,7 @@ def test_compare_without_bounds(outcore, monkeypatch):
 
 
 def test_compare_with_variants(outcore):
-    """AlexNet at batch 300 in 5 GiB: workspaces for those who choose, at the same bound for all."""
+    """AlexNet at batch 300 in 5 GiB: policies that choose workspaces gain; all keep the bound."""
     wanted = ("--network", "alexnet", "--batch", "300", "--hardware", "titan-xp")
     policies = ("keep-all", "pooch", "superneurons-cost-aware")
     options = ("--budget", "5GiB", "--policies", ";".join(policies), "--json")

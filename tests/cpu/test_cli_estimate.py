@@ -1,4 +1,4 @@
-"""outcore estimate: somebody's script, looked at before it runs."""
+"""outcore estimate: predict whether the step of a script fits before it runs."""
 
 from __future__ import annotations
 
@@ -335,7 +335,7 @@ def test_for_people(outcore, script):
 def test_what_is_not_counted_is_said(outcore, script, estimated):
     assert "not counted" not in outcore("estimate", f"{script}:pair", *MACHINE).stdout
     said = outcore("estimate", f"{script}:convolving", *MACHINE).stdout
-    # forward, and backward: all gradients of the first, and those of the second one by one
+    # two forward; backward: one for the first convolution, one per gradient of the second
     count = estimated("convolving")[1]["convolutions"]
     assert count >= 4
     assert f"not counted      workspaces of {count} convolution ops" in said

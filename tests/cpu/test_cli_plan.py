@@ -1,4 +1,4 @@
-"""outcore plan: files made of modelled steps, shown, compared and checked."""
+"""outcore plan: plan files of modeled steps are made, shown, compared and checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def plan(outcore, folder) -> str:
-    """A file, made once."""
+    """A plan file, made once for all tests."""
     path = folder / "plan.json"
     if not path.exists():
         run = outcore("plan", "make", *STEP, *TIGHT, "-o", str(path))
@@ -31,7 +31,7 @@ def plan(outcore, folder) -> str:
 
 @pytest.fixture
 def other(outcore, folder) -> str:
-    """One under rules and another policy."""
+    """A plan file made with rules and another policy."""
     path, rules = folder / "other.json", folder / "rules.json"
     if not path.exists():
         rules.write_text('[{"match": "*gelu*", "action": "recompute"}]')

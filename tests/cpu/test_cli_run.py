@@ -1,4 +1,4 @@
-"""outcore run: what Python does, and more only where memory ran out."""
+"""outcore run: the same as Python, and a report of what would fit if memory ran out."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ main()
 
 
 def said(stderr: str) -> list[str]:
-    """Lines but for one that torch logs on a machine with CUDA's compiler and without a GPU."""
+    """Its lines, without the one that torch logs if there is a CUDA compiler but no GPU."""
     return [line for line in stderr.splitlines() if "No CUDA runtime is found" not in line]
 
 
@@ -189,7 +189,7 @@ def test_out_of_memory_is_known_by_many_names():
 
 
 def after(model, x, monkeypatch, capsys):
-    """What is told after memory ran out in a call of a model, on a machine that is not measured."""
+    """What is printed if a call of `model` runs out of memory on an unmeasured machine."""
 
     def run_out(*_):
         raise torch.OutOfMemoryError("CUDA out of memory.")
@@ -241,7 +241,7 @@ class Net(nn.Module):
         return self.inner(x) * times + more["y"]
 
     def watched(self, watch, *args, **kwargs):
-        """Called while somebody looks, from as deep as the inner module."""
+        """Call it; inside the call, `watch` looks at the frame of the inner module."""
         handle = self.inner.register_forward_pre_hook(lambda *_: watch.look(sys._getframe()))
         try:
             return self(*args, **kwargs)
@@ -350,14 +350,14 @@ def test_a_thread_looks_while_the_script_runs():
 
 
 def test_who_looks_holds_nothing():
-    """What a function made goes when it returns: on a GPU it may be most of the memory."""
+    """A function's objects are freed when it returns: on a GPU they may be most of the memory."""
 
     class Made:
         pass
 
     def made() -> weakref.ref[Made]:
         thing = Made()
-        time.sleep(0.02)  # it is looked at
+        time.sleep(0.02)  # long enough to be looked at
         return weakref.ref(thing)
 
     with Looking() as looking:
@@ -367,11 +367,11 @@ def test_who_looks_holds_nothing():
         assert [made()() for _ in range(20)] == [None] * 20
 
 
-# ---- the step anew -------------------------------------------------------------------------------
+# ---- the step, traced again ----------------------------------------------------------------------
 
 
 def layer() -> nn.Module:
-    """Parameters of one and of two dimensions, so many that counts of steps do not show."""
+    """Parameters with one and two dimensions, so large that step counts hardly matter."""
     return nn.Linear(64, 48)
 
 
@@ -394,7 +394,7 @@ def test_all_optimizers_of_torch_are_among_those_tested():
 
 
 def case(name):
-    """A model that an optimizer takes, and its input."""
+    """A model that the optimizer supports, and its input."""
     if name == "SparseAdam":
         return nn.Embedding(48, 64, sparse=True), torch.arange(48)
     if name == "Muon":
@@ -474,7 +474,7 @@ def test_an_optimizer_of_something_else_is_not_counted():
 
 def test_a_graph_that_is_not_planned_in_training_is_told_from_several():
     def whole(x):
-        print("a graph break")  # noqa: T201 - which torch.compile does not follow
+        print("a graph break")  # noqa: T201 - torch.compile breaks the graph here
         return model(x)
 
     model, mode = nn.Linear(8, 8), no_memory()

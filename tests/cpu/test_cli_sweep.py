@@ -1,4 +1,4 @@
-"""outcore sweep and outcore floor, with torch behind them."""
+"""outcore sweep and outcore floor on networks that torch traces."""
 
 import csv
 import json
@@ -132,7 +132,7 @@ def test_the_floor_for_programs(outcore):
 
 
 def test_the_floor_is_where_a_plan_is_and_not_below(outcore):
-    """What `floor` says, `compare` finds by a policy that meets it."""
+    """`compare` finds a plan at the floor that `floor` prints, and none below the proved one."""
     (found,) = json.loads(outcore(*FLOOR, "--json").stdout)
     lowest = found["floor_bytes"]
     budgets = ("--budget", f"{lowest}B", "--budget", f"{found['proved_floor_bytes'] - 1}B")

@@ -1,4 +1,4 @@
-"""Complex numbers: planned, with views that are read as conjugates, and plain PyTorch's bits."""
+"""Complex numbers: planned, also with conjugate views, and bitwise equal to plain PyTorch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS, WIDTH = 512, 64
 
 
 class Stack(nn.Module):
-    """Layers with something complex after each."""
+    """Layers with a complex function after each."""
 
     def __init__(self, between: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Stack(nn.Module):
 
 
 def turned(x: Tensor) -> Tensor:
-    """Rotary positions, as the first Llama had them."""
+    """Rotary position embeddings, as in the first Llama."""
     angles = torch.outer(torch.arange(ROWS), 0.1 ** torch.arange(WIDTH // 2))
     turns = torch.polar(torch.ones_like(angles), angles)
     pairs = torch.view_as_complex(x.view(ROWS, WIDTH // 2, 2))
@@ -42,7 +42,7 @@ def turned(x: Tensor) -> Tensor:
 
 
 def filtered(x: Tensor) -> Tensor:
-    """A long convolution, by way of frequencies."""
+    """A long convolution, computed in the frequency domain."""
     spectrum = torch.fft.rfft(x)
     result: Tensor = torch.fft.irfft(spectrum * torch.fft.rfft(x.roll(1, 0)), n=WIDTH)
     return result / WIDTH
@@ -60,7 +60,7 @@ def mirrored(x: Tensor) -> Tensor:
 
 
 class Complex(nn.Module):
-    """Of layers that are complex themselves."""
+    """Layers with complex weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ MODELS: list[Callable[[], nn.Module]] = [Complex, *(partial(Stack, each) for eac
 def test_it_is_planned(make: Callable[[], nn.Module]) -> None:
     budget = tight_budget(make(), [images()], mean_square, share=0.8)
     backend = Backend(budget=budget, strict=True)
-    found = trained(make, backend)  # first: what the other leaves would count
+    found = trained(make, backend)  # first: what the other run leaves behind would count
     assert same(found, trained(make, None))
     report = backend.report()
     assert report.state == "planned"
@@ -105,7 +105,7 @@ def test_it_is_planned(make: Callable[[], nn.Module]) -> None:
 
 
 def test_a_gradient_that_is_read_as_a_conjugate() -> None:
-    """Its bytes alone would be moved, and views as real numbers are made of these."""
+    """A move copies only its bytes, not its conjugate bit, and real views use these bytes."""
 
     def spectrum(weight: Tensor, x: Tensor) -> Tensor:
         return torch.view_as_complex((x @ weight).view(ROWS, WIDTH // 2, 2))
@@ -143,7 +143,7 @@ def turn_back(z: Tensor) -> Tensor:
 def test_inputs_and_outputs_that_are_read_as_conjugates(
     of_input: Callable[[Tensor], Tensor], of_output: Callable[[Tensor], Tensor]
 ) -> None:
-    """As where a graph breaks after such a view."""
+    """As at a graph break after such a view."""
 
     def product(weight: Tensor, z: Tensor) -> Tensor:
         return of_output(torch.tanh(z @ weight))

@@ -1,4 +1,4 @@
-"""Gradients of convolutions are made one after the other, with the bits of torch's one op."""
+"""Gradients of convolutions: computed one by one, bitwise equal to PyTorch's single op."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIB = 1 << 20
 def settings(
     sides: int, *, step: int = 1, dilation: int = 1, groups: int = 1, kernel: int = 3
 ) -> list[Any]:
-    """What torch's op is told of a convolution."""
+    """The arguments of PyTorch's op that describe a convolution."""
     padding = [kernel // 2 * dilation] * sides
     return [[step] * sides, padding, [dilation] * sides, False, [0] * sides, groups]
 
@@ -44,7 +44,7 @@ def cases() -> Iterator[Any]:
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    """With one, torch has no kernel of oneDNN's for kernels of one place."""
+    """With one thread, PyTorch does not use oneDNN for pointwise convolutions."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -120,7 +120,7 @@ def test_another_kernel_than_was_captured_finds_memory() -> None:
 
 
 class Net(nn.Module):
-    """Convolutions over maps of which the input is larger than the result."""
+    """Convolutions, some of them with an input larger than the result."""
 
     def __init__(self, *, bias: bool = True) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def test_steps_are_those_of_plain_torch(bias: bool, autocast: bool) -> None:
     roomy = Backend(budget="1GiB")
     found = trained(roomy, Net(bias=bias), *given, autocast=autocast)
     assert same([found], [expected])
-    assert targets(roomy) == [WHOLE, INPUT] * 5 + [WHOLE]  # none of the first's input
+    assert targets(roomy) == [WHOLE, INPUT] * 5 + [WHOLE]  # none for the first one's input
     report = roomy.report()
     inside(report)
     assert report.measured_peak_bytes is not None
@@ -164,7 +164,7 @@ def test_steps_are_those_of_plain_torch(bias: bool, autocast: bool) -> None:
 def test_a_budget_is_enough_that_has_no_room_for_both_gradients_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """32 maps go in, 8 come out: 8 MiB and 2 MiB; both gradients at once take 18 MiB and more."""
+    """32 maps go in, 8 come out: 8 MiB and 2 MiB; both gradients at once need 18 MiB or more."""
 
     def net() -> nn.Module:
         return nn.Sequential(nn.Conv2d(2, 32, 3, padding=1), nn.Conv2d(32, 8, 3, padding=1))
@@ -232,7 +232,7 @@ def test_of_a_frozen_weight_nothing_is_kept_for_backward(
 
 @torch.library.custom_op("outcore_tests::turned", mutates_args=())
 def turned(x: Tensor) -> Tensor:
-    """The same, laid out otherwise than is described."""
+    """A copy whose layout differs from the one that its fake kernel describes."""
     return x.clone(memory_format=torch.channels_last)
 
 
@@ -261,7 +261,7 @@ def test_an_input_that_lies_otherwise_than_was_described(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("turn", ["mT", "cut", "wide"])
 def test_an_input_that_lies_otherwise(turn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch copies it for either kernel; the one that looks at no more has no copy here."""
+    """PyTorch copies it for either gradient; the op that reads only its metadata does not."""
     monkeypatch.setattr(metadata_only, "LEAST_BYTES", 0)
 
     class Turned(Net):

@@ -1,4 +1,4 @@
-"""The CPU driver: all bytes back, faults at the wait, nothing left over."""
+"""CpuDriver: all bytes come back, faults surface at the wait, nothing is left behind."""
 
 import contextlib
 import ctypes
@@ -54,7 +54,7 @@ def shared(tmp_path_factory):
 def open_files(directory: Path) -> list[Path]:
     files = []
     for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the one that lists the others
+        with contextlib.suppress(OSError):  # the descriptor of this listing
             files.append(descriptor.readlink())
     return [file for file in files if directory in file.parents]
 
@@ -85,7 +85,7 @@ def test_a_storage_comes_back_with_all_its_bytes(shared, dtype, shape, padding, 
     lane.wait(handle)
     assert same(tensor, back)
     assert nbytes == 0 or (back.data_ptr() - tensor.data_ptr()) % MEMORY_ALIGNMENT_BYTES == 0
-    if twice:  # as by a second backward over the same forward
+    if twice:  # as in a second backward call
         again, handle = lane.copy_in(0)
         lane.wait(handle)
         assert same(tensor, again)
@@ -94,7 +94,7 @@ def test_a_storage_comes_back_with_all_its_bytes(shared, dtype, shape, padding, 
 
 
 def test_an_empty_storage_comes_back_wherever_it_lies(driver):
-    for _ in range(20):  # the address of nothing is a matter of chance
+    for _ in range(20):  # the address of an empty storage is arbitrary
         tensor = torch.empty(30, 6, 0)
         lane = driver.open_lane(regions_of(tensor))
         back, handle = lane.copy_in(0, lane.copy_out(tensor, 0))
@@ -142,7 +142,7 @@ def test_a_deleted_tensor_lives_until_it_is_copied(driver):
     content = torch.randn(1 << 20)
     lane = driver.open_lane(regions_of(content))
     out = lane.copy_out(content.clone(), 0)
-    torch.full((1 << 20,), 7.0)  # would take over the memory, were it free
+    torch.full((1 << 20,), 7.0)  # would reuse the memory if it were free
     back, handle = lane.copy_in(0, out)
     lane.wait(handle)
     assert same(content, back)
@@ -195,14 +195,14 @@ def test_an_io_error_surfaces_at_the_wait(driver, tmp_path, monkeypatch, name):
     out = lane.copy_out(tensor, 0)
     _, back = lane.copy_in(0, out)
     for handle in [out, back] if name == "pwritev" else [back]:
-        for _ in range(2):  # whoever waits is told, each time
+        for _ in range(2):  # every wait raises
             with pytest.raises(SpillError, match="Input/output error") as caught:
                 lane.wait(handle)
             assert isinstance(caught.value.__cause__, OSError)
             assert caught.value.directory == str(tmp_path)
             assert "region 0 (24.0 MiB at file offset 0)" in str(caught.value)
     lane.close()
-    lane = driver.open_lane(regions_of(tensor))  # the next step goes well
+    lane = driver.open_lane(regions_of(tensor))  # the next step works
     copy, handle = lane.copy_in(0, lane.copy_out(tensor, 0))
     lane.wait(handle)
     assert same(tensor, copy)
@@ -303,7 +303,7 @@ def test_a_lane_is_closed_from_any_thread_and_more_than_once(driver):
     for thread in threads:
         thread.join()
     other = driver.open_lane(regions_of(tensor))
-    lane.close()  # has nothing to do with the lane that now has the room
+    lane.close()  # does not affect the lane that now has the room
     back, handle = other.copy_in(0, other.copy_out(tensor, 0))
     other.wait(handle)
     assert same(tensor, back)
@@ -329,7 +329,7 @@ def test_copies_of_a_closed_lane_are_dropped(tmp_path):
     handles = [lane.copy_out(t, k) for k, t in enumerate(tensors)]
     time.sleep(0.1)  # the first has begun
     lane.close()
-    driver.drain()  # the copies would take longer than a test may
+    driver.drain()  # waiting for the copies would exceed the time limit of tests
     with pytest.raises(SpillError, match="dropped when its lane was closed"):
         lane.wait(handles[-1])
     driver.close()
@@ -488,7 +488,7 @@ def test_a_forked_process_is_told(driver):
     regions = regions_of(torch.ones(10))
     read, write = os.pipe()
     with warnings.catch_warnings():
-        # Python 3.12 warns of forking with threads, which is what this is about.
+        # Python 3.12 warns about forking with threads, which is what this tests.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -507,7 +507,7 @@ def test_a_forked_process_is_told(driver):
 
 
 class Limits:
-    """A library of the arena that only notes its limits."""
+    """A stand-in for the library of the arena that only records limits."""
 
     def __init__(self):
         self.said = []

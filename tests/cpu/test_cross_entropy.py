@@ -1,4 +1,4 @@
-"""Gradients of cross-entropy are made some rows at a time, with the bits of torch's ops."""
+"""Gradients of cross-entropy: computed by blocks of rows, bitwise equal to PyTorch's ops."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_its_effects_are_those_of_torch_s_ops() -> None:
 
 
 class Words(nn.Module):
-    """Scores of 8 MiB over a vocabulary, of which nothing else is as large."""
+    """Scores of 8 MiB over a vocabulary; no other tensor is as large."""
 
     def __init__(self, reduction: str = "mean", *, weighted: bool = False) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Words(nn.Module):
 
 
 class Read(nn.Module):
-    """A GPT-2 of transformers, and its loss."""
+    """GPT-2 from transformers, and its loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Read(nn.Module):
 
 
 def words() -> Tensor:
-    """Some are not to be predicted."""
+    """A batch of words, some of which the loss ignores."""
     drawn = torch.arange(8 * 128).view(8, 128) * 7 % 2048
     return drawn.where(drawn % 5 != 0, -100)
 
@@ -139,8 +139,7 @@ def trained(module: nn.Module, backend: Any) -> list[list[Tensor]]:
 
 
 def in_steps(backend: Backend) -> tuple[list[str], bool, bool]:
-    """Gradients that are made of the loss, whether one is written over log-softmax, and whether
-    tensors are moved."""
+    """The loss's gradient ops; whether one overwrites log-softmax; whether tensors are moved."""
     assert backend.engine is not None
     (graph,) = backend.engine.graphs
     trace, planned = graph.captured.trace, graph.planned
@@ -165,7 +164,7 @@ MAKERS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("policy", ["recompute-all", "swap-all"])
 @pytest.mark.parametrize("name", MAKERS)
 def test_steps_inside_a_budget(name: str, policy: str) -> None:
-    """What comes back from a disk lies in more memory than it takes: nothing is written over it."""
+    """Tensors copied back from disk have larger storages, so no result is written over them."""
     make, moving = MAKERS[name], policy == "swap-all"
     options: Keywords = {"policy": policy, "strict": True}
     if not moving:
@@ -193,7 +192,7 @@ def test_a_budget_is_enough_that_has_no_room_for_two_of_the_scores(
 
 
 class Cast(Words):
-    """In half precision, but for the loss."""
+    """In half precision, except for the loss."""
 
     def forward(self, words: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
@@ -201,7 +200,7 @@ class Cast(Words):
 
 
 class Pictures(nn.Module):
-    """Classes of places: torch has other ops for these."""
+    """One class per pixel: PyTorch has other ops for this loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,7 +212,7 @@ class Pictures(nn.Module):
 
 
 class Smoothed(Words):
-    """Another gradient comes to that of the loss."""
+    """With label smoothing, another gradient is added to the one of the loss."""
 
     def forward(self, words: Tensor) -> Tensor:
         scores = self.scores(self.words(words.clamp_min(0))).flatten(0, 1)
@@ -231,11 +230,11 @@ def test_other_steps(make: Callable[[], nn.Module], ours: bool) -> None:
     assert (aten.CROSS_ENTROPY in in_steps(backend)[0]) == ours
 
 
-# ---- what stays torch's -------------------------------------------------------------------------
+# ---- what PyTorch's ops still compute -----------------------------------------------------------
 
 
 def plain(gradient: Tensor, output: Tensor, *rest: Any, **told: Any) -> list[Tensor]:
-    """What is made by torch's two ops, and what comes of it."""
+    """Results of PyTorch's two gradient ops; the second op reads the result of the first."""
     dim, dtype = told.get("dim", 1), told.get("dtype", output.dtype)
     of_loss = ATEN.nll_loss_backward(gradient.detach(), output.detach(), *rest)
     of_loss = of_loss.detach()
@@ -263,7 +262,7 @@ OTHERS: dict[str, tuple[Step, bool]] = {
 
 
 def read_later(g: Tensor, s: Tensor, *rest: Any) -> Any:
-    """Log-softmax is of use after its gradient."""
+    """Log-softmax is still read after its gradient is computed."""
     output = s.log_softmax(1)
     made = plain(g, output, *rest)[1]
     return made, output.view(-1).exp()

@@ -1,4 +1,4 @@
-"""What nothing uses any more, held for recomputations: executed, the same bits."""
+"""Executing plans that hold dead buffers for recomputations: results are bitwise equal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STAY = Recompute(stay=True)
 
 
 class Dense(nn.Module):
-    """Layers that read all outputs before them, by one concatenation each."""
+    """Layers that each read one concatenation of all earlier outputs."""
 
     def __init__(self, layers: int = 5, growth: int = 8) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Dense(nn.Module):
 
 @dataclass(frozen=True)
 class Holding:
-    """Makes all concatenations again, with `choice` for what they are made of."""
+    """Recomputes all concatenations, with `choice` for the parts that they are made of."""
 
     choice: Choice
     name: ClassVar[str] = "holding"
@@ -71,7 +71,7 @@ def _is_cat(op: Op) -> bool:
 
 
 def steps(backend: Backend | str) -> list[list[torch.Tensor]]:
-    """What some steps give."""
+    """Loss, gradients and buffers of some steps."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     module = Dense()

@@ -1,4 +1,4 @@
-"""The spill file: bytes come back, room is accounted for, nothing is left behind."""
+"""SpillFile: bytes come back, room is accounted for, nothing is left behind."""
 
 import ctypes
 import errno
@@ -21,7 +21,7 @@ SIZES = st.one_of(st.integers(0, 3 * MEMORY_ALIGNMENT_BYTES), st.integers(0, 6 *
 
 
 class Memory:
-    """Bytes at an address of our choice."""
+    """Bytes at an address with a chosen offset in its page."""
 
     def __init__(self, nbytes: int, residue: int, content: bytes = b"") -> None:
         self.map = mmap.mmap(-1, nbytes + 2 * mmap.PAGESIZE)
@@ -161,7 +161,7 @@ def test_room_is_reused_merged_and_grown(tmp_path):
     file.give(a, FILE_BLOCK_BYTES)
     assert file.take_free(3 * FILE_BLOCK_BYTES) == 0
     file.give(c, 3 * FILE_BLOCK_BYTES)
-    assert file.take(5 * FILE_BLOCK_BYTES) == c  # the end of the file is free: two more suffice
+    assert file.take(5 * FILE_BLOCK_BYTES) == c  # the end of the file is free: it grows by two
     assert file.nbytes == 8 * FILE_BLOCK_BYTES
     file.close()
 
@@ -240,7 +240,7 @@ def test_a_directory_that_is_missing_or_no_directory_is_told(tmp_path):
 
 
 def test_an_unwritable_directory_is_told(tmp_path, monkeypatch):
-    # Not by chmod: tests may run as root, whom it does not stop.
+    # Not by chmod: tests may run as root, which chmod does not stop.
     def refuse(**arguments):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 

@@ -1,6 +1,6 @@
-"""All code of README.md and docs/ runs, page by page, and prints what the page says it prints.
+"""All code in README.md and docs/ runs, page by page, and prints what the page shows.
 
-How a page says otherwise is told in tests/pages.py.
+tests/pages.py describes how a page marks exceptions.
 """
 
 import ast
@@ -33,12 +33,12 @@ OTHERS = (
     "ignore:.*does not have many workers:UserWarning",
     "ignore:.*pin_memory.*:UserWarning",
 )
-"""What libraries that pages use warn of, of themselves."""
+"""Filters for warnings that come from within the libraries that pages use."""
 WITH_CODE = [page for page in pages.pages() if any(block.is_code for block in blocks(page))]
 
 
 class Reader:
-    """Somebody who reads a page from the top and runs what it says, in an empty folder."""
+    """Runs the code of a page from top to bottom, in an empty folder."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -74,7 +74,7 @@ class Reader:
         return "".join(self.command(command, block) for command in running)
 
     def parse(self, command):
-        """See that `outcore` has the command and its options; nothing for other programs."""
+        """Check that `outcore` has the command and its options; other programs are not checked."""
         program, *arguments = shlex.split(command)
         found: Any = get_command(app) if program == "outcore" else None
         while found is not None:
@@ -95,7 +95,7 @@ class Reader:
             wanted = re.findall(r"\[(.*?)\]", " ".join(arguments))
             assert set(",".join(wanted).split(",")) - {""} <= set(EXTRAS), f"{where}: {command}"
             return ""
-        if program == "make":  # which would install, train, or run these very tests
+        if program == "make":  # a real run would install, train, or run these tests
             return self.run(["make", "--dry-run", *arguments], ROOT, where)
         if program in ("python", "python3"):
             return self.run([sys.executable, *arguments], self.folder, where)
@@ -111,15 +111,15 @@ class Reader:
 
 
 def import_out_of_sight(page):
-    """Import what the page does, where readings of what the process holds do not look.
+    """Import what the page imports, hidden from readings of what the process holds.
 
-    They visit each object that the collector knows of, and most belong to imported modules.
+    They visit each object that the garbage collector tracks, and most belong to imported modules.
     """
     for block in blocks(page):
         if block.language in pages.PYTHON and block.runs:
             for node in ast.parse(block.text).body:
                 if isinstance(node, ast.Import | ast.ImportFrom):
-                    with contextlib.suppress(ImportError):  # what the page makes itself
+                    with contextlib.suppress(ImportError):  # a module that the page makes
                         exec(ast.unparse(node), {})
     gc.collect()
     gc.freeze()  # tests/cpu/conftest.py undoes it

@@ -1,4 +1,4 @@
-"""Results that are written over arguments which die there: the same bits, in their memory."""
+"""Results written over arguments that die there: bitwise equal, and without extra memory."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_goes_by_rows_takes_no_memory(
 
 
 def takes_no_memory(target: str, given: int, args: list[Any]) -> None:
-    """Over what is given itself, a result takes a share of its own size at most."""
+    """Check that a result written over an argument needs less than half of that argument's size."""
     _, out = aten.DONATIONS[target]
     over, expected = args[given], aten.resolve(target)(*args)
     kwargs = {out: over} if out else {}
@@ -72,7 +72,7 @@ def takes_no_memory(target: str, given: int, args: list[Any]) -> None:
 
 
 def donated(trace: Trace, target: str) -> list[int]:
-    """Of each op of the kind in turn, which arguments its result may be written over."""
+    """For each op `target` in turn: positions of the arguments that its result may overwrite."""
     of = [op for op in trace.ops if op.target == target]
     given = [(d, trace.ops[d.op]) for d in trace.donations]
     return [
@@ -83,7 +83,7 @@ def donated(trace: Trace, target: str) -> list[int]:
 def captured(
     target: str, *, turned: tuple[bool, bool] = (False, False), half: bool = False
 ) -> list[int]:
-    """Where it may write, with arguments in order or turned; `half`: between two precisions."""
+    """Positions it may overwrite. `turned`: transposed arguments; `half`: between precisions."""
 
     def step(x: Tensor, y: Tensor, tangents: Tensor) -> tuple[Tensor, ...]:
         negative = zip((x.neg(), y.neg()), turned, strict=True)
@@ -118,7 +118,7 @@ def test_one_of_two_lies_in_order(target: str, given: int) -> None:
 
 @pytest.mark.parametrize(("target", "given"), ROWS)
 def test_kernels_write_in_order(target: str, given: int) -> None:
-    """Why nothing but that is written over: the values are there, but not in their places."""
+    """Why only arguments in order are overwritten: otherwise the values are misplaced."""
     x = drawn((5, 7), torch.float32, "cpu", 0).t()
     args = rows_given(target, x, 1)
     args[given] = args[given].t().contiguous().t()
@@ -129,7 +129,7 @@ def test_kernels_write_in_order(target: str, given: int) -> None:
 
 
 class Heads(nn.Module):
-    """Attention by matrix products and softmax. `turned`: what comes of the scores is turned."""
+    """Attention by matrix products and softmax. `turned`: the final log-softmax is transposed."""
 
     def __init__(self, *, turned: bool = False) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class Heads(nn.Module):
 
 
 class Read(nn.Module):
-    """A GPT-2 of transformers, with attention in plain PyTorch, and its loss."""
+    """GPT-2 from transformers with attention in plain PyTorch, and its loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ def test_gradients_inside_a_budget(
     over_gradients: list[int],
     policy: str,
 ) -> None:
-    """Scores become weights where they lie, and the gradients of either likewise."""
+    """Softmax overwrites the scores with weights; its gradient is computed in place too."""
     torch.manual_seed(0)
     args, module = (made_of(), tokens()), make()
     expected = trained(copy.deepcopy(module), args, "aot_eager")

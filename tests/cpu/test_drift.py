@@ -1,6 +1,6 @@
-"""Steps that take another time than planned: one new plan, the same gradients, the same budget.
+"""Steps whose time differs from the prediction: one new plan, same gradients, same budget.
 
-Times drift because a clock or a link is made slower by a factor that no busy machine comes near.
+The tests make a clock or a link slower by a factor that no busy machine reaches.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from tests.cpu.training import (
 PLANNED = PROFILED_STEPS + 1
 """Steps until a plan has run unmetered."""
 UNTIL_TRIAL = PROFILED_STEPS + WARM_UP_STEPS + WATCHED_STEPS + 1
-"""Steps before the first one of a trial, where times drift from the first planned step on."""
+"""Steps before the first step of a trial, if times drift from the first planned step on."""
 STEPS = UNTIL_TRIAL + TRIAL_STEPS + 3
 TIGHT = "2MiB"
 SLOW_LINK = "50MiB/s"
@@ -63,7 +63,7 @@ FACTOR = 1000.0
 
 
 class SlowClock(WallClock):
-    """Says that everything takes longer than it does."""
+    """Reports longer times than really passed."""
 
     def __init__(self, factor: float = FACTOR) -> None:
         self.factor = factor
@@ -92,7 +92,7 @@ class Training:
         return self.call(x)
 
     def run(self, steps: int = STEPS) -> list[list[Tensor]]:
-        """As `train`; what is seen is kept where it does not count against the budget."""
+        """As `train`; results are kept as NumPy arrays, which do not count against the budget."""
         seen = []
         optimizer = torch.optim.SGD(self.module.parameters(), lr=1e-3, momentum=0.9)
         for step in range(steps):
@@ -117,7 +117,7 @@ class Training:
 
 
 def reported(backend: Backend, *, bound: bool = False) -> Any:
-    """The report as what it is: a figure that is missing fails the test anyway."""
+    """The report, typed as Any: a missing figure fails the test anyway."""
     return backend.report(bound=bound)
 
 
@@ -349,7 +349,7 @@ def test_a_trial_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch
     assert training.graph.execution.trial is not None
     monkeypatch.setattr(trials, "LONGEST_TRIAL", 4)
     for _ in range(6):
-        training.call(batch(0))  # never goes back
+        training.call(batch(0))  # has no backward call
     assert training.graph.execution.trial is None
     assert training.engine.driver.recorder is None
     monkeypatch.undo()
@@ -412,14 +412,14 @@ def test_a_step_that_goes_back_twice_counts_once(retain: bool) -> None:
 
 
 class TickingDevice(LateDevice):
-    """From one event to the next it takes `tick_seconds`, on whatever queue."""
+    """On any queue, `tick_seconds` pass from one event to the next."""
 
     tick_seconds = 1e-6
 
     def __init__(self) -> None:
         super().__init__()
         self.ticks: dict[int, int] = {}
-        """By the id of an event, when it was last recorded; whoever asks has the event still."""
+        """Id of an event -> when it was last recorded; callers still hold the event."""
         self.now = 0
 
     def record(self, event: LateEvent, queue: str) -> None:

@@ -1,4 +1,4 @@
-"""wrap and session: the same object, the same results, one budget, and all given back."""
+"""wrap and session: same object, same results, one budget, and everything is released."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from tests.cpu.training import (
 
 STEPS = PROFILED_STEPS + 2
 TIGHT: dict[str, Any] = {"budget": "2MiB", "policy": "swap-all"}
-"""A budget that `Small` does not fit in with everything kept."""
+"""A budget too small to keep everything of `Small`."""
 LIMITED = pytest.mark.skipif(
     "recompile_limit" not in call_wrapper._apart(),
     reason="before 2.13 torch takes no limit from us",
@@ -142,7 +142,7 @@ class TestWrap:
     def test_calls_that_nothing_compiles_run_plainly(
         self, apart: Callable[[nn.Module], object], done: int
     ) -> None:
-        """torch.compile leaves a function alone for good that it first meets in one of them."""
+        """torch.compile never compiles a function that it first meets in such a call."""
         module, plain = outcore.wrap(small(), **TIGHT), small()
         seen, expected = trained(module, done), trained(plain, done)
         for each in module, plain:
@@ -312,7 +312,7 @@ class TestWrap:
             outcore.wrap(module, budget="1GiB")
 
     def test_a_module_of_torch_s_own(self) -> None:
-        """Torch compiles nothing of these where they are what is called."""
+        """torch.compile skips these modules if they are called directly."""
         module = outcore.wrap(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), budget="1GiB", strict=True)
         module(torch.ones(2, 4)).sum().backward()
         assert outcore.handle(module).report().graphs == 1
@@ -341,7 +341,7 @@ class TestWrap:
             module(torch.ones(n, 4)).sum().backward()
         with pytest.warns(UserWarning, match="reached no graph"):
             module(torch.ones(3, 4)).sum().backward()
-        module(torch.ones(4, 4)).sum().backward()  # said once
+        module(torch.ones(4, 4)).sum().backward()  # no second warning
         engine = outcore.handle(module).engine
         assert engine is not None
         assert len(engine.graphs) == engine.steps.calls == 2
@@ -367,7 +367,7 @@ class TestWrap:
     def test_past_the_most_shapes_of_a_part_it_is_told(
         self, monkeypatch: pytest.MonkeyPatch, *, strict: bool
     ) -> None:
-        """As an expert is given another number of tokens in each step."""
+        """Like an expert that gets another number of tokens in each step."""
 
         class Mixed(nn.Module):
             def __init__(self) -> None:
@@ -441,13 +441,13 @@ class TestWrap:
 
     @LIMITED
     def test_steps_of_which_none_is_like_another_are_told_of_once(self) -> None:
-        """A number in the model is a constant of the graph."""
+        """A Python number in the model is a constant of the graph."""
         module = Counting()
         outcore.wrap(module, "1GiB")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for step in range(24):
-                module.calls -= step % 8 == 7  # one of before, now and then, is no rest
+                module.calls -= step % 8 == 7  # a repeat now and then changes nothing
                 module(torch.ones(2, 4)).sum().backward()
         (said,) = [str(w.message) for w in caught if "captures new graphs" in str(w.message)]
         assert "a counter in the model" in said
@@ -468,7 +468,7 @@ class TestWrap:
         assert outcore.handle(module).report().graphs == 1
 
     def test_torch_that_takes_no_limit_from_us(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Before 2.13. Models have nothing to do with each other there either."""
+        """torch before 2.13: models do not share a limit there either."""
         monkeypatch.setattr(call_wrapper, "_apart", dict)
         most = torch._dynamo.config.recompile_limit
         modules = [outcore.wrap(nn.Linear(4, 4), "1GiB", strict=True) for _ in range(most + 1)]
@@ -484,7 +484,7 @@ class TestWrap:
 
 
 class Counting(nn.Module):
-    """It counts its calls by a Python number."""
+    """Counts its calls in a Python number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -502,7 +502,7 @@ def workers() -> list[threading.Thread]:
 
 
 class TestGivenBack:
-    """Neither the engine nor its threads outlive what they are for."""
+    """The engine and its threads end with what they serve."""
 
     @pytest.fixture(autouse=True)
     def nothing_before(self) -> None:
@@ -577,7 +577,7 @@ class TestGivenBack:
 
 
 class Opaque(nn.Module):
-    """Dynamo compiles nothing of it."""
+    """Dynamo compiles no part of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -590,7 +590,7 @@ class Opaque(nn.Module):
 
 
 class Sparse(nn.Module):
-    """Torch compiles it, and a Trace cannot express it: its gradient is sparse."""
+    """torch compiles it, but a Trace cannot express its gradient, which is sparse."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -646,7 +646,7 @@ class TestNothingToDo:
         ooc.close()
 
     def test_a_graph_that_was_refused_is_not_told_twice(self) -> None:
-        """Not by a training call either that runs what an earlier call had torch compile."""
+        """Not even by a training call that runs code compiled in an earlier call."""
         ooc = outcore.session("1GiB")
         ooc.wrap(nn.Linear(4, 4))(torch.ones(2, 4)).sum().backward()
         module = ooc.wrap(Sparse())
@@ -765,7 +765,7 @@ class TestLog:
 
 
 def test_what_is_compiled_around_a_wrapped_model_is_told() -> None:
-    """Dynamo inlines the model and never comes here: without a note it would look planned."""
+    """Dynamo inlines the model and never calls outcore: without a note it would look planned."""
     torch._dynamo.reset()
     model = outcore.wrap(nn.Sequential(nn.Linear(8, 8)), budget="1GiB")
     torch.compile(model, backend="aot_eager")(torch.randn(4, 8)).sum().backward()

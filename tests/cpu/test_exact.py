@@ -1,4 +1,4 @@
-"""Real models under a tight budget: the results of plain PyTorch, inside the budget."""
+"""Real models under a tight budget: same results as plain PyTorch, inside the budget."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tests.cpu.training import PROFILED_STEPS, snapshot, tight_budget
 
 STEPS = PROFILED_STEPS + 1
 EVERY = (*sorted(POLICIES.keys() - {"keep-all"}), "superneurons-cost-aware{cache=false}")
-"""Those that move anything. Nothing fits a tight budget where all is kept."""
+"""The policies that move something; with everything kept, nothing fits a tight budget."""
 
 ROOM = dict.fromkeys(("recompute-all", "chen-sqrt", "superneurons", "vdnn-conv"), 0.8)
-"""These offload little, and what recomputes holds more at once than what fetches."""
+"""Policies that offload little: recomputing holds more at once than copying back."""
 
 
 ONES = ("resnet50", "gpt2", "unet3d", "two-heads", "transformers-bert", "transformers-vit")
 
 
 def fingerprint(tensors: list[torch.Tensor]) -> str:
-    """A digest of all bits: tensors that were kept would count against the budget."""
+    """A digest of all bits, because kept tensors would count against the budget."""
     total = hashlib.sha256()
     for tensor in tensors:
         total.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())

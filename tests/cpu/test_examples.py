@@ -1,4 +1,4 @@
-"""The examples at their small sizes: each moves something, and trains as without outcore."""
+"""The examples at small sizes: each moves something and trains exactly as without outcore."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outcore.report import Report
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 6
-"""Those that are profiled, the first planned one, which is metered, and one more."""
+"""The profiled steps, the first planned step, which is metered, and one more."""
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*pin_memory.*:UserWarning"
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.fixture
 def reports(monkeypatch: pytest.MonkeyPatch) -> list[Report]:
-    """The reports that an example asks for."""
+    """The reports that an example reads."""
     monkeypatch.syspath_prepend(EXAMPLES)
-    monkeypatch.setenv("OUTCORE_POLICY", "swap-all")  # which plans at once
+    monkeypatch.setenv("OUTCORE_POLICY", "swap-all")  # plans without delay
     seen: list[Report] = []
 
     def noting(asked: Callable[..., Report]) -> Callable[..., Report]:
@@ -45,9 +45,9 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[Report]:
 
 
 def trained(name: str, *, plain: bool) -> dict[str, Any]:
-    """The network's state after training, as NumPy's copies, which no budget counts."""
+    """The network's state after training, as NumPy copies, which no budget counts."""
     torch._dynamo.reset()
-    gc.collect()  # what an earlier one left behind would count
+    gc.collect()  # what an earlier run left behind would count
     main = importlib.import_module(name).main
     state = main(None, STEPS, small=True, plain=plain).state_dict()
     return {each: value.cpu().numpy().copy() for each, value in state.items()}

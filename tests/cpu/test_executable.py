@@ -1,4 +1,4 @@
-"""What becomes of a program before it runs."""
+"""Building programs: variants are refused, and sums reuse the memory of dead arguments."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ from tests.pure.building import small_problem
 
 
 def test_a_program_with_variants_of_ops_is_refused_before_it_runs() -> None:
-    """Torch has no second algorithm to name: the default would run in its place, unseen."""
+    """PyTorch has no way to name another algorithm: the default would run, unnoticed."""
     problem = small_problem()
     profile = replace(problem.profile, alternatives=((3, (Cost(5e-4, 4096),)),))
     program = lower(replace(problem, profile=profile), make_plan({}, variants={3: 1}))
@@ -32,7 +32,7 @@ def test_a_program_with_variants_of_ops_is_refused_before_it_runs() -> None:
 
 
 class Joined(nn.Module):
-    """The way up of a U-Net: of what is joined, the gradient is a part of a larger one."""
+    """As in the decoder of a U-Net: the gradient of a joined tensor is a slice of a larger one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Joined(nn.Module):
 
 
 def test_a_sum_takes_the_memory_of_what_is_added_where_that_dies() -> None:
-    """Its first argument is a part of what was joined, which has no place for a sum."""
+    """Its first argument is a slice of the joined gradient, which cannot hold the sum."""
 
     def train(backend: Any) -> list[Tensor]:
         torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""Explanations of what trains, and `outcore explain`."""
+"""Explanations of plans in training, and `outcore explain`."""
 
 from __future__ import annotations
 

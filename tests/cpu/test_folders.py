@@ -1,4 +1,4 @@
-"""The spill folder lies on a disk, also where temporary files lie in memory; else one is told."""
+"""The spill folder is on a disk, even if temporary files are in memory; otherwise, a warning."""
 
 import os
 import tempfile
@@ -13,7 +13,7 @@ from outcore.execute.link import Spill
 
 @pytest.fixture
 def mounted(monkeypatch, tmp_path):
-    """Tells the kind of the file system that a folder is on."""
+    """Set the kind of file system that a folder is on."""
 
     def mount(kind: str, folder: Path) -> None:
         device = folder.stat().st_dev

@@ -1,4 +1,4 @@
-"""fragments: a GPU's allocator begins anew where it gives memory back step after step."""
+"""Fragments: a GPU's allocator is reset if it gives memory back step after step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLACED = SimpleNamespace(everything_kept=False, layout=object())
 
 
 class Machine:
-    """Steps of two calls each on a device that counts, and how often its cache was emptied."""
+    """Steps of two calls each on a fake device; records when its cache was emptied."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, *, kind: str = "cuda", room: int = 1
@@ -84,7 +84,7 @@ def test_it_waits_for_a_plan_that_moves_something(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("every", [1, 4, 8])
 def test_places_that_do_not_help_are_left(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory may be given back by an optimizer, once for several calls."""
+    """An optimizer may cause memory to be given back, once per several calls."""
     machine = Machine(monkeypatch)
     machine.planned = [None, MOVED]
     machine.train(3, 1)

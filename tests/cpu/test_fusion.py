@@ -1,4 +1,4 @@
-"""Fused ops: groups of ops as one, with kernels of torch's own compiler."""
+"""Fused ops: groups of ops that run as one kernel of PyTorch's own compiler."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ OPS_OF_TESTS = NamedOps("outcore_tests")
 
 
 def fuse_plainly(joint: GraphModule, outputs: int) -> GraphModule:
-    """Fuse all that can be, into kernels that run op by op: the same to the last bit."""
+    """Fuse all that can be fused, into kernels that run op by op: results are bitwise equal."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fusion_module, "by_inductor", lambda module, _: module)
         patch.setattr(fusion_module, "_kernels", KERNELS)
@@ -81,7 +81,7 @@ def fuse_plainly(joint: GraphModule, outputs: int) -> GraphModule:
 
 
 class Rms(nn.Module):
-    """RMSNorm and a gated unit, as language models have them."""
+    """RMSNorm and a gated unit, as in language models."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ def test_backward_makes_again_what_its_kernels_can() -> None:
     assert "aten.rsqrt.default" in after, "a number per row is saved"
 
 
-# ---- what is changed stays the same -------------------------------------------------------------
+# ---- fused graphs give the same numbers ---------------------------------------------------------
 
 
 OPS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
@@ -174,7 +174,7 @@ OPS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
 
 
 class Drawn(nn.Module):
-    """Ops on matrices, each of one or two that were made before."""
+    """Ops on matrices; each op reads one or two earlier results."""
 
     def __init__(self, calls: Sequence[tuple[int, int, int]]) -> None:
         super().__init__()
@@ -206,11 +206,11 @@ CHUNKS = [
 ]
 CHUNKS += [(9, 2, 9), (11, 9, 17), (6, 17, 4), (8, 16, 22), (8, 6, 12), (12, 27, 36), (10, 6, 23)]
 CHUNKS += [(12, 18, 15), (13, 9, 4), (4, 21, 23), (8, 15, 22), (13, 35, 25)]
-"""Backward makes a matrix again that forward has split."""
+"""Backward recomputes a matrix that forward has split."""
 
 SUMS = [(8, 0, 9), (0, 0, 5), (12, 34, 0), (10, 0, 4), (0, 0, 17), (0, 0, 0), (1, 0, 38)]
 SUMS += [(0, 0, 0)] * 4 + [(1, 3, 8)]
-"""In float32 the last bit differs: what is summed lies otherwise, and is added in another order."""
+"""In float32 the last bit differs: another layout of the summands changes the order of sums."""
 
 
 def to_the_last_bits(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
@@ -247,7 +247,7 @@ STEPS = PROFILED_STEPS + 1
 
 
 def digest(tensors: Sequence[Tensor]) -> bytes:
-    """Tensors that were kept would count against the budget."""
+    """A digest of all bits, because kept tensors would count against the budget."""
     return b"".join(sha256(t.contiguous().numpy().tobytes()).digest() for t in tensors)
 
 
@@ -256,7 +256,7 @@ def images() -> Tensor:
 
 
 def trained(backend: Backend | str, *, retain: bool = False) -> list[bytes]:
-    """Digests of some steps of `Normed`: of loss, gradients, statistics."""
+    """Digests of loss, gradients and statistics of some steps of `Normed`."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model, x = Normed(), images()
@@ -367,7 +367,7 @@ def test_statistics_do_not_keep_a_group_from_running_again() -> None:
 
 
 class ReadsStatistics(nn.Module):
-    """What a batch norm makes of its statistics is read beside its result."""
+    """The new statistics of a batch norm are read as well as its result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -401,7 +401,7 @@ def test_a_group_that_reads_new_statistics_runs_once() -> None:
 
 
 class OverItsMaximum(nn.Module):
-    """The derivative of a maximum asks which elements are equal to it."""
+    """The derivative of a maximum compares elements with it for equality."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -429,7 +429,7 @@ def test_what_is_compared_for_being_equal_is_what_was_saved(dtype: torch.dtype) 
 
 
 class AddsNothing(nn.Module):
-    """Inductor knows that this is what it is given, and would return it."""
+    """Inductor knows that the sum equals its argument, and would return the argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -464,13 +464,13 @@ STEP_FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "power": lambda y, k: (y.detach().amax(-1, keepdim=True) - y) ** 2.5,
     "softplus": lambda y, k: torch.nn.functional.softplus(y.detach() - k + 1, 1, 1) * y,
 }
-"""Where y is k they have a step, or their derivative has one; or they are no number beyond."""
+"""Functions with a step at y = k, or whose derivative has one, or that are NaN beyond it."""
 
 
 @compiled
 @pytest.mark.parametrize("name", STEP_FUNCTIONS)
 def test_backward_is_on_the_side_of_a_step_that_forward_was_on(name: str) -> None:
-    """Of what is the k-th largest itself, too, as in a mixture of experts."""
+    """Also for the k-th largest element itself, as in a mixture of experts."""
 
     def chosen(x: Tensor) -> Tensor:
         y = torch.nn.functional.gelu(x)
@@ -488,7 +488,7 @@ def test_backward_is_on_the_side_of_a_step_that_forward_was_on(name: str) -> Non
 
 @compiled
 def test_what_rounding_leaves_is_told_from_what_was_rounded() -> None:
-    """Inductor takes a number that was made smaller and larger again for the number."""
+    """Inductor treats a number that was cast down and up again as the original number."""
     torch.manual_seed(0)
     x, weight = torch.randn(2053, 515, requires_grad=True), torch.randn(515, 515).bfloat16()
     scale = torch.randn(515, requires_grad=True)
@@ -508,7 +508,7 @@ def test_what_rounding_leaves_is_told_from_what_was_rounded() -> None:
 
 
 class GivesItsMean(nn.Module):
-    """Of what it returns autograd saves nothing, so a caller may change it."""
+    """Autograd saves nothing that it returns, so a caller may change the results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -583,7 +583,7 @@ def test_a_graph_that_writes_is_left_alone() -> None:
 
 
 class Gated(nn.Module):
-    """Forward writes over what it is given, in the first call already."""
+    """Its forward writes results over arguments, even in the first call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -655,7 +655,7 @@ def test_a_result_that_is_an_argument_gets_memory_of_its_own(
 ) -> None:
     run(Normed(), [torch.randn(2, 3, 8, 8)], fuse_plainly)
     kernel = next(k for k in KERNELS.values() if not (isinstance(k, str) or k.into))
-    key = next(iter(kernel.compiled))  # KERNELS are of all tests so far, whatever was given there
+    key = next(iter(kernel.compiled))  # KERNELS holds those of all earlier tests, for any inputs
     given = [
         torch.empty_strided(shape, stride, dtype=dtype).zero_() for dtype, shape, stride, _ in key
     ]

@@ -1,4 +1,4 @@
-"""The kit of a GPU, run on a CPU: its rows, its files, what it says where there is no GPU."""
+"""The GPU benchmarks, run on a CPU: rows, files, and what they print without a GPU."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class TestComparison:
 
 
 def test_the_tests_of_a_gpu_need_pytest_and_torch_alone():
-    """Collected without hypothesis and without the plugins that pyproject.toml speaks of."""
+    """Collected without hypothesis and without the plugins that pyproject.toml names."""
     without = ("-p", "no:timeout", "-p", "no:xdist", "-p", "no:hypothesispytest")
     code = f"""
 import sys, pytest

@@ -1,4 +1,4 @@
-"""What a process comes to hold after graphs were planned: they are planned again beside it."""
+"""Memory that a process holds only after planning: graphs are planned again to fit next to it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 
 class Tower(nn.Module):
-    """Layers of 256 KiB, with activations of 2 MiB; a break between graphs where asked."""
+    """Layers of 256 KiB with activations of 2 MiB; `broken`: with a graph break in the middle."""
 
     def __init__(self, *, broken: bool = False) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def grown(backend: Backend) -> list[str]:
 
 
 def accumulated(backend: Any, calls: int = 8) -> tuple[list[float], nn.Module]:
-    """Three steps of an optimizer whose state comes when the graph has its plan."""
+    """Train for three optimizer steps; the optimizer's state is made after the graph's plan."""
     training = Training(backend)
     adam = torch.optim.AdamW(training.module.parameters(), lr=1e-3, fused=True)
     losses = []
@@ -106,7 +106,7 @@ def test_the_state_of_an_optimizer_that_comes_late() -> None:
 
 
 def test_what_an_optimizer_takes_after_a_step_is_known() -> None:
-    """What Adam computes with, of all parameters at once, and the gradients."""
+    """Adam's temporary tensors, for all parameters at once, and the gradients."""
     backend = Backend(budget="40MiB")
     training = Training(backend)
     adam = torch.optim.Adam(training.module.parameters(), lr=1e-3, foreach=True)
@@ -120,7 +120,7 @@ def test_what_an_optimizer_takes_after_a_step_is_known() -> None:
 
 
 def test_where_such_a_state_has_no_room_it_is_said_once() -> None:
-    """What is held goes up and down with the gradients; that is no growth."""
+    """External memory rises and falls with the gradients; that is no growth."""
     backend = Backend(budget="20MiB", policy="pooch")
     with pytest.warns(UserWarning, match="no plan has room for that") as caught:
         accumulated(backend)
@@ -141,7 +141,7 @@ def test_what_fitted_as_it_was_is_moved() -> None:
 
 
 def test_what_comes_and_has_room_is_in_the_predicted_peak() -> None:
-    """Once; what goes again leaves it as it is."""
+    """It is counted once; when it is freed, the predicted peak stays."""
     backend = Backend(budget="26MiB", policy="recompute-all", strict=True)
     training = Training(backend)
     training.steps()
@@ -208,7 +208,7 @@ def test_when_it_has_gone_there_is_a_plan_for_less() -> None:
 
 @pytest.mark.parametrize("broken", [False, True], ids=["one graph", "two graphs"])
 def test_graphs_of_other_sizes_notice_it_when_their_turn_comes(*, broken: bool) -> None:
-    """Those that ran before it came, and idled; those that are planned beside it have room."""
+    """Graphs planned before it came were idle since; graphs planned after it have room."""
     backend = Backend(budget="29MiB", policy="pooch", strict=True)
     training = Training(backend, broken=broken)
     training.steps()
@@ -224,7 +224,7 @@ def test_graphs_of_other_sizes_notice_it_when_their_turn_comes(*, broken: bool) 
 
 
 def test_graphs_of_a_step_make_room_for_each_other() -> None:
-    """The first one cannot while the second stays as it is."""
+    """The first graph cannot make room while the second keeps its plan."""
     backend = Backend(budget="33MiB", policy="pooch", strict=True)
     training = Training(backend, broken=True)
     training.steps()
@@ -297,7 +297,7 @@ def test_what_grows_on_is_planned_for_ahead() -> None:
 
 
 def test_what_came_before_it_is_compiled_anew_is_counted_once() -> None:
-    """A plan is taken over that has no room for it: the graph is profiled beside it instead."""
+    """The old plan has no room for it, so it is not reused: the graph is profiled again."""
     backend = Backend(budget="24MiB", policy="pooch", strict=True)
     training = Training(backend)
     training.steps()
@@ -317,14 +317,14 @@ def test_what_came_before_it_is_compiled_anew_is_counted_once() -> None:
 @pytest.mark.parametrize(
     ("others", "held", "beyond"),
     [
-        (30, 70, None),  # as planned for: 40 besides what waits
-        (30, 75, None),  # and the margin
+        (30, 70, None),  # as planned: 40 on top of outstanding calls
+        (30, 75, None),  # plus the margin
         (30, 76, 46),
         (10, 55, None),
-        (10, 56, 46),  # fewer wait than may: the others are to come
+        (10, 56, 46),  # fewer outstanding than planned: others may still come
         (0, 45, None),
         (0, 46, 46),
-        (60, 100, None),  # more wait: that is not for `Growth` to notice
+        (60, 100, None),  # more outstanding: not for `Growth` to notice
     ],
 )
 @pytest.mark.parametrize("lacking", [0, 20])
@@ -358,7 +358,7 @@ def test_calls_that_may_come_yet_leave_no_room_for_what_came(
 
 
 def test_what_is_no_ones_any_more_is_let_go_in_each_of_some_steps() -> None:
-    """However many graphs a step has."""
+    """Once per step, however many graphs it has."""
     nothing: Any = None
     found = [0]
 

@@ -1,4 +1,4 @@
-"""Plans that leave room to a GPU's allocator: how often a policy is asked, and when no more."""
+"""Plans that leave room for a GPU's allocator: how often and until when a policy is called."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOMS = (1 << 20, 3 << 20)
 
 
 class Policy:
-    """Swaps all, and says so."""
+    """Swaps all; records the budgets that it is called with."""
 
     def __init__(self) -> None:
         self.budgets: list[int] = []
@@ -50,7 +50,7 @@ def test_a_policy_is_asked_once_for_each_problem(problem: Problem) -> None:
 
 
 def test_that_there_is_no_plan_is_found_each_time(problem: Problem) -> None:
-    """An error that were kept would hold what its frames hold."""
+    """Errors are not remembered: a kept error would hold all that its frames hold."""
     policy = Policy()
     make = once(policy)
     for _ in range(2):
@@ -71,7 +71,10 @@ def test_that_there_is_no_plan_is_found_each_time(problem: Problem) -> None:
 def test_where_too_much_is_lacking_there_is_no_further_plan(
     lacking: int, asked: list[int], tried: int, problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The largest room may give what is lacking; while any is, no places are looked for."""
+    """It stops if the largest room cannot give what is lacking.
+
+    A layout is sought only if nothing is lacking.
+    """
     policy, laid = Policy(), []
     first = BUDGET - ROOMS[0]
 

@@ -1,4 +1,4 @@
-"""What plans hold for recomputations alone, on the screen: files, explanations, the log."""
+"""Buffers held for recomputations alone, as shown for files, in explanations and in the log."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def narrow(outcore, monkeypatch):
 
 
 def flat(text: str) -> str:
-    """Without frames and line ends."""
+    """`text` without table frames and line ends."""
     return " ".join(text.replace("│", " ").split())
 
 

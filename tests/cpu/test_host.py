@@ -1,4 +1,4 @@
-"""What the host has left, and the part of it that outcore may take."""
+"""Host memory: how much is available, and how budgets are derived from it."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_home_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 
 def segment(kind: str, address: int, *blocks: tuple[int, int, str], **said: Any) -> Any:
-    """One of torch's allocator, of 100 bytes, on stream 7."""
+    """A segment of PyTorch's allocator, of 100 bytes, on stream 7."""
     listed = [{"address": a, "size": n, "state": state} for a, n, state in blocks]
     usual = {"stream": 7, "segment_pool_id": (0, 0), "is_expandable": True, "total_size": 100}
     return usual | {"segment_type": kind, "address": address, "blocks": listed} | said
@@ -141,7 +141,7 @@ def test_auto_on_a_gpu_is_the_default_there(monkeypatch: pytest.MonkeyPatch) -> 
         assert settings.read_held() == Held(((0, 5),))
     properties = SimpleNamespace(total_memory=8 * GIB)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    for named in ("2GiB", "3GiB"):  # of 8 GiB, a quarter of which is this process's: too much
+    for named in ("2GiB", "3GiB"):  # too much: this process may use a quarter of 8 GiB
         settings = settle(make_options({"budget": named}), torch.device("cuda"))
         assert settings.rooms[0] == settings.budget_bytes - 2 * GIB + GIB // 4
     assert settle(make_options({"budget": "1GiB"}), torch.device("cuda")).rooms == (0,)

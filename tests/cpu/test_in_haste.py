@@ -1,4 +1,4 @@
-"""Where one planning asks the policy often, it looks in haste at what fits, and plans once."""
+"""If planning needs many plans, `search` finds in haste what fits, then plans once in full."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HASTE = Search().in_haste
 
 
 class Layers(nn.Module):
-    """Its two results may go back one after the other."""
+    """Two results, whose backward calls may run one after the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Layers(nn.Module):
 
 
 def train(backend: Any, *, calls: int = 1, retain: bool = True) -> list[list[Tensor]]:
-    """Steps of so many calls at once, the gradients of the last one."""
+    """Train in steps of `calls` outstanding calls; the gradients of the last step."""
     torch._dynamo.reset()
     gc.collect()
     torch.manual_seed(0)

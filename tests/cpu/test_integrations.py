@@ -1,4 +1,4 @@
-"""The front of the integrations: one library does not need another, and what goes into a log."""
+"""outcore.integrations: no library needs another one, and which metrics are logged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outcore.report import Report
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The package as if nothing of it had been used."""
+    """The package as if it had not been used yet."""
     for name in ("LightningCallback", "TransformersCallback"):
         monkeypatch.delitem(vars(integrations), name, raising=False)
     for name in ("lightning", "transformers"):

@@ -1,4 +1,4 @@
-"""LightningCallback in a real Trainer: same training, metrics in its logs, nothing ignored."""
+"""LightningCallback in a real Trainer: same results, logged metrics, errors for misuse."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_checkpoints_are_plain(tmp_path: Path) -> None:
 
 
 class Loose(Lit):
-    """Layers right in the LightningModule, some in a list, one not trained."""
+    """Layers directly in the LightningModule, some in a list, one not trained."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ def test_named_modules(tmp_path: Path) -> None:
 
 
 class Late(Lit):
-    """Makes its network where Lightning says, after `setup`."""
+    """Makes its network in `configure_model`, which Lightning calls after `setup`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ def test_training_another_closes_the_first(tmp_path: Path) -> None:
 
 
 class Around(Lit):
-    """Goes past `__call__`."""
+    """Calls the network's `forward` directly, not `__call__`."""
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.net.forward(x)
@@ -198,7 +198,7 @@ class Around(Lit):
 
 
 class PartlyAround(Loose):
-    """Calls its layers, and goes past the head's `__call__`."""
+    """Calls its layers, but the head's `forward` directly."""
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -263,7 +263,7 @@ class TestRefused:
 
 
 class Sized(lightning.LightningDataModule):  # type: ignore[misc, name-defined]  # has no types
-    """Data in batches of a size that is looked for."""
+    """Data in batches of a size that the tuner searches for."""
 
     def __init__(self, batch_size: int) -> None:
         super().__init__()

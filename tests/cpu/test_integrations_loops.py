@@ -1,4 +1,4 @@
-"""Accelerate, and plain loops as MONAI's users write them: one line each."""
+"""Accelerate, and plain loops as in MONAI: outcore needs one line in each."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def unet() -> nn.Module:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_plain_loop_with_a_sliding_window() -> None:
-    """Training on patches, and windows over a whole volume between, some of them smaller."""
+    """Train on patches; in between, windows over a whole volume, some of them smaller."""
     volume = torch.rand(1, 1, 40, 32, 32, generator=torch.Generator().manual_seed(1))
     patch, target = volume[..., :32, :, :], (volume[..., :32, :, :] > 0.5).float()
     criterion = DiceLoss(softmax=True, to_onehot_y=True)

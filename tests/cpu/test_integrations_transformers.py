@@ -1,4 +1,4 @@
-"""TransformersCallback in a real Trainer: same training, its logs, checkpoints as ever."""
+"""TransformersCallback in a real Trainer: same results, logged metrics, usual checkpoints."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def gpt() -> Any:
 
 
 class Tiny(nn.Module):
-    """A model of one's own: small, for torch to compile it soon."""
+    """A custom model, small so that torch compiles it fast."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def same_parameters(first: nn.Module, second: nn.Module) -> bool:
 
 
 class Reporter(transformers.TrainerCallback):  # type: ignore[misc]  # transformers has no types
-    """Stands for TensorBoard and the like."""
+    """Stands in for TensorBoard and similar reporters."""
 
     def __init__(self) -> None:
         self.seen: list[set[str]] = []
@@ -146,7 +146,7 @@ def test_training_is_the_same_and_logged(tmp_path: Path) -> None:
     assert logged[-1]["outcore/peak_bytes"] <= report.budget_bytes
     assert logged[-1]["outcore/offloaded_bytes"] == report.offloaded_bytes > 0
     assert logged[-1]["outcore/disk_bytes_written"] >= report.offloaded_bytes
-    assert "outcore/peak_bytes" not in logged[0]  # it profiles
+    assert "outcore/peak_bytes" not in logged[0]  # still profiling
 
 
 def test_evaluation_saving_and_resuming(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_evaluation_saving_and_resuming(tmp_path: Path) -> None:
 
 
 def test_a_classifier_that_torch_compiles_again_at_step_2(tmp_path: Path) -> None:
-    """It notes the kind of its labels in its configuration, at the first step."""
+    """In the first step it stores the kind of its labels in its configuration."""
     torch.manual_seed(0)
     settings = {"vocab_size": WORDS, "hidden_size": 32, "num_hidden_layers": 2}
     settings |= {"num_attention_heads": 2, "intermediate_size": 64}
@@ -188,7 +188,7 @@ def test_a_classifier_that_torch_compiles_again_at_step_2(tmp_path: Path) -> Non
 
 
 def test_a_last_batch_that_is_smaller(tmp_path: Path) -> None:
-    """A plan for each shape, and none of them in-core."""
+    """Each shape has a plan, and none runs in-core."""
     callback = TransformersCallback(**TINY, strict=True)
     trainer(tmp_path, Tiny(), callback, data=Lines(12), max_steps=13).train()
     report = callback.report()

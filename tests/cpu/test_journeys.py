@@ -1,4 +1,4 @@
-"""Each journey of examples/journeys prints what its text says, figures aside."""
+"""Each journey in examples/journeys prints what its text file shows, except for figures."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ WIDTH = "100"
 
 
 def walk(name: str, folder: Path) -> str:
-    """What the script of a journey prints, run where there is a copy of all that it uses."""
+    """What the script of a journey prints, run in `folder` with copies of all its files."""
     shutil.copytree(FOLDER, folder, dirs_exist_ok=True)
     scripts = folder / "bin"
     scripts.mkdir()

@@ -18,7 +18,7 @@ from tests.cpu.storages import regions_of
 
 
 class FakeTime:
-    """A clock that only sleeping and work move; sleeps may take too long."""
+    """A clock that only sleep and work advance; sleeps may take too long."""
 
     def __init__(self, oversleep_seconds: float = 0.0) -> None:
         self.now, self.oversleep_seconds = 100.0, oversleep_seconds
@@ -107,7 +107,7 @@ def test_a_throttled_link_measures_as_one(tmp_path):
     driver = CpuDriver(tmp_path, link_bytes_per_second=rate)
     tables = interface.measure_link(driver)
     for table in (tables.copy_out, tables.copy_in):
-        assert table[-1][0] < 64 << 20  # which would take a second
+        assert table[-1][0] < 64 << 20  # 64 MiB would take a second
         assert all(seconds >= nbytes / rate for nbytes, seconds in table)
     driver.close()
 

@@ -1,4 +1,4 @@
-"""malloc: set up once, not against the user's will, and memory can be given back."""
+"""malloc: outcore sets it up once, respects the user's settings, and can give memory back."""
 
 import json
 import os
@@ -15,7 +15,7 @@ needs_glibc = pytest.mark.skipif(malloc._glibc() is None, reason="the C library 
 
 @pytest.fixture
 def fresh(monkeypatch):
-    """As in a process where malloc was not set up, by the user or by us."""
+    """Make malloc look as if neither the user nor outcore had set it up."""
     for name in tuple(os.environ):
         if malloc.set_up_by_user({name: os.environ[name]}) is not None:
             monkeypatch.delenv(name)
@@ -78,7 +78,7 @@ def run(program: str, **environment: str) -> list:
     return figures
 
 
-# In a process of its own, where nothing else allocates or has set up malloc.
+# Runs in a separate process, where nothing else allocates or has set up malloc.
 MEASURE = """
     import json, resource, torch
     from outcore.execute import malloc

@@ -1,4 +1,4 @@
-"""Meters: what counters tell at marks is what events tell there."""
+"""Meters of a step's memory: by allocator counters at marks, and by profiler events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.cpu.training import PROFILED_STEPS, Small, batch, mean_square, same, 
 
 
 class Heap:
-    """An allocator that counts (`Counters`), and remembers all."""
+    """An allocator with `Counters` that also records every change."""
 
     def __init__(self, held: int) -> None:
         self.held = self.most = held
@@ -168,7 +168,7 @@ def test_a_meter_that_does_not_run_is_not_ended() -> None:
 
 
 class Books:
-    """What an engine's ledger counts: the levels at marks, and no peaks between them."""
+    """`Counters` that read an engine's ledger: the level at marks, and no peaks in between."""
 
     def __init__(self) -> None:
         self.backend: Backend | None = None
@@ -176,7 +176,7 @@ class Books:
     def read(self) -> tuple[int, int]:
         assert self.backend is not None
         assert self.backend.engine is not None
-        ledger = self.backend.engine.driver.ledger()  # no walk over tensors that others make
+        ledger = self.backend.engine.driver.ledger()  # does not visit tensors that other code makes
         assert ledger is not None
         return ledger.live_bytes, ledger.live_bytes
 
@@ -207,7 +207,7 @@ def train(backend: Backend | str) -> list[list[torch.Tensor]]:
 
 
 def test_each_step_on_a_thread_of_its_own(books: Books) -> None:
-    """One that ends before its step does leaves the meter to the next."""
+    """A thread that ends before its step does leaves the meter to the next thread."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     module = Small()
@@ -257,5 +257,5 @@ def test_a_step_is_metered_by_counters(books: Books) -> None:
     assert same(found, train(exact))
     by_events = exact.report().measured_peak_bytes
     assert by_events is not None
-    # Between marks the books see nothing of what an op takes for itself.
+    # Between marks, the books do not see an op's workspace.
     assert by_events / 2 < report.measured_peak_bytes <= by_events

@@ -1,3 +1,5 @@
+"""The networks known by name, and their batches, against the literature and other libraries."""
+
 import sys
 from operator import mul
 from unittest import mock
@@ -28,21 +30,21 @@ from tests.cpu.models import CASES
 
 TINY = TransformerShape(layers=2, heads=4, width=32)
 
-DEEP = {"resnet1920", "resnet2500"}  # a step of these has tens of thousands of operators
+DEEP = {"resnet1920", "resnet2500"}  # a step of these has tens of thousands of ops
 
-# One row of each class: the other rows differ in options that the counts below, or the comparison
-# with transformers, tell apart.
+# One network of each class. The others differ only in options that the parameter counts below or
+# the comparison with transformers cover.
 SMALL = [
     NETWORKS[name].small
     for name in NETWORKS
     if name not in DEEP | {"gpt2-large", "resnet50-v1", "resnet101", "resnet152"}
 ]
 
-# What one bottleneck more adds to a ResNet, by stage: weights of 1x1, 3x3 and 1x1 (17 width²), and
-# scales and shifts of three batch norms (12 width).
+# Parameters that one more bottleneck adds to a ResNet, by stage: weights of 1x1, 3x3 and 1x1
+# (17 width²), and scales and shifts of three batch norms (12 width).
 BOTTLENECKS = tuple(17 * width**2 + 12 * width for width in (64, 128, 256, 512))
 
-# Parameters as the literature or the reference implementation has them.
+# Parameter counts of the literature or of the reference implementation.
 PARAMETERS = {
     "alexnet": 62_378_344,  # one group; 60,965,224 with the paper's two
     "bert": 109_514_298,  # bert-base-uncased with its masked-language head, without pooler
@@ -60,12 +62,12 @@ PARAMETERS = {
     "resnet50-v1": 25_557_032,
     "resnet101": 44_549_160,
     "resnet152": 60_192_808,
-    # ResNet-50 and what (6, 32, n3, 6) has more than (3, 4, 6, 3)
+    # ResNet-50, plus the bottlenecks that (6, 32, n3, 6) has beyond (3, 4, 6, 3)
     "resnet1920": 25_557_032 + sum(map(mul, (3, 28, 589, 3), BOTTLENECKS)),
     "resnet2500": 25_557_032 + sum(map(mul, (3, 28, 782, 3), BOTTLENECKS)),
     "resnext101-3d": 48_340_816,
     "two-heads": 110_925,
-    "unet3d": 19_069_955 + 2_336,  # the paper leaves the scales of the batch norms out
+    "unet3d": 19_069_955 + 2_336,  # the paper does not count the batch norms' scales
     "vgg16": 138_357_544,
     "vit": 86_567_656,
 }
@@ -90,7 +92,7 @@ def parameters(model):
 
 
 def on_meta(build, **options):
-    """Build without memory, and without first values, which take most of the time there."""
+    """Build without memory and without initial values, which would take most of the time."""
 
     def keep(tensor, *_, **__):
         return tensor
@@ -296,7 +298,7 @@ def test_bert_computes_what_transformers_does():
 
 
 def bert_weights(theirs, layers):
-    """Rename a state of transformers' BertForMaskedLM, joining query, key and value."""
+    """Convert a state of transformers' BertForMaskedLM: rename, and join query, key and value."""
     names = {
         "tokens": "bert.embeddings.word_embeddings",
         "positions": "bert.embeddings.position_embeddings",
@@ -386,7 +388,7 @@ def test_a_crop_is_a_piece_of_the_photograph_that_its_label_names():
     mean, deviation = torch.tensor(MEAN), torch.tensor(DEVIATION)
     for crop, label in zip(crops, labels, strict=True):
         pixels = (crop.permute(1, 2, 0) * deviation + mean).mul(255).round().byte()
-        places = photographs[label].unfold(1, 427, 1).permute(1, 0, 3, 2)  # all that are as high
+        places = photographs[label].unfold(1, 427, 1).permute(1, 0, 3, 2)  # all of full height
         assert any(torch.equal(place, pixels) for place in [*places, *places.flip(2)])
 
 

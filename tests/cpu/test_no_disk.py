@@ -1,4 +1,4 @@
-"""Without a disk that can be used, training goes on as far as ops can run again."""
+"""Without a usable disk, outcore trains as far as recomputation alone allows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STEPS = PROFILED_STEPS + 2
 
 @pytest.fixture
 def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No file can be made."""
+    """Make the creation of files fail, as on a read-only disk."""
 
     def refuse(**_: Any) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -42,12 +42,12 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def tight() -> int:
-    """Of which some plan has to make way for something."""
+    """A budget that is too small to keep everything."""
     return tight_budget(Small(), [batch(0)], mean_square, 0.5)
 
 
 def trained(**options: Any) -> Report:
-    """`Small` trained as without outcore, with nothing offloaded."""
+    """Train `Small`; check that it gives the same bits as without outcore and offloads nothing."""
     found, backend = small_planned(STEPS, **options)
     assert same(found, small_reference(STEPS))
     assert backend.engine is not None

@@ -1,4 +1,4 @@
-"""Results that lie at an offset in their storage, and inputs that are parts of others."""
+"""Results that start at an offset in their storage, and inputs that are parts of others."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ GIVEN: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Around(nn.Module):
-    """What is made before, and much after it."""
+    """A linear layer between `before` and `after`, and many layers behind them."""
 
     def __init__(self, before: Callable[[Tensor], Tensor], after: Callable[[Tensor], Tensor]):
         super().__init__()
@@ -91,7 +91,7 @@ def results(module: nn.Module, call: Any, batches: Iterator[Tensor]) -> list[lis
 def compare(
     folder: Path, make: Callable[[], nn.Module], batches: Callable[[], Iterator[Tensor]]
 ) -> Backend:
-    """Everything that may leaves the device; the same bits as `aot_eager`."""
+    """Train with everything offloaded that may be; check for the same bits as `aot_eager`."""
     rules = folder / "rules.json"
     rules.write_text('[{"match": "*", "action": "offload"}]', encoding="ascii")
     backend = Backend(budget="1GiB", overrides=rules)
@@ -119,7 +119,7 @@ def test_a_result_at_an_offset_comes_back_there(name: str, tmp_path: Path) -> No
 
 
 class Part(Around):
-    """Its input is written into, in its own memory as far as plain PyTorch is concerned."""
+    """`before` makes a changed copy of the input, which is new memory in plain PyTorch."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.before(x)
@@ -143,7 +143,7 @@ def test_a_batch_may_be_any_part_of_a_larger_tensor(name: str, tmp_path: Path) -
 
 
 class Relaid(nn.Module):
-    """A gradient is not laid out as torch describes it: the first step begins again."""
+    """One gradient is not laid out as torch describes it, so the first step begins again."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Calls that take more than tensors and numbers, as ops: planned, with plain PyTorch's bits."""
+"""Higher-order calls (ops that write, `cond`, `map`, `scan`), planned as ops: the same bits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _(_: Tensor, out: Tensor) -> Tensor:
 
 
 class Sine(torch.autograd.Function):
-    """By ops that write into what they are given, there and back: new memory, and a result."""
+    """A sine whose forward and backward use ops that write into arguments."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def images() -> Tensor:
 
 
 class Layers(nn.Module):
-    """Some layers, and between them what `between` does."""
+    """Linear layers, with `between` after each."""
 
     def __init__(self, between: Callable[[nn.Module, Tensor], Tensor], count: int = 3) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def trained(between: Between, backend: Any, layers: int = 3) -> list[list[Tensor
     torch._dynamo.reset()
     torch.manual_seed(0)
     module = Layers(between, layers)
-    # By "eager" torch would run, and keep for ever, what it made of autograd's functions.
+    # With backend "eager", torch would run, and keep forever, what it made of autograd functions.
     call = module if backend is None else torch.compile(module, backend=backend)
     return train(module, call, [images()], mean_square, STEPS)
 
@@ -175,7 +175,7 @@ def test_graphs_within_are_told_by_what_they_are(between: Between) -> None:
 
 
 def heavy(y: Tensor) -> Tensor:
-    """Which holds four times its argument at once."""
+    """Hold four times the size of the argument at once."""
     return torch.stack([y.sin(), y.cos(), y.tanh(), y.exp()]).sum(0)
 
 
@@ -262,7 +262,7 @@ def test_a_region_within_runs_in_core() -> None:
 
 
 def called(results: Callable[[Tensor], Any], take: Callable[[Graph, Any], Any]) -> GraphModule:
-    """A graph with a condition on x; `results` makes them, of which `take` returns some."""
+    """A graph with a `cond` on x: both branches make `results(x)`, of which `take` returns some."""
     graph, mode = Graph(), FakeTensorMode()
     module = GraphModule(nn.Module(), graph)
     with mode:

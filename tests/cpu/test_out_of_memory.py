@@ -1,4 +1,4 @@
-"""Device memory that runs out inside a step: told with numbers, planned tighter once, usable."""
+"""Device memory that runs out in a step: an error with numbers, then one tighter plan."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def failing(executable: Executable, call: str, error: RuntimeError) -> Executabl
 
 
 def fail(trained: Trained, call: str, error: RuntimeError) -> None:
-    """Let that call fail in the steps to come."""
+    """Make `call` fail with `error` in the following steps."""
     assert trained.graph.execution is not None
     trained.follow(failing(trained.graph.execution.executable, call, error))
 
@@ -76,7 +76,7 @@ def test_the_next_step_has_a_tighter_plan_once(call: str, error: RuntimeError) -
 
 @pytest.mark.parametrize("call", ["forward", "backward"])
 def test_while_it_is_profiled_the_next_step_takes_least(call: str) -> None:
-    """That of the first step fits the budget, but for what the ops take for themselves."""
+    """The plan of the first step fits the budget, except for the workspace of its ops."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     module, backend = Small(), Backend(budget="1GiB")

@@ -1,4 +1,4 @@
-"""Host memory for a GPU, with the calls of CUDA's runtime played by a stand-in."""
+"""Pinned host memory for a GPU, with a stand-in for CUDA's runtime."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GPU = torch.device("cuda", 0)
 
 
 class Runtime:
-    """Registers everything, or refuses with `error`."""
+    """Stands in for CUDA's runtime: registers everything, or refuses with `error`."""
 
     def __init__(self, error: int = 0) -> None:
         self.error = error
@@ -36,7 +36,7 @@ class Runtime:
         return self.error
 
     def cudaHostUnregister(self, address: int) -> int:  # noqa: N802 - CUDA's
-        # The map must still be there: touching what is unmapped would end the process.
+        # The memory must still be mapped: reading unmapped memory would end the process.
         ctypes.string_at(address, 1)
         self.calls.append(("unregister", 0))
         return self.error_of_unregister
@@ -118,7 +118,7 @@ def test_memory_is_given_back_though_the_device_is_broken(
 def test_a_forked_process_gives_back_nothing_that_lies_in_the_place_of_it(
     runtime: Runtime,
 ) -> None:
-    """The memory is not in a forked process: what is mapped there next may lie in its place."""
+    """A forked process does not have the memory, and may map other memory at its address."""
     memory = pinned(1 << 20, GPU)
     process = os.fork()
     if not process:
@@ -145,7 +145,7 @@ def test_memory_shrinks_in_its_place(runtime: Runtime) -> None:
     assert part.shape == (10_000,)
     assert part.data_ptr() == whole.data_ptr()
     assert bool((part == 7).all())
-    assert not rest.item()  # the system has that page back, and gives another
+    assert not rest.item()  # the system took that page back, and gives a new one
     del whole, rest
     gc.collect()
     again = shrink(part, 5_000, GPU)
@@ -212,7 +212,7 @@ def test_lists_of_processors(text: str, numbers: set[int]) -> None:
 
 
 def test_the_processors_beside_a_gpu(runtime: Runtime, tmp_path: Path) -> None:
-    assert processors_near(GPU, tmp_path) == set()  # the system does not tell
+    assert processors_near(GPU, tmp_path) == set()  # the system does not say
     device = tmp_path / "bus/pci/devices/0000:1b:00.0"
     node = tmp_path / "devices/system/node/node1"
     for folder in (device, node):

@@ -1,4 +1,4 @@
-"""The traps that peers fell into: wrong gradients without a sound, leaks, and bad input."""
+"""Pitfalls of similar tools: silently wrong gradients, leaks, threads, and bad input."""
 
 from __future__ import annotations
 
@@ -69,19 +69,22 @@ def compiled(module: nn.Module, **options: Any) -> tuple[Any, Backend]:
 
 
 def below_in_core(module: nn.Module, args: list[Tensor]) -> int:
-    """A budget a little below what the model takes with everything kept."""
-    gc.collect()  # what a dead module leaves would count as resident
+    """A budget slightly below what the model needs in-core."""
+    gc.collect()  # leftovers of a dead module would count as resident
     return tight_budget(module, args, mean_square, 0.85)
 
 
 def moved(backend: Backend) -> int:
-    """How many gaps are not simply kept."""
+    """How many gaps are offloaded or recomputed."""
     counts = backend.report().counts
     return counts.offload + counts.recompute
 
 
 class Positions(nn.Module):
-    """Linear layers without bias, dropout at one place, or at all; the output is linear in each."""
+    """Linear layers without bias, and dropout at `place`, or everywhere if that is `ALL`.
+
+    The output is homogeneous of degree one in each weight.
+    """
 
     def __init__(self, place: int) -> None:
         super().__init__()
@@ -99,7 +102,7 @@ class Positions(nn.Module):
 
 
 class Rearranged(nn.Module):
-    """Layer norms of volumes whose channels come last for it, as in MONAI's Swin transformers."""
+    """Layer norms of volumes permuted to channels last, as in MONAI's Swin transformers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +118,7 @@ class Rearranged(nn.Module):
 class TestGradients:
     @pytest.mark.parametrize("place", range(ALL + 1))
     def test_euler_identity_with_dropout_anywhere(self, place: int) -> None:
-        """The loss is of degree two in each weight, so <dL/dw, w> is twice the loss."""
+        """The loss is homogeneous of degree two in each weight, so <dL/dw, w> is twice the loss."""
         module = Positions(place)
         x = torch.rand(ROWS, WIDTH)
         budget = below_in_core(module, [x])
@@ -271,7 +274,7 @@ class TestGradients:
             assert torch.equal(module.w.grad, torch.view_as_real(x))
 
     def test_layer_norm_of_a_permuted_input(self) -> None:
-        """Torch describes its gradient as laid out like the input; kernels make it contiguous."""
+        """torch describes its gradient as laid out like the input; kernels make it contiguous."""
         torch.manual_seed(0)
         x = torch.randn(2, 4, 16, 16, 16)
         budget = below_in_core(Rearranged(), [x])
@@ -286,7 +289,7 @@ class TestGradients:
         assert moved(backend)
 
     def test_writes_into_slices_of_slices(self) -> None:
-        """The new tensor is a view of a copy of all storage; torch describes it as a tensor."""
+        """The result is a view of a copy of the storage; torch does not describe it as a view."""
 
         class Framed(nn.Module):
             def __init__(self) -> None:
@@ -319,7 +322,7 @@ IN_PLACE = r"in-?place|in place"
 
 
 class TestChangedInPlace:
-    """What plain PyTorch refuses must not give other gradients here."""
+    """In-place changes that plain PyTorch refuses must not give other gradients here."""
 
     def test_a_weight_read_through_a_view(self) -> None:
         module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
@@ -404,7 +407,7 @@ class TestLeaks:
 
 
 class Host(nn.Module):
-    """Cannot be planned: a size that only the data tells."""
+    """Cannot be planned: a size depends on the data."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.nonzero(x > 0).sum() * x.sum()
@@ -419,7 +422,7 @@ call(torch.ones(2, 8)).sum().backward()
 
 
 class TestCompiledAutograd:
-    """It copies what AOTAutograd saw of a backward call, which is not what outcore runs."""
+    """Compiled autograd copies the backward call that AOTAutograd saw; outcore runs another."""
 
     def enabled(self) -> Any:
         return compiled_autograd._enable(torch.compile(backend="eager"))
@@ -451,12 +454,12 @@ class TestCompiledAutograd:
 class TestThreads:
     @pytest.fixture(autouse=True)
     def nothing_else_is_metered(self) -> None:
-        """A test before may have left a step under its meter, and there is one in a process."""
+        """Stop the meter that an earlier test may have left running: a process has only one."""
         for session in list(_running.values()):
             session.stop()
 
     def test_backward_on_another_thread_runs_in_core(self) -> None:
-        """The meter sees one thread: a plan from half of a step would break its promise."""
+        """The meter sees one thread only: a plan from half of a step could break the budget."""
         (expected,) = small_reference(1)
         torch.manual_seed(0)
         module = Small()
@@ -474,12 +477,13 @@ class TestThreads:
         with pytest.warns(UserWarning, match="another thread than its forward"):
             assert same([step()], [expected])
         planless = step()
-        assert same([planless[:-3]], [expected[:-3]])  # the running statistics go on
+        # Without the running statistics, which move on with each step.
+        assert same([planless[:-3]], [expected[:-3]])
         assert backend.report().state == "in-core"
 
     @pytest.mark.parametrize("when", ["at first", "again"])
     def test_draws_of_another_thread_are_an_error_where_dropout_runs_again(self, when: str) -> None:
-        """Its mask would be another one, and gradients wrong."""
+        """The recomputed mask would differ, and gradients would be wrong."""
         module, x = Positions(ALL), torch.rand(ROWS, WIDTH)
         call, backend = compiled(module, budget=below_in_core(module, [x]), policy="recompute-all")
         for _ in range(STEPS):
@@ -496,7 +500,7 @@ class TestThreads:
 
         def disturbed(*states: Tensor) -> Any:
             state = as_it_is(*states)
-            torch.rand(1)  # as another thread does, at that very moment
+            torch.rand(1)  # as if another thread drew at that moment
             return state
 
         def step() -> Tensor:
@@ -518,7 +522,7 @@ class TestThreads:
 
     @pytest.mark.filterwarnings("ignore:Leaked callback handle")
     def test_two_that_drop_out_at_once_draw_one_after_the_other(self, tmp_path: Path) -> None:
-        """Both have dropout that runs again, and draw from one generator."""
+        """Both recompute dropout, and draw from the same generator."""
         again = tmp_path / "overrides.json"
         again.write_text('[{"match": "native_dropout*", "action": "recompute"}]')
         modules = [Positions(ALL), Positions(ALL)]
@@ -545,7 +549,7 @@ class TestThreads:
 
     @pytest.mark.filterwarnings("ignore:Leaked callback handle")
     def test_each_step_on_another_thread_runs_in_core(self) -> None:
-        """What a meter saw cannot be asked for from a thread that did not begin it."""
+        """A meter can be read only on the thread that started it."""
         steps = Obstacle.OTHER_THREADS.most + 3
         expected = small_reference(steps)
         torch.manual_seed(0)
@@ -573,7 +577,7 @@ class TestThreads:
 
     @pytest.mark.filterwarnings("ignore:Leaked callback handle")
     def test_a_step_on_a_thread_that_idles_is_not_waited_for_in_silence(self) -> None:
-        """Its meter runs until its next step, or its end, and there can be only one."""
+        """The idle thread's meter runs until its next step or its end; there can be only one."""
         x, ended, idle = torch.randn(8, WIDTH), threading.Event(), threading.Event()
         module = Stacked()
         call, backend = compiled(module, budget="1GiB")
@@ -601,7 +605,7 @@ class TestThreads:
     @pytest.mark.filterwarnings("ignore:Leaked callback handle")
     @pytest.mark.parametrize("shared", [False, True])
     def test_two_that_train_at_once(self, shared: bool) -> None:
-        """One profiler at a time is all that a process can run."""
+        """A process can run only one profiler at a time."""
         torch.manual_seed(0)
         modules = [Stacked(), Stacked()]
         plain = [copy.deepcopy(module) for module in modules]
@@ -634,7 +638,7 @@ class TestThreads:
         assert [losses[0], losses[1]] == [trained(module, module) for module in plain]
 
     def test_counting_tensors_leaves_the_tuples_of_other_threads_alone(self) -> None:
-        """A tuple that is about to be made must be held by nobody else, or making it fails."""
+        """Python cannot finish a tuple if other code holds a reference to it meanwhile."""
         done, broken = threading.Event(), threading.Event()
 
         def make() -> None:
@@ -662,7 +666,7 @@ class TestThreads:
 
 
 def test_counting_tensors_leaves_the_gradients_of_other_threads_alone() -> None:
-    """One that is read as it goes ends the process: this is another."""
+    """Reading a gradient while it is freed would end the process, so this uses another one."""
     code = """
 import threading
 import torch
@@ -713,7 +717,7 @@ assert after - before == 4000, "beside another thread, of what is used by this o
 
 
 def test_counting_tensors_runs_no_code_of_auditors() -> None:
-    """They would give other threads their turn. Nobody can take a hook back: in another process."""
+    """Hooks would let other threads run. They cannot be removed: this uses another process."""
     code = """
 import sys
 sys.addaudithook(lambda *_: None)
@@ -744,7 +748,7 @@ def run_in_threads(*jobs: Callable[[], None]) -> None:
 
 
 class SmallThenLarge(nn.Module):
-    """Two graphs: what the first one keeps is little beside what the second one would."""
+    """Two graphs: the first one keeps little compared with what the second one would."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -850,7 +854,7 @@ class TestBadInput:
         assert backend.report().state == "profiling"
 
     def test_what_the_errors_name_is_reached_in_two_steps(self) -> None:
-        """One before it is known what ops need, one after; the margin, a part of it, included."""
+        """One error before workspaces are known, one after. The floors include the margin."""
         torch.manual_seed(0)
         x, budget, refused = torch.randn(ROWS, WIDTH), 128 << 10, 0
         while True:
@@ -869,7 +873,7 @@ class TestBadInput:
         assert 0 < refused <= 2
 
     def test_with_later_graphs_it_is_reached_in_two_steps_too(self) -> None:
-        """What they are left grows with the budget, up to what they can use."""
+        """What later graphs are left grows with the budget, up to what they can use."""
         refused, budget = 0, 1_500_000
         while True:
             torch.manual_seed(0)
@@ -908,7 +912,7 @@ class TestBadInput:
 
 
 class Weighed(torch.autograd.Function):
-    """Its backward begins with what no gradient is needed for."""
+    """Its backward begins with ops that do not need the incoming gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -936,7 +940,7 @@ class Weighing(nn.Module):
 def test_a_backward_that_somebody_wrote() -> None:
     runs = []
     tight = tight_budget(Weighing(), [torch.ones(ROWS, WIDTH)], mean_square, 0.6)
-    for budget in (tight, "1GiB", None):  # what is seen of a run counts as resident in the next
+    for budget in (tight, "1GiB", None):  # results of one run count as resident in the next
         torch._dynamo.reset()
         torch.manual_seed(0)
         module = Weighing()
@@ -1002,7 +1006,7 @@ class TestCheckpointAround:
 
 
 class Normalised(nn.Module):
-    """Blocks that are checkpointed, each with running statistics."""
+    """Checkpointed blocks, each with running statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1018,7 +1022,7 @@ class Normalised(nn.Module):
 
 
 def test_batch_norm_inside_a_checkpoint() -> None:
-    """torch's own graph saves the statistics, which are overwritten after the forward call."""
+    """torch's graph saves the running statistics, which are overwritten after the forward call."""
 
     def trained(backend: Any) -> list[list[Tensor]]:
         torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""A lane that holds free memory, on a device of tests with an allocator of best fit."""
+"""PlacedLane: a lane that holds free memory, on a test device with a best-fit allocator."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LAYOUT = Layout(
 
 
 class Block:
-    """Memory of the device, which is free again once nobody holds this."""
+    """Device memory that is freed with the last reference to this object."""
 
     device = CPU
 
@@ -49,7 +49,7 @@ class Block:
 
 
 class Stage:
-    """A device whose stage has so many bytes; `log` has what orders its queues."""
+    """A device whose stage has `nbytes`; `log` records what orders its queues."""
 
     stage = "stage"
 
@@ -128,7 +128,7 @@ def test_tensors_get_their_places():
 
 
 def test_a_stretch_that_is_full_between_the_calls():
-    """Nothing is left to hold, and it is not taken twice."""
+    """The second call has nothing left to hold, and does not take the stretch again."""
     device = Stage()
     lane, said = placed(device)
     with lane.call([]):
@@ -158,7 +158,7 @@ def test_a_tensor_elsewhere_ends_it():
 
 
 def test_free_memory_elsewhere_is_held_too():
-    """It is smaller than what is cut, and would be taken for a piece."""
+    """The free block is smaller than the stretch, so the allocator would give it to a piece."""
     device = Stage(300 * MIB)
     with device.on("stage"):
         before = [device.empty(15 * MIB), device.empty(2 * MIB)]
@@ -211,7 +211,7 @@ def test_the_queues_wait_for_each_other():
 
 
 def test_what_lies_in_memory_of_the_caller_lives_until_a_backward_call_is_over():
-    """Others may get it; what was made here may go."""
+    """Others could get it if it were freed earlier. What was made on the stage may be freed."""
     device = Stage()
     lane, _ = placed(device)
     argument, made = torch.zeros(1), torch.zeros(1)
@@ -270,7 +270,7 @@ def test_backward_calls_that_free_little_hold_nothing():
 
 
 def test_large_results_are_made_at_home():
-    """And kept there until a backward call that reads them is over."""
+    """They are kept until a backward call that reads them is over."""
     device = Stage()
     lane, _ = placed(device)
     with lane.call([]):

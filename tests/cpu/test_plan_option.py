@@ -1,4 +1,4 @@
-"""Plans saved by what trains, used again, and rules that hold in training."""
+"""Plans that are saved in training and reused, and overrides that hold in training."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.cpu.training import (
 
 STEPS = PROFILED_STEPS + 1
 TIGHT = "2MiB"
-"""A budget that `Small` does not fit in with everything kept."""
+"""A budget that is too small for `Small` in-core."""
 MOVING: dict[str, Any] = {"budget": TIGHT, "policy": "swap-all"}
 
 
@@ -52,7 +52,7 @@ def the_plan(backend: Backend) -> Planned:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The plan of `Small`, by a policy that is not the default."""
+    """A file with the plan of `Small` by a policy other than the default."""
     path = tmp_path_factory.mktemp("plans") / "plan.json"
     _, backend = small_planned(STEPS, **MOVING)
     backend.save_plans(path)
@@ -68,7 +68,7 @@ class TestSaving:
     def test_a_file_tells_what_runs(self, saved: Path) -> None:
         file = load_plans(saved)
         (plan,) = file.plans
-        assert file.versions.torch == version("torch")  # wheels of CUDA add to __version__
+        assert file.versions.torch == version("torch")  # CUDA wheels append to __version__
         assert plan.policy == "swap-all"
         assert plan.times.value == "measured"
         assert plan.machine.device.startswith("CPU, ")
@@ -197,14 +197,14 @@ class TestUsing:
     def test_a_plan_with_a_disk_beyond_the_host_finds_it_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """On a device of queues, whose host has too little."""
+        """Runs on a test device with queues, whose host memory is too small."""
         monkeypatch.setattr(
             engine, "open_driver", lambda _, folder, __: QueuedDriver(LateDevice(), folder)
         )
         path = tmp_path / "plan.json"
         _, backend = small_planned(STEPS, **MOVING, host_budget="1MiB", spill_dir=tmp_path)
         backend.save_plans(path)
-        del backend  # what it holds would count
+        del backend  # its tensors would count as resident
         gc.collect()
         (plan,) = load_plans(path).plans
         assert {s.choice.tier.value for s in plan.storages} == {"host", "disk"}

@@ -1,4 +1,4 @@
-"""The benchmarks of planning, in miniature."""
+"""The planning benchmarks, at a small size."""
 
 from __future__ import annotations
 

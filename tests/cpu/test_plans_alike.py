@@ -1,4 +1,4 @@
-"""Graphs of one trace, each with a plan of its own in one file."""
+"""Graphs with the same trace, each with a separate plan in one file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOMY = "1GiB"
 
 
 class Named(nn.Module):
-    """Guarded by its name: each is compiled on its own, to the same trace but for names."""
+    """dynamo guards on `name`, so each is compiled separately; traces differ in names only."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Named(nn.Module):
 
 
 def planned(**options: Any) -> tuple[list[Planned], Backend]:
-    """Two graphs of the same trace."""
+    """Train two graphs with the same trace; return their plans, and the backend."""
     torch._dynamo.reset()
     backend = Backend(budget=ROOMY, **options)
     calls = [torch.compile(Named(name), backend=backend) for name in ("one", "other")]

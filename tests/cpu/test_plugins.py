@@ -1,4 +1,4 @@
-"""A policy of another package on the command line, in comparisons and in training."""
+"""A policy of another package: on the command line, in comparisons and in training."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ FAILING = POLICY.replace("return settle", "raise OSError('no'); return settle")
 def test_a_package_that_is_wrong_keeps_nothing_from_the_others(
     outcore, tmp_path, monkeypatch, command, source, said
 ):
-    module = import_module("outcore.policies.plugins")  # the package has a function of that name
+    module = import_module("outcore.policies.plugins")  # as an attribute, it is a function
     monkeypatch.setattr(module, "POLICIES", {"keep-all": KeepAll})
     write_package(tmp_path, "my-policies", {"mine": "my_module:Mine"}, {"my_module": source})
     network = ("--network", "two-heads", "--batch", "8", "--hardware", "titan-xp")

@@ -1,4 +1,4 @@
-"""Every policy on every network, traced small: a plan that verifies and fits, or a reason."""
+"""Every policy on every small network: a plan that verifies and fits, or an error."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from outcore.simulate import simulate
 from outcore.spec import options
 
 SMALL_BYTES = 1024
-"""What the small networks' buffers are worth moving from."""
+"""`min_bytes` of the policies: the small networks have small buffers."""
 
 SAME = {"resnet50-v1", "resnet101", "resnet152", "resnet1920", "resnet2500", "gpt2-large"}
-"""Small, they are others of the table."""
+"""Networks whose small variant is that of another network."""
 
 
 def spec_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Gradients of pooling and padding are made without the input, with the bits of torch's ops."""
+"""Gradients of pooling and padding need no input, and are bitwise equal to torch's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAST = {1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_la
 MIB = 1 << 20
 
 Case = tuple[str, list[Any], str, list[Any]]
-"""Names of an op and of its gradient, and what each is told."""
+"""An op's name and its arguments, and the same for the op of its gradient."""
 
 
 def cases(sides: int) -> Iterator[Case]:
@@ -33,7 +33,7 @@ def cases(sides: int) -> Iterator[Case]:
         name, told = f"{kind}_pad{sides}d", [margins * sides]
         yield name, told, f"{name}_backward", told
     if sides == 1:
-        return  # pooling is over two, then
+        return  # torch pools over one side with ops for two
     name = f"max_pool{sides}d_with_indices"
     for step, padding, dilation, ceil in product((1, 2), (0, 1), (1, 2), (False, True)):
         told = [[3] * sides, [step] * sides, [padding] * sides, [dilation] * sides, ceil]
@@ -54,7 +54,7 @@ def cases(sides: int) -> Iterator[Case]:
 
 
 def made(x: Tensor, case: Case) -> tuple[Any, Tensor, list[Any]]:
-    """A gradient's op, tangents, and what else it is told."""
+    """The op of the gradient, tangents, and its other arguments."""
     name, told, backward, rest = case
     if name.startswith("fractional"):
         told = [*told, torch.full((*x.shape[:2], len(told[0])), 0.3, dtype=x.dtype)]
@@ -125,7 +125,7 @@ def test_an_input_that_would_be_copied_first_has_memory() -> None:
 
 
 class Normalised(nn.Module):
-    """Over neighbouring maps: a mean over volumes."""
+    """Divides by neighboring maps, which torch averages as volumes."""
 
     def forward(self, x: Tensor) -> Tensor:
         made: Tensor = nn.functional.local_response_norm(x, 5)
@@ -133,7 +133,7 @@ class Normalised(nn.Module):
 
 
 def mixed(sides: int) -> nn.Module:
-    """Each kind of pooling and padding, after a convolution that has to wait for its gradient."""
+    """Each kind of pooling and padding, after a convolution that needs its gradient."""
     convolution: Any = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[sides]
     kinds: list[Any] = {
         1: [
@@ -220,7 +220,7 @@ def test_steps_are_those_of_plain_torch(sides: int, monkeypatch: pytest.MonkeyPa
 
 
 class Wide(nn.Module):
-    """Maps of 8 MiB that pooling alone takes: half a MiB is made of them."""
+    """Maps of 8 MiB that only `pool` reads, which makes half a MiB of them."""
 
     def __init__(self, pool: nn.Module) -> None:
         super().__init__()
@@ -273,7 +273,7 @@ def test_what_stays_torch_s(
 
 @pytest.mark.parametrize("turn", ["mT", "cut", "wide"])
 def test_an_input_that_lies_otherwise_is_given(turn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some kernels lay it out before: of one without memory they cannot."""
+    """Some kernels change its layout first, which they cannot do if it has no memory."""
     monkeypatch.setattr(metadata_only, "LEAST_BYTES", 0)
 
     class Turned(nn.Module):
@@ -294,7 +294,7 @@ def test_an_input_that_lies_otherwise_is_given(turn: str, monkeypatch: pytest.Mo
 
 @torch.library.custom_op("outcore_tests::turned_before_pooling", mutates_args=())
 def turned(x: Tensor) -> Tensor:
-    """The same, laid out otherwise than is described."""
+    """Copy `x`, with another layout than the fake kernel describes."""
     return x.clone(memory_format=torch.channels_last)
 
 

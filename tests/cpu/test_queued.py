@@ -1,4 +1,4 @@
-"""The driver for devices with queues, on a device of tests that watches every order."""
+"""QueuedDriver: the driver for devices with queues, on a test device that detects races."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_memory_is_free_when_a_later_copy_was_waited_for(tier: Tier, tmp_path: P
 
 @pytest.fixture
 def stray(device: LateDevice) -> Tensor:
-    """A result that an op gives on the host: there is nothing to copy."""
+    """A result that an op makes on the host, so that nothing is copied."""
     device.scalars_on_host = True
     return torch.tensor(3.0)
 
@@ -162,7 +162,7 @@ def test_a_root_may_have_gaps(driver: QueuedDriver) -> None:
 
 
 def test_what_is_on_the_host_anyway_stays_there(driver: QueuedDriver, device: LateDevice) -> None:
-    """As the seeds of attention with dropout, which its backward reads there."""
+    """For example the seed of attention with dropout: its backward reads it on the host."""
     device.scalars_on_host = True
     place = Region(0, 8, torch.int64, (), ())
     lane = driver.open_lane({0: place, 1: region(512, 100)})
@@ -199,13 +199,13 @@ def test_links_are_tried_with_what_is_left(driver: QueuedDriver, device: LateDev
     driver.hardware({Tier.DEVICE: 1 << 31, Tier.HOST: 1 << 31})
     assert driver.links is not None
     assert max(nbytes for nbytes, _ in driver.links.alone.copy_out) <= 4 << 20
-    assert taken[0] == 16 << 20  # less than the 64th part
+    assert taken[0] == 16 << 20  # at most a 64th of the budget
 
 
 def test_memory_given_back_too_early_is_told(driver: QueuedDriver, device: LateDevice) -> None:
     lane = driver.open_lane({0: region(0, 100)})
     handle = lane.copy_out(torch.ones(100), 0)
-    handle.kept = None  # what `wait` does, without the wait
+    handle.kept = None  # as `wait` does, but without waiting
     with pytest.raises(RaceError, match="given back"):
         device.check_given_back()
 
@@ -265,7 +265,7 @@ def test_an_interrupted_copy_is_waited_for(
 
 
 def interrupted(call: Callable[..., None], at: int) -> Callable[..., None]:
-    """`call`, but for the `at`th time."""
+    """Wrap `call` so that the `at`th time raises KeyboardInterrupt."""
     calls = count(1)
 
     def wrapped(*args: Any) -> None:
@@ -294,12 +294,12 @@ def test_a_slab_serves_the_next_step(driver: QueuedDriver) -> None:
         lane = driver.open_lane({0: region(0, 100), 1: region(60 * KIB, 512)})
         lane.close()
     assert driver.slabs.taken_bytes == 64 * KIB
-    driver.reserve({Tier.HOST: 8 * KIB})  # the next plan's, instead of the last one's
+    driver.reserve({Tier.HOST: 8 * KIB})  # the next plan's replaces the last one's
     assert driver.slabs.taken_bytes == 8 * KIB
 
 
 def test_a_larger_slab_is_made_smaller(driver: QueuedDriver, device: LateDevice) -> None:
-    """The pages are there: others would have to be asked for, and registered, all over."""
+    """The pages of a new slab would have to be requested and registered again."""
     lane = driver.open_lane({0: region(0, 100), 1: region(60 * KIB, 512)})
     lane.copy_out(torch.ones(100), 0)
     lane.close()
@@ -370,7 +370,7 @@ def test_hardware_is_measured(driver: QueuedDriver) -> None:
 def test_links_are_taken_as_they_are_beside_compute(
     driver: QueuedDriver, device: LateDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every span takes twice as long from the first that is timed beside compute on."""
+    """Every span takes twice as long once copies are timed while the device computes."""
     spans = count(1)
     timed = 2 * 5 + 2 * 5  # one size alone in both directions, then both at once: five times each
     calls = timed + 1  # and one span of the work itself
@@ -429,7 +429,7 @@ def test_a_closed_driver_takes_no_more(driver: QueuedDriver) -> None:
 def test_a_slab_given_back_in_the_middle_of_taking_one(
     device: LateDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by a finaliser that the collector runs: `give` must not wait for the lock."""
+    """As by a finalizer that the garbage collector runs: `give` must not wait for the lock."""
     driver = QueuedDriver(device)
     other = driver.open_lane({0: region(0, 100)})
     host = device.host
@@ -447,7 +447,7 @@ def test_a_slab_given_back_in_the_middle_of_taking_one(
 
 
 def on_tiers(program: Program, *tiers: Tier) -> Program:
-    """The program with what leaves the device in `tiers` by turns; rooms stay where they are."""
+    """The program with its slots outside the device in `tiers` by turns, at the same offsets."""
 
     def moved(slot: Slot) -> Slot:
         away = slot.tier is not Tier.DEVICE
@@ -482,7 +482,7 @@ def test_late_queues_change_nothing(policy: str) -> None:
     trained = Queued(policy)
     expected = trained.step()
     moved = any(isinstance(each.action, Copy) for each in trained.program.body)
-    if not policy.startswith("pooch"):  # it recomputes where the disk was busy when measured
+    if not policy.startswith("pooch"):  # it may recompute, if the disk was busy when measured
         assert moved == (policy != "recompute-all")
     for tiers in TIERS:
         got, device = trained.queued_step(program=on_tiers(trained.program, *tiers))
@@ -491,7 +491,7 @@ def test_late_queues_change_nothing(policy: str) -> None:
 
 
 def test_a_missed_wait_is_caught() -> None:
-    """Every wait is needed: each one missed is a race, or gives other numbers."""
+    """Every wait is needed: a missed one is a race, or gives other numbers."""
     trained = Queued("swap-all")
     expected = trained.step()
     _, device = trained.queued_step()
@@ -514,7 +514,7 @@ def trained() -> Queued:
 
 @pytest.fixture(scope="module")
 def expected(trained: Queued) -> list[Tensor]:
-    """What its own plan gives."""
+    """The results of a step under its plan."""
     return trained.queued_step()[0]
 
 
@@ -523,7 +523,7 @@ def expected(trained: Queued) -> list[Tensor]:
 def test_any_plan_runs_without_races(
     trained: Queued, expected: list[Tensor], data: st.DataObject
 ) -> None:
-    """Gradients of plans that no policy would make, on queues that do the least they must."""
+    """Plans that no policy would make give the same gradients, with copies as late as allowed."""
     planned = trained.graph.planned
     assert planned is not None
     problem = replace(planned.problem, budget_bytes=1 << 40)

@@ -1,4 +1,4 @@
-"""A call that raises, and is caught, costs no later call its plan."""
+"""After a call that raises, later calls still run as planned."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LATER = 4
 
 
 class Layers(nn.Module):
-    """It refuses some inputs, before or behind a graph break."""
+    """Refuses inputs of too many rows; if `breaks`, after a graph break."""
 
     def __init__(self, *, breaks: bool) -> None:
         super().__init__()

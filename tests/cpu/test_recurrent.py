@@ -1,4 +1,4 @@
-"""Models with torch's recurrent layers: planned around them, by nothing but `wrap`."""
+"""Models with torch's recurrent layers: `wrap` plans what comes before and after them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FRAMES, STEPS = 8, 8
 
 
 class Reader(nn.Module):
-    """What looks at each frame of a clip, all in the forward that calls what reads them in turn."""
+    """Convolutions of each frame of a clip, in the same forward as the layer that reads them."""
 
     def __init__(self, recurrent: nn.Module) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Reader(nn.Module):
 
 
 class Packed(Reader):
-    """The same with clips of several lengths."""
+    """The same with clips of different lengths."""
 
     def forward(self, clips: Tensor) -> Tensor:
         packed = pack_padded_sequence(self.seen(clips), torch.tensor([8, 5]), batch_first=True)
@@ -77,7 +77,7 @@ def steps(module: nn.Module) -> list[list[Tensor]]:
 
 
 def reference(module: nn.Module) -> list[list[Tensor]]:
-    """What comes of the same graphs, without a plan."""
+    """Train with the same graphs, without a plan."""
     with recurrent_apart():
         call = torch.compile(module, backend="aot_eager")
         return train(module, call, [clips()], mean_square, STEPS)
@@ -176,7 +176,7 @@ def test_what_holds_a_layer_may_be_wrapped_inside_of_what_is_wrapped() -> None:
 
 
 class Own(nn.LSTM):
-    """Calls the kernel by itself, past the layer's `forward`."""
+    """Calls the kernel directly, not `forward` of the layer."""
 
     def forward(self, x: Tensor) -> Any:  # type: ignore[override]  # as such layers have it
         state = x.new_zeros(1, x.size(0), 16)
@@ -188,7 +188,7 @@ class Own(nn.LSTM):
 def test_a_layer_of_its_own_is_not_taken_apart() -> None:
     model = outcore.wrap(made(Reader, lambda: Own(64, 16, batch_first=True)), "1GiB", strict=True)
     steps(model)
-    planned(model, 2)  # what comes before, as torch does it by itself, and what comes after
+    planned(model, 2)  # before and after it: torch breaks the graph there by itself
 
 
 def marks() -> list[bool]:

@@ -1,4 +1,4 @@
-"""Reports of what trains: a recorded step beside the prediction; and `outcore report`."""
+"""Reports of training, with a recorded step and the prediction, and `outcore report`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TIGHT = ("--budget", "2.6GiB", "--policy", "swap-all")
 
 
 def trained(budget: str | int, steps: int = STEPS, **options: Any) -> tuple[Backend, Report]:
-    """A backend that was asked to record before it was given anything to do."""
+    """Train `Small`, with the recording requested before the first step."""
     torch.manual_seed(0)
     module = Small()
     backend = Backend(budget=budget, policy="swap-all{min_bytes=1KiB}", **options)
@@ -40,7 +40,7 @@ def trained(budget: str | int, steps: int = STEPS, **options: Any) -> tuple[Back
 
 @cache
 def report_of_one() -> Report:
-    """What it reports. Reports hold no tensors, so that tests can share it."""
+    """The report of one such training. Reports hold no tensors, so tests can share it."""
     return trained(tight())[1]
 
 
@@ -264,7 +264,7 @@ def test_torch_reads_the_memory_snapshot(tmp_path) -> None:
     assert "add_local_files" in _memory_viz.segment_plot(snapshot)
 
     def as_lines(lines: str) -> str:
-        """Instead of a flame graph: a script from the network would draw that."""
+        """Replaces the flame graph, which a script from the network would draw."""
         return lines
 
     lines = _memory_viz.memory(snapshot, format_flamegraph=as_lines).splitlines()

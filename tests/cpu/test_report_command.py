@@ -1,4 +1,4 @@
-"""outcore report: of a script's step, of a plan file; and what it answers before any work."""
+"""outcore report: for a script's step and for a plan file; mistakes are refused before any work."""
 
 from __future__ import annotations
 

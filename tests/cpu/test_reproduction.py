@@ -1,4 +1,4 @@
-"""The papers' figures beside ours: goals, the page, and that its command runs."""
+"""The reproduction benchmark: its goals for the papers' figures, its page and its command."""
 
 from __future__ import annotations
 

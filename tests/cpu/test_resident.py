@@ -1,4 +1,4 @@
-"""What tensors hold beside an allocator's own count, found without going through all each time."""
+"""Elsewhere: counts tensors that no ledger counts, and seldom visits all objects for that."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outcore.measure import Elsewhere, resident, resident_bytes
 
 CPU = torch.device("cpu")
 NOTHING = Ledger(0, 0, 0)
-"""It counts nothing: all is elsewhere."""
+"""It counts nothing, so everything is elsewhere."""
 EVENTS = ["make", "drop", "collect 0", "collect 1", "collect 2"]
 
 
@@ -40,7 +40,7 @@ def test_what_comes_and_goes_is_counted() -> None:
 
 def test_gradients_are_counted_once_all_is_gone_through() -> None:
     elsewhere, leaf = Elsewhere(), torch.ones(1000, requires_grad=True)
-    gc.collect()  # it is old
+    gc.collect()  # it is in the oldest generation now
     before = counted(elsewhere)
     leaf.sum().backward()
     gc.collect()

@@ -1,4 +1,4 @@
-"""Several calls of one graph that wait for their backward at once, within one budget."""
+"""Several outstanding calls of one graph or of several graphs, within one budget."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEPS = 7
 
 
 class Block(nn.Module):
-    """Much is made inside, little crosses to the next one."""
+    """Makes much inside, and hands little to the next block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Blocks that are compiled one by one: one graph."""
+    """Blocks that are compiled one by one, to one graph."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,13 +58,13 @@ def rows(step: int, count: int = 2048) -> Tensor:
 
 
 def train_blocks(backend: Any, *, alike: bool = False) -> list[list[Tensor]]:
-    """`alike`: the first block is of the same graph, as its input has a gradient too."""
+    """Train `Blocks`. `alike`: the input gets a gradient, so the first block has the same graph."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     module = Blocks()
     for block in module.blocks:
         block.compile(backend=backend)
-    found = []  # little, for it counts as resident
+    found = []  # small, because it counts as resident
     for step in range(STEPS):
         module.zero_grad()
         loss = module(rows(step).requires_grad_(alike)).square().mean()
@@ -87,7 +87,7 @@ def test_the_least_of_several_graphs_is_that_of_their_best_choices(graphs: Any) 
 def apart(
     budget: int | str, policy: str = "search"
 ) -> tuple[outcore.Session, Callable[[int], None]]:
-    """A session with blocks that are wrapped one by one, each a graph; and steps of training."""
+    """A session with blocks that are wrapped one by one, each a graph; and a call that trains."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     module, ooc = Blocks(), outcore.session(budget, strict=True, policy=policy)
@@ -104,7 +104,7 @@ def apart(
 
 @pytest.mark.parametrize("share", [0.6, 0.8])
 def test_blocks_apart_leave_each_other_what_they_need(share: float) -> None:
-    """The least that a graph can do with is little while it waits, not only little at its peak."""
+    """A lean plan must hold little while its call is outstanding, not only at its peak."""
     roomy, steps = apart("1GiB")
     with roomy:
         steps(STEPS)
@@ -118,7 +118,7 @@ def test_blocks_apart_leave_each_other_what_they_need(share: float) -> None:
 
 
 def test_blocks_that_are_compiled_anew_take_the_plans_of_their_places() -> None:
-    """The last one has all that is left, and the first may not have that."""
+    """The last block's plan uses all that is left, and the first block must not get that plan."""
     ooc, steps = apart("20MiB", "pooch")
 
     def plans() -> list[Any]:
@@ -157,7 +157,7 @@ def test_the_report_is_of_a_step_that_is_of_all_calls() -> None:
 
 
 def test_one_call_has_its_peak_and_the_others_what_crosses() -> None:
-    """A sixth of what is free to each of them would be too little for any of these."""
+    """If each call got a sixth of the free memory, none of these budgets would be enough."""
     peak = in_core_peak()
     plain = train_blocks("eager")
     for share in (0.5, 0.65, 0.8):
@@ -182,7 +182,7 @@ def test_the_least_budget_of_several_calls_is_enough() -> None:
 
 
 class Other(nn.Module):
-    """A block of another kind: it keeps more, and makes less."""
+    """A block of another kind, which keeps more and makes less."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ def test_graphs_that_take_turns_within_a_step(share: float) -> None:
 
 
 class Skipping(nn.Module):
-    """Layers of two kinds, some of which a step leaves out: each has another mix of calls."""
+    """Layers of two kinds, of which each step skips some: each step has another mix of calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,7 +270,7 @@ def test_layers_that_are_left_out_now_and_then(share: float) -> None:
 
 
 class Handing(nn.Module):
-    """A block of two graphs: what the first returns the second is given, and does not keep."""
+    """A block of two graphs: the second gets what the first returns, and does not keep it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -299,7 +299,7 @@ def handing(backend: Any, steps: int = STEPS) -> list[list[Tensor]]:
 
 
 def test_what_one_call_hands_to_the_next_is_counted_once() -> None:
-    """It was counted as a result, as an input, and as what was found besides: twice the truth."""
+    """It used to be counted as a result, an input and external memory: twice what is held."""
     roomy = Backend(budget="40MiB")
     plain = handing(roomy)
     inside(roomy)
@@ -319,7 +319,7 @@ def test_what_one_call_hands_to_the_next_is_counted_once() -> None:
 
 @pytest.mark.parametrize(("share", "fits"), [(0.8, False), (1.1, True)])
 def test_what_is_made_between_two_calls_of_one_graph_has_room(share: float, *, fits: bool) -> None:
-    """Not only what is made after the last call."""
+    """In every pause, not only in the one after the last call."""
 
     def step(blocks: nn.ModuleList) -> None:
         blocks.zero_grad()
@@ -353,7 +353,7 @@ def test_what_is_made_between_two_calls_of_one_graph_has_room(share: float, *, f
 
 @pytest.mark.parametrize("since", [0, 2])
 def test_what_is_made_between_calls_of_planned_steps_has_room(since: int) -> None:
-    """It is seen where the first step under the plan is metered: blocks could hold less."""
+    """It is seen when the first planned step is metered, and the blocks can hold less."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     backend = Backend(budget="70MiB", policy="pooch")
@@ -367,7 +367,7 @@ def test_what_is_made_between_calls_of_planned_steps_has_room(since: int) -> Non
         for block in module.blocks[:-1]:
             x = block(x)
         if makes:
-            x = x.repeat(1, 32).sin().view(2048, 32, 64).mean(1)  # 16 MiB, some times
+            x = x.repeat(1, 32).sin().view(2048, 32, 64).mean(1)  # 16 MiB, several times
         mean_square(module.blocks[-1](x)).backward()
 
     for i in range(STEPS):
@@ -380,7 +380,7 @@ def test_what_is_made_between_calls_of_planned_steps_has_room(since: int) -> Non
 
 
 def test_calls_that_waited_in_a_checked_step_alone_are_counted_once_they_come_back() -> None:
-    """What is held beside them was not counted then; it is no growth of the process."""
+    """External memory was not counted in that step; counted later, it is no process growth."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     backend = Backend(budget="18MiB", policy="pooch")
@@ -391,7 +391,7 @@ def test_calls_that_waited_in_a_checked_step_alone_are_counted_once_they_come_ba
         modules.zero_grad()
         x = rows(0).requires_grad_()
         if nested:
-            x = first(x).repeat(1, 8).sin().view(2048, 8, 64).mean(1)  # 4 MiB waits, too
+            x = first(x).repeat(1, 8).sin().view(2048, 8, 64).mean(1)  # 4 MiB, which wait too
         else:
             mean_square(first(rows(1).requires_grad_())).backward()
         mean_square(second(x)).backward()
@@ -408,7 +408,7 @@ def test_calls_that_waited_in_a_checked_step_alone_are_counted_once_they_come_ba
 
 
 class Wide(nn.Module):
-    """Little is made, but its weight is as large as all that others make."""
+    """Makes little, but its weight is as large as everything that the others make."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -457,7 +457,7 @@ def test_gradients_of_a_graph_that_joins_later_have_room(joins: int) -> None:
 
 
 class Judge(nn.Module):
-    """The discriminator of a GAN: it sees what is real and what is not before it goes back."""
+    """The discriminator of a GAN: it sees real and generated data before its backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -469,7 +469,7 @@ class Judge(nn.Module):
 
 
 def judge(backend: Any, calls: list[int]) -> list[list[Tensor]]:
-    """Steps with so many calls each."""
+    """Train one step for each of `calls`, which is the number of calls in that step."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     module = Judge()
@@ -505,7 +505,7 @@ def test_calls_that_no_plan_has_room_for_are_told_of() -> None:
 
 
 def test_calls_that_have_no_plan_do_not_stand_in_the_way_of_others() -> None:
-    """Single calls are planned again as if there had been no more."""
+    """Steps of one call are planned again as if there had been no more calls."""
     backend = Backend(budget="6MiB", strict=True)
     judge(backend, [1] * 7 + [12] * 2 + [1] * 2)
     assert backend.engine is not None

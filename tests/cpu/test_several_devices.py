@@ -1,4 +1,4 @@
-"""Two processes that train one model: results, order, budgets, and what one does to the other."""
+"""Two processes that train one model: results, order, budgets, and effects on each other."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_rank_without_a_plan_ends_the_job() -> None:
 
 @pytest.fixture
 def world() -> Iterator[distributed.ProcessGroup]:
-    """Two ranks, of which the other is made up: for what is captured and not run."""
+    """Two ranks, of which the other one is fake: for graphs that are captured and not run."""
     distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     assert distributed.group.WORLD is not None
     yield distributed.group.WORLD

@@ -1,4 +1,4 @@
-"""Where an op comes from: the module as its user names it, and a line of the user's own."""
+"""Where an op comes from: the module path as the user has it, and a line of the user's code."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ OF_LAYERS = ["0", f"1.layers.0 {line(1)}", f"1.named.last {line(1)}", f"1 {line(
 
 
 def forward_sites(trace: Trace) -> list[str]:
-    """Of the forward ops, one after the other, without repeats of what was before."""
+    """The sites of the forward ops in order, each once."""
     sites = [op.site for op in trace.ops[: trace.boundary] if "t.default" not in op.target]
     return list(dict.fromkeys(sites))
 
 
 def wrapped(model: nn.Module) -> Trace:
-    """What `outcore.wrap` captures."""
+    """The trace that `outcore.wrap` captures."""
     outcore.wrap(model, budget="1GiB", strict=True)
     model(torch.ones(2, 4)).sum().backward()
     engine = outcore.handle(model).engine
@@ -93,7 +93,7 @@ def test_a_model_with_a_getattr_of_its_own_is_named_as_any_other() -> None:
 
 
 class Trainer:
-    """Holds a model, as a bound method's owner."""
+    """Has a method that calls the model that it holds."""
 
     def __init__(self) -> None:
         self.net = layers()

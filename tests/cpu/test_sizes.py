@@ -1,4 +1,4 @@
-"""Where torch makes sizes symbolic, each combination of sizes has its graph, and its plan."""
+"""If torch makes sizes symbolic, each combination of sizes has a separate graph and plan."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.cpu.test_pitfalls import run_in_threads
 from tests.cpu.training import PROFILED_STEPS, Broken, Small, batch, mean_square, same, snapshot
 
 MOVING = "2MiB"
-"""What `Small` does not fit in with a batch of 4."""
+"""A budget that is too small for `Small` in-core with a batch of 4."""
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_told() -> Iterator[None]:
-    """A warning that a test does not await is an error."""
+    """Make outcore's warnings errors, except those that a test expects."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="outcore")
         yield
@@ -41,7 +41,7 @@ def step(module: nn.Module, call: Any, seed: int, *args: Any) -> list[Tensor]:
 
 
 def alike(module: nn.Module, backend: Backend, rows: list[int], **options: Any) -> None:
-    """Train with batches of so many rows, as plain PyTorch does, step by step."""
+    """Train with a batch of each size in `rows`; compare each step with plain PyTorch."""
     plain = copy.deepcopy(module)
     call = torch.compile(module, backend=backend, **options)
     for seed, n in enumerate(rows):
@@ -51,7 +51,7 @@ def alike(module: nn.Module, backend: Backend, rows: list[int], **options: Any) 
 
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_each_size_has_its_plan(*, dynamic: bool | None) -> None:
-    """The first one keeps its own, though torch runs another graph for it from the second on."""
+    """The first size keeps its plan, although torch compiles another graph once a second comes."""
     backend = Backend(budget=MOVING, policy="swap-all", strict=True)
     usual, other = [4] * (PROFILED_STEPS + 1), [3] * (PROFILED_STEPS + 1)
     alike(Small(), backend, [*usual, *other, 4, 3, 4], dynamic=dynamic)
@@ -76,7 +76,7 @@ def test_a_smaller_last_batch_leaves_the_others_their_plan() -> None:
 
 
 def test_parts_hand_sizes_on() -> None:
-    """A graph break: the later graph takes sizes, and the earlier one gives some."""
+    """At a graph break, the earlier graph returns sizes and the later one gets them."""
 
     class Sized(nn.Module):
         def __init__(self) -> None:
@@ -96,7 +96,7 @@ def test_parts_hand_sizes_on() -> None:
 
 
 def test_numbers_are_sizes_too() -> None:
-    """Two sizes of images, and a number that the caller gives."""
+    """Two sizes of images, and numbers that the caller passes."""
 
     class Scaled(Small):
         def forward(self, x: Tensor, times: int = 1, factor: float = 1.0) -> Tensor:
@@ -136,7 +136,7 @@ def test_sizes_of_memory_laid_out_otherwise() -> None:
 
 
 def test_inputs_that_overlap_in_one_call_only() -> None:
-    """torch has its own look at what is written to, when it compiles."""
+    """When torch compiles, it checks by itself which inputs are written to."""
 
     class Writes(nn.Module):
         def __init__(self) -> None:
@@ -191,7 +191,7 @@ def test_there_is_a_bound(monkeypatch: pytest.MonkeyPatch, *, strict: bool) -> N
 
 
 class Doubling(TorchFunctionMode):
-    """The sine of what is in it is twice as large."""
+    """A mode in which sines are twice as large."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -202,7 +202,7 @@ class Doubling(TorchFunctionMode):
 
 @pytest.mark.parametrize("most", [64, 0])
 def test_a_mode_acts_once(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """Its effect is in what dynamo captured; it is still on when that is compiled, or run."""
+    """dynamo captures its effect; the mode is still on when the graph is compiled or run."""
     monkeypatch.setattr(sizes, "MOST_SIZES", most)
 
     class Sine(nn.Module):
@@ -218,7 +218,7 @@ def test_a_mode_acts_once(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     for n in (4, 5, 4):
         x = torch.rand(n, 3)
         with Doubling(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # past the most
+            warnings.simplefilter("ignore")  # past the limit
             found, expected = call(x), module(x)
         assert torch.equal(found, expected)
         found.sum().backward()

@@ -1,4 +1,4 @@
-"""Whole steps that compute on a queue of their own, with all that ops access watched."""
+"""Whole steps that compute on the stage, with every access of an op checked for races."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ STEPS = PROFILED_STEPS + 4
 
 
 class Wide(nn.Module):
-    """Weights of 2 MiB, and so gradients of as much; the input has one, too."""
+    """Weights of 2 MiB, with gradients of the same size; the input has a gradient, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
 
 
 def anywhere(problem: Problem, program: Program, space: Space) -> Layout | None:
-    """Places, however much they take; gradients are there after a step."""
+    """A layout of any size; `space` has the budget, and the gradients after a step."""
     gradients = sum(b.nbytes for b in problem.trace.buffers if b.role is Role.PARAM)
     assert space.after_bytes >= gradients
     assert space.budget_bytes == problem.hardware.capacity(Tier.DEVICE)
@@ -75,7 +75,7 @@ def anywhere(problem: Problem, program: Program, space: Space) -> Layout | None:
 
 
 class Watch:
-    """Enters the mode where it is not entered yet, and where nothing is measured or compiled."""
+    """Enters the mode `Watched`, unless it is entered already."""
 
     def __init__(self, device: LateDevice) -> None:
         self.device, self.within = device, False
@@ -95,7 +95,10 @@ class Watch:
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
-    """A device all but full, on which every step keeps to its layout's queue."""
+    """A device that is almost full, on which every step uses a layout, on the stage.
+
+    Calls are watched if their graph is planned: nothing is measured or compiled in them.
+    """
     device = LateDevice()
     watch = Watch(device)
     monkeypatch.setattr(engine, "open_driver", lambda _, folder, __: QueuedDriver(device, folder))
@@ -120,7 +123,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 def trained(
     case: str, backend: Any, watch: Watch | None = None, *, again: bool = False
 ) -> list[Away]:
-    gc.collect()  # what is held counts
+    gc.collect()  # memory that is still held would count
     torch._dynamo.reset()
     torch.manual_seed(0)
     make, data, _ = CASES[case]
@@ -174,7 +177,7 @@ def test_all_is_ordered(
 def test_large_results_are_made_at_home(
     case: str, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A result of the one, weights' gradients of the other."""
+    """A result of `deep`, gradients of weights of `wide`."""
     monkeypatch.setattr(requests, "MOST_GUEST_BYTES", MIB)
     expected = trained(case, "aot_eager")
     made: list[torch.Size] = []

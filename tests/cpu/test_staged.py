@@ -1,4 +1,4 @@
-"""What a host has no room for: to the disk and back, by way of buffers and worker threads."""
+"""Copies between a device with queues and the disk, by host buffers and worker threads."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_bytes_go_to_the_disk_and_come_back(driver: QueuedDriver) -> None:
 
 
 def test_a_place_serves_a_second_time(driver: QueuedDriver) -> None:
-    """The second copy to a place comes after the copy from there, as the Program says."""
+    """The second copy out to a place comes after the copy in from it, as the Program says."""
     lane = driver.open_lane({0: on_disk(0), 1: on_disk(0)})
     lane.wait(lane.copy_out(filled(1), 0))
     first, back = lane.copy_in(0)
@@ -88,7 +88,7 @@ def test_a_place_serves_a_second_time(driver: QueuedDriver) -> None:
 
 
 def test_a_wait_is_one_for_all_that_comes_before(driver: QueuedDriver) -> None:
-    """Copies of one stream run in order: whoever waits for the last has waited for the others."""
+    """Copies of one stream run in order: waiting for the last one is enough for the others."""
     near = Region(0, NBYTES, torch.float32, (COUNT,), (1,))
     lane = driver.open_lane({0: on_disk(0), 1: near})
     for number in (0, 1):
@@ -104,7 +104,7 @@ def test_a_wait_is_one_for_all_that_comes_before(driver: QueuedDriver) -> None:
 def test_device_memory_is_free_once_its_bytes_are_on_the_host(
     driver: QueuedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the disk is still at it."""
+    """The disk still writes them then."""
     device, going_on = driver.device, threading.Event()
     assert isinstance(device, LateDevice)
     write = os.pwritev
@@ -154,9 +154,7 @@ def test_a_closed_lane_drops_what_is_under_way(driver: QueuedDriver) -> None:
     assert all(memory.expired() for memory in memories)
     room = 4 * ROOM
     assert driver._disk is not None
-    assert (
-        driver._disk.spill.file.nbytes <= 2 * room
-    )  # each lane's, once it was closed, served again
+    assert driver._disk.spill.file.nbytes <= 2 * room  # the space of closed lanes is reused
     assert not driver._disk.lanes
 
 
@@ -198,7 +196,7 @@ def test_larger_buffers_take_the_place_of_smaller_ones(driver: QueuedDriver) -> 
         lane.wait(back)
         assert torch.equal(tensor, expected)
         lane.close()
-    driver.reserve({Tier.DISK: ROOM})  # the next plan's, instead of the last one's
+    driver.reserve({Tier.DISK: ROOM})  # the next plan's replace the last one's
     assert driver.slabs.taken_bytes == 0
 
 
@@ -207,7 +205,7 @@ def test_larger_buffers_take_the_place_of_smaller_ones(driver: QueuedDriver) -> 
 def test_an_interrupt_loses_no_buffer(
     driver: QueuedDriver, monkeypatch: pytest.MonkeyPatch, method: str, at: int
 ) -> None:
-    """More often than there are buffers: the next steps still have them all."""
+    """After more interrupts than there are buffers, the next steps still have all of them."""
     monkeypatch.setattr(staged, "_LOST_SECONDS", 0.05)
     device, compute = driver.device, threading.current_thread()
     call = getattr(device, method)
@@ -354,7 +352,7 @@ def test_a_buffer_is_not_taken_while_the_device_reads_it(
 
 
 def _without_attending(self: Any, *args: Any, move: Any) -> None:
-    """What a worker does, but for the waiting for the device."""
+    """Do what a worker does, but without waiting for the device."""
     device = self.stages.device
     attend, device.attend = device.attend, lambda _: None
     try:
@@ -398,7 +396,7 @@ def test_each_kind_of_wait_is_needed(fault: str, monkeypatch: pytest.MonkeyPatch
 
 
 class TestTraining:
-    """A whole run on a device of queues, whose host has too little."""
+    """Training on a test device with queues, whose host memory is too small."""
 
     STEPS = PROFILED_STEPS + 3
 
@@ -436,7 +434,7 @@ class TestTraining:
         assert taken[Tier.HOST] <= 1 << 20
         driver = backend.engine.driver
         assert isinstance(driver, QueuedDriver)
-        assert driver.slabs.taken_bytes <= 1 << 20  # with the buffers on the way to the disk
+        assert driver.slabs.taken_bytes <= 1 << 20  # including the buffers for the disk
         assert backend.report().state == "planned"
 
     def test_a_folder_that_is_missing_is_named_beside_what_is_needed(

@@ -1,4 +1,4 @@
-"""What torch compiles nothing around is compiled by itself, or named."""
+"""Modules whose calling code torch does not compile: compiled separately, or named."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _forgotten() -> Iterator[None]:
 
 
 class Blocks(nn.Module):
-    """Torch's own modules in a loop, in which `what` is done with each result."""
+    """torch's own modules in a loop; `what` is called with each result."""
 
     def __init__(self, what: Callable[[Tensor], Any] | None = None, width: int = 64) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ def test_whole_models_have_no_parts() -> None:
 
 
 class Mixed(nn.Module):
-    """A part that torch is told to leave alone, beside one that it compiles."""
+    """One part that torch compiles, and one in code that it must leave uncompiled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ def test_several_calls_before_the_first_backward() -> None:
     module = outcore.wrap(Blocks(breaks), BUDGET, strict=True)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="outcore")
-        module(torch.randn(8, 64))  # nobody differentiates that
+        module(torch.randn(8, 64))  # without a backward
         for _ in range(STEPS):
             first, second = (mean_square(module(torch.randn(64, 64))) for _ in range(2))
             (first + second).backward()
@@ -252,7 +252,7 @@ def test_what_never_comes_to_a_backward_is_told_in_the_end() -> None:
 
 
 class Switch(nn.Module):
-    """One of its parts runs: the others are in no graph yet."""
+    """Runs one of its parts at a time; those that have not run are in no graph yet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ def test_what_others_have_compiled_is_left_to_them() -> None:
 
 
 def test_nothing_is_said_where_torch_does_not_tell_parameters() -> None:
-    """As where DistributedDataParallel splits graphs."""
+    """As when DistributedDataParallel splits graphs."""
     backend = outcore.Backend(BUDGET)
     with FakeTensorMode():
         fake = nn.Parameter(torch.ones(2))
@@ -302,7 +302,7 @@ def test_nothing_is_said_where_torch_does_not_tell_parameters() -> None:
 
 
 class Alike(nn.Module):
-    """Layers of which torch compiles one frame each, before a break and behind it, for all."""
+    """Layers that share two compiled frames: one before a graph break, one behind it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Ops that torch's tracing takes apart, run as plain PyTorch runs them: whole."""
+"""Ops that torch's tracing decomposes: they run whole, as in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WAYS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Resampling(nn.Module):
-    """A convolution before and after one op."""
+    """A convolution, one op, and a linear layer."""
 
     def __init__(self, way: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Ops that are unlike others: without results, or with other results than fake tensors tell."""
+"""Unusual ops: without results, or with results that fake tensors describe wrongly."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def hidden() -> nn.Sequential:
 
 
 class Chosen(nn.Module):
-    """`one_hot` asserts something of a tensor: an op that returns nothing."""
+    """`one_hot` checks its argument with an op that returns nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Chosen(nn.Module):
 
 
 class Bagged(nn.Module):
-    """An embedding bag's kernel returns tensors of other sizes than its fake one."""
+    """An embedding bag's kernel returns tensors of other sizes than its fake kernel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Bagged(nn.Module):
 
 
 class Folded(nn.Module):
-    """The result of `fold` is a view of something larger than its fake one; views of it follow."""
+    """The result of `fold` is a view of more memory than its fake one; views of it follow."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Folded(nn.Module):
 def trained(
     kind: type[nn.Module], args: Sequence[Tensor], budget: int | None
 ) -> tuple[list[list[Tensor]], Report | None]:
-    """Under a budget, or by `aot_eager`."""
+    """Train under `budget`, or by `aot_eager` if that is None."""
     torch._dynamo.reset()
     gc.collect()
     torch.manual_seed(0)
@@ -111,7 +111,7 @@ def test_after_a_correction_the_peak_is_inside_the_promise() -> None:
 
 
 class Dropped(nn.Module):
-    """The gradient of a dropout is laid out as what it is given, torch says: as its mask."""
+    """torch describes a dropout's gradient as laid out like its mask; kernels do not do so."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Dropped(nn.Module):
 
 
 class Normalised(nn.Module):
-    """The same of a batch norm between two transpositions."""
+    """The same for a batch norm between two transpositions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Normalised(nn.Module):
 
 @pytest.mark.parametrize("kind", [Dropped, Normalised])
 def test_a_view_that_does_not_fit_what_is_really_there(kind: type[nn.Module]) -> None:
-    """By aot_eager, which keeps the view, the first backward call is an error."""
+    """With `aot_eager`, which keeps the view, the first backward call raises an error."""
     images = [torch.randn(ROWS // 8, 64, 32)]
 
     def steps(call: Callable[[nn.Module], Any]) -> list[list[Tensor]]:
@@ -147,7 +147,8 @@ def test_a_view_that_does_not_fit_what_is_really_there(kind: type[nn.Module]) ->
         module = kind()
         return train(module, call(module), images, mean_square, STEPS)
 
-    budget = int(1.06 * tight_budget(kind(), images, mean_square, 0.8))  # it is corrected first
+    # The graph is corrected first.
+    budget = int(1.06 * tight_budget(kind(), images, mean_square, 0.8))
     backend = Backend(budget=budget, strict=True)
     found = steps(lambda module: torch.compile(module, backend=backend))
     assert same(found, steps(lambda module: module))
@@ -175,7 +176,7 @@ def test_such_a_view_is_a_copy_in_core_too() -> None:
 
 
 class Restored(nn.Module):
-    """The gradient of a batch norm whose result is asked for channels last is laid out anyhow."""
+    """A batch norm whose result is made channels last; its gradient has another layout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -207,7 +208,7 @@ def test_backward_twice_through_what_is_not_as_described() -> None:
 
 
 def corrections(module: nn.Module, x: Tensor) -> list[int]:
-    """How often each graph of `module` was captured again; its steps are those of plain tracing."""
+    """How often each graph of `module` was captured again; its steps equal `aot_eager`'s."""
     plain = copy.deepcopy(module)
     torch._dynamo.reset()
     backend = Backend(budget="1GiB", strict=True)
@@ -227,7 +228,7 @@ def test_ops_alike_are_corrected_together() -> None:
 
 
 class Narrow(nn.Module):
-    """Heads of one channel: in products of matrices, the stride of a side of 1 chooses a kernel."""
+    """Heads of one channel: in matrix products, the stride of a side of 1 selects the kernel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,7 +246,7 @@ class Narrow(nn.Module):
 
 
 class Single(nn.Module):
-    """One head: the strides of its side, of 1, are those of the one or the other factor."""
+    """One head: the stride of its side, of 1, is taken from one factor or from the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -266,7 +267,7 @@ def test_results_whose_sides_of_one_are_not_as_described() -> None:
 
 
 class Squeezed(nn.Module):
-    """Squeeze and excitation: maps of one pixel, which kernels do not lay out channels last."""
+    """Squeeze and excitation: kernels do not lay out its maps of one pixel channels last."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -314,7 +315,7 @@ def norm_of(output: Tensor) -> Tensor:
 
 
 def test_what_torch_remembers_of_other_traces_is_not_taken() -> None:
-    """A layer norm's gradient is as permuted as what it is made of, says torch; kernels do not."""
+    """torch describes a layer norm's gradient as permuted like the input; kernels do not do so."""
     shape, strides = (4, 64, 32), (2048, 1, 64)
 
     def described() -> tuple[int, ...]:
@@ -343,7 +344,7 @@ def test_the_last_that_wants_other_layouts_undoes_them() -> None:
 
 
 class Overlapping(nn.Module):
-    """Two inputs in one memory, the first of which is changed: torch makes one input of them."""
+    """Two inputs that share memory, and the first is changed: torch makes one input of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -383,7 +384,7 @@ def test_inputs_that_overlap_and_one_is_changed() -> None:
 
 
 class Forwarded(nn.Module):
-    """Derivatives of the forward kind, for which torch makes tensors without memory."""
+    """Forward-mode derivatives, for which torch makes tensors without memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -441,7 +442,7 @@ def test_checks_for_errors_are_planned() -> None:
 
 
 class Inverse(torch.autograd.Function):
-    """With checks in its backward too."""
+    """Has checks for errors in its backward, too."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, x: Tensor) -> Tensor:

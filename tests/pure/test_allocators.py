@@ -1,4 +1,4 @@
-"""What allocators reserve: their rules by hand, and what holds for any program."""
+"""What allocators reserve: hand-worked cases, and properties that hold for any program."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_small_requests_share_a_segment_in_steps_of_512_bytes() -> None:
     heap = pytorch()
     assert [heap.malloc(n) for n in (1, 513, 512, MIB)] == [0, 512, 1536, 2048]
     assert heap.reserved_bytes == 2 * MIB
-    heap.malloc(MIB)  # the rest is 2048 bytes short of it
+    heap.malloc(MIB)  # the rest of the segment is 2048 bytes too small
     assert heap.reserved_bytes == 4 * MIB
 
 
@@ -195,9 +195,9 @@ def test_a_full_device_gets_back_what_is_free_as_a_whole() -> None:
     for address in [heap.malloc(10 * MIB), heap.malloc(10 * MIB)]:
         heap.free(address)
     heap.malloc(5 * MIB)  # splits the first of the two
-    heap.malloc(22 * MIB)  # with 20 MiB it is too much: the other goes
+    heap.malloc(22 * MIB)  # 20 MiB + 22 MiB is too much: the other segment is given back
     assert heap.reserved_bytes == (10 + 22) * MIB
-    heap.malloc(10 * MIB)  # what is too much is served all the same
+    heap.malloc(10 * MIB)  # a request beyond the capacity is served nevertheless
     assert heap.reserved_bytes == (10 + 22 + 10) * MIB
 
 
@@ -219,7 +219,7 @@ def test_a_segment_grows_by_pages_from_its_last_free_block() -> None:
     assert heap.reserved_bytes == 42 * MIB
     heap.free(first)
     heap.free(second)
-    assert heap.malloc(40 * MIB) == first  # what was asked for apart is one block again
+    assert heap.malloc(40 * MIB) == first  # both blocks are one again
     assert heap.reserved_bytes == 42 * MIB
 
 
@@ -236,7 +236,7 @@ def test_a_full_device_moves_pages_of_free_blocks() -> None:
     first, second = heap.malloc(30 * MIB), heap.malloc(30 * MIB)
     heap.free(first)
     assert heap.retries == 0
-    third = heap.malloc(40 * MIB)  # takes the page of the first that is whole, and one too many
+    third = heap.malloc(40 * MIB)  # unmaps the first's whole page; maps one page too many
     assert heap.retries == 1
     assert heap.given_back_bytes == 20 * MIB
     assert relative(heap, third) == 60 * MIB
@@ -267,7 +267,7 @@ def test_under_a_fraction_a_request_counts_whole() -> None:
         heap.malloc(30 * MIB)  # needs one page more
         assert heap.retries == 0
         heap.free(heap.malloc(10 * MIB))
-        heap.malloc(25 * MIB)  # the same again, beside 40 MiB
+        heap.malloc(25 * MIB)  # the same again, with 40 MiB reserved
         assert heap.retries == fraction
 
 
@@ -368,7 +368,7 @@ def test_chunks_are_used_again_wherever_they_lie() -> None:
     assert heap.reserved_bytes == 400
     heap.free(first)
     heap.free(third)
-    heap.malloc(200)  # two chunks that are no neighbours
+    heap.malloc(200)  # two chunks that are not adjacent
     assert heap.reserved_bytes == 400
     heap.malloc(1)
     assert heap.reserved_bytes == 500
@@ -390,7 +390,7 @@ def test_small_requests_may_go_to_a_caching_allocator() -> None:
 
 @dataclass(slots=True)
 class WatchedHeap:
-    """A heap whose blocks are held against each other at each request."""
+    """A heap that asserts at each request that no two live blocks overlap."""
 
     inner: Heap
     live: dict[int, int] = field(default_factory=dict)
@@ -424,7 +424,7 @@ class WatchedHeap:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """An allocator with a watch on it."""
+    """An allocator whose heaps are WatchedHeaps."""
 
     name: ClassVar[str] = "watched"
     summary: ClassVar[str] = "for tests"
@@ -438,7 +438,7 @@ class Watched:
 
 sizes = st.sampled_from([1, 512, 1000, KIB, MIB, MIB + 1, 2 * MIB, 5 * MIB, 13 * MIB, 40 * MIB])
 requests = st.lists(st.one_of(sizes, st.integers(-20, -1)), max_size=40)
-"""Sizes to ask for; below zero: which one of those that live to free, from the end."""
+"""Sizes to request; a negative number -n frees the n-th live block from the end."""
 
 
 def serve(heap: WatchedHeap, asked: list[int]) -> None:
@@ -458,7 +458,7 @@ def test_no_two_blocks_overlap_and_what_lives_is_reserved(
 
 
 def check_pool(pool: Pool) -> int:
-    """Hold a pool's lists against its blocks; returns the bytes of those that have memory."""
+    """Check a pool's lists against its blocks; return the bytes of the mapped blocks."""
     assert pool.free == sorted((b.nbytes, b.start) for b in pool.blocks.values() if b.free)
     for start, block in pool.blocks.items():
         assert block.start == start
@@ -505,11 +505,11 @@ def test_first_fit_reaches_no_further_than_all_requests_together(asked: list[int
 
 @st.composite
 def served(draw: st.DrawFn) -> tuple[Problem, Program]:
-    """A problem, and a program for it from any plan that can be carried out."""
+    """A problem, and a program lowered from any plan that can be carried out."""
     problem = draw(problems())
     try:
         return problem, lower(problem, draw(plans(problem)), fast=True)
-    except VerifyError:  # it recomputes from what is gone for good
+    except VerifyError:  # the plan recomputes from a buffer that is lost
         return problem, lower(problem, make_plan({}), fast=True)
 
 
@@ -575,7 +575,7 @@ def test_a_donated_block_is_handed_on_and_freed_once() -> None:
 def test_workspaces_and_what_is_between_the_calls_go_through_the_allocator() -> None:
     problem, program = donating()
     found = reserve(problem, program, "first-fit", capacity_bytes=6 * KIB)
-    # 1 KiB of argument, and 5 blocks between the calls where 4 and then 3 were before
+    # 1 KiB for the argument; then 4, 3 and, between the calls, 5 blocks in the same place
     assert found.reserved == Peak(6 * KIB, 3)
     assert found.met
     assert found.fragmentation == pytest.approx(6 * KIB / 6024)

@@ -1,4 +1,4 @@
-"""Policies of other packages that do not do as all do."""
+"""ask: errors for policies that do not return a plan that fits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.pure.building import dense_problem
 
 @dataclass(frozen=True)
 class Wrong:
-    """Does as it is told."""
+    """A policy whose plan() returns or raises whatever `do` does."""
 
     do: Callable[[], Any]
     name: ClassVar[str] = "wrong"

@@ -1,4 +1,4 @@
-"""Traces of any batch from traces of two."""
+"""Batches: traces of any batch size, derived from the traces of two batch sizes."""
 
 from __future__ import annotations
 

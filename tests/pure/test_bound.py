@@ -1,4 +1,4 @@
-"""lower_bound: never above what any plan takes, and as high as hand-worked cases say."""
+"""lower_bound: never above the time of any plan, and as high as in hand-worked cases."""
 
 import sys
 from dataclasses import replace
@@ -42,7 +42,7 @@ drawn = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
 def seconds_of(problem, plan):
-    """What the plan takes; None where it cannot be carried out or does not fit."""
+    """The seconds of the plan; None if it cannot be carried out or does not fit."""
     try:
         program = lower(problem, plan, fast=True)
     except VerifyError:
@@ -51,7 +51,7 @@ def seconds_of(problem, plan):
 
 
 def with_rate(problem, bytes_per_second):
-    """The problem on a machine whose copies take so long that they count."""
+    """The problem with links of this rate, slow enough that copies matter."""
     return relinked(problem, lambda *_: Link(bytes_per_second))
 
 
@@ -82,7 +82,7 @@ def test_no_plan_is_faster_under_the_least_budget_that_it_fits(data, grid):
 
 
 def moved_about(problem, program, random):
-    """The program with actions moved to other places, wherever the verifier accepts that."""
+    """The program after random moves of actions, those that the verifier accepts."""
     for _ in range(30):
         actions = [instruction.action for instruction in program.body]
         low, high = random.choice(((0, program.boundary), (program.boundary, len(actions))))
@@ -117,7 +117,7 @@ def test_no_program_is_faster_that_no_plan_lowers_to(data, random):
 
 @st.composite
 def tiny_problems(draw):
-    """Few gaps, and copies that take about as long as ops, so that every choice matters."""
+    """Problems with few gaps, whose copies take about as long as ops: every choice matters."""
     problem = draw(problems(draw(traces(max_forward_ops=4))))
     return with_rate(problem, draw(st.sampled_from([3e3, 3e4])))
 
@@ -181,7 +181,7 @@ def test_where_everything_fits_it_is_the_time_of_the_ops(problem):
 
 
 def floor_of_bound(problem):
-    """The budget below which the bound rules out every plan: at least the problem's."""
+    """The budget below which the bound rules out every plan: the problem's own, or more."""
     try:
         lower_bound(problem)
     except InfeasibleError as error:
@@ -205,9 +205,9 @@ RATE = 64e3 * 1.024
 
 
 def chain(count=4, *, effects=(), keep=()) -> Problem:
-    """x -> a0 -> a1 -> ..., each read again by its own backward op in reverse order: a second each.
+    """x -> a0 -> a1 -> ...: each has its own backward op, in reverse order. Ops take 1 s each.
 
-    `keep`: numbers of activations that the backward call does not read.
+    `keep`: the indices of the activations that the backward call does not read.
     """
     t = TraceBuilder()
     x = t.new(256, Role.INPUT, borrowed=True, name="x")
@@ -242,9 +242,9 @@ def slower_link(problem, times):
 
 @pytest.mark.parametrize(("times", "evicted"), [(1, 2), (3, 2), (3, 3), (10, 1)])
 def test_swapping_alone_pays_for_every_byte_before_the_pause_and_again_after(times, evicted):
-    """T >= max(F, E / rate) + max(B, E / rate), where nothing may run again."""
+    """T >= max(F, E / rate) + max(B, E / rate) if no op may run again."""
     problem = slower_link(chain(6, effects=[Effect.UNREPEATABLE]), times)
-    budget = (6 - evicted) * 64 * KIB + 3 * KIB  # beside x, the loss, the tangent
+    budget = (6 - evicted) * 64 * KIB + 3 * KIB  # 3 KiB: x, the loss, the tangent
     problem = replace(problem, budget_bytes=budget)
     forward, backward, copied = 7, 6, evicted * times
     bound = lower_bound(problem)
@@ -254,26 +254,26 @@ def test_swapping_alone_pays_for_every_byte_before_the_pause_and_again_after(tim
 
 
 def test_the_time_to_copy_out_begins_when_a_buffer_is_made():
-    """One of two must be away at the pause, beside x, the loss, the tangent and what is between."""
+    """At the pause there is room for one of two, with x, the loss, the tangent and `between`."""
     problem = slower_link(chain(2, effects=[Effect.UNREPEATABLE]), 5)
     problem = replace(problem, budget_bytes=131 * KIB, between_bytes=64 * KIB)
-    # a0 is made after 1 s and read until 2 s; a copy takes 5 s: away at 6 s, and back 5 s after.
+    # a0 is made after 1 s and read until 2 s. A copy takes 5 s: out by 6 s, back 5 s later.
     assert lower_bound(problem) == pytest.approx(6 + 5 + 1, rel=1e-6)
 
 
 def test_recomputation_alone_pays_for_the_ops():
     problem = replace(chain(2), budget_bytes=131 * KIB, between_bytes=64 * KIB)
     problem = replace(problem, host_budget_bytes=0)
-    # One of a0 and a1 is away at the pause. a0 from x, or a1 from a0, which is kept: one op.
+    # At the pause, a0 or a1 is away. Recomputing a0 from x, or a1 from the kept a0, takes one op.
     assert lower_bound(problem) == pytest.approx(5 + 1, rel=1e-6)
 
 
 def test_what_a_rerun_reads_is_kept_or_runs_again_too():
-    """Of a0, a1, a2 only a2 is read again. At the pause there is room for none of them."""
+    """Backward reads only a2 of a0, a1, a2. At the pause there is room for none of them."""
     problem = replace(chain(3, keep=(0, 1)), budget_bytes=129 * KIB, between_bytes=126 * KIB)
     problem = replace(problem, host_budget_bytes=0)
     assert lower_bound(problem) == pytest.approx(5 + 3, rel=1e-6)
-    roomy = replace(problem, budget_bytes=193 * KIB)  # room for one: it is a2
+    roomy = replace(problem, budget_bytes=193 * KIB)  # room for one: a2
     assert lower_bound(roomy) == pytest.approx(5, rel=1e-6)
 
 
@@ -287,7 +287,7 @@ def test_the_cheaper_of_copies_and_reruns_is_taken():
 
 
 def test_a_copy_made_once_serves_two_gaps():
-    """b is read in the forward call and in the backward call, and away before both."""
+    """b is read in the forward call and in the backward call, and is away before each read."""
     t = TraceBuilder()
     x = t.new(256, Role.INPUT, borrowed=True)
     b, big, out, big2, out2 = (t.new(n * 256, Role.ACTIVATION) for n in (64, 102, 1, 100, 1))
@@ -304,10 +304,10 @@ def test_a_copy_made_once_serves_two_gaps():
         chain(),
         trace=trace,
         profile=Profile((1.0,) * n, (0,) * n, Source.ESTIMATED),
-        budget_bytes=103 * KIB,  # that of either g: b is away
+        budget_bytes=103 * KIB,  # what either g needs without b
     )
     problem = slower_link(problem, 4)
-    # Out once and back twice, 4 s each, beside nothing: memory is full while g runs.
+    # Out once and back twice, 4 s each, with no overlap: memory is full while g runs.
     every = make_plan(dict.fromkeys(gaps(trace), Offload(Tier.HOST)))
     best = seconds_of(problem, every)
     assert best == pytest.approx(6 + 3 * 4)
@@ -402,14 +402,14 @@ def test_a_grid_spans_the_step(problem, most):
     [(256, 16e9, 0.2), (512, 12e9, 5.9), (640, 16e9, 6.4), (640, 75e9, 0.1)],
 )
 def test_resnet50_as_chainer_runs_it_is_near_the_fluid_bound_of_the_survey(batch, rate, percent):
-    """A little below: the survey's program had no donations, and one rerun each."""
+    """A little below it: the survey's program had no donations, and reran each op at most once."""
     problem = table3_problem(batch, 16_100_000_000, rate)
     slowdown = 100 * (1 - sum(problem.profile.seconds) / lower_bound(problem))
     assert percent - 0.5 <= slowdown <= percent
 
 
 def test_a_copy_serves_an_absence_after_one_that_a_rerun_ended():
-    """x leaves by a copy, comes back as the other result of a rerun for y, and is away again."""
+    """x is copied out, is made again by the rerun that makes y, and is then away once more."""
     once, big = [Effect.UNREPEATABLE], 64 * KIB
     t = TraceBuilder()
     w = t.new(16, Role.INPUT, borrowed=True)

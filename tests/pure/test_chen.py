@@ -1,4 +1,4 @@
-"""Articulation points, and segments between checkpoints."""
+"""chen-sqrt: articulation points, and segments between checkpoints."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ GREEDY = "chen-sqrt{min_bytes=512B,greedy=true}"
 
 
 def network(*, skips: bool, read_back: int = 1) -> Problem:
-    """A chain of maps; with `skips`, each odd one is added to the one after the next.
+    """A chain of maps; with `skips`, odd layers from 3 on also read the map before the last.
 
     Backward reads every `read_back`th map.
     """
@@ -100,13 +100,13 @@ def test_the_greedy_one_runs_less_again_where_there_is_more_room():
 
 
 def test_what_backward_does_not_read_is_no_checkpoint():
-    """Kept or not, it does not cross: every k-th of the others is kept."""
+    """Such maps do not cross to backward. Of the maps that do, every k-th is kept."""
     problem = network(skips=False, read_back=2)
     plan = resolve("chen-sqrt{min_bytes=512B}").plan(problem)
     dropped = {gap.buffer for gap, choice in plan.choices if isinstance(choice, Recompute)}
     crossing = [f"a{i}" for i in range(1, LAYERS, 2)]
     kept = [n for n in crossing if n not in named(problem, tuple(dropped))]
-    assert kept == crossing[1::2]  # eight cross: every second
+    assert kept == crossing[1::2]  # eight cross: every second is kept
 
 
 def test_no_plan_names_the_leanest():

@@ -1,4 +1,4 @@
-"""The command line's face, and how little must be imported before it shows."""
+"""The command line: help, what it imports, the table of `outcore demo`, progress and width."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ COMMANDS = (
     "run",
     "sweep",
 )
-# What a terminal needs. numpy alone takes as long to import as all of these.
+# Packages that terminal output needs. numpy alone takes as long to import as all of these.
 FOR_HELP = {
     *("annotated_doc", "attr", "markdown_it", "mdurl", "outcore"),
     *("pygments", "rich", "shellingham", "typer", "typing_extensions"),

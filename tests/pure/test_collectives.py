@@ -1,4 +1,4 @@
-"""Ops that talk to other processes: once each, in the order of the trace, whatever is planned."""
+"""Collectives: under every plan each runs once, in the order of the trace."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from tests.pure.building import small_problem
 from tests.pure.test_policies import SPECS
 
 TALKS = (1, 2)
-"""Ops of the small trace that talk here: each makes a buffer that its backward reads."""
+"""Ops of the small trace made collectives here; backward reads the buffer that each makes."""
 
 
 def talking(budget_bytes):

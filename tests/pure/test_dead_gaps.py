@@ -1,4 +1,4 @@
-"""What nothing uses any more can stay for recomputations."""
+"""Dead gaps: buffers past their last use that a plan can hold for recomputations."""
 
 from collections import Counter
 from dataclasses import replace
@@ -37,7 +37,7 @@ def dead(problem: Problem) -> tuple[Gap, ...]:
 
 
 def program_of(choice: Choice, again: Choice = AGAIN, problem: Problem = DENSE) -> Program:
-    """All concatenations are made again, and `choice` is for all dead gaps."""
+    """The program with `again` for all concatenations, and `choice` for all dead gaps."""
     names = by_name(problem)
     cats = {names[name] for name in names if name.startswith("cat")}
     crossing = (g for g in gaps(problem.trace) if g.buffer in cats)
@@ -46,7 +46,7 @@ def program_of(choice: Choice, again: Choice = AGAIN, problem: Problem = DENSE) 
 
 
 def reruns(problem: Problem, program: Program) -> Counter[str]:
-    """By target, how often ops run again."""
+    """How often ops run again, by target."""
     runs = (x.action for x in program.body if isinstance(x.action, Run) and x.action.again)
     return Counter(problem.trace.ops[run.op].target for run in runs)
 
@@ -58,7 +58,7 @@ def test_they_are_what_larger_things_are_made_of():
     trace = DENSE.trace
     last_cat = max(op.id for op in trace.ops if op.target == "aten.cat.default")
     assert {gap.after for gap in ends.values()} == {last_cat}
-    # cat1 is made of y0 alone, and is the last that the backward call asks for.
+    # cat1 is made of y0 alone, and is the last concatenation that the backward call reads.
     assert ends["y0"].before == len(trace.ops) - 1
     assert [ends[f"y{i}"].before - ends["y3"].before for i in range(4)] == [3, 2, 1, 0]
 
@@ -74,7 +74,7 @@ def test_what_is_about_as_large_as_what_it_makes_is_not_decided_on():
     buffers = DENSE.trace.buffers
     grown = tuple(replace(b, nbytes=4096 // WORTH + 1) if b.id == y3 else b for b in buffers)
     larger = replace(DENSE, trace=replace(DENSE.trace, buffers=grown))
-    assert y3 in {gap.buffer for gap in dead(larger)}  # a plan may hold it all the same
+    assert y3 in {gap.buffer for gap in dead(larger)}  # a plan may hold it nevertheless
     assert (y3 in decided(DENSE), y3 in decided(larger)) == (True, False)
 
 
@@ -102,7 +102,7 @@ def test_kept_or_offloaded_only_the_large_run_again(choice):
 
 
 def test_made_again_once_they_stay_where_the_plan_says_so():
-    """The first chain makes y1 to y3 from what it passes through; nobody makes them once more."""
+    """The first recomputation makes y1 to y3 on its way; none of them is made once more."""
     found = reruns(DENSE, program_of(Recompute(stay=True)))
     assert found["aten.convolution.default"] == 4
 
@@ -133,7 +133,7 @@ def test_offloaded_they_leave_once_and_come_back_once():
 
 
 def test_what_nobody_wants_after_all_is_given_up():
-    """No concatenation leaves, so that nothing runs again."""
+    """All concatenations are kept, so no op runs again."""
     program = program_of(AWAY, again=KEEP)
     assert reruns(DENSE, program) == {}
     made = {x.action.slot for x in program.body if isinstance(x.action, Alloc)}
@@ -165,7 +165,7 @@ def test_evaluated_to_the_last_bit(kind, other):
 
 
 def unit_problem(trace: Trace, rate: float) -> Problem:
-    """A second for each op; a link of `rate` bytes per second each way."""
+    """A problem in which each op takes a second, with `rate` bytes per second each way."""
     link = Link(rate)
     hardware = Hardware(
         "unit",
@@ -179,7 +179,7 @@ def unit_problem(trace: Trace, rate: float) -> Problem:
 
 @pytest.mark.parametrize("rate", [1e3, 2e5])
 def test_room_given_up_after_an_op_serves_what_leaves_after_it(rate):
-    """`a` was offloaded for nothing; its room goes to `e`, which leaves after the op at its end."""
+    """`a` is offloaded in vain; `e`, which leaves after the op that ends its gap, gets its room."""
     t = TraceBuilder()
     x = t.new(64, Role.INPUT, borrowed=True)
     a, c, d, e, b, f, g, h = (t.new(64, Role.ACTIVATION) for _ in range(8))
@@ -204,7 +204,7 @@ def test_room_given_up_after_an_op_serves_what_leaves_after_it(rate):
 
 
 def test_what_a_chain_makes_on_its_way_is_not_fetched():
-    """The op that makes `w` makes the dead `b` too, and `v` is made of both."""
+    """The op that makes `w` also makes the dead `b`, and `v` is made of both."""
     t = TraceBuilder()
     x = t.new(64, Role.INPUT, borrowed=True)
     b = t.new(16, Role.ACTIVATION)
@@ -239,7 +239,7 @@ def test_what_is_made_again_in_no_time_is_not_decided_on():
 
 
 def best_of_all(problem: Problem, dead_choices: tuple[Choice, ...]) -> float:
-    """The seconds of the fastest plan of all that keep or make again, by trying each."""
+    """The seconds of the fastest plan without offloads, found by trying every plan."""
     found = gaps(problem.trace)
     every = [g for g in found if g.before >= problem.trace.boundary > g.after]
     options = [(KEEP, AGAIN)] * len(every) + [dead_choices] * len(dead(problem))

@@ -1,4 +1,4 @@
-"""Each decision has a row in the list, with its own title and status."""
+"""The list of decisions: a row for each, with its title and status."""
 
 import re
 from pathlib import Path

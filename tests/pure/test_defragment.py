@@ -1,4 +1,4 @@
-"""defragment: tensors find their place, by the seconds of a step and what it loses besides."""
+"""defragment: plans that lose less time to fragmentation, and the card model that says how much."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ drawn = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
 class Whimsical(Card):
-    """What a step loses is up to the program, and nothing but that."""
+    """A card whose lost seconds are a hash of the program, or zero."""
 
     def lost_seconds(self, problem: Problem, program: Program, most_seconds: float = inf) -> float:
         found = crc32(repr(program.body).encode()) / 2**32
@@ -45,7 +45,7 @@ NOTHING = 0.02
 
 
 def seconds(problem: Problem, plan: Plan, card: Card) -> float:
-    """What a step takes, with what it loses to the allocator."""
+    """The seconds of a step, including those that it loses to the allocator."""
     program = lower(problem, plan)
     return simulate(problem, program).seconds + card.lost_seconds(problem, program)
 
@@ -86,7 +86,7 @@ def _hintless(choice: Choice) -> Choice:
 
 
 def lossy() -> tuple[Card, Problem, Plan]:
-    """A plan that loses something to the allocator of a card with little more than its budget."""
+    """A plan that loses time to the allocator, on a card with little more than the budget."""
     card = Card(31 * GIB // 2, ExpandableSegments(fraction=True))
     problem = table3_problem(640, 14 * GIB, 12e9)
     plan = Pooch(early=True).plan(problem)

@@ -1,6 +1,6 @@
-"""The pages hold to what they describe: links, policies, errors, public names; and all code runs.
+"""The documentation: links, policies, errors and public names are right; all code is run or marked.
 
-tests/cpu/test_docs.py runs it.
+tests/cpu/test_docs.py runs the code.
 """
 
 import ast
@@ -139,7 +139,7 @@ def test_every_error_is_explained_with_its_message(name):
 
 
 def warnings_of(path: Path) -> Iterator[str]:
-    """The constant parts of what a module warns of, those of three words and more."""
+    """The constant parts, of three words or more, of the warnings that a module issues."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "warnings.warn":
             for part in ast.walk(node.args[0]):

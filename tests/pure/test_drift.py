@@ -1,4 +1,4 @@
-"""When planned steps count as off, and what links look like after copies were timed."""
+"""drift: when planned steps count as off, and the links that timed copies imply."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_each_direction_by_itself():
     out, into = Link(100.0, 1.0), Link(100.0, 1.0)
     disk = (Tier.DISK, Tier.DEVICE, Link(7.0))
     before = machine((*OUT, out), (*IN, into), disk)
-    # Predicted 2 s and 3 s; they took 10 s together.
+    # Predicted: 2 s and 3 s. Together they took 10 s.
     after = as_measured(before, {OUT: [(100, 3.0), (200, 7.0)], IN: []})
     assert after.link(*OUT) == Link(50.0, 2.0)
     assert after.link(*IN) == into
@@ -117,7 +117,7 @@ def test_copies_without_times_change_nothing():
 
 
 class Interrupting:
-    """A clock; whoever asks it is interrupted by the thread that trains."""
+    """A clock during whose calls the training thread notes another step."""
 
     def __init__(self, status):
         self.status = status

@@ -1,3 +1,5 @@
+"""errors: the messages, fields, copies and class tree of all errors."""
+
 import copy
 import errno
 import inspect
@@ -43,7 +45,7 @@ KEPT = lower(PROBLEM, make_plan({}, "keep-all"))
 
 
 def raised(call, *args):
-    """What a call raises: the messages of these examples are those that people see."""
+    """The error that a call raises, so that the examples have the messages that users see."""
     with pytest.raises((OutcoreError, ValueError)) as caught:
         call(*args)
     return caught.value

@@ -1,4 +1,4 @@
-"""Seconds without a device: arithmetic by formula, memory traffic, the longer of the two."""
+"""estimate: seconds of ops from formulas for arithmetic and memory traffic, and their variants."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ PEAK = Efficiency(1.0, 1.0, 1.0, 1.0)
 
 
 def one_op(target, shapes, result, *more, results=1):
-    """A trace of one op that reads a value of each of `shapes` and makes `result`."""
+    """A trace of one op that reads one value per shape in `shapes` and makes `results` values."""
     t = TraceBuilder()
 
     def value(shape, role):
@@ -65,7 +65,7 @@ CONVOLUTION = (None, (1, 1), (0, 0), (1, 1))
             PRODUCTS,
         ),
         (
-            "aten.convolution.default",  # of groups: each sees one channel in three
+            "aten.convolution.default",  # grouped: each group reads one channel of three
             [X, (6, 1, 3, 3)],
             (2, 6, 6, 6),
             (*CONVOLUTION, False, (0, 0), 3),
@@ -201,7 +201,7 @@ def test_every_op_takes_its_launch_at_least(trace):
 
 # ---- variants ------------------------------------------------------------------------------------
 
-# 2 samples, 4 channels to 6 maps, 8 x 8 each: a tile makes 4 x 4 results, so there are 2 * 2 * 2.
+# 2 samples, 4 channels to 6 maps of 8 x 8: a tile makes 4 x 4 results, so there are 2 * 2 * 2.
 SOURCE, KERNEL, RESULT = (2, 4, 8, 8), (6, 4, 3, 3), (2, 6, 8, 8)
 TILES = 2 * 2 * 2
 PADDED: tuple[Arg, ...] = (None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
@@ -215,7 +215,7 @@ def alternatives(trace, machine=SLOW):
 
 
 def backward(*mask):
-    """A trace of one backward op that makes the gradients of source and weight that `mask` says."""
+    """A trace of one backward op that makes the gradients of source and weight set in `mask`."""
     t = TraceBuilder()
     values = {}
     for shape in (RESULT, SOURCE, KERNEL):
@@ -242,7 +242,7 @@ def test_the_gradient_of_the_input_alone_costs_what_it_costs_beside_the_other():
 
 
 def test_a_winograd_convolution_by_hand():
-    """36 products of 8 x 4 and 4 x 6, all larger than what they read; before and after, memory."""
+    """36 products, 8 x 4 by 4 x 6, limited by arithmetic; the steps before and after, by memory."""
     trace = one_op("aten.convolution.default", [SOURCE, KERNEL], RESULT, *PADDED)
     tiled, made = WORKSPACE, 36 * 4 * TILES * 6
     moved = 4 * (512 + 216) + (tiled - made) + made + 4 * 768
@@ -284,7 +284,7 @@ def test_tiles_at_the_edge_count_whole():
 
 
 def test_gradients_come_one_after_the_other_in_one_workspace():
-    """Each is as much arithmetic as forward; the tiles of the gradient are made for each."""
+    """Each is as much arithmetic as forward. The gradient's tiles are made once for each."""
     whole, source, weight = (
         alternatives(backward(*mask))[0][1][0]
         for mask in ((True, True), (True, False), (False, True))

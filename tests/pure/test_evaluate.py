@@ -1,4 +1,4 @@
-"""The evaluator has the figures of `simulate(lower(...))`, to the last bit, compiled or not."""
+"""Evaluator: the same figures as `simulate(lower(...))`, bit for bit, compiled or not."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ IMPOSSIBLE = Evaluation(math.inf, 0, 0, fits=False)
 
 
 def reference(problem: Problem, plan: Plan) -> Evaluation:
-    """What the program of `plan` takes."""
+    """The evaluation of `plan` by lowering and simulating it."""
     try:
         program = lower(problem, plan, fast=True)
     except VerifyError as error:
@@ -115,9 +115,9 @@ class TestFigures:
             assert found == reference(problem, plan)
 
     def test_by_hand(self) -> None:
-        """Four ops of a second; `a` is away for two of them, and takes two to come back.
+        """Four ops of 1 s; `a` is away for two of them, and takes 2 s to come back.
 
-        With room for all, the copy back begins when that out is done, a second before its use.
+        With enough room, the copy back begins when the copy out is done, 1 s before its use.
         """
         t = TraceBuilder()
         x = t.new(250, Role.INPUT, borrowed=True)
@@ -154,7 +154,7 @@ class TestFigures:
 
 
 def deep_problem(layers: int) -> Problem:
-    """A chain of `layers` ops, each read once more on the way back."""
+    """A chain of `layers` ops, whose results the backward call reads once more."""
     t = TraceBuilder()
     values = [t.new(64, Role.INPUT, borrowed=True)]
     for _ in range(layers):
@@ -173,7 +173,7 @@ def deep_problem(layers: int) -> Problem:
 class TestLongPlans:
     @pytest.mark.parametrize("kind", [RECOMPUTE, RECOMPUTE_STAY])
     def test_tables_grow(self, kind) -> None:
-        """Memory-centric, the chain is run again from its start for each op: 741 runs of 39 ops."""
+        """With RECOMPUTE, the chain runs again from its start for each op: 741 runs of 39 ops."""
         problem = deep_problem(40)
         evaluator = Evaluator(problem)
         kinds = [kind] * len(evaluator.gaps)
@@ -182,7 +182,7 @@ class TestLongPlans:
         assert evaluator.evaluate(kinds) == found
 
     def test_what_a_chain_makes_again_is_not_fetched_for_it(self) -> None:
-        """Op 1 runs again on the `b` that op 0 made for `w` once more."""
+        """The rerun of op 1 reads the `b` that the rerun of op 0, for `w`, makes again."""
         t = TraceBuilder()
         x = t.new(64, Role.INPUT, borrowed=True)
         b, w, v = (t.new(4096, Role.ACTIVATION) for _ in range(3))
@@ -204,7 +204,7 @@ class TestLongPlans:
         assert evaluator.evaluate(kinds) == reference(problem, plan)
 
     def test_rooms_in_the_outer_tier_are_used_again(self) -> None:
-        """Two of three leave and come back inside the forward pass: their bytes go to the third."""
+        """Two of three buffers are back before the third leaves, which reuses their room."""
         t = TraceBuilder()
         x = t.new(64, Role.INPUT, borrowed=True)
         a, b, c = (t.new(n, Role.ACTIVATION) for n in (64, 32, 96))
@@ -240,9 +240,9 @@ class TestWhatCannotBe:
         assert evaluator.evaluate([OFFLOAD]) != IMPOSSIBLE
 
     def test_recomputing_from_what_is_gone(self) -> None:
-        """The caller's `x` has no use but that of the op which would have to run again.
+        """The op that makes `y` reads the caller's `x`, which is freed after this only use.
 
-        It can be once `x` is held for that.
+        `y` can be recomputed if `x` is held for that.
         """
         t = TraceBuilder()
         x, borrowed = t.new(64, Role.INPUT), t.new(64, Role.INPUT, borrowed=True)

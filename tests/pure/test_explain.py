@@ -1,4 +1,4 @@
-"""Explanations: by hand, and as properties of generated problems and plans."""
+"""explain: hand-worked cases, and properties of drawn problems and plans."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class TestMovesByHand:
         )
 
     def test_what_does_not_fit(self) -> None:
-        """Op 1 takes x, b1, b2 and 2000 B: 500 B too many with b1 kept."""
+        """Op 1 needs x, b1, b2 and 2000 B: 500 B too many with b1 kept."""
         problem = by_hand(ONE_GAP, budget=4500, workspaces={1: 2000})
         (move,) = explained(problem, {GAP: Recompute()}).moves
         kept, away, again, stay = move.alternatives
@@ -126,7 +126,7 @@ class TestMovesByHand:
         assert move.reasons[1:] == ("recomputed it cannot be: op 0 f is unrepeatable",)
 
     def test_what_another_choice_rests_on(self) -> None:
-        """b2 is made again from b1, which must then be fetched, or be made again from x."""
+        """b2 is recomputed from b1, which must then be fetched, or recomputed from x."""
         reads = ((0,), (1,), (0,), (0,), (2,), (1, 5))
         problem = by_hand(reads, unrepeatable=[0])
         choices: dict[Gap, Choice] = {Gap(1, 1, 5): Offload(HOST), Gap(2, 1, 4): Recompute()}
@@ -135,7 +135,7 @@ class TestMovesByHand:
         assert moves[2].alternatives[2].chosen
 
     def test_what_rests_on_what_is_gone(self) -> None:
-        """The caller's buffer can be offloaded; made again it cannot be."""
+        """`a` can be offloaded but not recomputed: it is made of a caller's buffer that is gone."""
         t = TraceBuilder()
         x, given = t.new(250, Role.INPUT, borrowed=True), t.new(250, Role.INPUT)
         a, b, c = (t.new(250, Role.ACTIVATION) for _ in range(3))
@@ -189,7 +189,7 @@ class TestMovesByHand:
 
 class TestWaitsByHand:
     def test_for_a_copy_back_whose_copy_out_takes_its_time(self) -> None:
-        """Out from 1 to 2, back from 2 to 4; op 3 could begin at 3."""
+        """Out from 1 to 2 s, back from 2 to 4 s; op 3 could begin at 3 s."""
         wait = only_wait(by_hand(ONE_GAP), {GAP: Offload(HOST)})
         assert wait == Wait(
             WaitsFor.COPY_BACK,
@@ -213,7 +213,7 @@ class TestWaitsByHand:
         assert (wait.waits_for, wait.late, wait.seconds) == (WaitsFor.COPY_BACK, Late.HINT, 2.0)
 
     def test_for_a_copy_back_that_had_no_room(self) -> None:
-        """Beside op 2, its workspace, x, b2 and b3 there is no room for b1."""
+        """At op 2, its workspace, x, b2 and b3 leave no room for b1."""
         problem = by_hand(ONE_GAP, budget=4500, workspaces={2: 1000})
         wait = only_wait(problem, {GAP: Offload(HOST)})
         assert (wait.waits_for, wait.late, wait.full_op) == (WaitsFor.COPY_BACK, Late.MEMORY, 2)
@@ -221,7 +221,7 @@ class TestWaitsByHand:
         assert wait.reason.endswith("there was no room for it along with op 2 f")
 
     def test_for_a_copy_back_behind_another(self) -> None:
-        """Of the two that op 3 reads, b2 is back from 3 to 5 and b1 from 5 to 7."""
+        """Op 3 reads both: b2 is copied back from 3 to 5 s, and b1 from 5 to 7 s."""
         problem = by_hand(((0,), (0,), (0,), (1, 2)))
         choices: dict[Gap, Choice] = {Gap(1, 0, 3): Offload(HOST), Gap(2, 1, 3): Offload(HOST)}
         wait = only_wait(problem, choices)
@@ -230,7 +230,7 @@ class TestWaitsByHand:
         assert wait.reason.endswith("the link was busy with b2 (buffer 2)")
 
     def test_for_memory_that_a_copy_out_holds(self) -> None:
-        """Op 1 needs all but 500 B: b1 is to be gone, and then is back after op 1 only."""
+        """Op 1 needs all but 500 B: b1 must leave first, and can come back only after op 1."""
         problem = by_hand(ONE_GAP, budget=4500, workspaces={1: 2000})
         out, back = explained(problem, {GAP: Offload(HOST)}).waits
         assert (out.waits_for, out.late, out.op, out.seconds) == (
@@ -255,7 +255,7 @@ class TestWaitsByHand:
         assert (wait.waits_for, wait.late, wait.op) == (WaitsFor.PLAN, Late.HINT, 2)
 
     def test_for_room_outside(self) -> None:
-        """b2 goes where b1 was, and b1 is back at 4 only."""
+        """b2 gets the room of b1 on the host, and b1 is back only at 4 s."""
         problem = by_hand(((0,), (0,), (0,), (0,), (1,), (2,)))
         choices: dict[Gap, Choice] = {
             Gap(1, 0, 4): Offload(HOST, prefetch=1),
@@ -267,7 +267,7 @@ class TestWaitsByHand:
         assert wait.seconds == 3.0
 
     def test_for_what_is_written_over_in_the_backward_call(self) -> None:
-        """b2 takes the memory of b1, so that is fetched in the backward call, at 2."""
+        """Op 3 writes its result over `a`, so `a` is fetched only in the backward call."""
         t = TraceBuilder()
         x = t.new(250, Role.INPUT, borrowed=True)
         a, b, out = (t.new(250, Role.ACTIVATION) for _ in range(3))
@@ -285,7 +285,7 @@ class TestWaitsByHand:
         assert wait.seconds == 2.0
 
     def test_before_an_op_that_runs_again(self) -> None:
-        """b2 is made again from b1, which is fetched for that."""
+        """b2 is recomputed from b1, which is fetched for that."""
         reads = ((0,), (1,), (0,), (0,), (2,), (1, 5))
         choices: dict[Gap, Choice] = {
             Gap(1, 1, 5): Offload(HOST, prefetch=4),
@@ -299,7 +299,7 @@ class TestWaitsByHand:
         assert (rerun.op, rerun.target, rerun.times, rerun.seconds) == (1, "f", 1, 1.0)
 
     def test_at_the_end(self) -> None:
-        """What was to come back is made again beside another, before its copy out is done."""
+        """`a` is offloaded, but the rerun for `b` makes it again before its copy out is done."""
         t = TraceBuilder()
         x = t.new(250, Role.INPUT, borrowed=True)
         a, b = t.new(10000, Role.ACTIVATION), t.new(250, Role.ACTIVATION)
@@ -328,7 +328,7 @@ class TestWaitsByHand:
 
 
 def played(problem: Problem, plan: Plan) -> Timeline | None:
-    """What the program of `plan` takes; None where there is none."""
+    """The simulated timeline of `plan`; None if the plan cannot be carried out."""
     try:
         return simulate(problem, lower(problem, plan, fast=True))
     except VerifyError as error:
@@ -346,7 +346,7 @@ def others(problem: Problem, own: Choice) -> tuple[Choice, ...]:
 
 
 def check_alternatives(problem: Problem, plan: Plan, explanation: Explanation) -> None:
-    """Each is the lowered and simulated plan with its gap changed."""
+    """Each alternative has the figures of the plan with this choice, lowered and simulated."""
     for move in explanation.moves:
         gap = Gap(move.buffer, move.after, move.before, move.dead)
         own = plan.choice(gap)
@@ -377,7 +377,7 @@ def check_sums(explanation: Explanation, timeline: Timeline) -> None:
 
 
 def check_causes(problem: Problem, plan: Plan, explanation: Explanation) -> None:
-    """What a cause says is so, by what the plan and the program say elsewhere."""
+    """The causes of waits agree with the choices and hints of the plan."""
     stop = 0.0
     for wait in explanation.waits:
         assert wait.start_seconds >= stop - 1e-9, "waits are in order, and apart"
@@ -393,7 +393,7 @@ def check_causes(problem: Problem, plan: Plan, explanation: Explanation) -> None
 
 
 def check_no_want_of_room(problem: Problem, plan: Plan) -> None:
-    """Where the budget is endless nothing waits for device memory."""
+    """With an endless budget, nothing waits for device memory."""
     explanation = explain(replace(problem, budget_bytes=1 << 60), plan, most=0)
     for wait in explanation.waits:
         assert wait.waits_for is not WaitsFor.MEMORY
@@ -402,7 +402,7 @@ def check_no_want_of_room(problem: Problem, plan: Plan) -> None:
 
 
 class TestWhatIsHeldForReruns:
-    """Outputs of dense layers, of which the concatenations are made again."""
+    """Outputs of dense layers that are held to recompute the concatenations."""
 
     def test_the_figures_of_each_alternative(self) -> None:
         problem = dense_problem()
@@ -475,7 +475,7 @@ class TestAnyPlan:
 
 
 def test_a_copy_back_behind_a_free_names_what_that_waits_for() -> None:
-    """A draw: on the way in an outer slot is freed before, that a copy out has not come to yet."""
+    """A drawn case: the copy back is behind the free of a slot whose copy out is not done yet."""
     case = CASES / "explain"
     problem = load(case / "freed_on_the_way_in.problem.json", Problem)
     plan = load(case / "freed_on_the_way_in.plan.json", Plan)
@@ -485,7 +485,7 @@ def test_a_copy_back_behind_a_free_names_what_that_waits_for() -> None:
 
 
 def sayable(problem: Problem, dice: random.Random) -> Plan:
-    """Any plan that arrays can say, variants aside."""
+    """A random plan with variants, and only the hints that the evaluator's arrays can hold."""
     live = liveness(problem.trace)
     outer = problem.hardware.outer
     choices: dict[Gap, Choice] = {}

@@ -1,4 +1,4 @@
-"""What the floor consists of: each byte of it, once, with a reason."""
+"""floor_holdings: what is held at the floor, each byte once, with a reason."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ def test_the_parts_add_up_to_the_floor(problem):
 @drawn
 @given(problem=problems())
 def test_what_is_on_the_device_is_what_lowering_counts(problem):
-    """Of every plan of the floor's kind, at its highest: slots by name beside bytes by sum."""
+    """At the peak of the leanest plan, the slots add up to the bytes that lowering counts."""
     lowest, plan = leanest(problem)
     assert plan_floor(problem, plan) == lowest
     draft = donate(problem.trace, expand(problem, plan))
@@ -68,7 +68,7 @@ def test_by_hand():
 
 
 def test_the_pause_by_hand():
-    """All but the caller's x, the output and its tangent is away; nothing is read or written."""
+    """Only the caller's x, the output and its tangent are held; nothing is read or written."""
     found = floor_holdings(replace(chain(), outside_bytes=KIB, between_bytes=1000 * KIB))
     assert found.op is None
     assert {each.why for each in found.holdings} <= {Why.HELD, Why.WAITS}

@@ -1,4 +1,4 @@
-"""just_in_time: copies back as late as leaves them time enough, never a slower step for it."""
+"""just_in_time: copies back are issued later, with enough time left, and no step gets slower."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ drawn = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 
 
 def issues(program: Program) -> list[tuple[int, int]]:
-    """Each copy back in order: its buffer, and how many runs are issued before it."""
+    """For each copy back, in order: its buffer, and the number of runs issued before it."""
     found, runs = [], 0
     for instruction in program.body:
         action = instruction.action
@@ -40,9 +40,9 @@ def issues(program: Program) -> list[tuple[int, int]]:
 
 
 def at_runs(problem: Problem, program: Program) -> list[int]:
-    """Device bytes held at each run, but for what waits before the first position of backward.
+    """Device bytes held at each run, without `between_bytes`.
 
-    Which is a run or, where a copy is asked for then, the allocation for that.
+    Those count at the first position of backward only: a run, or the allocation for a copy back.
     """
     held = held_bytes(replace(problem, between_bytes=0), program, Tier.DEVICE)
     return [h for h, x in zip(held, program.body, strict=True) if isinstance(x.action, Run)]
@@ -85,7 +85,7 @@ def test_a_copy_back_has_time_and_half_and_some_of_the_step_left():
     plan = make_plan(dict.fromkeys(away, Offload(Tier.HOST)))
     assert issues(lower(problem, plan)) == [(3, 4), (2, 4), (1, 4)]
     assert hints(problem, plan) == [7, 6, 5]
-    longer = back_at(problem, 65536 / 0.7e-3)  # 1.05 ms with a half, and 0.18 of the step
+    longer = back_at(problem, 65536 / 0.7e-3)  # 1.5 x 0.7 = 1.05 ms, plus 0.18 ms
     assert hints(longer, plan) == [6, 5, None]
 
 

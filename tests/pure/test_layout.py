@@ -1,4 +1,4 @@
-"""Layouts: places that do not overlap, and moves by which a best-fit allocator uses just those."""
+"""Layouts: places that do not overlap, and moves that make a best-fit allocator use them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HUGE = 1 << 60
 
 
 class Stretch:
-    """Torch's allocator, as far as the free memory of one stream goes: best fit, and no more."""
+    """A model of torch's allocator: best fit in the free memory of one stream, nothing else."""
 
     def __init__(self, nbytes: int) -> None:
         self.pool = Pool()
@@ -51,7 +51,7 @@ class Stretch:
 
 
 class Served:
-    """A program whose large requests are served from the stretch, each where the layout has it."""
+    """Serves a program's large requests from the stretch; asserts that each gets its place."""
 
     def __init__(self, problem, program, layout):
         self.problem, self.program, self.layout = problem, program, layout
@@ -75,7 +75,7 @@ class Served:
         assert not self.at
 
     def leave(self, action):
-        """Serve an op elsewhere: what it makes is made anew, and outlives the program."""
+        """Serve an op outside the stretch: its results are new memory and outlive the program."""
         assert isinstance(action, Run)
         assert not action.donate
         assert self.waiting.issuperset(action.writes)
@@ -119,7 +119,7 @@ class Served:
 
 
 def large(problem, scale):
-    """The same with `scale` times the bytes."""
+    """The problem with all bytes multiplied by `scale`."""
     trace = problem.trace
     buffers = tuple(replace(b, nbytes=b.nbytes * scale) for b in trace.buffers)
     profile = problem.profile
@@ -159,7 +159,7 @@ QUARTER = MIB // 4
 
 
 class Quarters:
-    """A stretch of 20 MiB, and an allocator that is moved as it says; all in quarters of a MiB."""
+    """A stretch of 20 MiB and an allocator that follows its moves; units are quarters of a MiB."""
 
     def __init__(self):
         self.planned, self.heap = placed_range.PlacedRange(80 * QUARTER), Stretch(80 * QUARTER)
@@ -185,7 +185,7 @@ class Quarters:
 
 
 def test_a_little_that_is_free_before_a_place_is_held_with_what_lies_before_that():
-    """Torch leaves 1 MiB and less with the block: no piece can be as small."""
+    """Torch does not split a rest of 1 MiB or less from a block, so no piece can be that small."""
     quarters = Quarters()
     quarters.ask(0, 13)
     quarters.ask(40, 8)
@@ -211,7 +211,7 @@ def test_a_little_that_is_free_after_a_place_is_held_with_what_lies_after_that()
 
 @pytest.mark.parametrize(("offset", "nbytes"), [(3, 16), (24, 14)])
 def test_a_little_beside_what_is_in_use_is_a_misfit(offset, nbytes):
-    """At the start of the stretch, and at the end of what is free: no piece is beside it."""
+    """At the start of the stretch, and before a block in use: no piece is adjacent."""
     quarters = Quarters()
     quarters.ask(40, 8)
     with pytest.raises(placed_range.MisfitError):

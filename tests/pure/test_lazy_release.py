@@ -1,4 +1,4 @@
-"""lazy_release: memory is free later where nobody wants it, never a slower step for it."""
+"""lazy_release: memory that nothing needs yet is freed later, and no step gets slower."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ drawn = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 
 
 def frees(program: Program) -> dict[int, int]:
-    """Each device slot that is copied out, and how many runs come before it is free."""
+    """Device slot that is copied out -> the number of runs before it is freed."""
     leaving = {
         x.action.source
         for x in program.body
@@ -45,7 +45,7 @@ def frees(program: Program) -> dict[int, int]:
 
 
 def order(program: Program, stream: Stream) -> list[int]:
-    """The buffers that are copied on a stream."""
+    """The buffers that are copied on a stream, in order."""
     copies = (x.action for x in program.body if x.stream is stream)
     return [program.slots[c.source].buffer for c in copies if isinstance(c, Copy)]
 
@@ -76,7 +76,7 @@ def hints(problem: Problem, plan: Plan) -> list[int | None]:
 
 
 def out_at(problem: Problem, seconds: float) -> Problem:
-    """The problem where a copy of 64 KiB takes so long to the host."""
+    """The problem with a link on which 64 KiB take `seconds` to the host."""
     out = Link(65536 / seconds)
     return relinked(problem, lambda start, _, link: out if start is Tier.DEVICE else link)
 
@@ -85,10 +85,10 @@ AWAY = make_plan({Gap(1, 1, 8): Offload(Tier.HOST)})
 
 
 def test_a_copy_out_has_half_of_its_time_more_and_some_of_the_step():
-    problem = chain()  # ops of 1 ms, the last that uses it ends at 2 ms
-    assert hints(out_at(problem, 0.5e-3), AWAY) == [None]  # 0.75 ms and 0.045: within op 2 anyway
-    assert hints(out_at(problem, 0.9e-3), AWAY) == [4]  # 1.395 ms; free before op 3 without a hint
-    assert hints(out_at(problem, 1.9e-3), AWAY) == [5]  # 2.895 ms, and before op 4
+    problem = chain()  # ops of 1 ms; the buffer's last use ends at 2 ms
+    assert hints(out_at(problem, 0.5e-3), AWAY) == [None]  # 0.75 + 0.045 ms: within op 2 anyway
+    assert hints(out_at(problem, 0.9e-3), AWAY) == [4]  # 1.395 ms; without a hint, before op 3
+    assert hints(out_at(problem, 1.9e-3), AWAY) == [5]  # 2.895 ms; without a hint, before op 4
 
 
 def test_memory_is_free_for_the_next_copy_back():
@@ -113,7 +113,7 @@ def test_what_leaves_by_a_hint_stays_as_it_is(hint: dict[str, int]):
 
 
 def test_frees_that_would_be_slower_stay_and_the_others_do_not(monkeypatch: pytest.MonkeyPatch):
-    """On a timeline few are: it takes a copy back that had its room by chance."""
+    """On real timelines few are: a copy back must have its room by chance. Here one is faked."""
     problem = table3_problem(640, 16 * 10**9, 12e9)
     found = Search(effort=0.2).plan(problem)
     offloads = {g: replace(c, release=None) for g, c in found.choices if isinstance(c, Offload)}

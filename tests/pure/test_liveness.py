@@ -1,3 +1,5 @@
+"""liveness: producers, uses, held buffers, and the gaps between uses."""
+
 from itertools import pairwise
 
 from hypothesis import given
@@ -69,7 +71,7 @@ def test_a_value_inside_a_list_counts_as_a_use() -> None:
 
 
 def uses_by_definition(trace: Trace, buffer: int) -> list[int]:
-    """The ops that name a Value on `buffer`, in arguments or results."""
+    """The ops that name a value on `buffer`, in arguments or results."""
 
     def touched(values: tuple[int | None, ...]) -> bool:
         return any(trace.values[v].buffer == buffer for v in values if v is not None)

@@ -1,4 +1,4 @@
-"""LMS: levels, swaps, the replay of memory, tuning, and where lowering disagrees with it."""
+"""LMS: levels, swaps, the replay of memory, tuning, and plans for which the replay is wrong."""
 
 from dataclasses import replace
 
@@ -29,10 +29,10 @@ drawn = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
 def step(text: str, donations=(), *, borrowed=True) -> Problem:
-    """A step of one op per word, as `c:100<a,b`: it makes c, of 100 bytes, from a and b.
+    """A step of one op per word: `c:100<a,b` makes c, of 100 bytes, from a and b.
 
-    `|` parts forward from backward ops. `x` is the caller's input, `t` the tangent, 4 bytes each;
-    what the last op on either side makes is returned. `donations`: (source, target) by name.
+    `|` separates forward from backward ops. `x` is the caller's input and `t` the tangent, 4 bytes
+    each. Each call returns what its last op makes. `donations`: (source, target) by name.
     """
     t = TraceBuilder()
     value = {"x": t.new(1, Role.INPUT, borrowed=borrowed), "t": t.new(1, Role.GRAD)}
@@ -56,7 +56,7 @@ def step(text: str, donations=(), *, borrowed=True) -> Problem:
 
 
 def swapped(problem: Problem, setting: Setting) -> dict:
-    """The offloads of `setting`, by the name of the buffer and the ops around the gap."""
+    """The offloads of `setting`, by buffer name and the ops around the gap."""
     found = choices(edges(problem.trace, 1), setting, Tier.HOST)
     name = {b.id: b.name for b in problem.trace.buffers}
     return {(name[gap.buffer], gap.after, gap.before): choice for gap, choice in found.items()}
@@ -147,15 +147,16 @@ def test_with_groupby_0_uses_on_one_level_do_not_share():
     ("ahead", "prefetch"), [(0, 7), (1, 6), (2, 5), (3, 5), (4, 4), (5, 4), (6, 4), (7, 7), (99, 7)]
 )
 def test_a_copy_back_is_issued_after_an_op_as_many_levels_ahead(ahead, prefetch):
-    """Op 5 is at level 6, after the pause; from 4 on the gap's start is in the way.
+    """Op 5 is at level 6, after the pause. From 4 levels on, the start of the gap is the limit.
 
-    From 7 on no level is left between the maker and the reader: the copy is issued on the spot.
+    From 7 on, no level is left between the maker and the reader: the copy back is issued right
+    before the reader.
     """
     assert swapped(SKIP, Setting(7, ahead, 0, 0))["a", 3, 7].prefetch == prefetch
 
 
 def test_with_ahead_0_a_copy_back_is_issued_on_the_spot():
-    """Not when the reader's other arguments are there: op 4 makes the last, op 6 reads."""
+    """Right before the reader, op 6, not when its last other argument is made, by op 4."""
     problem = step("a:100<x b:4<a l:4<b | e:4<t f:4<e g:4<t h:4<f,a i:4<g,h")
     assert swapped(problem, Setting(5, 0, 0, 0))["a", 1, 6].prefetch == 6
 
@@ -178,7 +179,7 @@ def test_a_copy_out_runs_beside_the_last_near_use_but_not_beside_the_op_that_mak
 
 def test_a_near_use_that_comes_late_in_the_trace_is_waited_for():
     problem = step("a:100<x b:4<a c:4<b d:4<c,a e:4<a l:4<d,e | f:4<t g:4<f,a")
-    found = swapped(problem, Setting(2, 1, 0, 0))  # d, op 3, is 3 levels up; e, op 4, only one
+    found = swapped(problem, Setting(2, 1, 0, 0))  # d (op 3) is 3 levels up; e (op 4), only one
     assert {key for key in found if key[0] == "a"} == {("a", 4, 7)}
 
 
@@ -210,7 +211,7 @@ def test_less_is_swapped_the_larger_groupby_and_without_it_the_larger_the_thresh
 # ---- the replay ----------------------------------------------------------------------------------
 
 CHAIN = step("a:100<x b:100<a c:100<b l:4<c | gc:100<t,c gb:100<gc,b ga:100<gb,a")
-"""Levels 0 1 2 3, the pause 4, then 5 6 7. x, l and ga stay; t is there until gc has run."""
+"""Levels 0 1 2 3, the pause 4, then 5 6 7. x, l and ga stay; t is held until gc has run."""
 
 NOTHING = Setting(8, 1, 0, 0)
 
@@ -267,7 +268,7 @@ def test_the_replay_passes_at_its_peak_and_not_below():
 
 @st.composite
 def paths(draw):
-    """Steps whose levels are the order of the trace: each op reads what the one before it made."""
+    """Steps whose levels are in trace order: each op reads what the op before it made."""
     sizes = st.sampled_from([4, 40, 400])
     count = draw(st.integers(2, 8))
     words, made = [f"a0:{draw(sizes)}<x"], ["a0"]
@@ -296,7 +297,7 @@ ALL = Setting(TUNED, TUNED, TUNED, 0)
 
 
 def bounded(threshold: int = 99, ahead: int = 99, groupby: int = 99, sync: int = 0):
-    """Passes up to these numbers, from this `sync` on."""
+    """A test that settings pass up to these numbers, with at least this `sync`."""
 
     def passes(s: Setting) -> bool:
         small = s.threshold <= threshold and s.ahead <= ahead and s.groupby <= groupby
@@ -395,7 +396,7 @@ def test_the_setting_is_the_tuned_one():
 
 
 EARLY = step("a:400<x s:4<x u:4<s v:4<u b:400<v w:4<b y:4<a,u l:4<w,y | e:4<t,s")
-"""In order of levels y reads a, on level 2, before b is made, on level 3; in the trace after."""
+"""By level, y (level 2) reads a before b (level 3) is made; in the trace, it reads a after."""
 
 
 def test_where_the_replay_passes_and_the_plan_does_not_fit_the_threshold_falls():
@@ -409,7 +410,7 @@ def test_where_the_replay_passes_and_the_plan_does_not_fit_the_threshold_falls()
 
 
 DONATING = step("a:100<x b:100<a l:4<b | p:400<t q:400<p r:4<q,b s:4<r,a", donations=[("p", "q")])
-"""p and q need 400 bytes, and 800 in the replay."""
+"""p and q need 400 bytes together; the replay, which ignores donations, counts 800."""
 
 
 def test_what_fits_without_the_replay_knowing_is_kept():

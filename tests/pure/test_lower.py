@@ -1,4 +1,4 @@
-"""Any valid plan gives the trace's own results, whatever order the streams run in."""
+"""lower: any valid plan computes the trace's own results, in any order of the streams."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Golden = Callable[[str, str], None]
 
 
 def run(problem: Problem, program: Program, choose: Chooser = in_order) -> dict[int, int]:
-    """The arrays of all that the caller sees, by buffer."""
+    """The arrays that the caller sees, by buffer."""
     trace = problem.trace
     arrays = interpret(trace, program, meaning.given(program), meaning.semantics(trace), choose)
     return {b: arrays[b] for b in meaning.results_of(trace)}
@@ -47,7 +47,7 @@ def test_budgets_are_nothing_to_what_keeps_everything(
 
 
 def lowered(problem: Problem, plan: Plan) -> Program | None:
-    """The program, or None where the plan recomputes from something that is gone for good."""
+    """The program; None if the plan recomputes from a buffer that is lost."""
     try:
         return lower(problem, plan)
     except VerifyError as error:
@@ -107,7 +107,7 @@ class TestMemory:
 
 
 def ample(problem: Problem) -> Problem:
-    """The same with more memory than any plan can use."""
+    """The problem with a larger budget than any plan can use."""
     return replace(problem, budget_bytes=1 << 40)
 
 
@@ -130,7 +130,7 @@ def offloads(plan: Plan) -> list[tuple[Gap, Offload]]:
 
 
 def taken_over(program: Program, copy: int) -> bool:
-    """Whether a result is written over what the copy at a body position fetches."""
+    """Whether an op writes its result over what the copy at a body position fetches."""
     runs = (x.action for x in program.body if isinstance(x.action, Run))
     taken = {source for run in runs for source, _ in run.donate}
     return getattr(program.body[copy].action, "target", None) in taken
@@ -153,11 +153,11 @@ class TestHints:
 
     @given(st.data())
     def test_copies_go_and_come_back_where_the_plan_says(self, data) -> None:
-        """One gap is offloaded; among several, copies back keep to the order of first use."""
+        """One gap is offloaded at a time: several copies back would keep to the order of use."""
         problem = data.draw(problems())
         for gap, choice in offloads(data.draw(plans(problem))):
             program = lower(ample(problem), make_plan({gap: choice}))
-            if gap.dead:  # and nothing is made again
+            if gap.dead:  # nothing is recomputed, so nothing is copied back
                 assert sum(map(is_copy, program.body)) == 1
                 continue
             out, back = (i for i, x in enumerate(program.body) if is_copy(x))
@@ -166,7 +166,7 @@ class TestHints:
             soonest = max(depart, gap.after + 1)
             prefetch = soonest if choice.prefetch is None else choice.prefetch
             if problem.trace.boundary <= gap.before and taken_over(program, back):
-                prefetch = max(prefetch, problem.trace.boundary)  # nothing that crosses may be
+                prefetch = max(prefetch, problem.trace.boundary)  # a donated slot may not cross
             arrive = gap.before if choice.arrive is None else choice.arrive
             arrive = arrive if arrive >= prefetch else gap.before
             assert out < run_at[depart]
@@ -180,7 +180,7 @@ class TestHints:
             assert paced <= {out, run_at[arrive]}
 
     def test_each_gap_keeps_to_its_own_hint(self) -> None:
-        """The second gap's hint says nothing of the first one's copy back."""
+        """The second gap's hint does not affect the first gap's copy back."""
         gaps = (
             "gap 3 after 1 before 3 offload host",
             "gap 3 after 3 before 8 offload host prefetch 7",
@@ -197,7 +197,7 @@ class TestHints:
         assert backs[0] == backs[1]
 
     def test_an_early_deadline_does_not_wait_for_a_later_one(self) -> None:
-        """`conv` leaves first and may linger; `curved` has to be gone before it."""
+        """`conv` leaves first but may linger; `curved` must be freed before it."""
         plan = parse(
             "plan\n"
             "gap 3 after 3 before 8 offload host release 7\n"
@@ -210,7 +210,7 @@ class TestHints:
         assert freed[curved] < starts(program)[4] < starts(program)[6] < freed[conv]
 
     def test_memory_comes_before_hints(self) -> None:
-        """With no room to linger, the same plan frees at once and fetches at the last moment."""
+        """With no room to spare, hinted plans free at once and fetch at the last moment."""
         hints = ("release 7 prefetch 4", "depart 6 release 7 prefetch 6 arrive 7")
         for plan in (parse(f"plan\ngap 3 after 3 before 8 offload host {h}", Plan) for h in hints):
             program = lower(small_problem(1), plan)
@@ -221,7 +221,7 @@ class TestHints:
             assert not any(x.pace for x in program.body if isinstance(x.action, Run))
 
     def test_what_is_to_depart_soonest_makes_room_first(self) -> None:
-        """One of the two that linger has to go at the boundary: not the one that left first."""
+        """At the boundary one of two lingering buffers must leave: the one to depart sooner."""
         plan = parse(
             "plan\n"
             "gap 3 after 3 before 8 offload host depart 8\n"
@@ -238,7 +238,7 @@ class TestHints:
         assert starts(program)[7] < out[conv] < starts(program)[8]
 
     def test_a_copy_departs_before_a_recomputation_reads_it(self) -> None:
-        """`dropped` is made from `conv` again before op 7, where the plan still has `conv` here."""
+        """Before op 7, `dropped` is recomputed from `conv`, which departs only at op 8."""
         plan = parse(
             "plan\ngap 3 after 3 before 8 offload host depart 8\ngap 4 after 2 before 7 recompute",
             Plan,
@@ -248,7 +248,7 @@ class TestHints:
         assert starts(program)[6] < out < back < starts(program)[7]
 
     def test_a_copy_departs_before_a_rerun_gives_it_up(self) -> None:
-        """Op 0 makes both; run again for the second, it makes the first too: its copy is freed."""
+        """Op 0 makes both. Its rerun for the second makes the first again; the copy is dropped."""
         t = TraceBuilder()
         x = t.new(16, Role.INPUT, borrowed=True)
         first, second, out, tangent, grad = (t.new(16, Role.ACTIVATION) for _ in range(5))
@@ -340,7 +340,7 @@ class TestText:
         assert run.donate == ((run.reads[0], run.writes[0]),)
 
     def test_what_the_backward_call_writes_over_is_fetched_in_it(self) -> None:
-        """However much room there is before: what crosses is never overwritten."""
+        """Even with room before: a slot that crosses the boundary is never overwritten."""
         t = TraceBuilder()
         x = t.new(64, Role.INPUT, borrowed=True)
         maps = [t.new(64, Role.ACTIVATION) for _ in range(4)]
@@ -363,7 +363,7 @@ class TestText:
 class TestTime:
     @given(planned())
     def test_keeping_all_is_the_floor_of_time(self, case) -> None:
-        """Among the plans with the same variants."""
+        """Among plans with the same variants."""
         problem, plan = case
         program = lowered(problem, plan)
         if program is None:
@@ -389,7 +389,7 @@ class TestTime:
 
     @given(planned())
     def test_a_copy_out_starts_no_sooner_than_it_is_issued(self, case) -> None:
-        """As drivers do it: the runs issued before it are done."""
+        """As with a driver: the runs issued before the copy are done."""
         problem, plan = case
         program = lowered(problem, plan)
         if program is None:

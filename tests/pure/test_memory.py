@@ -1,3 +1,5 @@
+"""memory: the bytes that a program holds at each position, peaks, limits, and the pause."""
+
 import dataclasses
 
 import pytest
@@ -106,7 +108,7 @@ def test_outside_bytes_count_on_the_device_all_the_time() -> None:
 
 @pytest.mark.parametrize(("between", "at_boundary"), [(1, 1138), (128, 1138), (129, 1139)])
 def test_between_bytes_count_once_at_the_boundary(between: int, at_boundary: int) -> None:
-    """What is held between the calls (10 + 1000 B) and `between_bytes`, or the position's own."""
+    """The larger of the position's own bytes and 10 + 1000 B (the pause) + `between_bytes`."""
     held = held_bytes(problem(between_bytes=between), program(), Tier.DEVICE)
     assert list(held) == [*DEVICE[:5], at_boundary, *DEVICE[6:]]
 
@@ -165,7 +167,7 @@ sizes = st.integers(0, 1000)
 
 @given(st.lists(st.tuples(st.sampled_from(Tier), sizes, st.booleans()), max_size=12))
 def test_peak_is_the_most_that_is_ever_live(slots: list[tuple[Tier, int, bool]]) -> None:
-    """Every slot is allocated in turn, and some are freed at once."""
+    """Slots are allocated one after another; some are freed right away."""
     body: list[Instruction] = []
     live = dict.fromkeys(Tier, 0)
     most = dict.fromkeys(Tier, 0)
@@ -183,7 +185,7 @@ def test_peak_is_the_most_that_is_ever_live(slots: list[tuple[Tier, int, bool]])
 
 
 def between_the_calls(program: Program) -> set[int]:
-    """The slots that are there when forward is over."""
+    """The slots that are live when the forward call is over."""
     held = set(program.arguments)
     for instruction in program.body[: program.boundary]:
         match instruction.action:

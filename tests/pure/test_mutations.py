@@ -1,4 +1,4 @@
-"""The verifier refuses programs with a fault at random: a lost instruction, a lost hazard edge."""
+"""verify_program refuses programs that lost an instruction or a hazard edge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which calls waited, what was held besides, and what that comes to under other plans."""
+"""observations: outstanding calls and external memory, and what they imply for other plans."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outcore.runtime.observations import MOST_MIXES, Mixes, Observations
 
 
 class Graph:
-    """What is asked of one."""
+    """The attributes of a planned graph that are read here."""
 
     def __init__(self, planned_for: int = 9, call_tensors: int = 0) -> None:
         self.status = SimpleNamespace(planned_for=planned_for)
@@ -23,7 +23,7 @@ class Graph:
 def external(
     mixes: Any, alone: dict[Any, int], graph: Graph | None = None, unknown: int = 0, calls: int = 9
 ) -> tuple[int, int]:
-    """Beside a graph; all others are active."""
+    """`mixes.external_bytes` for a graph, with all graphs in `alone` active."""
     most, of_one = mixes.external_bytes(
         graph or Graph(), calls, set(alone), alone.__getitem__, lambda g: g.call_tensors, unknown
     )
@@ -53,7 +53,7 @@ def test_mixes_are_told_from_the_most_of_each() -> None:
 
 
 def test_what_is_held_besides_counts_for_the_mix_beside_which_it_is() -> None:
-    """Gradients are there when few calls wait, and what calls are given when many do."""
+    """Gradients are held when few calls are outstanding, the inputs of calls when many are."""
     a = Graph()
     assert external(noted((0, {a: 3}, 0), (0, {a: 1}, 30)), {a: 10}) == (60, 40)
 
@@ -133,7 +133,7 @@ def test_all_that_is_held_besides_is_the_most_at_either_end() -> None:
 
 
 def test_what_is_beyond_many_is_news_once() -> None:
-    """However many own calls wait in it."""
+    """Whatever the number of own calls in it."""
     mixes: Any = Mixes()
     graphs = [Graph() for _ in range(MOST_MIXES)]
     for graph in graphs:
@@ -148,7 +148,7 @@ def test_what_is_beyond_many_is_news_once() -> None:
 
 
 def test_what_is_beyond_many_counts_for_as_many_own_calls_as_it_came_with() -> None:
-    """Not only where plans are made for as many as the largest mix has of them."""
+    """Not only if plans are made for as many own calls as the largest mix has."""
     graphs = [Graph() for _ in range(MOST_MIXES)]
     a, b = Graph(), Graph()
     mixes = noted(*((0, {graph: 1}, 5) for graph in graphs), (0, {a: 1}, 100), (3, {b: 1}, 5))
@@ -158,7 +158,7 @@ def test_what_is_beyond_many_counts_for_as_many_own_calls_as_it_came_with() -> N
 
 
 def test_before_the_first_call_only_those_count_that_waited_each_time() -> None:
-    """Steps differ: where it is called first, nobody waits, whatever waits where it is not."""
+    """Steps differ: in those that call this graph first, nothing is outstanding before it."""
     a = Graph()
     orders: list[list[dict[Any, int]]] = [[{}, {a: 2}], [{a: 2}, {}]]
     for order in orders:

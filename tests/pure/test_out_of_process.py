@@ -1,4 +1,4 @@
-"""Planning in another process gives what planning here gives."""
+"""out_of_process: planning in another process gives the same results as planning here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from outcore.policies.search import Search
 from tests.pure.test_policies import chain
 
 QUICK = Search(min_bytes=1, effort=0.01)
-"""Compiles nothing that the tests of the search have not."""
+"""A short search: it compiles only what the tests of the search compile too."""
 
 pytestmark = pytest.mark.xdist_group("compiled")
 
@@ -51,7 +51,7 @@ def test_the_numbers_of_a_refusal_come_back():
 
 
 def test_a_refusal_holds_nothing_once_it_is_caught():
-    """Its traceback would hold the frames of the step, and these the batch, until a collection."""
+    """Else its traceback would hold the step's frames, and so the batch, until a collection."""
 
     class Held:
         pass

@@ -1,4 +1,4 @@
-"""The third tier: what the host has no room for goes to the disk."""
+"""overflow: what the host has no room for goes to the disk."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ SWAP_ALL = resolve("swap-all{min_bytes=512B}").plan
 def chained(
     host_bytes: int, disk_bytes: int = 1 << 20, sizes: Sequence[int] = (MAP_BYTES,) * MAPS
 ) -> Problem:
-    """Maps of `sizes` made one from the other, and needed again in reverse; on three tiers."""
+    """A chain of maps of `sizes`, read again in reverse, on a machine with three tiers."""
     t = TraceBuilder()
     x = t.new(1, Role.INPUT, borrowed=True)
     made = [x]
@@ -56,12 +56,12 @@ def chained(
 
 
 def spilling(problem: Problem) -> Plan:
-    """As the runtime plans where the host has too little."""
+    """The plan that the runtime makes if the host has too little memory."""
     return overflow(problem, SWAP_ALL(with_roomy_host(problem)))
 
 
 def away(plan: Plan) -> dict[int, Tier]:
-    """Op that leaves -> where to, in order."""
+    """The op after which each offloaded buffer leaves -> its tier."""
     return {gap.after: c.tier for gap, c in plan.choices if isinstance(c, Offload)}
 
 
@@ -91,7 +91,7 @@ def test_what_goes_to_the_disk_leaves_variants_alone():
 
 
 def test_a_large_map_stays_where_small_ones_will_do():
-    """What goes to the disk passes through four buffers of its size."""
+    """What goes to the disk passes through four staging buffers of its size."""
     sizes = [MAP_BYTES] * 14 + [10 * MAP_BYTES] + [MAP_BYTES] * 6
     problem = chained(22 * MAP_BYTES, sizes=sizes)
     plan = spilling(problem)

@@ -1,4 +1,4 @@
-"""Rules about the package as a whole: what imports torch, and a reason for each ignored rule."""
+"""The package as a whole: which modules import torch, reasons for ignored rules, dependencies."""
 
 import ast
 import re
@@ -82,7 +82,7 @@ def test_every_ignored_lint_rule_in_the_settings_says_why():
 
 
 OTHERWISE_NAMED = {"PIL": "pillow", "sklearn": "scikit-learn"}
-"""Imported by another name than installed."""
+"""Packages whose import name differs from the name that pip installs."""
 
 
 def imported(path):

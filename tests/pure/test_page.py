@@ -1,4 +1,4 @@
-"""The page of a report as text: what is on it, that it is complete in itself, and how large."""
+"""The HTML page of a report, as text: its content, its size, and that it loads nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VOID = {"meta", "link", "br", "input"}
 
 @dataclass
 class Page(HTMLParser):
-    """Tags that are open, texts, and the boxes of each timeline."""
+    """A parsed page: open tags, links, texts, and the boxes of each timeline."""
 
     text: str
     open: list[str] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""The page of a report in a real browser, from a file, without a network.
+"""The HTML page of a report in a real browser, from a file, without a network.
 
-Skipped where there is no Chromium; with OUTCORE_REQUIRE_BROWSER=1 that is a failure. Pictures are
-left in the folder that OUTCORE_SCREENSHOTS names, if it names one.
+Skipped if Chromium or playwright is missing; with OUTCORE_REQUIRE_BROWSER=1 the tests fail instead.
+If OUTCORE_SCREENSHOTS names a folder, screenshots are saved there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outcore.report.tracks import slices
 from tests.pure.reports import long_report, measured_report, two_graphs
 from tests.pure.test_page import swept
 
-pytestmark = pytest.mark.xdist_group("browser")  # one browser is started, not one a process
+pytestmark = pytest.mark.xdist_group("browser")  # starts one browser, not one per process
 
 REQUIRED = os.environ.get("OUTCORE_REQUIRE_BROWSER") == "1"
 ARGUMENTS = [
@@ -34,7 +34,7 @@ ARGUMENTS = [
     "--disable-sync",
 ]
 PATIENCE_MS = 120_000
-"""Other tests keep the machine busy."""
+"""A long timeout, because other tests keep the machine busy."""
 PHONE, DESK = {"width": 400, "height": 800}, {"width": 1200, "height": 900}
 
 
@@ -63,7 +63,7 @@ def browser() -> Iterator[Any]:
 
 
 class Opened:
-    """A page in the browser: what it asked for, and what it complained of."""
+    """A page in the browser, with its requests and its console messages and errors."""
 
     def __init__(self, browser: Any, file: Path, **options: Any) -> None:
         self.context = browser.new_context(offline=True, **options)
@@ -77,7 +77,7 @@ class Opened:
         self.tab.goto(file.as_uri())
 
     def close(self) -> None:
-        """No complaints, and no request but for the file itself."""
+        """Assert that there were no messages, and no request except for the file itself."""
         urls = [url for url in self.requests if not url.startswith("data:")]
         self.context.close()
         assert self.complaints == []

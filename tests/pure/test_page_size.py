@@ -1,4 +1,4 @@
-"""Pages stay small, whatever the step: boxes, curves and moves are shared among its graphs."""
+"""The size of HTML pages: boxes, curves and moves are limited, and shared among graphs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.pure.test_page import MEGABYTE, check
 
 
 def alternating(count: int) -> tuple[list[Slice], list[Pause]]:
-    """Ops of 2 s and reruns of 1 s in turn, a wait of changing cause after each."""
+    """Alternating ops of 2 s and reruns of 1 s, each followed by a wait; causes take turns."""
     kinds, causes = cycle((Kind.BACKWARD, Kind.RERUN)), cycle(Cause)
     found, waits, now = [], [], 0.0
     for position, kind, cause in zip(range(count), kinds, causes, strict=False):

@@ -1,4 +1,4 @@
-"""What the page of a report says first, and that it says it of what was measured."""
+"""The wording of a report's HTML page: headline, costs, waits and figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plan files: what is written is read, what was edited is refused, and rules hold for any plan."""
+"""Plan files: they load as saved, edited ones are refused, and override rules hold for any plan."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ drawn = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 VERSIONS = Versions("0.1.0", "3.11.2", "2.13.0")
 CONV, DROPPED, CURVED, MIXED = 3, 4, 5, 6
-"""Buffers of `small_problem` that wait for the backward pass, made by ops 0, 1, 2 and 3."""
+"""Buffers of `small_problem` that the backward pass reads, made by ops 0, 1, 2 and 3."""
 CONV_GAP = Gap(CONV, 3, 8)
-"""That of the first of them; `conv` has one within the forward pass too."""
+"""The gap of `conv` across the boundary; `conv` also has one within the forward pass."""
 HOST = Offload(Tier.HOST)
 SCHEMA = json.loads(schema_text())
 
@@ -175,7 +175,7 @@ class TestFiles:
 
 
 class TestWhatIsHeldForReruns:
-    """Outputs of dense layers, of which the concatenations are made again."""
+    """Outputs of dense layers that are held to recompute the concatenations."""
 
     @pytest.fixture
     def saved(self):
@@ -451,7 +451,7 @@ class TestOverridden:
         assert all(isinstance(c, Offload) for g, c in plan.choices if g.buffer == DROPPED)
 
     def test_where_that_does_not_fit_search_plans_around_it(self):
-        """At 6400 B keep-all does not fit at all; with `conv` kept others have to go."""
+        """At 6400 B keep-all does not fit; with `conv` kept, other buffers must leave."""
         problem = small_problem(6400)
         policy = resolve("keep-all")
         with pytest.raises(InfeasibleError):
@@ -469,7 +469,7 @@ class TestOverridden:
     @drawn
     @given(problem=problems(), data=st.data())
     def test_rules_hold_whatever_is_planned(self, problem, data):
-        """Or there is a smallest budget at which they do."""
+        """If no plan fits, they hold at the smallest feasible budget."""
         rules = tuple(self.rules(problem, data))
         spec = data.draw(st.sampled_from(("keep-all", "swap-all{min_bytes=1B}", "search")))
         spec = "search{min_bytes=1B,effort=0.002}" if spec == "search" else spec
@@ -627,7 +627,7 @@ class TestDiffs:
 
 
 def test_every_crossing_storage_can_be_kept():
-    """Rules reach what policies decide on."""
+    """A rule for everything covers all gaps that policies decide on."""
     problem = small_problem()
     kept = forced(problem, [keep("*")])
     assert set(candidates(problem, 1)) <= set(kept)

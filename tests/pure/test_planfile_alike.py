@@ -1,4 +1,4 @@
-"""Plan files with several plans for one trace: graphs that are alike, as equal layers are."""
+"""Plan files with several plans for one trace, for graphs of the same structure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies of other packages: found, listed, refused; and the page that tells how to write one."""
+"""Policies of other packages: how they are found, listed and refused; the page on writing one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def on_the_page():
 
 @pytest.fixture
 def install(tmp_path):
-    """Installs packages until the test is over."""
+    """A function that installs a package until the test is over."""
     with on_path(tmp_path):
         yield lambda *package: write_package(tmp_path, *package)
 
@@ -154,7 +154,7 @@ def test_another_process_finds_it_in_the_working_directory(install, tmp_path, mo
     monkeypatch.syspath_prepend("")
     monkeypatch.setattr("sys.path", [p for p in sys.path if p != str(tmp_path)])
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delattr(type(policy), "plan")  # nobody here can
+    monkeypatch.delattr(type(policy), "plan")  # this process cannot plan
     assert plan_out_of_process(policy, chain()).policy == "mine"
 
 

@@ -1,4 +1,4 @@
-"""The registry, specs as text, what each policy's plan promises, floors."""
+"""Policies: the registry, specs as text, what every policy's plan promises, and floors."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -123,7 +123,7 @@ _VALUES = {
     "Algorithms": st.sampled_from(Algorithms),
 }
 _RANGES = {"sync": st.integers(0, 3)}
-"""Options that take less than their type does."""
+"""Options that accept fewer values than their type has."""
 
 
 @st.composite
@@ -201,7 +201,7 @@ def test_resolve_takes_a_spec_or_a_policy():
 
 
 def needed(policy, problem) -> tuple[str, int]:
-    """The tier and the bytes that the policy asks for: the budget itself where it has a plan."""
+    """The tier and the bytes that the policy needs; the device budget if it has a plan."""
     try:
         policy.plan(problem)
     except InfeasibleError as error:
@@ -225,13 +225,13 @@ def test_a_policy_gives_a_plan_that_fits_or_the_budget_that_would_do(spec, probl
     assert plan.problem_digest == digest(problem)
     assert plan.trace_digest == digest(problem.trace)
     costs = (problem.profile.cost(op.id, plan.variant(op.id)) for op in problem.trace.ops)
-    keeping = sum(cost.seconds for cost in costs)  # what keeping all takes with its variants
+    keeping = sum(cost.seconds for cost in costs)  # of keeping all, with its variants
     assert simulate(problem, program).seconds >= keeping * (1 - 1e-9)
 
 
 CHOOSING = {"vdnn-all", "vdnn-conv", "vdnn-dyn", "superneurons-cost-aware", "search"}
-"""These choose among variants: superneurons-cost-aware with `workspaces`, search where its start
-does (the floor's plan has the smallest workspaces)."""
+"""Policies that choose among variants: superneurons-cost-aware with `workspaces`, search if its
+start does (the floor's plan has the smallest workspaces)."""
 
 
 @drawn
@@ -348,7 +348,8 @@ def test_the_floor_plan_fits_at_the_floor_and_not_below(problem):
 @given(problem=problems(), spec=st.sampled_from(SPECS))
 def test_no_plan_needs_less_than_the_floor(problem, spec):
     roomy = replace(problem, budget_bytes=1 << 40)
-    # A copy needs room to align, and donation needs a dying argument: then other plans need less.
+    # Without padding and donations. With them, other plans may need less than the floor's plan:
+    # a copy needs room to align, and a donation needs a dying argument.
     plain = replace(roomy, hardware=replace(roomy.hardware, fetch_padding_bytes=0))
     bare = replace(plain, trace=replace(plain.trace, donations=()))
     plan = parse_policy(spec).plan(bare)

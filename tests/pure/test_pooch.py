@@ -162,7 +162,7 @@ MISSED = {
     (15.9, 70): (67, 35, 3),
     (15.9, 75): (67, 36, 2),
 }
-"""What we get where that is another: one map is offloaded instead of recomputed, or the reverse."""
+"""Our counts where they differ: one map is offloaded instead of recomputed, or the reverse."""
 
 
 def test_pooch_gives_the_x86_row_of_table_3():
@@ -386,7 +386,7 @@ def test_a_model_that_is_too_hopeful_is_asked_again_with_less(monkeypatch):
     asked = []
 
     class Hopeful(PoochModel):
-        """Believes that everything fits."""
+        """A model in which everything fits."""
 
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
@@ -405,12 +405,12 @@ def test_a_model_that_is_too_hopeful_is_asked_again_with_less(monkeypatch):
     assert len(plan.choices) == 105, "in the end everything is offloaded"
 
 
-# ---- short cuts: each against the long way round ------------------------------------------------
+# ---- shortcuts: each against the plain algorithm ------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class PlainPooch(PoochPolicy):
-    """PoocH as its code has it: every question is answered by working out a whole pass."""
+    """PoocH as in its own code: each question is answered by computing a whole pass."""
 
     name: ClassVar[str] = "pooch"
     summary: ClassVar[str] = "PoocH without short cuts"
@@ -511,7 +511,7 @@ drawn = settings(max_examples=50, suppress_health_check=list(HealthCheck))
 
 @st.composite
 def tight_problems(draw):
-    """Between what PoocH needs at least, and what keeping everything takes."""
+    """Problems with a budget between PoocH's least and what keeping everything needs."""
     problem = draw(problems(draw(traces(max_forward_ops=40))))
     problem = replace(problem, budget_bytes=1, host_budget_bytes=None, disk_budget_bytes=None)
     least, most = needed_bytes("pooch{min_bytes=1B}", problem), needed_bytes("keep-all", problem)

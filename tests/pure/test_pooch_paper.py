@@ -1,4 +1,4 @@
-"""PoocH by its paper's text: what is hidden, the tree of step 1, timelines in step 2."""
+"""pooch-paper: hidden copies, the tree of step 1 and the timelines of step 2, as in the paper."""
 
 import math
 import sys
@@ -38,7 +38,7 @@ MB = 10**6
 GB = 1e9
 PLENTY = 1000 * MB
 SMALL = 1000
-"""More bytes than the input, the loss and the gradients of `chain` take."""
+"""More bytes than the input, the loss and the gradients of `chain` need."""
 
 drawn = settings(max_examples=60, suppress_health_check=list(HealthCheck))
 
@@ -55,8 +55,8 @@ def seconds(model, kinds):
 def chain(megabytes, room_mb=PLENTY / MB):
     """Maps of `megabytes`, each made from the one before; a loss; one backward op per map.
 
-    Before those comes an op whose workspace leaves `room_mb` for maps that are kept. It is the only
-    limit: there is memory for everything at any other time.
+    Before the backward ops comes an op whose workspace leaves `room_mb` for maps that are kept.
+    This is the only limit: there is memory for everything at any other time.
     """
     t = TraceBuilder()
     x = t.new(1, Role.INPUT, borrowed=True, name="x")
@@ -92,8 +92,8 @@ def model_of(problem, min_bytes=64 * 2**10):
 def test_what_is_hidden_in_the_all_offload_run():
     """Copies out end at 3.5, 5, 5.5 and 7 s, compute at 5 s.
 
-    Backward from its first break point on: copies back end at 1.5, 2, 3.5 and 5 s, and are needed
-    at 0, 2.5, 3.5 and 4.5 s.
+    Backward, with times from its first break point: copies back end at 1.5, 2, 3.5 and 5 s, and
+    are needed at 0, 2.5, 3.5 and 4.5 s.
     """
     found = exposed(model_of(chain([1.5, 1.5, 0.5, 1.5])))
     assert found.out == (2, 3)
@@ -108,7 +108,7 @@ def test_what_is_hidden_stays_offloaded_although_there_is_room():
 
 
 def test_an_op_that_needs_the_memory_of_a_copy_exposes_it():
-    """A workspace makes the op at 3 s wait for a0, which leaves until 3.5 s.
+    """A workspace makes the op at 3 s wait for a0, whose copy out ends at 3.5 s.
 
     So compute ends at 5.5 s; by then all but a3 have left.
     """
@@ -140,7 +140,7 @@ def test_of_one_break_point_only_the_copies_that_are_late_count():
 
 
 def test_the_tree_keeps_what_the_scan_has_no_room_for():
-    """There is room for a0, or for all others. All offloaded: 20 s, of which a0 stalls 4.
+    """There is room for a0, or for all others. All offloaded: 20 s, 4 of them stalls for a0.
 
     The scan keeps the others: a0 leaves from 2 to 8 s, and comes back within 6 s of which 3 are
     hidden: 8 + 1 + 7 s. With a0 kept: 6 + 1 + 5 s. With a0 and a3 offloaded: 9 + 1 + 8 s.
@@ -163,7 +163,7 @@ def test_the_tree_keeps_what_the_scan_has_no_room_for():
 
 
 def test_both_overheads_are_differences_of_timelines():
-    """a0 is kept; a step takes 6 + 1 + 5 s. Were the copies of a3 free, 5 + 1 + 4 s.
+    """a0 is kept; a step takes 6 + 1 + 5 s. If the copies of a3 were free: 5 + 1 + 4 s.
 
     With a3 recomputed, 5 + 1 + 5.5 s: half a second until a2 is back, one to make a3 from it. Its r
     is 1.5 / 2. The others' copies are hidden.
@@ -185,7 +185,7 @@ def test_the_plan_takes_the_time_of_the_model():
 
 
 def test_recomputation_that_finds_no_room_is_out_of_the_question():
-    """Backward's first map op leaves no room to have a2 beside a3, which a3 is made from."""
+    """a3 is made from a2, and the first map op of backward leaves no room for both."""
     problem = chain([6, 0.5, 0.5, 1], room_mb=6)
     op = problem.trace.boundary + 1
     asked = {}
@@ -218,9 +218,9 @@ def chain_models(draw):
 
 @st.composite
 def trace_models(draw):
-    """Models of problems in which all offloaded fits, with room for some of the maps.
+    """Models of problems that fit with all maps offloaded, with room for some maps.
 
-    Copies take no padding: with it, a kept target can take less than an offloaded one.
+    Copies have no padding: with it, a kept target can need less than an offloaded one.
     """
     problem = draw(problems(draw(traces(max_forward_ops=16))))
     hardware = replace(problem.hardware, fetch_padding_bytes=0)
@@ -247,7 +247,7 @@ def least_bytes(model, kind):
 
 
 def looked_at(tree, leaves):
-    """The leaves that the search looks at."""
+    """The leaves that the search visits."""
     seen = []
 
     class Watched(Tree):
@@ -263,7 +263,7 @@ def looked_at(tree, leaves):
 
 
 def every_leaf(model):
-    """The paper's tree, walked plainly: kinds at each leaf that fits."""
+    """The kinds at each leaf of the paper's tree that fits, by visiting all leaves."""
     found = exposed(model)
     scanned = sorted(set(found.out) - set(found.stalls), reverse=True)
     for decision in product([KEEP, OFFLOAD], repeat=len(found.stalls)):
@@ -355,7 +355,7 @@ def test_a_ratio_below_one_says_that_recomputing_is_faster(model):
 @drawn
 @given(model=models())
 def test_copies_that_are_hidden_cost_nothing(model):
-    """Where none is exposed, the all-offload run takes the time of its ops."""
+    """If no copy is exposed, and only then, the all-offload run takes the time of its ops."""
     found, kinds = exposed(model), [OFFLOAD] * len(model.targets)
     compute = sum(op.seconds for op in model.log.forward) + model.log.lead_in.seconds
     compute += sum(segment.seconds for segment in model.log.segments)
@@ -386,7 +386,7 @@ def test_what_is_exposed_at_512_images(link_gbps, out, back, neither):
 
 
 def test_on_a_fast_link_nearly_everything_is_hidden_and_the_tree_is_small():
-    """The paper keeps 66 there (Table 3); its text has what is hidden offloaded at once."""
+    """The paper keeps 66 here (Table 3), although its text offloads what is hidden at once."""
     model = model_of(resnet(15.1, 75))
     kinds = PoochPaper().decide(model)
     assert kind_counts(kinds) == (5, 100, 0)
@@ -396,7 +396,7 @@ def test_on_a_fast_link_nearly_everything_is_hidden_and_the_tree_is_small():
 def test_the_x86_row_is_not_what_the_text_gives():
     """66/12/27 in the paper's Table 3. A regression value of this model and of this beam.
 
-    Equals are told apart by the last bits of sums, which Python 3.12 makes otherwise.
+    Ties are broken by the last bits of sums, and Python 3.12 adds floats differently.
     """
     earlier = sys.version_info < (3, 12)
     expected, step = ((44, 22, 39), 1.88) if earlier else ((39, 20, 46), 1.91)

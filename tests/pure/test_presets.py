@@ -40,7 +40,7 @@ def test_an_unknown_machine():
 
 def comparison(states=0, allocator=None):
     machine = replace(preset("v100-pcie3"), hardware=small_hardware())
-    trace = small_trace()  # its ops are called with fewer arguments than torch's have
+    trace = small_trace()  # its ops have fewer arguments than torch's
     nameless = tuple(replace(op, target="test.op") for op in trace.ops)
     return Comparison(
         replace(trace, ops=nameless), machine, items=4, states=states, allocator=allocator

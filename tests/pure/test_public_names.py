@@ -1,4 +1,4 @@
-"""The names of `import outcore`: all are there, and none loads torch before it is used."""
+"""The public names of outcore: all exist, and only those that run torch import it."""
 
 import importlib
 import subprocess

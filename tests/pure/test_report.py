@@ -55,7 +55,7 @@ def reports(draw):
     problem = draw(problems())
     try:
         return report(problem, draw(plans(problem)))
-    except VerifyError:  # what is recomputed cannot always be
+    except VerifyError:  # some drawn plans recompute from a buffer that is lost
         reject()
 
 
@@ -158,7 +158,7 @@ def test_calls_of_a_graph_count_as_often_as_a_step_has_them():
 
 
 def test_graphs_that_take_turns_count_for_the_steps_in_which_they_run():
-    """Of four steps, three are of one graph, and one calls the other twice."""
+    """Of four steps, three run one graph, and one runs the other graph twice."""
     one = measured_report()
     (step,) = one.steps
     mixed = with_steps(one, [replace(step, share=0.75), replace(step, share=0.25, calls=2)])
@@ -322,7 +322,7 @@ def test_times_are_whole_nanoseconds_to_a_reader_that_cuts_them():
 
 
 def check_threads(events):
-    """As Perfetto reads them: whatever has a number of its own is one thread."""
+    """As Perfetto reads them: each `tid` is one thread."""
     owners = defaultdict(set)
     for event in events:
         assert {"ph", "pid", "tid", "name"} <= set(event)
@@ -428,7 +428,7 @@ def check_snapshot(snapshot, found):
 
 
 def check_fields(events, segment):
-    """All that the viewer's MemoryViz.js and process_alloc_data.js read, of the kinds they take."""
+    """All that the viewer's MemoryViz.js and process_alloc_data.js read, with the right types."""
     for event in events:
         assert {"action", "addr", "size", "stream", "time_us", "frames"} <= set(event)
         assert all(type(event[name]) is int for name in ("addr", "size", "stream", "time_us"))
@@ -447,7 +447,7 @@ def check_fields(events, segment):
 
 
 def check_frames(frames):
-    """A frame without a name or a file, or with a line that is no number, breaks the viewer."""
+    """Frames without a name or file, or whose line is not an int, break the viewer."""
     for frame in frames:
         assert type(frame["name"]) is type(frame["filename"]) is str
         assert type(frame["line"]) is int
@@ -461,7 +461,7 @@ OPCODES = {
     *("MEMOIZE", "NEWFALSE", "NEWTRUE", "NONE", "PROTO", "SETITEM", "SETITEMS", "STOP"),
     *("SHORT_BINUNICODE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
 }
-"""Of the pickle machine, those that the viewer's reader in JavaScript knows (pytorch, 2025)."""
+"""The pickle opcodes that the viewer's JavaScript reader knows (pytorch, 2025)."""
 
 
 def test_the_viewer_can_unpickle_a_snapshot():
@@ -506,7 +506,7 @@ def test_blocks_say_where_they_come_from():
 
 
 def plt_text():
-    """Letters of drawings as text, not as curves."""
+    """A context in which drawings contain letters as text, not as curves."""
     from matplotlib import rc_context  # noqa: PLC0415 - an extra
 
     return rc_context({"svg.fonttype": "none"})

@@ -1,4 +1,4 @@
-"""search: never behind what it starts from, the best there is where that can be known."""
+"""search: never slower than its starts, and the best plan if that can be known."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.pure.test_policies import chain
 drawn = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 GB = 10**9
 FEW = 6
-"""Gaps of which every plan can be tried."""
+"""The most gaps for which every plan is tried."""
 
 
 def seconds(problem: Problem, policy: Search | str) -> float:
@@ -201,7 +201,7 @@ def test_more_walks_find_no_less():
 
 
 def test_what_a_plan_says_beyond_arrays_is_judged_all_the_same():
-    """With other ways to run its ops a step may be faster than with all kept."""
+    """With variants of its ops, a step may be faster than with everything kept."""
     problem = chain()
     cost = Cost(0.0, 0)
     faster = tuple((op.id, (cost,)) for op in problem.trace.ops)
@@ -318,7 +318,7 @@ def test_shallow_and_deep_networks_get_about_as_many_steps(ops, steps):
 
 
 def test_a_start_is_not_asked_what_it_would_need(monkeypatch):
-    """To tell, the rule is tried with more and more memory."""
+    """Finding that out would try the rule with more and more memory."""
     tried = []
 
     def count(policy, problem):

@@ -1,4 +1,4 @@
-"""Gaps that `search` leaves out, and that nothing is lost by it."""
+"""brief: the gaps that `search` leaves out, and that nothing is lost by it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TIGHT, LARGE = 1 << 18, 1 << 20
 
 @pytest.fixture(autouse=True, scope="module")
 def few_are_enough() -> Iterator[None]:
-    """Brief gaps are left out of small problems too."""
+    """Leave brief gaps out of small problems too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search_brief, "FEW", 0)
         yield
@@ -51,7 +51,7 @@ def slow(problem: Problem) -> Problem:
 
 
 def left_out(problem: Problem) -> set[tuple[int, int, int]]:
-    """Buffer and ends of each brief gap."""
+    """The buffer and the ends of each brief gap."""
     space = make_space(problem, Evaluator(problem), 1)
     found = (space.gaps[index] for index in brief(problem, space))
     return {(gap.buffer, gap.after, gap.before) for gap in found}
@@ -64,7 +64,7 @@ def with_workspace(problem: Problem, op: int, nbytes: int) -> Problem:
 
 
 def test_what_is_over_before_a_copy_could_be_back_is_brief():
-    """Buffers 5 and 6 are idle for 2 ms and none, 4 for 4 ms; out and back take 3.5 ms."""
+    """Buffers 5 and 6 are idle for 2 and 0 ms, buffer 4 for 4 ms; out and back take 3.5 ms."""
     problem = slow(chain((64,) * 6))
     assert left_out(problem) == {(5, 5, 8), (6, 6, 7)}
 
@@ -88,7 +88,7 @@ def test_few_gaps_are_all_decided_on(monkeypatch):
         (6, 2 * LARGE, False),
         (7, 2 * LARGE, False),
         (6, 1 << 30, True),  # there is room for all of it
-        (5, LARGE, False),  # no plan has room for it with all that is over soon
+        (5, LARGE, False),  # with all brief gaps kept, no plan has room for it
     ],
 )
 def test_where_more_is_held_inside_than_at_the_ends_it_is_not(op, budget_bytes, expected):
@@ -102,7 +102,7 @@ def test_the_pause_between_the_calls_is_inside():
 
 
 def overwritten(*, donates: bool) -> Problem:
-    """Op 1 reads buffer 1 and makes as much; op 3 reads it again."""
+    """Op 1 reads buffer 1 and makes one of the same size; op 3 reads buffer 1 again."""
     t = TraceBuilder()
     x = t.new(256, Role.INPUT, borrowed=True, name="x")
     first, second = (t.new(64 * 256, Role.ACTIVATION) for _ in range(2))
@@ -121,7 +121,7 @@ def overwritten(*, donates: bool) -> Problem:
 
 @pytest.mark.parametrize("donates", [False, True])
 def test_an_op_that_could_write_over_the_buffer_is_inside(donates):
-    """Where it cannot, it holds both, and the op after it no more than that."""
+    """If it cannot, it holds both buffers, and the next op holds no more than that."""
     workspace = with_workspace(overwritten(donates=donates), 1, 4 * KIB)
     assert ((1, 1, 3) in left_out(workspace)) is not donates
 
@@ -136,7 +136,7 @@ def test_what_is_dead_is_never_brief():
 
 
 def test_gaps_where_the_best_start_needs_a_choice_are_decided_on(monkeypatch):
-    """At the floor nothing fits with all of them as by default."""
+    """At the floor, no plan fits with all these gaps at their default."""
     problem = chain((512, 64) * 6)
     tight = replace(problem, budget_bytes=floor(problem).nbytes)
     evaluator = Evaluator(tight)

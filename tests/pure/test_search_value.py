@@ -1,4 +1,4 @@
-"""The start of `search` that offloads what takes long to make again."""
+"""start_by_value: the start of `search` that offloads what takes long to recompute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Allocator settings are read as torch reads them."""
+"""segments: allocator settings are read as torch reads them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Small programs played by hand: when each instruction runs, and what compute waits for."""
+"""simulate: when each instruction of small programs runs, and what compute waits for, by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outcore.ir.verify import verify_trace
 from outcore.ir.verify_program import verify_program
 from outcore.simulate import simulate
 
-# Four ops of one second; every buffer has 1000 B. Away a buffer takes 2 s, back 4 s.
+# Four ops of one second; every buffer has 1000 B. A copy out takes 2 s, a copy back 4 s.
 TRACE = """
 trace boundary 4
 buffer 0 input 1000 B borrowed "x"
@@ -103,7 +103,7 @@ def test_the_trace_of_this_file_is_valid() -> None:
 
 
 def test_each_stream_runs_in_order_and_waits_for_the_others() -> None:
-    """The copy out runs beside op 1; op 2 waits for the memory, op 3 for the copy back."""
+    """The copy out starts with op 1; op 2 waits for the memory, op 3 for the copy back."""
     timeline = played()
     assert spans(timeline) == {1: (0, 1), 3: (1, 2), 5: (1, 3), 8: (3, 4), 11: (4, 8), 14: (8, 9)}
     assert timeline.stalls == (Stall(6, Cause.RELEASE, 1.0), Stall(14, Cause.FETCH, 4.0))
@@ -120,7 +120,7 @@ def test_figures_of_a_timeline() -> None:
 
 
 def test_memory_is_that_of_the_program_and_not_of_time() -> None:
-    """x, a back, c and d, and the workspace of op 3; on the host the extent."""
+    """Device: x, `a` fetched back, c, d and the workspace of op 3. Host: the extent."""
     timeline = played()
     assert timeline.peak(Tier.DEVICE) == 1000 + 1024 + 1000 + 1000 + 500
     assert timeline.peak(Tier.HOST) == 1024
@@ -128,7 +128,7 @@ def test_memory_is_that_of_the_program_and_not_of_time() -> None:
 
 
 def test_what_is_not_needed_yet_is_not_waited_for() -> None:
-    """Freed behind op 2 instead of before it, `a` costs no stall."""
+    """If `a` is freed after op 2 instead of before it, it costs no stall."""
     moved = played(
         ("6: compute free s1 after 5\n7: compute alloc s4\n8: compute run 2 s2 -> s4",
          "6: compute alloc s4\n7: compute run 2 s2 -> s4\n8: compute free s1 after 5"),
@@ -139,7 +139,7 @@ def test_what_is_not_needed_yet_is_not_waited_for() -> None:
 
 
 def test_an_early_copy_back_waits_for_its_copy_out_only() -> None:
-    """Issued as soon as `a` is away, the copy back runs beside op 2."""
+    """If it is issued as soon as `a` is away, the copy back runs at the same time as op 2."""
     early = played(
         ("7: compute alloc s4", "7: compute alloc s5"),
         ("8: compute run 2 s2 -> s4", "8: in copy s3 -> s5 after 5 7"),
@@ -164,7 +164,7 @@ def test_pace_delays_what_it_stands_on() -> None:
 
 
 def test_pace_on_a_copy_shows_where_the_copy_is_needed() -> None:
-    """Paced behind op 2, the early copy back is as late as the one that follows it."""
+    """The copy back follows op 2 already, so a pace on op 2 changes nothing."""
     paced = played(
         ("10: compute alloc s5\n11: in copy s3 -> s5 after 5 10",
          "10: compute alloc s5\n11: in copy s3 -> s5 after 5 10 pace 8"),
@@ -199,7 +199,7 @@ def test_an_empty_program_takes_no_time() -> None:
 
 
 def test_a_timeline_begins_with_its_first_span() -> None:
-    """Measured ones start at some reading of a clock."""
+    """Measured timelines start at some reading of a clock."""
     measured = replace(
         played(),
         spans=(Span(1, Stream.OUT, 105.0, 107.5), Span(0, Stream.COMPUTE, 104.5, 106.0)),

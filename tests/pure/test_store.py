@@ -1,3 +1,5 @@
+"""store: nouns in files and back, digests, and files that are refused."""
+
 import dataclasses
 import json
 import math
@@ -326,7 +328,7 @@ def test_a_file_whose_content_does_not_fit(
 
 
 def test_what_is_as_by_default_is_not_written_where_older_files_lack_it(tmp_path: Path) -> None:
-    """So they load, and their digests are what they were."""
+    """So older files load, and digests stay the same."""
     for noun in (small_problem().profile, dataclasses.replace(PLAN, variants=())):
         save(noun, tmp_path / "file")
         text = (tmp_path / "file").read_text(encoding="ascii")
@@ -411,7 +413,7 @@ def test_the_digest_of_a_trace_is_worked_out_once(monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_known_of_a_trace_goes_with_it() -> None:
     class Found:
-        """What can be asked whether it lives."""
+        """An object that a weak reference can point to."""
 
     trace = small_trace()
     known = once_per_trace(lambda _: Found())

@@ -1,4 +1,4 @@
-"""SuperNeurons' runtime against its paper: layer by layer, and its rules by hand."""
+"""superneurons-cost-aware: the figures of its paper, and its rules by hand."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ def replays(network: Layers, replay: Replay) -> int:
 
 
 def peak_mib(problem: Problem, policy: SuperNeuronsCostAware) -> float:
-    """Without the images and the tangent, which take a few bytes here."""
+    """The peak on the device, in MiB; the images and the tangent take only a few bytes here."""
     return peak(problem, lower(problem, policy.plan(problem)), Tier.DEVICE).nbytes / MIB
 
 
@@ -60,7 +60,7 @@ def test_table_1_alexnet_replays(replay, extra):
     ("layers", "extra"), [(50, (84, 118, 85)), (101, (169, 237, 170))], ids=["50", "101"]
 )
 def test_table_1_resnet_replays(layers, extra):
-    """Where no normalisation follows the convolution of a short cut."""
+    """If no normalization follows the convolution of a shortcut."""
     found = tuple(replays(resnet(16, BLOCKS[layers], project=()), each) for each in STRATEGIES)
     assert found == extra
 
@@ -278,7 +278,7 @@ def test_the_cache_evicts_the_least_recently_used_where_memory_is_short():
         found = offloads(tight, roomy.plan(tight))
         assert list(found) == [f"a{i}" for i in range(short)]
         for number, choice in enumerate(found.values()):
-            # The op that would have reached the peak finds room: on the spot, and not before.
+            # Memory is freed right before the op that would have reached the peak, not earlier.
             assert choice.depart == choice.release == 6 - short + number
             assert choice.prefetch is not None
             assert choice.prefetch >= problem.trace.boundary

@@ -1,4 +1,4 @@
-"""Which budgets are swept, the figures of a sweep, and its plot."""
+"""sweep: which budgets are swept, the figures of a sweep, and its plot."""
 
 from dataclasses import replace
 from importlib.util import find_spec
@@ -120,7 +120,7 @@ def row(policy, budget, seconds=None, least=None):
 
 
 def by_hand():
-    """Three policies under three budgets, in-core one takes 2 s in 30 bytes."""
+    """Three policies under three budgets; in-core, a step takes 2 s and 30 bytes."""
     rows = (
         row("a", 10, None, None),
         row("b", 10, 8.0, None),

@@ -1,3 +1,5 @@
+"""text: nouns print as text and parse back; texts that cannot be read are refused."""
+
 import contextlib
 import json
 import math
@@ -92,7 +94,7 @@ arg_lists = st.lists(args, max_size=4).map(tuple)
 
 
 def with_op(op: Op) -> Trace:
-    """One input and one op."""
+    """A trace of one input and `op`."""
     base = parse(
         "trace boundary 1\nbuffer 0 input 4 B\nvalue %0 on 0 float32 (1,) stride (1,)\ninputs %0",
         Trace,
@@ -187,7 +189,7 @@ def test_any_op_round_trips(target, arguments, kwargs, outputs, effects, site) -
 def test_types_of_arguments_survive(arguments: tuple[Arg, ...]) -> None:
     trace = with_op(Op(0, "f", arguments, (), Phase.FORWARD))
     (op,) = parse(to_text(trace), Trace).ops
-    assert repr(op.args) == repr(arguments)  # True == 1 == 1.0, but they print apart
+    assert repr(op.args) == repr(arguments)  # True == 1 == 1.0, but they print differently
 
 
 def test_not_a_number_survives() -> None:
@@ -334,5 +336,5 @@ def test_a_damaged_text_parses_or_raises_parse_error(data: st.DataObject) -> Non
     text = to_text(small_problem())
     at = data.draw(st.integers(0, len(text) - 1))
     damage = data.draw(st.sampled_from(["", "x", " ", "\n", '"', "%99", "(", json.dumps("\n")]))
-    with contextlib.suppress(ParseError):  # nothing else may come out
+    with contextlib.suppress(ParseError):  # no other error may be raised
         parse(text[:at] + damage + text[at + 1 :], Problem)

@@ -1,3 +1,5 @@
+"""units: parse and format sizes, rates, times, counts and fractions."""
+
 import math
 from fractions import Fraction
 
@@ -139,7 +141,7 @@ def test_parse_size_returns_a_positive_int_or_raises_value_error(size):
 
 @given(sizes)
 def test_a_printed_size_reads_back_to_three_digits(nbytes):
-    # Half of the last digit, and what is below a byte.
+    # Off by at most half of the last digit, and what is below a byte.
     near = pytest.approx(nbytes, abs=0.0051 * nbytes + 1)
     assert parse_size(format_bytes(nbytes), None) == near
 

@@ -1,4 +1,4 @@
-"""Variants of ops, from profile to timeline: other seconds, other workspaces, one meaning."""
+"""Variants of ops, from profile to timeline: other seconds and workspaces, the same meaning."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_time_and_memory_are_those_of_the_variant(variant: int, cost: Cost) -> N
 
 
 def test_the_clock_of_lowering_goes_by_the_variant() -> None:
-    """`conv` takes 1.1 ms to leave after op 3: beside ops 4 and 5, or beside a slow op 4 alone."""
+    """After op 3, `conv` takes 1.1 ms to leave: during ops 4 and 5, or during a slow op 4 alone."""
     given_problem, gap = problem({4: (SLOW,)}), "gap 3 after 3 before 8 offload host"
     freed = []
     for lines in ((gap,), (gap, "op 4 variant 1")):
@@ -102,7 +102,7 @@ def test_the_clock_of_lowering_goes_by_the_variant() -> None:
 
 
 def test_a_copy_back_waits_for_the_workspace_of_a_variant() -> None:
-    """Room for `conv` beside every op, but not beside op 6 with the workspace of its variant."""
+    """There is room for `conv` at every op, except at op 6 with the workspace of its variant."""
     gap = "gap 3 after 3 before 8 offload host prefetch 5"
     alone, beside = (gap,), (gap, "op 6 variant 1")
     roomy = problem({6: (FAST,)})
@@ -139,13 +139,13 @@ def test_variants_change_nothing_but_costs(data: st.DataObject) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fastest:
-    """Keeps everything; every op as fast as it goes."""
+    """Keeps everything, and runs each op by its fastest variant."""
 
     name: ClassVar[str] = "fastest"
     summary: ClassVar[str] = "for tests"
 
     def plan(self, problem: Problem) -> Plan:
-        """Keep everything; each op as fast as it goes."""
+        """Keep everything; choose the fastest variant of each op."""
         seconds = ([cost.seconds for cost in costs] for costs in problem.profile.costs)
         return settle(problem, {}, self, {op: s.index(min(s)) for op, s in enumerate(seconds)})
 

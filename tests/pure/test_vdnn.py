@@ -1,4 +1,4 @@
-"""vDNN by hand: which layers there are, what leaves beside what, and what comes back when."""
+"""vDNN by hand: its layers, and when buffers leave and come back."""
 
 from dataclasses import replace
 
@@ -26,9 +26,9 @@ ROOMY = 1 << 40
 def network(budget_bytes: int = ROOMY) -> Problem:
     """x, conv, relu, pool, conv, relu, conv, relu, mm; then mm, relu, conv and so on backward.
 
-    Every map has 250 kB, which a copy takes 2.5 ms for; an op takes 1 ms. The pool has indices of
+    Every map has 250 kB, which take 2.5 ms to copy; an op takes 1 ms. The pool has indices of
     500 B. What is retained: r1 and the indices by the pool, p1 and r2 by convolutions, r3 by the
-    last layer; relus read r1, r2 and r3 after those, and one of them reads r4 alone.
+    last layer. Relus read r1, r2 and r3 after those layers.
     """
     t, back = TraceBuilder(), Phase.BACKWARD
     x = t.new(1, Role.INPUT, borrowed=True)
@@ -74,7 +74,7 @@ def network(budget_bytes: int = ROOMY) -> Problem:
 
 
 def chosen(problem: Problem, policy: str) -> dict[str, Offload]:
-    """Choices by the names of buffers."""
+    """The offloads of a policy, by the names of buffers."""
     names = {b.id: b.name for b in problem.trace.buffers}
     choices = resolve(policy).plan(problem).by_gap
     found = {
@@ -103,7 +103,7 @@ def test_a_layer_is_a_backward_op_that_reads_what_was_retained():
 
 
 def test_what_only_an_activation_retains_is_of_no_layer():
-    """A relu before a sum: only the relu itself reads its result again."""
+    """A relu before a sum: only the relu's own backward reads its result again."""
     t = TraceBuilder()
     x = t.new(4, Role.INPUT, borrowed=True)
     a, b, out, tangent, g1, g2 = (t.new(4, Role.ACTIVATION) for _ in range(6))
@@ -120,7 +120,7 @@ def test_what_only_an_activation_retains_is_of_no_layer():
 
 
 def test_what_pooling_reads_is_retained_though_its_gradient_is_made_without():
-    """A relu before a pool: the relu reads its result again, and is the layer that retains it."""
+    """A relu before a pool: only the relu's backward reads its result again, and is its layer."""
     t = TraceBuilder()
     x = t.new(4, Role.INPUT, borrowed=True)
     a, b, out, indices, tangent, g1, g2 = (t.new(4, Role.ACTIVATION) for _ in range(7))
@@ -141,7 +141,7 @@ def test_what_pooling_reads_is_retained_though_its_gradient_is_made_without():
 
 
 def test_a_convolution_beside_another_layer_shares_its_input():
-    """Backward, the pool reads `fork` first and the convolution second: the convolution's input."""
+    """Backward, the pool reads `fork` before the convolution; it is a convolution's input."""
     t, back = TraceBuilder(), Phase.BACKWARD
     x = t.new(4, Role.INPUT, borrowed=True)
     fork, c, p, out, tangent, g1, g2, g3 = (t.new(4, Role.ACTIVATION) for _ in range(8))
@@ -183,7 +183,7 @@ def test_conv_takes_the_inputs_of_convolutions():
 
 
 def test_streams_meet_at_the_end_of_each_layer():
-    """Six layers wait 1.5 ms each for the copy beside them, three forward and three backward."""
+    """Three layers forward and three backward each wait 1.5 ms for the copy issued with them."""
     problem = network()
     plan = resolve("vdnn-all{min_bytes=1KiB}").plan(problem)
     timeline = simulate(problem, lower(problem, plan))
@@ -191,7 +191,7 @@ def test_streams_meet_at_the_end_of_each_layer():
 
 
 def as_published(order: list[Layer], offloaded: set[Gap]) -> dict[int, int]:
-    """The search of the paper: forward numbering, a flag per layer, from each layer anew."""
+    """The paper's search: forward numbering, a flag per layer, a new search from each layer."""
     prefetched: set[int] = set()
     found = {}
     for now in range(len(order)):
@@ -235,7 +235,7 @@ def test_dyn_offloads_no_more_than_it_must():
 
 
 def test_dyn_fails_where_the_host_has_no_room_for_all():
-    """The first pass, though what convolutions need would fit, and keeping all too."""
+    """The first pass fails, though the inputs of convolutions would fit, and so would keep-all."""
     tight = replace(network(), host_budget_bytes=500 * KB)
     for spec in ("vdnn-all{min_bytes=1B}", "vdnn-dyn{min_bytes=1B}"):
         with pytest.raises(InfeasibleError) as caught:

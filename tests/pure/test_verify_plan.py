@@ -1,3 +1,5 @@
+"""verify_plan: each rule of a plan, and what lowering refuses."""
+
 import dataclasses
 
 import pytest
@@ -231,7 +233,7 @@ def test_nothing_is_recomputed_from_what_was_mutated_since() -> None:
 
 
 def test_what_an_earlier_op_mutated_may_be_read_again() -> None:
-    """As above, but the mutation comes first; then it runs once and stays."""
+    """As above, but the mutation comes first. It runs once, and its effect stays."""
     text = MUTATING.replace("op 0 forward f(%1, %0) -> %2\nop 1 forward g(%2) -> %3\nop 2", "op 0")
     text = text.replace(
         "!mutates\n", "!mutates\nop 1 forward f(%1, %0) -> %2\nop 2 forward g(%2) -> %3\n"

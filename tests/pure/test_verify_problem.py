@@ -1,3 +1,5 @@
+"""verify_problem: each rule of a problem, with its profile and hardware."""
+
 import dataclasses
 import math
 from typing import Any

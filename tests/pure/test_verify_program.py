@@ -1,4 +1,4 @@
-"""The verifier refuses programs with a fault: each rule, by hand."""
+"""verify_program: each rule, by hand-made programs with a fault."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RERUN_OF_CHANGED = "rerun 0 s7 => rerun 0 s0"
 
 
 def edited(program: Program, *edits: str) -> Program:
-    """`program` with text replaced (`old => new`), put in (`+7 in free s4`) or removed (`-7`)."""
+    """`program` with text replaced (`old => new`), inserted (`+7 in free s4`) or removed (`-7`)."""
     for edit in edits:
         old, arrow, new = edit.partition(" => ")
         position, _, instruction = edit[1:].partition(" ")
@@ -48,7 +48,7 @@ def edited(program: Program, *edits: str) -> Program:
 
 
 def inserted(program: Program, position: int, text: str) -> Program:
-    """`program` with one more instruction; what waits for others still waits for them."""
+    """`program` with one more instruction; waits still name the same instructions."""
 
     def moved(edges: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(edge + (edge >= position) for edge in edges)
@@ -172,7 +172,7 @@ AT_THE_END = "what a call returns is there at its end"
         ("instruction 21", "the trace allows the donation", ["donate s10:s13 => donate s12:s13"]),
         ("21", "a slot is donated to one of its size", ["11 device 1024 B => 11 device 2048 B"]),
         ("21", "a slot is donated once", ["donate s10:s13 => donate s10:s13 s10:s13"]),
-        # what takes donated memory has none of its own
+        # a slot that takes over donated memory is not allocated
         ("instruction 22", "a slot is allocated once", ["+19 compute alloc s13"]),
         # buffer 9 is on its way to the host when op 6 writes its result over it
         ("23", DONE, ["arguments => slot s17 buffer 9 host 1024 B at 1024\narguments",
@@ -186,7 +186,7 @@ AT_THE_END = "what a call returns is there at its end"
         # a second backward over the same forward fetches `conv` again
         ("34", "what crosses to the backward call keeps its room",
          ["arguments => slot s17 buffer 13 host 256 B at 512\narguments", "+34 out alloc s17"]),
-        # the last result leaves and comes back, and nothing waits for that
+        # the last result is copied out and back, and nothing waits for the copy back
         ("the end", "what a call returns is written by its end",
          ["arguments => slot s17 buffer 13 host 256 B at 1024\narguments",
           "arguments => slot s18 buffer 13 device 256 B\narguments",
@@ -257,7 +257,7 @@ def test_each_rule_of_a_mutation(where: str, rule: str, edits: list[str]) -> Non
 
 
 def test_only_a_copy_from_before_the_mutation_gives_the_plain_results() -> None:
-    """`interpret` sees what an op writes in place, so the rule is no formality."""
+    """`interpret` runs in-place writes, so it shows that breaking the rule changes results."""
     problem = mutating()
     verify_program(problem, SNAPSHOT)
     plain = run(problem, lower(problem, Plan(())))

@@ -1,3 +1,5 @@
+"""verify_trace: each rule of a trace, and the values that a trace may name."""
+
 import dataclasses
 from typing import Any
 

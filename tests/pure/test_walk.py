@@ -1,4 +1,4 @@
-"""A walk ends at a plan that is what it says and goes only where it may; limits end evaluations."""
+"""Walk: it ends at an allowed plan with the stated time; limits end evaluations early."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_same_seed_makes_the_same_walk():
 
 
 def test_it_goes_everywhere():
-    """With nothing to lose every gap is of every kind that it may be at some time."""
+    """If any change is accepted, every gap takes each of its allowed kinds at some time."""
     problem = chain((64,) * 6)
     evaluator = Evaluator(problem)
     space = space_of(evaluator)
@@ -190,7 +190,7 @@ def test_it_needs_somewhere_to_go(allowed):
 
 
 def test_tables_that_grow_on_the_way_change_nothing():
-    """Ever more runs again: the walk goes on from the step that had no room."""
+    """More and more ops run again: the walk continues at the step whose tables were too small."""
     problem = chain((64,) * 30)
     ample, short = Evaluator(problem), Evaluator(problem)
     ample.engine.space = 64

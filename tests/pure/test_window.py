@@ -1,4 +1,4 @@
-"""Sony's scheduler: the variable sequence, the window, and the published code's schedule."""
+"""window, Sony's scheduler: the variable sequence, the window, the published code's schedule."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ drawn = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
 
 def sequence(*functions: str, sizes: dict[str, int] | None = None) -> VariableSequence:
-    """Functions as words, a letter per variable, of one byte where `sizes` has no other.
+    """A sequence of one function per word and one variable per letter.
 
-    A variable is made by the first function that has it.
+    A variable has one byte unless `sizes` says otherwise. The first function that has it makes it.
     """
     names = sorted(set("".join(functions)))
     order = [names.index(letter) for word in functions for letter in word]
@@ -63,12 +63,12 @@ def test_nothing_leaves_where_all_fits():
 
 
 def test_what_was_leaving_stays_when_the_window_reaches_it_before_anyone_needs_its_memory():
-    """`a` leaves after function 1 and is cancelled; a window of two bytes never sees so far."""
+    """`a` begins to leave after function 1, beyond a window of two bytes; that is canceled."""
     assert schedule(CHAIN, 4, 2) == ()
 
 
 def test_the_oldest_is_waited_for_by_whoever_needs_memory():
-    """Function 3 makes `d` and waits for `a`; `a` comes back once it has left again for `d`."""
+    """Function 3 makes `d` and waits for `a` to leave; `a` comes back once `d` is gone."""
     (away,) = schedule(CHAIN, 3, 4.5) or ()
     assert (CHAIN.order[away.position], away.released) == (0, 3)
     assert away.fetched == 5, "at function 4, d and c and b are there"
@@ -82,7 +82,7 @@ def test_a_narrow_window_brings_back_late():
 
 
 def test_a_window_holds_a_repeated_variable_once():
-    """Distinct bytes: `f` three times over leaves the window room for `a`."""
+    """The window counts distinct bytes: three uses of `f` leave room for `a`."""
     again = sequence("a", "bcd", "f", "f", "f", "a")
     assert [t.fetched for t in schedule(again, 3, 2) or ()] == [2]
 
@@ -97,7 +97,7 @@ def test_a_fetch_that_would_leave_a_later_function_no_memory_is_put_off():
 
 
 def test_a_use_at_the_next_function_still_leaves_where_its_memory_is_needed_between():
-    """The window of function 1 ends before `a` comes again; at function 2 it is kept."""
+    """The window of function 1 ends before the next use of `a`, so `a` leaves until function 2."""
     assert schedule(sequence("ab", "bc", "ac"), 2, 2) == (Away(0, 1, 2),)
 
 
@@ -114,7 +114,7 @@ def test_the_window_holds_its_function_even_if_that_is_larger():
 
 
 class Published:
-    """The schedule as the published code makes it: prefetches put off one by one, and restarts."""
+    """The schedule of the published code, which postpones prefetches one by one and restarts."""
 
     def __init__(self, seq: VariableSequence, capacity: int, window: float) -> None:
         self.seq, self.capacity, self.window = seq, capacity, window
@@ -222,14 +222,14 @@ class Published:
 
 
 def least_bytes(seq: VariableSequence) -> int:
-    """What the function that needs most needs for itself."""
+    """The most bytes that a function needs for itself."""
     own = (sum(seq.nbytes[seq.order[p]] for p in seq.positions(f)) for f in range(len(seq.ops)))
     return max(0, *(sum(both) for both in zip(own, seq.beside_bytes, strict=True)))
 
 
 @st.composite
 def scheduled(draw):
-    """A sequence, a capacity from a little too small to ample, a window."""
+    """A sequence, a capacity between a little too small and ample, and a window."""
     seq = variable_sequence(draw(problems()), 1)
     capacity = int(least_bytes(seq) * draw(st.sampled_from([1.0, 1.05, 1.1, 1.2, 1.5, 2.0, 0.9])))
     return seq, capacity, capacity * draw(st.sampled_from([0.1, 0.7, 1.0, 1.5, 4.0]))
@@ -338,7 +338,7 @@ def test_gaps_are_those_of_the_trace():
 
 
 def plain(problem: Problem) -> Problem:
-    """The problem with ops of one variant, on a machine where a copy takes no room to align."""
+    """The problem with ops of one variant, on a machine whose copies need no padding."""
     hardware: Hardware = replace(problem.hardware, fetch_padding_bytes=0)
     profile = replace(problem.profile, alternatives=())
     return replace(problem, hardware=hardware, profile=profile)
@@ -375,7 +375,7 @@ def test_what_is_scheduled_fits_and_is_the_plan(problem, more):
 @drawn
 @given(problem=problems())
 def test_its_smallest_budget_is_the_floor(problem):
-    """That of any plan, where copies need no room to align and ops have one variant."""
+    """The floor of any plan, if copies need no padding and ops have one variant."""
     lowest = floor(plain(problem)).nbytes
     at_floor = replace(plain(problem), budget_bytes=lowest)
     assert Window(min_bytes=1).plan(at_floor).policy == "window{min_bytes=1B}"
@@ -387,14 +387,14 @@ def test_its_smallest_budget_is_the_floor(problem):
 @drawn
 @given(problem=problems())
 def test_what_fits_is_kept(problem):
-    """To the byte: a program takes less than its sequence of variables where ops write in place."""
+    """To the byte: if ops write in place, a program needs less than its variable sequence."""
     kept = lower(problem, make_plan({}, "keep-all"))
     exact = replace(problem, budget_bytes=max(1, peak(problem, kept, Tier.DEVICE).nbytes))
     assert Window(min_bytes=1).plan(exact).choices == ()
 
 
 def skipping(budget_bytes: int) -> Problem:
-    """`a0` is read by the next op and, four ops later, by an addition in the forward pass too."""
+    """`a0` is read by the next op and, four ops later in the forward pass, by an addition."""
     t = TraceBuilder()
     x = t.new(1, Role.INPUT, borrowed=True)
     skip, *inner, out = (t.new(256, Role.ACTIVATION, name=f"a{i}") for i in range(6))
@@ -414,7 +414,7 @@ def skipping(budget_bytes: int) -> Problem:
 
 
 def test_a_skip_connection_leaves_inside_the_forward_pass():
-    """Op 3 has a workspace: what it reads, makes and needs fills the device."""
+    """Op 3 fills the device with what it reads, what it makes and its workspace."""
     problem = skipping(3 * 1024 + 4)
     plan = Window(min_bytes=1).plan(problem)
     assert [(gap.buffer, gap.after, gap.before) for gap, _ in plan.choices] == [(1, 1, 5)]

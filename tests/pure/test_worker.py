@@ -1,4 +1,4 @@
-"""The process that answers stays for the next question, and not for long."""
+"""worker: the process that answers stays for the next question, but not for long."""
 
 from __future__ import annotations
 

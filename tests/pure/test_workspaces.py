@@ -1,4 +1,4 @@
-"""Which variants policies choose: by one rule for all ops, or by the memory that is left."""
+"""workspaces: the variants that policies choose, by one rule or by the memory that is left."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_vdnn_with_the_fastest_and_with_the_leanest(name):
 
 
 def test_the_fastest_that_fits_to_the_byte():
-    """Everything kept: op 2 has its own room, whatever is held elsewhere."""
+    """Everything is kept: the room of op 2 does not depend on what other ops hold."""
     quick, quicker = Cost(0.5e-3, 3000), Cost(0.25e-3, 9000)
     problem = small({2: (quicker, quick)})
     for variant in (1, 2):
@@ -89,7 +89,7 @@ def test_the_fastest_that_fits_to_the_byte():
 
 
 def test_an_op_that_runs_again_goes_by_the_least_room_of_its_runs():
-    """Op 2 runs again for op 6, with more beside it than the first time."""
+    """Op 2 runs again for op 6, when more is held than the first time."""
     choices = plan_of(RERUN).by_gap
     problem = small({2: (Cost(0.25e-3, 5000),)})
     program = lower(problem, plan_of(RERUN))
@@ -130,7 +130,7 @@ def test_each_op_is_the_fastest_that_the_leanest_program_leaves_room_for(data):
     slack = data.draw(st.sampled_from([0, 64, 1000, 5000, ENOUGH]))
     try:
         budget_bytes = least(problem, lean) + slack
-    except VerifyError:  # it recomputes from what is gone
+    except VerifyError:  # the plan recomputes from a buffer that is lost
         assume(False)
     problem = replace(problem, budget_bytes=budget_bytes)
     plan = settle_in_room(problem, choices, KeepAll())
@@ -146,7 +146,7 @@ def test_each_op_is_the_fastest_that_the_leanest_program_leaves_room_for(data):
 
 
 def _most_beside(problem: Problem, plan: Plan, op: int) -> int:
-    """The most that is held beside the workspace of `op`, at any of its runs."""
+    """The most that is held at any run of `op`, without its workspace."""
     bare = replace(problem.profile, workspace_bytes=(0,) * len(problem.trace.ops), alternatives=())
     program = lower(problem, plan)
     body = [
@@ -194,7 +194,7 @@ def test_superneurons_takes_what_is_left_at_each_layer():
 @drawn
 @given(problem=problems(), cache=st.booleans())
 def test_workspaces_evict_nothing(problem, cache):
-    """The choices are those where each op has its leanest variant and no other."""
+    """The choices are the same as if each op had only its leanest variant."""
     lean = variants_of(problem.profile, Algorithms.MEMORY)
     costs = [problem.profile.cost(op.id, lean.get(op.id, 0)) for op in problem.trace.ops]
     only = Profile(
@@ -218,8 +218,8 @@ def test_workspaces_evict_nothing(problem, cache):
 def test_the_passes_of_vdnn_dyn_in_order():
     """The backward of the second convolution has a fast and a less fast algorithm.
 
-    It runs beside r1, the indices, p1 and r2 where nothing is offloaded, without p1 where inputs of
-    convolutions are, and beside r2 alone where everything is.
+    With nothing offloaded, r1, the indices, p1 and r2 are held while it runs. With the inputs of
+    convolutions offloaded, p1 is not. With everything offloaded, only r2 is.
     """
     fast, less = Cost(1e-4, 2000 * KB), Cost(5e-4, 600 * KB)
     problem = with_alternatives(network(), {11: (fast, less)})
@@ -238,7 +238,7 @@ def test_the_passes_of_vdnn_dyn_in_order():
     assert floors[:5] == sorted(floors[:5], reverse=True)
     assert floors[6] < floors[4]
     spec = "vdnn-dyn{min_bytes=1B}"
-    in_flight = floors[3] + 250 * KB  # p1 comes back beside op 11
+    in_flight = floors[3] + 250 * KB  # p1 comes back during op 11
     for budget, (placement, variant) in (
         *zip((*floors[:3], in_flight), order[:4], strict=True),
         *((nbytes - 1, each) for nbytes, each in zip(floors[:3], order[1:4], strict=True)),
