@@ -2,13 +2,13 @@
 
     python examples/gcn.py --budget 3.5GiB
 
-The graph is generated; it has as many nodes, edges, features and classes as ogbn-arxiv. Needs
-torch alone. In-core it needs 7.20 GiB, predicted:
+The graph is generated, with as many nodes, edges, features and classes as ogbn-arxiv. The script
+needs only torch. In-core the step needs 7.20 GiB (predicted):
 
     outcore estimate examples/gcn.py:step --budget 3.5GiB --states 2
 """
 
-# ruff: noqa: INP001, T201 - a script by itself, which prints
+# ruff: noqa: INP001, T201 - a standalone script that prints
 
 import argparse
 from typing import Any
@@ -24,11 +24,11 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FEATURES, CLASSES = 128, 40
 LARGE = 169_343, 1_166_243, 256, "3.5GiB"
 SMALL = 2_000, 10_000, 64, "12MiB"
-"""Nodes, edges, channels, budget."""
+"""Nodes, edges, channels and budget."""
 
 
 class Convolution(nn.Module):
-    """Kipf and Welling's, after norm, ReLU and dropout, beside a shortcut."""
+    """Kipf and Welling's graph convolution after norm, ReLU and dropout, with a shortcut."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class GCN(nn.Module):
         self.layers = nn.ModuleList(Convolution(width) for _ in range(layers))
 
     def forward(self, x: Tensor, ends: Tensor, scale: Tensor) -> Tensor:
-        """As of a convolution, to a score for each class (n, 40)."""
+        """The arguments of a convolution -> a score for each class (n, 40)."""
         x = self.first(x)
         for layer in self.layers:
             x = layer(x, ends, scale)
@@ -60,14 +60,14 @@ class GCN(nn.Module):
 
 
 def generated(nodes: int, edges: int) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """A generated graph: features, ends of edges, degree ** -0.5; and the class of each node."""
+    """A generated graph (features, ends of edges, degree ** -0.5), and the class of each node."""
     random = torch.Generator().manual_seed(0)
     labels = torch.randint(CLASSES, (nodes,), generator=random)
-    centres = torch.randn(CLASSES, FEATURES, generator=random)
-    features = centres[labels] + 4 * torch.randn(nodes, FEATURES, generator=random)
-    cited = (nodes * torch.rand(edges, generator=random) ** 3).long()  # a few are cited by many
+    centers = torch.randn(CLASSES, FEATURES, generator=random)
+    features = centers[labels] + 4 * torch.randn(nodes, FEATURES, generator=random)
+    cited = (nodes * torch.rand(edges, generator=random) ** 3).long()  # many cite the same few
     citing = torch.randint(nodes, (edges,), generator=random)
-    ends = torch.stack([torch.cat([citing, cited]), torch.cat([cited, citing])])  # both ways
+    ends = torch.stack([torch.cat([citing, cited]), torch.cat([cited, citing])])  # both directions
     degree = torch.ones(nodes).index_add(0, ends[1], torch.ones(2 * edges))
     return (features, ends, degree.rsqrt()[:, None]), labels
 
@@ -80,7 +80,7 @@ def step() -> tuple[nn.Module, tuple[Tensor, Tensor, Tensor], Any]:
 
 
 def main(budget: str | None, steps: int, *, small: bool, plain: bool) -> nn.Module:
-    """Train, then print what was planned and measured. Returns the network."""
+    """Train, then print the plan and the measured figures. Returns the network."""
     nodes, edges, width, usual_budget = SMALL if small else LARGE
     torch.manual_seed(0)
     model = GCN(width).to(DEVICE)

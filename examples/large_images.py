@@ -2,13 +2,13 @@
 
     python examples/large_images.py --budget 4GiB
 
-The images are crops of scikit-learn's two sample photographs, scaled up. Needs the extra `demo`.
-In-core it needs 13.6 GiB, predicted:
+The images are crops of scikit-learn's two sample photographs, scaled up. The script needs the extra
+`demo`. In-core the step needs 13.6 GiB (predicted):
 
     outcore estimate examples/large_images.py:step --budget 4GiB
 """
 
-# ruff: noqa: INP001, T201 - a script by itself, which prints
+# ruff: noqa: INP001, T201 - a standalone script that prints
 
 import argparse
 from collections.abc import Iterator
@@ -27,11 +27,11 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH, CROP = 2, 427  # the photographs have 640 x 427 pixels
 LARGE = 2048, "4GiB"
 SMALL = 256, "28MiB"
-"""Pixels on a side, budget."""
+"""Side length in pixels, and budget."""
 
 
 def batches(size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Scaled crops (2, 3, size, size), and which of the two photographs each is from."""
+    """Yield scaled crops (2, 3, size, size), and which photograph each crop is from."""
     for photographs in photograph_batches(BATCH, size=min(size // 2, CROP)):
         (images,), (labels,) = photographs.inputs, photographs.targets
         yield interpolate(images, size=(size, size), mode="bicubic"), labels
@@ -45,7 +45,7 @@ def step() -> tuple[nn.Module, Tensor, Any]:
 
 
 def main(budget: str | None, steps: int, *, small: bool, plain: bool) -> nn.Module:
-    """Train, then print what was planned and measured. Returns the network."""
+    """Train, then print the plan and the measured figures. Returns the network."""
     size, usual_budget = SMALL if small else LARGE
     torch.manual_seed(0)
     spec = network("resnet50").small if small else network("resnet50")

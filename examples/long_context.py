@@ -2,13 +2,14 @@
 
     python examples/long_context.py --budget 5GiB
 
-GPT-2's own context is 1024 tokens. The weights are random; the text is the source of Python's
-argparse, a token per byte. Needs the extra `transformers`. In-core it needs 8.02 GiB, predicted:
+GPT-2's usual context is 1024 tokens. The weights are random; the text is the source of Python's
+argparse, a token per byte. The script needs the extra `transformers`. In-core the step needs
+8.02 GiB (predicted):
 
     outcore estimate examples/long_context.py:step --budget 5GiB --states 2
 """
 
-# ruff: noqa: INP001, T201 - a script by itself, which prints
+# ruff: noqa: INP001, T201 - a standalone script that prints
 
 import argparse
 import tempfile
@@ -24,18 +25,18 @@ from outcore.units import format_bytes
 
 LARGE = {"n_positions": 4096}, "5GiB"
 SMALL = {"n_positions": 1024, "n_layer": 3, "n_embd": 96, "n_head": 3, "vocab_size": 512}, "30MiB"
-"""Options of the network, budget."""
+"""Options of the network, and budget."""
 
 
 def gpt2(options: dict[str, int]) -> Any:
-    """GPT-2 with random weights; without dropout on attention, which would keep its matrices."""
-    end = 0  # the usual one lies outside of a small vocabulary
+    """GPT-2 with random weights, without attention dropout, which would save large matrices."""
+    end = 0  # the usual one is outside a small vocabulary
     config = GPT2Config(**options, attn_pdrop=0.0, bos_token_id=end, eos_token_id=end)
     return GPT2LMHeadModel(config)
 
 
 def lines(length: int) -> list[dict[str, Tensor]]:
-    """The text in lines of `length` tokens."""
+    """The text, in lines of `length` tokens."""
     text = torch.tensor(list(Path(argparse.__file__).read_bytes()))
     whole = text[: len(text) // length * length].view(-1, length)
     return [{"input_ids": line, "labels": line} for line in whole]
@@ -49,7 +50,7 @@ def step() -> tuple[nn.Module, dict[str, Tensor]]:
 
 
 def main(budget: str | None, steps: int, *, small: bool, plain: bool) -> nn.Module:
-    """Train, then print what was planned and measured. Returns the network."""
+    """Train, then print the plan and the measured figures. Returns the network."""
     options, usual_budget = SMALL if small else LARGE
     torch.manual_seed(0)
     model: nn.Module = gpt2(options)

@@ -2,13 +2,14 @@
 
     python examples/swin_unetr.py --budget 6GiB
 
-Network, volume and batch of a report of running out of memory on a card of 12 GB (MONAI issue
-8042). The volumes are generated. Needs monai and einops. In-core it needs 12.1 GiB, predicted:
+Network, volume and batch are from a report of an out-of-memory error on a 12 GB card (MONAI issue
+8042). The volumes are generated. The script needs monai and einops. In-core the step needs
+12.1 GiB (predicted):
 
     outcore estimate examples/swin_unetr.py:step --real --states 2 --budget 6GiB
 """
 
-# ruff: noqa: INP001, T201 - a script by itself, which prints
+# ruff: noqa: INP001, T201 - a standalone script that prints
 
 import argparse
 from typing import Any
@@ -24,16 +25,16 @@ from outcore.units import format_bytes
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LARGE: Any = {"feature_size": 24}, (128, 128, 128), "6GiB"
 SMALL: Any = {"feature_size": 12, "depths": (1,) * 4, "window_size": 4}, (64, 32, 32), "112MiB"
-"""Options of the network, voxels, budget."""
+"""Options of the network, voxels and budget."""
 
 
 def generated(size: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor]:
-    """A generated volume (1, 4, *size), noise over three nested balls, and their masks."""
+    """A generated volume (1, 4, *size) of three nested balls with noise, and the balls' masks."""
     random = torch.Generator().manual_seed(seed)
-    centre = torch.rand(3, 1, 1, 1, generator=random) - 0.5
+    center = torch.rand(3, 1, 1, 1, generator=random) - 0.5
     axes = [torch.linspace(-1, 1, voxels) for voxels in size]
     places = torch.stack(torch.meshgrid(axes, indexing="ij"))
-    distance = (places - centre).norm(dim=0)
+    distance = (places - center).norm(dim=0)
     masks = torch.stack([distance < radius for radius in (0.5, 0.35, 0.2)]).float()
     volume = masks.sum(0) + torch.randn(4, *size, generator=random)
     return volume[None], masks[None]
@@ -42,7 +43,7 @@ def generated(size: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor]:
 def step() -> tuple[nn.Module, Tensor, Any]:
     """A training step at full size, for `outcore estimate`.
 
-    Without the Dice part of the loss, where MONAI reads numbers, which are not computed there.
+    It leaves out the Dice part of the loss: MONAI reads values there, and an estimate has none.
     """
     options, size, _ = LARGE
     volume, masks = generated(size)
@@ -51,7 +52,7 @@ def step() -> tuple[nn.Module, Tensor, Any]:
 
 
 def main(budget: str | None, steps: int, *, small: bool, plain: bool) -> nn.Module:
-    """Train, then print what was planned and measured. Returns the network."""
+    """Train, then print the plan and the measured figures. Returns the network."""
     options, size, usual_budget = SMALL if small else LARGE
     torch.manual_seed(0)
     net: nn.Module = SwinUNETR(in_channels=4, out_channels=3, **options).to(DEVICE)

@@ -2,10 +2,10 @@
 
     python examples/train_resnet.py --budget 700MiB
 
-Needs the extra `demo` (scikit-learn and pillow, for the photographs).
+The script needs the extra `demo` (scikit-learn and pillow, for the photographs).
 """
 
-# ruff: noqa: INP001, T201 - a script by itself, which prints
+# ruff: noqa: INP001, T201 - a standalone script that prints
 
 import argparse
 from itertools import islice
@@ -20,7 +20,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def main(budget: str, batch: int, size: int, iterations: int) -> None:
-    """Train, print the losses, and then what was planned and measured."""
+    """Train, and print the losses, the plan and the measured figures."""
     model = network("resnet50").build(classes=2).to(DEVICE)
     backend = outcore.Backend(budget=budget)
     compiled = torch.compile(model, backend=backend)

@@ -1,4 +1,4 @@
-"""What all tests share: hypothesis profile, golden files, and the skip of GPU tests."""
+"""Setup for all tests: the hypothesis profile, golden files, and the skipping of GPU tests."""
 
 import contextlib
 import difflib
@@ -12,12 +12,12 @@ import pytest
 CASES = Path(__file__).parent / "cases"
 GPU = Path(__file__).parent / "gpu"
 
-with contextlib.suppress(ImportError):  # tests/gpu has no need of it
+with contextlib.suppress(ImportError):  # tests/gpu does not need it
     import hypothesis
 
     hypothesis.settings.register_profile(
         "outcore",
-        deadline=None,  # a busy two-core machine is no failure
+        deadline=None,  # a test on a busy two-core machine may be slow
         derandomize=bool({"CI", "OUTCORE_SAME_DRAWS"} & os.environ.keys()),
         print_blob=True,
     )
@@ -41,31 +41,34 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, None, None]:
-    """Run tests in one environment: the process that plans is for the one it was begun in."""
+    """Keep the environment equal for all tests: the planning process serves only the one it has."""
     os.environ.pop("PYTEST_CURRENT_TEST", None)
     return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is under tests/gpu, keep it in one process, skip it where there is no device."""
+    """Mark the tests in tests/gpu, keep them in one process, and skip them without a device."""
     gpu_items = [item for item in items if GPU in item.path.parents]
     for item in gpu_items:
         item.add_marker("gpu")
-        item.add_marker(pytest.mark.xdist_group("gpu"))  # one device: its memory is measured
+        item.add_marker(pytest.mark.xdist_group("gpu"))  # tests measure the device's memory
     if gpu_items and not _cuda_is_available():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device; this machine has none"))
 
 
 def _cuda_is_available() -> bool:
-    import torch  # noqa: PLC0415 - only where GPU tests were collected: tests/pure has no torch
+    import torch  # noqa: PLC0415 - only if GPU tests were collected: tests/pure runs without torch
 
     return torch.cuda.is_available()
 
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compare `text` with tests/cases/<name>.txt; --update-golden writes the file instead."""
+    """A function that compares `text` with tests/cases/<name>.txt.
+
+    With --update-golden it writes the file instead.
+    """
 
     def check(text: str, name: str) -> None:
         path = CASES / f"{name}.txt"
@@ -83,13 +86,13 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture
 def outcore(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Run a command; gives exit code, stdout and stderr."""
-    from typer.testing import CliRunner  # noqa: PLC0415 - most of tests/gpu has no need of it
+    """A function that runs a command and returns its exit code, stdout and stderr."""
+    from typer.testing import CliRunner  # noqa: PLC0415 - most of tests/gpu does not need it
 
     from outcore.cli import app  # noqa: PLC0415 - as above
 
     for variable in ("KINETO_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL"):
-        monkeypatch.setenv(variable, "")  # the command sets them: put back what was there
+        monkeypatch.setenv(variable, "")  # the command sets them: monkeypatch restores them
         monkeypatch.delenv(variable)
     monkeypatch.setenv("COLUMNS", "150")
 

@@ -1,15 +1,15 @@
-"""The pages that people read, taken apart into blocks of code, so that each can be run.
+"""pages: split the documentation's pages into blocks of code, so that each can be run.
 
-All code on a page runs, in order, in one namespace. What comes right below a block of code, in a
-fence without a language, is what it prints, word for word; `...` stands for any text. An HTML
-comment above a fence, which readers do not see, says otherwise:
+All code on a page runs, in order, in one namespace. A fence without a language directly below a
+block of code shows exactly what the block prints; `...` stands for any text. An HTML comment above
+a fence, which readers do not see, changes that:
 
-    <!-- not run: needs a GPU -->       this block is not run, and why
+    <!-- not run: needs a GPU -->       the block is not run; the reason
     <!-- runs as: outcore ... -->       something smaller runs instead; the code is only parsed
     <!-- run first: model = Net() -->   this Python runs before the block; it may have many lines
-    <!-- exit code: 1, they differ -->  its commands end with another exit code than 0, and why
-    <!-- figures vary: times -->        numbers and their units are not compared, and why
-    <!-- not compared: it is long -->   what is printed is not compared at all, and why
+    <!-- exit code: 1, they differ -->  its commands end with this exit code, not 0; the reason
+    <!-- figures vary: times -->        numbers and their units are not compared; the reason
+    <!-- not compared: it is long -->   the output is not compared; the reason
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PYTHON = ("python",)
 SHELL = ("sh", "bash", "console")
 OUTPUT = ("", "text")
 DATA = (*OUTPUT, "csv", "diff", "html", "ini", "json", "markdown", "toml", "yaml")
-"""Languages of what is shown and not run."""
+"""Languages of blocks that are shown and not run."""
 INSTEAD_OF_RUNNING = ("not run", "runs as")
 MARKERS = (*INSTEAD_OF_RUNNING, "run first", "exit code", "figures vary", "not compared")
 
@@ -37,16 +37,16 @@ _RULES = re.compile(r"([━─═])\1*")
 
 @dataclass
 class Block:
-    """A fenced block: where it is, what it holds, what is said of it, and what it prints."""
+    """A fenced block: its place, its text, and the comments on it."""
 
     page: Path
     line: int
-    """Of its first line of code, from 1."""
+    """Line number of its first line of code, from 1."""
     language: str
     text: str
     markers: dict[str, str] = field(default_factory=dict)
     follows: Block | None = None
-    """The block right above, with nothing but comments between."""
+    """The block directly above, with only comments in between; else None."""
 
     @property
     def is_code(self) -> bool:
@@ -58,12 +58,12 @@ class Block:
 
     @property
     def exit_code(self) -> int:
-        """How its commands end."""
+        """The exit code that its commands should end with."""
         return int(self.markers.get("exit code", "0").partition(",")[0])
 
     @property
     def is_output(self) -> bool:
-        """Whether it shows what the block above prints."""
+        """Whether it shows the output of the block above."""
         return self.language in OUTPUT and self.follows is not None and self.follows.is_code
 
     @property
@@ -72,7 +72,7 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """README and the like, and all of docs/; stubs that docs/conf.py fills with these left out."""
+    """README and similar pages, and docs/ without the stubs that docs/conf.py fills with them."""
     stubs = {ROOT / "docs" / f"{name}.md" for name in ("readme", "changelog", "contributing")}
     found = {*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")}
     return sorted(found - stubs)
@@ -83,7 +83,7 @@ def name_of(page: Path) -> str:
 
 
 def blocks(page: Path) -> list[Block]:
-    """The fenced blocks of a page, directives of MyST left out."""
+    """The fenced blocks of a page, without MyST directives."""
     found: list[Block] = []
     between: list[str] = []
     last: Block | None = None
@@ -115,7 +115,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def _comments_above(lines: list[str]) -> tuple[list[str], bool]:
-    """The comments that end the text above a fence, and whether there is nothing else."""
+    """The comments at the end of the text above a fence, and whether that text has only those."""
     text = "\n".join(lines)
     comments: list[str] = []
     while text.rstrip().endswith("-->"):
@@ -135,7 +135,7 @@ def _markers(comments: list[str], where: str) -> dict[str, str]:
 
 
 def commands(text: str) -> Iterator[str]:
-    """The commands of a shell block, one each, without prompts and comments."""
+    """The commands of a shell block one by one, without prompts and comments."""
     for line in text.replace("\\\n", " ").splitlines():
         command = re.sub(r"(^|\s)#.*", "", line.removeprefix("$ ")).strip()
         if command:
@@ -143,7 +143,7 @@ def commands(text: str) -> Iterator[str]:
 
 
 def differ(shown: Block, printed: str) -> str:
-    """What is wrong with what a page shows of `printed`; empty where nothing is."""
+    """How the output on a page differs from `printed`, as text; empty if it does not."""
     if "not compared" in shown.markers:
         return ""
     mask = _masked if "figures vary" in shown.markers else str
@@ -154,12 +154,12 @@ def differ(shown: Block, printed: str) -> str:
 
 
 def _masked(text: str) -> str:
-    """Without numbers, their units, and the widths of tables."""
+    """`text` without numbers, their units, and the widths of tables."""
     return _RULES.sub(r"\1", _QUANTITY.sub("#", text))
 
 
 def links(page: Path) -> Iterator[str]:
-    """The relative targets that a page links to, without what follows a `#`."""
+    """The relative targets that a page links to, without anchors."""
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         path = target.partition("#")[0]

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run_kit(
         Kit(
             name="planner",
-            description="search, the bound below it and the other policies, on modelled hardware.",
+            description="search, the bound below it and the other policies, on modeled hardware.",
             benchmarks=MappingProxyType({row.name: row for row in _ROWS}),
             scale=lambda given: Scale(small=given.small),
             machine=lambda _: host(),  # steps are modeled; planning times are this machine's

@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run_kit(
         Kit(
             name="reproduction",
-            description="The papers' own figures beside ours, on modelled hardware.",
+            description="The papers' own figures beside ours, on modeled hardware.",
             benchmarks=BENCHMARKS,
             scale=lambda given: Scale(small=given.small),
             machine=_machine,

@@ -16,7 +16,7 @@ COLUMNS = {
     "source": "printed in",
     "what": "figure",
     "paper": "paper",
-    "ours": "ours (modelled)",
+    "ours": "ours (modeled)",
     "difference": "difference",
     "note": "note",
 }

@@ -31,7 +31,7 @@ RATES = {X86: 13e9, POWER9: 75e9}
 BATCHES = (256, 384, 512, 640)
 ALEXNET_BATCHES = (2304, 2432, 2560, 2688)
 ALEXNET = (
-    "torch's response normalisation is ten ops with maps of their own, Chainer's one function: "
+    "torch's response normalization is ten ops with maps of their own, Chainer's one function: "
     "from 2432 images on, its backward alone needs more than the pool"
 )
 VOLUMES = ((224, 224, 128), (224, 224, 256), (448, 224, 128), (448, 224, 256))

@@ -61,7 +61,7 @@ def replays(_scale: Scale, _patience: Patience) -> Iterator[Row]:
                 isinstance(each.action, Run) and each.action.again
                 for each in _program(found, f"{RUNTIME}{{min_bytes=1B,replay={strategy}}}").body
             )
-            note = "" if name == "AlexNet" else "short cuts without normalisation"
+            note = "" if name == "AlexNet" else "short cuts without normalization"
             what = f"{name}: layers replayed, {strategy}"
             yield fact("SuperNeurons, Table 1", what, str(paper), str(ours), note)
     for strategy, mib in PEAKS_MIB.items():

@@ -1,6 +1,6 @@
 """Train a small network on scikit-learn's digits."""
 
-# ruff: noqa: INP001, T201 - a script by itself, which prints
+# ruff: noqa: INP001, T201 - a standalone script that prints
 
 import torch
 from sklearn.datasets import load_digits
@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 
 def build() -> nn.Module:
-    """Convolutions over enlarged digits: 34 MiB a step."""
+    """Convolutions on enlarged digits; a step needs 34 MiB."""
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Upsample(scale_factor=4), nn.Conv2d(1, 32, 3, padding=1)]
     for _ in range(6):
@@ -18,7 +18,7 @@ def build() -> nn.Module:
 
 
 def train(model: nn.Module, batch: int = 16, iterations: int = 16) -> None:
-    """Plain PyTorch."""
+    """A plain PyTorch training loop."""
     images, labels = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
     pixels = images.float().view(-1, 1, 8, 8) / 16
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,6 +1,6 @@
-"""Train a network whose step takes more memory than there is."""
+"""Train a network whose step needs more memory than there is."""
 
-# ruff: noqa: INP001, T201 - a script by itself, which prints
+# ruff: noqa: INP001, T201 - a standalone script that prints
 
 import argparse
 
@@ -13,17 +13,17 @@ ROWS = 2**21
 
 
 def build() -> nn.Module:
-    """Many narrow layers, for many rows: the weights are small, what waits for backward is not."""
+    """Many narrow layers on many rows: small weights, but large activations saved for backward."""
     return nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(64)))
 
 
 def step() -> tuple[nn.Module, Tensor]:
-    """What is trained, for `outcore estimate`."""
+    """The training step, for `outcore estimate`."""
     return build(), torch.empty(ROWS, 32)
 
 
 def main(rows: int, budget: str | None) -> None:
-    """Six steps, with a budget if there is one, which is then told of."""
+    """Train six steps; with a budget, print outcore's report at the end."""
     model = build()
     if budget is not None:
         outcore.wrap(model, budget=budget)

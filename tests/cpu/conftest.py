@@ -1,6 +1,6 @@
-"""What all CPU tests share: a fresh dynamo, few objects to visit, and one thread each.
+"""Fixtures for all CPU tests: a reset Dynamo, few objects to visit, and one thread per process.
 
-Small kernels on two threads wait for each other longer than they compute; and where tests run in
+Two threads that run small kernels wait for each other longer than they compute. If tests run in
 several processes, these use the other cores.
 """
 
@@ -23,10 +23,10 @@ from outcore.ir.trace import Trace
 from outcore.networks import NetworkSpec
 
 ARENA = own_arena()
-"""Before any module of tests is imported, so that it sees what those make."""
+"""Installed before any test module is imported, so that it sees the tensors that those make."""
 
 TESTS_BETWEEN = 50
-"""After so many all objects are visited."""
+"""After every so many tests, all objects are visited again."""
 
 _tests = count(1)
 
@@ -41,14 +41,14 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _imports_are_over() -> None:
-    """Much of torch is imported where something is first compiled."""
+    """Compile something: torch imports many of its modules at the first compilation."""
     compiled = torch.compile(torch.sin, backend="aot_eager")
     compiled(torch.ones(2, requires_grad=True)).sum().backward()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _imports_made_no_tensors() -> None:
-    """Those would lie in the arena in all tests, and count against their budgets."""
+    """Check that test modules made no tensors: they would count against every test's budget."""
     gc.collect()
     if isinstance(ARENA, Arena):
         assert ARENA.figures().live_bytes == 0, "a module of tests makes tensors when imported"
@@ -56,7 +56,7 @@ def _imports_made_no_tensors() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _links_are_measured_in_a_hurry() -> Iterator[None]:
-    """Each test measures them anew; what they are decides nothing that is tested."""
+    """Measure links with few copies: each test measures them again, and no result depends on it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interface, "_MOST_REPEATS", 1)
         patch.setattr(interface, "_FEWEST_REPEATS", 1)
@@ -65,8 +65,10 @@ def _links_are_measured_in_a_hurry() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _networks_are_traced_once() -> Iterator[None]:
-    """Commands trace a few small ones again and again; how that is done has tests of its own."""
-    traced: dict[tuple[Any, ...], tuple[NetworkSpec, Trace]] = {}  # a spec that lives keeps its id
+    """Trace each network once: commands trace the same small ones often. Other tests cover that."""
+    traced: dict[
+        tuple[Any, ...], tuple[NetworkSpec, Trace]
+    ] = {}  # the spec is kept alive, so its id stays unique
     trace_network = capture.trace_network
 
     def once(spec: NetworkSpec, samples: int, **sizes: int) -> Trace:
@@ -82,14 +84,14 @@ def _networks_are_traced_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _fresh_dynamo() -> Iterator[None]:
-    """Compile as if for the first time, with what others left out of sight.
+    """Reset Dynamo, and hide the objects that exist so far from the garbage collector.
 
-    Without that most time goes to visiting the objects of imported modules, half a million:
-    `resident_bytes` looks among all that the collector knows of, several times for each plan. What
-    a test makes is made later, and seen.
+    Without that, most time goes to visiting the half a million objects of imported modules:
+    `resident_bytes` visits all that the collector knows, several times per plan. The objects of
+    the test are made later, so they are visited.
     """
     torch._dynamo.reset()
-    if not next(_tests) % TESTS_BETWEEN:  # what was in use then may be garbage by now
+    if not next(_tests) % TESTS_BETWEEN:  # hidden objects may be garbage by now
         gc.unfreeze()
     gc.collect()
     gc.freeze()
@@ -99,7 +101,7 @@ def _fresh_dynamo() -> Iterator[None]:
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Iterator[CpuDriver]:
-    """A CPU driver that leaves no file behind."""
+    """A CPU driver, which must leave no file behind."""
     driver = CpuDriver(tmp_path)
     yield driver
     driver.close()

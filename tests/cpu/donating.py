@@ -1,4 +1,4 @@
-"""What ops make out of place, and what they make written over what they are given."""
+"""donating: run ops out of place and written over an argument, for comparison."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outcore import aten
 _ALL = [(target, given) for target, (given_, _) in aten.DONATIONS.items() for given in given_]
 ELEMENTWISE = [pair for pair in _ALL if pair[0] not in aten.IN_ORDER]
 ROWS = [pair for pair in _ALL if pair[0] in aten.IN_ORDER and pair[0] != aten.CROSS_ENTROPY]
-"""(target, position of what is written over)."""
+"""(target, position of the argument that is written over)."""
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 SHAPES = [
@@ -22,12 +22,12 @@ SHAPES = [
     *[(2, 3, 17, 33), (300, 15), (8, 128, 128), (3, 1000), (2, 1024), (3, 1025), (5, 2049)],
     *[(3, 4096), (2, 9000), (3, 50257), (50257, 2), (2, 32000), (2, 40000, 3), (130, 1025, 2)],
 ]
-"""Rows that one warp holds, that fit in shared memory and that do not, rows that begin anywhere,
-and columns."""
+"""Rows that fit in one warp, that fit in shared memory and that do not; rows that begin at
+unaligned addresses; and columns."""
 
 
 def written(target: str, given: int, args: Sequence[Any]) -> Tensor:
-    """What `target` makes of `args` over a copy of the one that is `given`, which it returns."""
+    """The result of `target`, written over a copy of the argument at position `given`."""
     _, out = aten.DONATIONS[target]
     args = [*args]
     over: Tensor = args[given].clone()
@@ -38,20 +38,20 @@ def written(target: str, given: int, args: Sequence[Any]) -> Tensor:
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """The values as integers: NaNs and signs of zeros count too."""
+    """The values' bits as integers, so that NaNs and signs of zeros are compared, too."""
     sizes = {8: torch.int64, 4: torch.int32, 2: torch.int16}
     return tensor.contiguous().view(sizes[tensor.itemsize])
 
 
 def random(shape: Sequence[int], dtype: torch.dtype, device: str, seed: int) -> Tensor:
-    """The same on each device."""
+    """Random numbers that are the same on each device."""
     seeded = torch.Generator().manual_seed(seed)
     made: Tensor = torch.randn(shape, generator=seeded, dtype=torch.float64).to(device, dtype)
     return made
 
 
 def elementwise(target: str, given: int, dtype: torch.dtype, device: str) -> Iterator[Any]:
-    """(what is made, what is made over an argument, of what) in layouts and with numbers."""
+    """Yield (result, result written over an argument, case), for several layouts and numbers."""
     op = aten.resolve(target)
     kinds = [str(a.type) for a in op._schema.arguments if a.default_value is None]
     for shape, number in product([(37, 65), (7, 4, 3, 5), ()], [0.1, 1 / 3, 2.7]):
@@ -67,7 +67,7 @@ def elementwise(target: str, given: int, dtype: torch.dtype, device: str) -> Ite
 
 
 def rows(target: str, given: int, dtype: torch.dtype, device: str) -> Iterator[Any]:
-    """The same of softmax and its like, in each dimension; some rows have infinities."""
+    """The same for softmax and similar ops, in each dimension; some rows have infinities."""
     op = aten.resolve(target)
     for shape, scale in product(SHAPES, (1, 30)):
         x = random(shape, dtype, device, 0) * scale
@@ -79,7 +79,7 @@ def rows(target: str, given: int, dtype: torch.dtype, device: str) -> Iterator[A
 
 
 def rows_given(target: str, x: Tensor, dim: int) -> list[Any]:
-    """What softmax takes, or a gradient of it: of `x`."""
+    """Arguments of softmax or of its gradient, made from `x`."""
     forward = target.replace("_backward_data", "")
     if target == forward:
         return [x, dim, False]

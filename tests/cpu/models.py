@@ -1,9 +1,9 @@
-"""The models that results are compared on: a literal table of cases.
+"""models: a table of the models whose results are compared with and without outcore.
 
 Each case makes a module, its arguments and a loss from the global generator, so the caller's seed
-fixes them. Sizes are chosen for a step well below a second on one core, with activations from
-kilobytes to megabytes that add up to some MiB or tens of MiB. Nothing is downloaded: the models
-of other libraries are built from configurations, with random weights and dropout on.
+determines them. A step takes well below a second on one core. Its activations have kilobytes to
+megabytes each, and some MiB or tens of MiB in total. Nothing is downloaded: models of other
+libraries are built from configurations, with random weights and dropout on.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ class Case:
 
 
 def _ours(name: str, n: int, build: Mapping[str, Any], sizes: Mapping[str, int]) -> Case:
-    """A network of the table."""
+    """One of outcore's networks."""
 
     def make() -> Step:
         spec = network(name)
@@ -54,7 +54,7 @@ def _ours(name: str, n: int, build: Mapping[str, Any], sizes: Mapping[str, int])
 
 
 def _reads(name: str, model: Callable[[], Any], n: int, length: int) -> Case:
-    """A language model of transformers, on random tokens."""
+    """A language model from transformers, on random tokens."""
 
     def make() -> Step:
         module = model().train()
@@ -67,7 +67,7 @@ def _reads(name: str, model: Callable[[], Any], n: int, length: int) -> Case:
 
 
 def _sees(name: str, model: Callable[[], Any], n: int, size: int) -> Case:
-    """An image classifier of transformers, on noise."""
+    """An image classifier from transformers, on noise."""
 
     def make() -> Step:
         module = model().train()
@@ -79,7 +79,7 @@ def _sees(name: str, model: Callable[[], Any], n: int, size: int) -> Case:
 
 
 def gpt2(vocabulary: int = VOCABULARY, width: int = 128, layers: int = 3, **options: Any) -> Any:
-    """For up to 128 tokens."""
+    """A small GPT-2 for up to 128 tokens."""
     return transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
             vocab_size=vocabulary,
@@ -88,7 +88,7 @@ def gpt2(vocabulary: int = VOCABULARY, width: int = 128, layers: int = 3, **opti
             n_layer=layers,
             n_head=4,
             use_cache=False,
-            bos_token_id=None,  # the defaults lie outside of this vocabulary
+            bos_token_id=None,  # the defaults are outside this vocabulary
             eos_token_id=None,
             **options,
         )
@@ -128,7 +128,7 @@ def _convnext() -> Any:
 
 
 def _monai_unet() -> Step:
-    """A residual 3-D U-Net of MONAI with dropout, on noise."""
+    """MONAI's residual 3-D U-Net with dropout, on noise."""
     module = UNet(3, 1, 2, channels=(8, 16, 32, 64), strides=(2,) * 3, num_res_units=2, dropout=0.1)
     labels = torch.randint(2, (1, 48, 48, 48))
     volume = torch.randn(1, 1, 48, 48, 48)

@@ -1,14 +1,14 @@
-"""A device of queues for tests: as late as the events allow, and watched by vector clocks.
+"""queues: simulate a device whose copies are as late as its events allow, and detect races.
 
-Ops compute on the CPU, so queues that compute have always run all that was put into them. Copies
-run only once something waits for them, and in an order that no real device has. What is at either
-end of a copy is known by its address, and not kept alive: a program that gives memory back, or
-writes to it, before a copy is ordered before that, is told so.
+Ops compute on the CPU at once, so a queue that computes has always run all of its commands. Copies
+run only when something waits for them, in an order that no real device has. A copy knows its ends
+by address and does not keep them alive. If a program frees or overwrites memory that a copy may
+still use, RaceError is raised.
 
-A queue's clock says how far into each queue it is known to have come. Two accesses of one piece of
-memory, one of them a write, race unless the later one's queue knows of the earlier one. Memory
-serves the queue that it was taken on as soon as nobody holds it: that one must know of all accesses
-by then. What ops access is told by `Watched`; without it, that of copies alone is checked.
+Each queue has a vector clock: how far it knows each queue to have come. Two accesses of the same
+memory, one of them a write, race unless the later one's queue knows of the earlier one. Freed
+memory is reused by the queue that it was allocated on, so that queue must know of all accesses by
+then. `Watched` reports what ops access; without it, only the accesses of copies are checked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _lock = threading.RLock()
 
 
 def one_at_a_time(method: Callable[P, R]) -> Callable[P, R]:
-    """Workers give commands too."""
+    """Run `method` under a lock, because worker threads give commands too."""
 
     @wraps(method)
     def locked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -46,7 +46,7 @@ def one_at_a_time(method: Callable[P, R]) -> Callable[P, R]:
 
 
 class RaceError(AssertionError):
-    """Two accesses that nothing orders."""
+    """Raised for two accesses that nothing orders."""
 
 
 class Access(NamedTuple):
@@ -59,12 +59,12 @@ class Access(NamedTuple):
     writes: bool
     storage: StorageWeakRef
     host: bool
-    """Whether it is the host's memory: a device keeps that until its copies are done."""
+    """Whether this is host memory: a device keeps that alive until its copies are done."""
 
 
 @dataclass(slots=True)
 class LateEvent:
-    """A place in a queue, and what that queue knew there."""
+    """A position in a queue, and the queue's clock there."""
 
     timed: bool = False
     queue: str = ""
@@ -79,11 +79,11 @@ class LateCopy(NamedTuple):
     target: Access
     source: Access
     kept: tuple[torch.Tensor, ...]
-    """The host's end."""
+    """The end in host memory, kept alive."""
 
 
 class LateWait(NamedTuple):
-    """A command to wait for a place in another queue."""
+    """A command to wait for a position in another queue."""
 
     number: int
     queue: str
@@ -92,19 +92,19 @@ class LateWait(NamedTuple):
 
 @dataclass(slots=True)
 class Used:
-    """A storage that ops touched: by each queue, up to which of its commands."""
+    """A storage that ops touched; for each queue, the number of its last command that did."""
 
     storage: StorageWeakRef
     owner: str
-    """The queue that it was taken on."""
+    """The queue that it was allocated on."""
     read: dict[str, int] = field(default_factory=dict)
     written: dict[str, int] = field(default_factory=dict)
     shared: set[str] = field(default_factory=set)
-    """Queues that it waits for before it serves another."""
+    """Queues whose work is awaited before the memory is reused."""
 
 
 class LateDevice:
-    """A `device.Device` in RAM."""
+    """A `device.Device` in host memory."""
 
     out, into, stage = "out", "into", "stage"
     rounding_bytes = 64
@@ -114,7 +114,7 @@ class LateDevice:
     def __init__(self) -> None:
         self.generator = torch.default_generator
         self.compute = "compute"
-        """The queue that computes now."""
+        """The current compute queue."""
         self.commands: dict[str, deque[LateCopy | LateWait]] = {
             self.out: deque(),
             self.into: deque(),
@@ -122,20 +122,20 @@ class LateDevice:
         queues = (self.compute, self.stage, self.out, self.into)
         self.clocks = {queue: dict.fromkeys(queues, 0) for queue in queues}
         self.accesses: list[Access] = []
-        """Of copies that some queue does not know of yet."""
+        """Accesses by copies that some queue does not know of yet."""
         self.copies = 0
         self.computed: dict[str, int] = {}
-        """Stands for what each queue computed from the latest copy on."""
+        """Compute queue -> the position that stands for all it computed since the latest copy."""
         for queue in (self.compute, self.stage):
             self.clocks[queue][queue] = self.computed[queue] = 1
         self.hosts: list[StorageWeakRef] = []
-        """What `host` gave."""
+        """The storages that `host` returned."""
         self.taken: dict[int, tuple[str, int]] = {}
-        """Address of device memory -> the queue that it was taken on, and how far that was."""
+        """Address of device memory -> the queue that it was allocated on, and its position then."""
         self.used: dict[int, Used] = {}
-        """What ops touched, by what torch calls it."""
+        """Address of torch's storage object -> what ops did with the storage."""
         self.deaf = 0
-        """A wait not to hear, counted from 1; for tests that want it missed."""
+        """The number of a wait to ignore, from 1, for tests of a missing wait; 0: ignore none."""
         self.waits = 0
         self.trims = 0
         self.scalars_on_host = False
@@ -157,7 +157,7 @@ class LateDevice:
         return self.compute
 
     def switch(self, name: str) -> None:
-        """Compute on a new queue, which knows of nothing, from now on."""
+        """Compute from now on in a new queue, which knows of nothing yet."""
         self.compute = name
         for clock in self.clocks.values():
             clock[name] = 0
@@ -215,7 +215,7 @@ class LateDevice:
 
     @one_at_a_time
     def computes(self, read: Iterable[torch.Tensor], written: Iterable[torch.Tensor]) -> None:
-        """An op of the current queue."""
+        """Record and check an op of the current queue."""
         queue = self.compute
         self._tick(queue)
         number = self.clocks[queue][queue]
@@ -254,7 +254,7 @@ class LateDevice:
     def finish(self, queue: str) -> None:
         if queue not in self.computed:
             self._run(queue, self.clocks[queue][queue])
-        for clock in self.clocks.values():  # the host waited, and gives all commands to come
+        for clock in self.clocks.values():  # the host waited, and gives all later commands
             _learn(clock, self.clocks[queue])
         self._forget()
 
@@ -264,8 +264,8 @@ class LateDevice:
     @one_at_a_time
     def attend(self, event: LateEvent) -> None:
         self._run(event.queue, event.number)
-        # Who waited may give memory back that was copied to. That a copy away is waited for by the
-        # compute queue too is still to be seen.
+        # Having waited, the host may free memory that was copied into. Copies away stay in the
+        # list: the compute queue has to wait for them, too.
         self.accesses = [
             a for a in self.accesses if a.queue != self.into or event.clock[a.queue] < a.number
         ]
@@ -277,7 +277,7 @@ class LateDevice:
 
     @one_at_a_time
     def check_given_back(self) -> None:
-        """Raise RaceError where memory is gone that a copy may still touch."""
+        """Raise RaceError if memory was freed that a copy or another queue's op may still use."""
         for access in self.accesses:
             known = any(self.clocks[q][access.queue] >= access.number for q in self.computed)
             if access.storage.expired() and not (known or access.host):
@@ -287,7 +287,7 @@ class LateDevice:
             self._check_computed(used.owner, used, writes=True, apart=used.shared)
 
     def _forget(self) -> None:
-        """Drop the accesses that every queue knows of, and those whose memory is gone."""
+        """Drop the accesses that every queue knows of, and those whose memory was freed."""
         self.accesses = [
             a
             for a in self.accesses
@@ -309,7 +309,7 @@ class LateDevice:
     def _check_computed(
         self, queue: str, used: Used, *, writes: bool, apart: Iterable[str] = ()
     ) -> None:
-        """Raise RaceError where `queue` does not know what ops did with what it accesses now."""
+        """Raise RaceError if `queue` accesses a storage and does not know what ops did with it."""
         known = self.clocks[queue]
         for touched in (used.written, used.read) if writes else (used.written,):
             for other, number in touched.items():
@@ -317,7 +317,7 @@ class LateDevice:
                     raise RaceError(f"{queue} does not know of op {number} of {other}: {used}")
 
     def _use(self, memory: torch.Tensor, owner: str = "compute") -> Used:
-        """What is known of the storage of `memory`; `owner`: whose it is, if it is new."""
+        """The record of the storage of `memory`; if it is new, its queue is `owner`."""
         weak = StorageWeakRef(memory.untyped_storage())
         return self.used.setdefault(weak.cdata, Used(weak, owner))
 
@@ -328,7 +328,7 @@ class LateDevice:
         return Access(queue, number, start, start + memory.nbytes, writes, weak, host)
 
     def _run(self, queue: str, until: int) -> None:
-        """Run the commands of `queue` up to number `until`, and before them what they wait for."""
+        """Run the commands of `queue` up to number `until`, and first those that they wait for."""
         commands = self.commands[queue]
         while commands and commands[0].number <= until:
             command = commands.popleft()
@@ -342,13 +342,13 @@ class LateDevice:
 
 
 def _learn(clock: dict[str, int], other: dict[str, int]) -> None:
-    """Let `clock` know what `other` knows."""
+    """Update `clock` with what `other` knows."""
     for queue, number in other.items():
         clock[queue] = max(clock[queue], number)
 
 
 class Watched(TorchDispatchMode):
-    """Tells a device what ops access. What it has not heard of yet was the caller's."""
+    """Reports to a device what ops access. Storages first seen in a read are the caller's."""
 
     def __init__(self, device: LateDevice) -> None:
         super().__init__()
@@ -376,7 +376,7 @@ class Watched(TorchDispatchMode):
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
-    """Those of the device: bytes are states of its generator, and lie on the host."""
+    """The device's tensors in `tree`; uint8 tensors are generator states, which lie on the host."""
     found = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
     return [tensor for tensor in found if tensor.dtype != torch.uint8]
 

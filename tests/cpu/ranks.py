@@ -1,12 +1,12 @@
-"""What each process of test_several_devices.py runs, started by torchrun.
+"""ranks: the checks of test_several_devices.py, run in each process that torchrun starts.
 
     torchrun --nproc-per-node=2 -m tests.cpu.ranks NAME...
 
-Each NAME is a function below. It says `ok NAME` once all processes have come through it; an
-assertion that fails ends the process, and torchrun the others.
+Each NAME is a function below. `ok NAME` is printed once all processes have passed it. A failed
+assertion ends its process, and torchrun then ends the others.
 """
 
-# ruff: noqa: T201 - that is how the test hears of it
+# ruff: noqa: T201 - the test reads what is printed
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"budget": "2MiB", "policy": "swap-all"},
     {"budget": "1800KiB", "policy": "recompute-all"},
 ]
-"""Of each rank: another budget, and another way to plan."""
+"""The options of each rank: budgets and policies differ."""
 
 
 LARGER = [options | {"budget": "4MiB"} for options in OPTIONS]
@@ -58,10 +58,10 @@ def seeded(kind: Callable[[], nn.Module]) -> Any:
 
 
 def train(module: nn.Module, call: Callable[..., Any], steps: int = STEPS, pause: int = 1) -> Steps:
-    """Gradients and loss of each step; each rank draws and is given other numbers.
+    """Loss and gradients of each step; each rank has its own seed and data.
 
-    As NumPy's arrays: tensors that are kept would count against the budgets.
-    `pause`: a step is of so many backward calls; `call` talks to the others in the last alone.
+    They are NumPy arrays, because tensors would count against the budgets. A step has `pause`
+    backward calls; `call` communicates with other ranks only in the last one.
     """
     seen = []
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
@@ -71,7 +71,7 @@ def train(module: nn.Module, call: Callable[..., Any], steps: int = STEPS, pause
             torch.manual_seed(100 * step + 10 * part + rank())
             data = batch(2 * part + rank())
             if part < pause - 1:
-                with call.no_sync():  # type: ignore[attr-defined]  # only DDP is paused
+                with call.no_sync():  # type: ignore[attr-defined]  # only DDP's is called
                     mean_square(call(data)).backward()
             else:
                 loss = mean_square(call(data))
@@ -134,14 +134,14 @@ def accumulated() -> None:
     expected = plain_ddp(pause=2)
     module = seeded(Small)
     parallel = DistributedDataParallel(module)
-    outcore.wrap(module, **OPTIONS[rank()])  # as callbacks do, once the trainer has handed it over
+    outcore.wrap(module, **OPTIONS[rank()])  # as callbacks do, once the trainer has made the DDP
     seen = train(module, parallel, pause=2)
     check_planned(outcore.handle(module).report())
     assert same(seen, expected)
 
 
 def one_replans() -> None:
-    """Rank 0 plans once more, as its steps take another time than predicted; rank 1 never does."""
+    """Rank 0 replans once, as its steps' times differ from the prediction; rank 1 never does."""
     steps = 40
     expected = plain_ddp(steps)
     drift = "off" if rank() else "0.001%"
@@ -159,12 +159,12 @@ def one_plans_longer() -> None:
         time.sleep(1.0 * rank())
         return made(*args, **kwargs)
 
-    Planner.plan = slow  # type: ignore[method-assign]  # it is put back below
+    Planner.plan = slow  # type: ignore[method-assign]  # restored below
     try:
         module = outcore.wrap(seeded(Small), **OPTIONS[rank()])
         seen = train(module, DistributedDataParallel(module))
     finally:
-        Planner.plan = made  # type: ignore[method-assign]  # as it was
+        Planner.plan = made  # type: ignore[method-assign]  # restored
     assert same(seen, expected)
 
 
@@ -172,7 +172,7 @@ def one_plans_longer() -> None:
 
 
 class Block(nn.Module):
-    """What is sharded by itself: a class of ours, for torch does not compile its own one by one."""
+    """A module that is sharded by itself; torch would not compile its own classes one by one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ def shard_then_wrap() -> None:
 
 
 class Talking(nn.Module):
-    """Sums over all ranks in the middle, as synchronised norms have, and one begun early."""
+    """Has a sum over all ranks, as synchronized norms do, and a gather that begins early."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,13 +252,13 @@ class Talking(nn.Module):
                 gather = torch.ops._c10d_functional.all_gather_into_tensor
                 means = x.mean((2, 3))
                 begun = gather(means, 2, world.group_name)
-                means = torch.relu(means - 0.1)  # may not overwrite what is on its way
+                means = torch.relu(means - 0.1)  # may not overwrite a tensor that is being sent
                 x = x * (means[:, :, None, None] + wait_tensor(begun).tanh().mean())
         return x
 
 
 def talking() -> None:
-    """Planned, collectives run once and in the order of the trace, whatever each rank's plan."""
+    """Under any plan, each collective runs once, and all ranks run them in the trace's order."""
     module = seeded(Talking)
     expected = train(module, module)
     module = outcore.wrap(seeded(Talking), **OPTIONS[rank()])
@@ -283,7 +283,7 @@ def talking() -> None:
 
 
 def in_buckets() -> None:
-    """Torch splits the graph where a bucket ends: no part of the model is said to run plainly."""
+    """Torch splits the graph at the buckets' ends. No note says that a part runs uncompiled."""
     layers = (nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(12))
     module = outcore.wrap(nn.Sequential(*layers), budget="1GiB", strict=True)
     parallel = DistributedDataParallel(module, bucket_cap_mb=1)
@@ -295,19 +295,19 @@ def in_buckets() -> None:
 
 
 def no_plan() -> None:
-    """Rank 1 has no plan, and says so; the job ends."""
+    """Rank 1 has no plan and raises an error; the job ends."""
     module = outcore.wrap(seeded(Small), budget="64KiB" if rank() else "2MiB")
     train(module, DistributedDataParallel(module))
 
 
 def main(names: list[str]) -> None:
     torch.set_num_threads(1)
-    # A rank waits for the other for longer than the test waits for both.
+    # A rank waits longer for the other than the test waits for both.
     distributed.init_process_group("gloo", timeout=timedelta(minutes=10))
     for name in names:
         torch._dynamo.reset()
         gc.collect()
-        gc.freeze()  # imported modules are out of sight of what readings visit, as in conftest.py
+        gc.freeze()  # readings do not visit imported modules then, as in conftest.py
         start = time.perf_counter()
         globals()[name]()
         distributed.barrier()

@@ -1,4 +1,4 @@
-"""What gradients of cross-entropy are made of, on any device."""
+"""scores: make arguments for the gradient of cross-entropy, on any device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHAPES = [
     (300, 1025),
     (70, 50257),
 ]
-"""Rows and classes: rows that fill no block, a last block that is not full, rows of odd length."""
+"""Rows and classes: too few rows for a block, a last block that is not full, odd row lengths."""
 
 
 def given(
@@ -38,7 +38,7 @@ def given(
     weighted: bool = False,
     ignored: int = 3,
 ) -> list[Any]:
-    """What the op takes; each so many'th row is `ignored`, where that is not 0."""
+    """Arguments of the op; every `ignored`-th row has the ignored class (0: no row)."""
     rows, classes = shape
     scores = random(shape, dtype, device, 0) * 4
     if rows and classes > 1:
@@ -56,7 +56,7 @@ def given(
 
 
 def cases(dtype: torch.dtype, device: str) -> Iterator[tuple[list[Any], Any]]:
-    """What the op takes, and of what kind that is."""
+    """Yield arguments of the op, and the case that they are."""
     for kind in product(SHAPES, REDUCTIONS, (False, True), (0, 1, 3)):
         shape, reduction, weighted, ignored = kind
         args = given(shape, dtype, device, reduction=reduction, weighted=weighted, ignored=ignored)
@@ -64,7 +64,7 @@ def cases(dtype: torch.dtype, device: str) -> Iterator[tuple[list[Any], Any]]:
 
 
 def by_torch(gradient: Tensor, output: Tensor, *rest: Any) -> Tensor:
-    """The gradient of the scores, by torch's two ops."""
+    """The gradient of the scores by torch's two ops."""
     of_loss = ATEN.nll_loss_backward(gradient, output, *rest)
     made: Tensor = ATEN._log_softmax_backward_data(of_loss, output, 1, output.dtype)
     return made

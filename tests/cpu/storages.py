@@ -1,4 +1,4 @@
-"""Storages and the regions they are copied to, for the tests of drivers."""
+"""storages: make storages, and the regions they are copied to, for tests of drivers."""
 
 import torch
 
@@ -32,7 +32,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def random_storage(nbytes: int, residue: int) -> torch.Tensor:
-    """Random bytes in a storage of their own that begins `residue` from an aligned address."""
+    """Random bytes in a new storage that begins `residue` bytes after an aligned address."""
     memory = torch.randint(0, 256, (nbytes + MEMORY_ALIGNMENT_BYTES,), dtype=torch.uint8)
     start = (residue - memory.data_ptr()) % MEMORY_ALIGNMENT_BYTES
     return torch.from_numpy(memory.numpy()[start : start + nbytes])

@@ -446,7 +446,7 @@ class TestUses:
 
 
 class TestTrouble:
-    def test_nan_is_plain_behaviour(self) -> None:
+    def test_nan_is_plain_behavior(self) -> None:
         module = Small()
         call, _ = compiled(module)
         x = batch(0)

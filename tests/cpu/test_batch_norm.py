@@ -145,7 +145,7 @@ def test_without_cudnn_nothing_changes() -> None:
     assert ops(joint) == before
 
 
-class Normalised(nn.Module):
+class Normalized(nn.Module):
     """Three batch normalizations, one of them frozen."""
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ def test_steps_are_those_of_plain_torch(
 
     def made() -> nn.Module:
         torch.manual_seed(0)
-        return Normalised()
+        return Normalized()
 
     x = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     budget = tight_budget(made(), [x], mean_square)

@@ -177,7 +177,7 @@ def leaves_results(backend: Any, x: Tensor) -> Tensor:
     return snapshot(module, loss.detach())[-1]
 
 
-class Centred(nn.Module):
+class Centered(nn.Module):
     """Its backward does not need the input, so an input that nobody else holds is freed."""
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ class Centred(nn.Module):
 
 
 def takes_its_input(backend: Any, x: Tensor) -> Tensor:
-    return one_step_like_another(Centred, backend, lambda call: call(x.clone()))
+    return one_step_like_another(Centered, backend, lambda call: call(x.clone()))
 
 
 def one_step_like_another(
@@ -841,7 +841,7 @@ def test_a_graph_without_backward_is_no_guest_of_few_steps() -> None:
     assert not [note for note in report.notes if "few of the latest steps" in note]
 
 
-def penalised(budget: int | str) -> tuple[list[Tensor], Report | None]:
+def penalized(budget: int | str) -> tuple[list[Tensor], Report | None]:
     """Train a critic with a gradient penalty, which needs gradients of gradients."""
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -858,11 +858,11 @@ def penalised(budget: int | str) -> tuple[list[Tensor], Report | None]:
 
 
 def test_a_gradient_penalty_runs_plainly_beside_planned_calls() -> None:
-    plain, _ = penalised("")
-    roomy, report = penalised("1GiB")
+    plain, _ = penalized("")
+    roomy, report = penalized("1GiB")
     assert report is not None
     assert report.measured_peak_bytes is not None
-    tight, planned = penalised(report.measured_peak_bytes * 3 // 4)
+    tight, planned = penalized(report.measured_peak_bytes * 3 // 4)
     assert same([plain, plain], [roomy, tight])
     assert planned is not None
     assert planned.state == "planned"

@@ -311,7 +311,7 @@ def test_a_lane_is_closed_from_any_thread_and_more_than_once(driver):
     other.close()
 
 
-def test_a_finaliser_may_close_a_lane_on_the_worker_itself(driver):
+def test_a_finalizer_may_close_a_lane_on_the_worker_itself(driver):
     tensor = torch.randn(1000)
     lane = driver.open_lane(regions_of(tensor))
     driver.record(lambda span: lane.close())
@@ -424,7 +424,7 @@ def test_a_copy_that_failed_does_not_hold_the_driver(tmp_path, monkeypatch):
     assert open_files(tmp_path) == []
 
 
-def test_a_finaliser_may_close_the_driver_on_a_worker(tmp_path):
+def test_a_finalizer_may_close_the_driver_on_a_worker(tmp_path):
     others = workers()
     driver = CpuDriver(tmp_path)
     lane = driver.open_lane(regions_of(torch.ones(10)))

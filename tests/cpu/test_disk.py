@@ -69,13 +69,13 @@ def test_what_is_written_is_read(spill, buffered, nbytes, residue, seed):
     content = bytes((seed + i * 7 + i // 251) % 256 for i in range(nbytes))
     room = disk.region_nbytes(nbytes)
     offset = spill.take(room + FILE_BLOCK_BYTES)
-    neighbour = Memory(FILE_BLOCK_BYTES, 0, b"n" * FILE_BLOCK_BYTES)
+    neighbor = Memory(FILE_BLOCK_BYTES, 0, b"n" * FILE_BLOCK_BYTES)
     bounce = disk.new_bounce()
     flags = fcntl.fcntl(spill.fd, fcntl.F_GETFL)
     if buffered:
         fcntl.fcntl(spill.fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
     try:
-        write(spill, neighbour, offset + room, bounce)
+        write(spill, neighbor, offset + room, bounce)
         moved = write(spill, Memory(nbytes, residue, content), offset, bounce)
         back = Memory(nbytes, residue)
         assert read(spill, back, offset, disk.new_bounce()) == moved
@@ -84,7 +84,7 @@ def test_what_is_written_is_read(spill, buffered, nbytes, residue, seed):
         assert sum(moved) == room
         untouched = Memory(FILE_BLOCK_BYTES, 0)
         read(spill, untouched, offset + room, bounce)
-        assert untouched.view == neighbour.view
+        assert untouched.view == neighbor.view
     finally:
         fcntl.fcntl(spill.fd, fcntl.F_SETFL, flags)
         spill.give(offset, room + FILE_BLOCK_BYTES)

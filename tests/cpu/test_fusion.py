@@ -112,7 +112,7 @@ def names(model: nn.Module, inputs: Sequence[Tensor], least_bytes: int = 0) -> l
     return found
 
 
-def test_normalisation_and_what_follows_is_one_group() -> None:
+def test_normalization_and_what_follows_is_one_group() -> None:
     found = names(Normed(), [torch.randn(2, 3, 8, 8)])
     forward = ["_native_batch_norm_legit_functional", "add", "relu"]
     assert found[:4] == [forward] * 4

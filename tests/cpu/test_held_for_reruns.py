@@ -94,7 +94,7 @@ def test_diff(outcore, path, tmp_path):
 def test_explain(narrow, monkeypatch):
     step = SimpleNamespace(title="a dense step", problem=lambda status: PROBLEM)
     policy = SimpleNamespace(name="stub", plan=lambda problem: PLAN)
-    monkeypatch.setattr("outcore.cli.commands.explain.modelled", lambda *given: step)
+    monkeypatch.setattr("outcore.cli.commands.explain.modeled", lambda *given: step)
     monkeypatch.setattr("outcore.policies.resolve", lambda spec: policy)
     run = narrow("explain")
     assert run.exit_code == 0, run.output

@@ -371,7 +371,7 @@ def test_a_wrong_option_is_explained(build, message):
         build()
 
 
-def test_photographs_are_normalised_crops_of_two_classes():
+def test_photographs_are_normalized_crops_of_two_classes():
     batch = next(photograph_batches(64))
     (images,), (labels,) = batch.inputs, batch.targets
     assert images.shape == (64, 3, 224, 224)

@@ -1005,7 +1005,7 @@ class TestCheckpointAround:
         assert backend.report().state == "in-core"
 
 
-class Normalised(nn.Module):
+class Normalized(nn.Module):
     """Checkpointed blocks, each with running statistics."""
 
     def __init__(self) -> None:
@@ -1027,7 +1027,7 @@ def test_batch_norm_inside_a_checkpoint() -> None:
     def trained(backend: Any) -> list[list[Tensor]]:
         torch._dynamo.reset()
         torch.manual_seed(0)
-        module = Normalised()
+        module = Normalized()
         return train(module, torch.compile(module, backend=backend), images, mean_square, STEPS)
 
     images = [batch(0)]

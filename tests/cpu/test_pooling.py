@@ -124,7 +124,7 @@ def test_an_input_that_would_be_copied_first_has_memory() -> None:
     assert torch.equal(found, theirs(tangents, x, *rest))
 
 
-class Normalised(nn.Module):
+class Normalized(nn.Module):
     """Divides by neighboring maps, which torch averages as volumes."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ def mixed(sides: int) -> nn.Module:
     layers: list[nn.Module] = [convolution(2, 8, 3, padding=1)]
     for kind in kinds:
         layers += [nn.Tanh(), kind, convolution(8, 8, 3, padding=1)]
-    return nn.Sequential(*layers, *([Normalised()] if sides == 2 else []))
+    return nn.Sequential(*layers, *([Normalized()] if sides == 2 else []))
 
 
 GIVEN = {1: (4, 2, 128), 2: (4, 2, 32, 32), 3: (2, 2, 18, 18, 18)}

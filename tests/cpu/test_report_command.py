@@ -128,7 +128,7 @@ def test_mistakes_are_one_error_before_any_work(
     outcore, monkeypatch, tmp_path, options, said
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for work in ("modelled", "targeted"):
+    for work in ("modeled", "targeted"):
         monkeypatch.setattr(f"outcore.cli.commands.report.{work}", None)
     run = outcore("report", *options)
     assert run.exit_code == 2

@@ -123,7 +123,7 @@ class Dropped(nn.Module):
         return result
 
 
-class Normalised(nn.Module):
+class Normalized(nn.Module):
     """The same for a batch norm between two transpositions."""
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class Normalised(nn.Module):
         return result
 
 
-@pytest.mark.parametrize("kind", [Dropped, Normalised])
+@pytest.mark.parametrize("kind", [Dropped, Normalized])
 def test_a_view_that_does_not_fit_what_is_really_there(kind: type[nn.Module]) -> None:
     """With `aot_eager`, which keeps the view, the first backward call raises an error."""
     images = [torch.randn(ROWS // 8, 64, 32)]
@@ -161,7 +161,7 @@ def test_a_view_that_does_not_fit_what_is_really_there(kind: type[nn.Module]) ->
 def test_such_a_view_is_a_copy_in_core_too() -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    module, x = Normalised(), torch.randn(ROWS // 8, 64, 32)
+    module, x = Normalized(), torch.randn(ROWS // 8, 64, 32)
     backend = Backend(budget="1GiB", strict=True)
     call = torch.compile(module, backend=backend)
 

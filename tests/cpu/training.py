@@ -1,4 +1,4 @@
-"""Training the same thing twice: what every comparison of results is made of."""
+"""training: train the same model with and without outcore, to compare the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Loss = Callable[[Any], Tensor]
 
 
 class Small(nn.Module):
-    """Convolutions, batch norm, in-place ReLU, dropout in two places, skips: enough to trip on."""
+    """Convolutions, batch norm, in-place ReLU, dropout in two places, and skips."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Small(nn.Module):
 
 
 class Broken(nn.Module):
-    """Two graphs: the first waits in backward until the second is done."""
+    """A model of two graphs: in backward, the first waits until the second is done."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Broken(nn.Module):
 
 
 class Normed(nn.Module):
-    """Convolutions, batch normalisation, ReLU, a skip."""
+    """Convolutions, batch norm, ReLU and a skip."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Normed(nn.Module):
 
 
 class Deep(nn.Module):
-    """Layers that save a map each, as large as the input; the last one is a result."""
+    """Layers that each save a map as large as the input; the last map is a result."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
@@ -86,17 +86,17 @@ class Deep(nn.Module):
 
 
 def batch(seed: int, n: int = 4, size: int = 32) -> Tensor:
-    """Images from a seed."""
+    """A batch of random images from a seed."""
     return torch.randn(n, 3, size, size, generator=torch.Generator().manual_seed(seed))
 
 
 def mean_square(output: Tensor) -> Tensor:
-    """A loss that does not run away."""
+    """A loss with which training does not diverge."""
     return output.square().mean()
 
 
 def snapshot(module: nn.Module, loss: Tensor) -> list[Tensor]:
-    """Loss, gradients and buffers, copied."""
+    """Copies of the loss, the gradients and the buffers."""
     gradients = [p.grad for p in module.parameters() if p.grad is not None]
     return [t.detach().clone() for t in (loss, *gradients, *module.buffers())]
 
@@ -105,13 +105,13 @@ Away = list[tuple[torch.dtype, torch.Size, Any]]
 
 
 def away(tensors: Sequence[Tensor]) -> Away:
-    """The tensors as bytes of NumPy's: what tests keep counts for no budget then."""
+    """The tensors as NumPy bytes, so that what tests keep does not count toward budgets."""
     flat = (t.detach().cpu().contiguous().view(-1).view(torch.uint8) for t in tensors)
     return [(t.dtype, t.shape, f.numpy().copy()) for t, f in zip(tensors, flat, strict=True)]
 
 
 def back(kept: Away) -> list[Tensor]:
-    """The tensors that were put away."""
+    """The tensors that `away` stored."""
     return [torch.from_numpy(array).view(dtype).view(shape) for dtype, shape, array in kept]
 
 
@@ -122,7 +122,10 @@ def train(
     loss_of: Loss,
     steps: int,
 ) -> list[list[Tensor]]:
-    """`steps` steps of plain SGD through `call`; the seed is set before each forward."""
+    """Train `module` by SGD through `call`; the seed is set before each forward call.
+
+    Returns the snapshot of each step.
+    """
     seen = []
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
     for step in range(steps):
@@ -143,11 +146,11 @@ def same(first: Sequence[Sequence[Tensor]], second: Sequence[Sequence[Tensor]]) 
 
 
 PROFILED_STEPS = 5
-"""Steps until a graph of its own is planned: one metered, three timed, and the next one plans."""
+"""Steps until a single graph is planned: one is metered, three are timed, the next one plans."""
 
 
 def small_reference(steps: int, *, eager: bool = False) -> list[list[Tensor]]:
-    """What `Small` gives without outcore."""
+    """The snapshots of each step of `Small` without outcore."""
     return list(map(back, _small_reference(steps, eager=eager)))
 
 
@@ -161,7 +164,7 @@ def _small_reference(steps: int, *, eager: bool) -> list[Away]:
 
 
 def small_planned(steps: int, **options: Any) -> tuple[list[list[Tensor]], Backend]:
-    """The same through a Backend, and the Backend."""
+    """The snapshots of each step of `Small` through a Backend, and that Backend."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     module, backend = Small(), Backend(**options)
@@ -177,7 +180,7 @@ def tight_budget(
     profiled_steps: int = PROFILED_STEPS,
     **options: Unpack[Keywords],
 ) -> int:
-    """Bytes between what the model needs at least and what it takes with everything kept."""
+    """A budget at `share` of the way from the model's floor to its in-core peak."""
     torch._dynamo.reset()
     roomy = 1 << 30
     backend = Backend(budget=roomy, **options)
@@ -200,7 +203,7 @@ def tight_budget(
 def trained(
     backend: Any, module: nn.Module, *shape: int, steps: int = 7, autocast: bool = False
 ) -> list[Tensor]:
-    """Loss and gradients of the last of some steps, with weights and a batch from a seed."""
+    """Loss, gradients and buffers of the last step, with weights and a batch from a seed."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     for parameter in module.parameters():
@@ -216,7 +219,7 @@ def trained(
 
 
 def inside(report: Report) -> None:
-    """What was measured is no more than was predicted, nor that than the budget."""
+    """Assert that the measured peak is within the predicted peak, and that within the budget."""
     assert report.measured_peak_bytes is not None
     assert report.predicted_peak_bytes is not None
     assert report.measured_peak_bytes <= report.predicted_peak_bytes <= report.budget_bytes

@@ -1,4 +1,4 @@
-"""What the tests on a GPU share: the same kernels each time, and an empty device."""
+"""Fixtures for all GPU tests: deterministic kernels, and a device without leftovers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 @pytest.fixture(autouse=True, scope="session")
 def _libraries_have_their_memory() -> None:
-    """cuBLAS takes some for each thread's first product, and its Lt for the first with a bias.
+    """Make cuBLAS and cuBLASLt allocate their workspaces, so that no test's budget pays for them.
 
-    No test's budget is to pay for that. Under a checkpoint backward's thread has both kinds, too.
+    cuBLAS allocates at each thread's first product, cuBLASLt at the first one with a bias. The
+    checkpoint makes the backward thread run both kinds, too.
     """
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         x = torch.randn(64, 64, device="cuda", dtype=dtype, requires_grad=True)

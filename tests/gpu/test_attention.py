@@ -1,4 +1,4 @@
-"""Fused attention, whose seeds are on the host or on the GPU, as its kernels like."""
+"""Fused attention on a GPU, with kernels that keep their seed on the host or on the GPU."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ KERNELS = {
     SDPBackend.FLASH_ATTENTION: torch.bfloat16,
     SDPBackend.CUDNN_ATTENTION: torch.bfloat16,
 }
-"""Each with what it is tried in: no other takes float32. cuDNN's is the first choice on H100s."""
+"""The dtype to test each kernel with: only the first supports float32. H100s prefer cuDNN's."""
 
 
 class Block(nn.Module):
-    """Attention and a wide layer."""
+    """Attention, followed by a wide layer."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def test_gradients_inside_a_budget(kernel: SDPBackend, policy: str, dropout: flo
     assert report.measured_peak_bytes is not None
     assert report.predicted_peak_bytes is not None
     assert report.measured_peak_bytes <= report.predicted_peak_bytes
-    # Backward adds up in any order (docs/gpu.md, kernels that vary): close, not the same.
+    # Backward sums in varying order (docs/gpu.md, kernels that vary): close, not bitwise equal.
     apart = 1e-5 if KERNELS[kernel] == torch.float32 else 2e-2
     for one, other in zip(seen, expected, strict=True):
         torch.testing.assert_close(one, other, atol=apart, rtol=apart)

@@ -1,4 +1,4 @@
-"""What this process may take of a GPU, and where torch's allocator puts what is asked for."""
+"""The memory that this process may use on a GPU, and where torch's allocator puts requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def test_torchs_allocator_serves_requests_as_its_model_does() -> None:
-    """Each at the address that the model gives, and giving memory back as often."""
+    """Each request gets the address that the model predicts, and memory is given back as often."""
     gpu_driver()  # segments expand from here on
     device = torch.device("cuda", torch.cuda.current_device())
     some = [torch.empty(size * MIB, dtype=torch.uint8, device=device) for size in (5, 30, 2, 50)]
@@ -41,7 +41,7 @@ def test_torchs_allocator_serves_requests_as_its_model_does() -> None:
 
 
 def _compare(heap: ExpandableHeap, device: torch.device) -> None:
-    """Ask both for the same, and free the same; requests are larger than what is left elsewhere."""
+    """Make the same requests of both; they are larger than the free memory in other segments."""
     draws, apart = random.Random(0), set()
     live: list[tuple[torch.Tensor, int]] = []
     before = torch.cuda.memory_stats(device)["num_alloc_retries"]

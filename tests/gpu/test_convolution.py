@@ -1,4 +1,4 @@
-"""Gradients of convolutions, one after the other, by cuDNN (docs/decisions/0030)."""
+"""Gradients of convolutions, computed one after the other by cuDNN (docs/decisions/0030)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_gradient_of_the_input_alone(dtype: torch.dtype, layout: torch.memor
 
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
         for call in (together, alone):
-            call()  # what is made once
+            call()  # allocations that happen only once
         expected, with_memory = peak_bytes(together)
         found, without = peak_bytes(alone)
         whole = BACKWARD(tangents, x, weight, [MAPS], *SETTINGS, [True, True, True])[0]

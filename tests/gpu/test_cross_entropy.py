@@ -1,4 +1,4 @@
-"""Gradients of cross-entropy made some rows at a time, by CUDA's kernels (docs/decisions/0033)."""
+"""Gradients of cross-entropy by CUDA's kernels, a block of rows at a time (docs/decisions/0033)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU as the device: same gradients, inside the budget, no waiting host, nothing left behind."""
+"""Training on a GPU: equal gradients inside the budget, no waiting host, no leaked memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserW
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Raise where torch lets the host wait for the device."""
+    """Raise an error if torch makes the host wait for the device."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -71,7 +71,7 @@ def test_gradients_are_bitwise_equal_inside_the_budget(policy: str) -> None:
 
 
 def test_gradients_are_those_of_plain_pytorch() -> None:
-    """Batches are normalised by cuDNN, as there (docs/decisions/0015)."""
+    """Batch norm runs by cuDNN, as in plain PyTorch (docs/decisions/0015)."""
     steps = PROFILED_STEPS + 4
     expected = PLAIN.plain(steps)
     seen, backend, *_ = planned(steps, budget=tight(), policy="pooch")
@@ -95,7 +95,7 @@ def test_the_allocator_agrees_with_the_meter() -> None:
 
 
 def test_a_profiler_of_the_user_is_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And there is none of ours: it would stay attached to the driver (docs/decisions/0018)."""
+    """outcore itself uses none: it would stay attached to the driver (docs/decisions/0018)."""
 
     def refuse(_: EventMeter) -> bool:
         raise AssertionError("the meter of a CPU")
@@ -123,10 +123,10 @@ def test_the_host_never_waits_in_a_planned_step() -> None:
     engine = backend.engine
     assert engine is not None
     assert isinstance(engine.driver, QueuedDriver)
-    torch.cuda._sleep(2_000_000_000)  # cycles: a second or more
+    torch.cuda._sleep(2_000_000_000)  # cycles; at least a second
     with no_waiting():
         mean_square(call(data)).backward()
-    assert not engine.driver.device.into.query()  # the host is done, and the device is not
+    assert not engine.driver.device.into.query()  # the host is done, the device is not
 
 
 def test_host_memory_is_what_the_plan_needs() -> None:
@@ -155,7 +155,7 @@ def test_nothing_is_left_behind() -> None:
         mean_square(call(data)).backward()
         module.zero_grad()
     for _ in range(10):
-        call(data)  # dropped
+        call(data)  # its result is dropped
     assert held() == before
 
 
@@ -164,7 +164,7 @@ def test_a_dropped_copy_does_not_touch_memory_that_is_used_again() -> None:
     lane = driver.open_lane({0: Region(0, 4 * count, torch.float32, (count,), (1,))})
     lane.wait(lane.copy_out(torch.ones(count, device="cuda"), 0))
     with torch.cuda.stream(driver.device.into):
-        torch.cuda._sleep(500_000_000)  # the copy back comes late
+        torch.cuda._sleep(500_000_000)  # delays the copy back
     tensor, handle = lane.copy_in(0)
     address = tensor.data_ptr()
     del tensor, handle

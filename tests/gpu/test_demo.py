@@ -1,4 +1,4 @@
-"""What the command line trains on a GPU."""
+"""`outcore demo` on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results that are written over arguments by CUDA's kernels: the same bits, in less memory."""
+"""Results that CUDA's kernels write over arguments: identical bit for bit, in less memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def peak_bytes(call: Callable[[], Tensor]) -> int:
 @pytest.mark.parametrize("dim", [0, 1, 2])
 @pytest.mark.parametrize(("target", "given"), ROWS)
 def test_what_goes_by_rows_takes_a_result_less(target: str, given: int, dim: int) -> None:
-    """The gradient of softmax has a product of its own made first, either way."""
+    """The gradient of softmax computes a temporary product first in both cases."""
     args = rows_given(target, random((64, 128, 256), torch.float32, "cuda", 0), dim)
     over, out = args[given], aten.DONATIONS[target][1]
     apart = peak_bytes(lambda: aten.resolve(target)(*args))
@@ -61,7 +61,7 @@ def test_what_goes_by_rows_takes_a_result_less(target: str, given: int, dim: int
 
 
 class Turned(nn.Module):
-    """The gradient of log-softmax is made from one that is not in order."""
+    """Layers in which log-softmax's backward gets a gradient that is not contiguous."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Turned(nn.Module):
 
 @pytest.mark.parametrize("policy", ["swap-all", "recompute-all"])
 def test_gradients_that_are_not_in_order(policy: str) -> None:
-    """Torch describes what is made from them as laid out like them; kernels write it in order."""
+    """Torch describes results as laid out like these gradients; the kernels write contiguously."""
     torch.manual_seed(0)
     given = torch.randn(64, 128, 64, device="cuda")
 

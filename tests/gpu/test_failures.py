@@ -1,4 +1,4 @@
-"""What goes wrong on a GPU: told in numbers, memory back, the model usable afterwards."""
+"""Failures on a GPU: messages have figures, memory is freed, and the model stays usable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = PROFILED_STEPS + 3
 
 
 class Bulge(nn.Module):
-    """It holds more while it runs than waits for backward."""
+    """A layer that holds more memory while it runs than it keeps for backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def one_step(module: nn.Module, call: Any, data: Tensor) -> list[Tensor]:
 
 @contextmanager
 def nothing_free() -> Iterator[None]:
-    """Let this process take no more of the device than it has, and fill what that leaves."""
+    """Limit this process to the device memory that it has reserved, and fill all of that."""
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
@@ -69,7 +69,7 @@ def nothing_free() -> Iterator[None]:
 
 
 def needed_of_the_host() -> int:
-    """Host memory that the small model's plan takes where there is enough."""
+    """Host memory that the small model's plan needs if there is enough."""
     _, backend, *_ = planned(PROFILED_STEPS, budget=tight(), policy="swap-all")
     assert backend.engine is not None
     plan = backend.engine.graphs[0].planned
@@ -85,12 +85,14 @@ def test_out_of_memory_inside_a_step() -> None:
     before = held()
     with nothing_free():
         with (
-            pytest.warns(UserWarning, match="no plan has room for that"),  # what fills it
+            pytest.warns(
+                UserWarning, match="no plan has room for that"
+            ),  # for the memory that fills the device
             pytest.raises(torch.OutOfMemoryError) as caught,
         ):
             one_step(module, call, data)
         note = caught.value.__notes__[-1]
-        del caught  # its frames hold the step's tensors
+        del caught  # its traceback holds the step's tensors
     assert "of a budget of" in note
     module.zero_grad()
     assert held() <= before
@@ -99,7 +101,7 @@ def test_out_of_memory_inside_a_step() -> None:
 
 
 def test_profiled_steps_are_within_the_budget_too() -> None:
-    """What an optimizer makes after the first step counts from the second on."""
+    """The optimizer state, created after the first step, counts from the second step on."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     module = nn.Sequential(*(Bulge() for _ in range(8))).cuda()
@@ -121,7 +123,7 @@ def test_profiled_steps_are_within_the_budget_too() -> None:
 
 
 def test_the_state_of_an_optimizer_that_comes_late_has_room() -> None:
-    """It comes with the eighth call, when there is a plan."""
+    """The state is created after the eighth call, when there is a plan already."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     module = nn.Sequential(*(Bulge() for _ in range(8))).cuda()
@@ -143,7 +145,7 @@ def test_the_state_of_an_optimizer_that_comes_late_has_room() -> None:
 
 
 def test_host_memory_is_of_the_size_that_the_plan_needs() -> None:
-    """The profiled steps needed more: they offload what they can."""
+    """The profiled steps needed more, as they offload all they can; the in-core plan needs none."""
     _, backend, *_ = planned(STEPS, budget="4GiB")
     assert backend.report().state == "in-core"
     assert backend.engine is not None
@@ -161,7 +163,7 @@ def test_host_memory_that_cannot_be_locked_is_slower_and_right(
         def cudaHostRegister(self, *_: object) -> int:  # noqa: N802 - CUDA's name
             return 2
 
-        def cudaHostUnregister(self, address: int) -> int:  # noqa: N802 - of earlier tests
+        def cudaHostUnregister(self, address: int) -> int:  # noqa: N802 - as above; for memory of earlier tests
             return int(runtime.cudaHostUnregister(address))
 
     expected, budget = reference(STEPS), tight()

@@ -1,4 +1,4 @@
-"""Fused ops on a GPU: kernels that Inductor writes in Triton, under any plan the same bits."""
+"""Fused ops on a GPU: Inductor's Triton kernels give the same bits under any plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = needs_compiler
 
 @pytest.fixture(autouse=True, scope="module")
 def _played() -> Iterator[None]:
-    """A GPU that is simulated has no compiler: there, torch does op by op what kernels do."""
+    """Replace fused kernels by torch's ops on a simulated GPU, for which nothing compiles them."""
     with pytest.MonkeyPatch.context() as patch:
         if torch.cuda.get_device_name() == "simulated GPU":
             patch.setattr(fusion, "by_inductor", lambda module, _: module)
@@ -40,7 +40,7 @@ def model() -> Normed:
 
 
 def trained(backend: Backend) -> list[str]:
-    """Digests of some steps."""
+    """Digests of the loss, gradients and buffers of each step."""
     torch._dynamo.reset()
     module, x = model(), images()
     call = torch.compile(module, backend=backend)

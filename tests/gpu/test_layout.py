@@ -1,4 +1,4 @@
-"""On a GPU that is nearly full, large tensors lie where the layout has them."""
+"""Layouts on a nearly full GPU: large tensors lie where the layout puts them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.gpu.training import PROFILED_STEPS
 MIB = 1 << 20
 LIMIT_BYTES = 1280 * MIB
 LAYERS = 20
-"""With maps of 64 MiB."""
+"""Each makes maps of 64 MiB."""
 STEPS = PROFILED_STEPS + 6
 
 
 @contextmanager
 def nearly_full():
-    """A process that may take little of the GPU."""
+    """Limit the memory that this process may use on the GPU."""
     device = torch.device("cuda", torch.cuda.current_device())
     gc.collect()
     torch.cuda.empty_cache()
@@ -57,7 +57,7 @@ def trained(backend, steps=STEPS, before=lambda: None):
 
 @pytest.mark.parametrize("large", [False, True])
 def test_tensors_lie_where_they_should(large, monkeypatch):
-    """`large`: the result is to be made elsewhere, not copied there."""
+    """`large`: the result is too large to be copied out of the stretch, so it is made outside."""
     if large:
         for module in (layout, requests):
             monkeypatch.setattr(module, "MOST_GUEST_BYTES", 32 * MIB)
@@ -80,7 +80,7 @@ def test_tensors_lie_where_they_should(large, monkeypatch):
 
 
 def test_a_layout_beside_what_comes_between_steps_is_left():
-    """No profiled step had that: the stretch has to go for it, and to come back."""
+    """An allocation that no profiled step had makes the allocator free and remake the stretch."""
     steps = 2 * PROFILED_STEPS + OFTEN + SETTLING_STEPS + 3
     expected = trained(same_graph, steps)
     left = list[bool]()

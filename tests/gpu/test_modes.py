@@ -1,4 +1,4 @@
-"""The ways people train on a GPU: precision, layout, cuDNN's modes. Same gradients, same budget."""
+"""Precisions, memory layouts and cuDNN's modes on a GPU: equal gradients inside the budget."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def test_tf32(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["swap-all", "pooch{early=true}"])
 def test_cudnn_tries_its_algorithms_out(policy: str) -> None:
-    """It does once for each shape and thread: the reference is first, the others have its picks."""
+    """It does so once per shape and thread: the reference runs first, the others use its picks."""
     with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=True):
         check(PLAIN, policy)
 
 
 def test_dropout_under_a_checkpoint_of_the_user() -> None:
-    """On a GPU torch would have the two calls of such a graph take generators."""
+    """On a GPU, torch would make both calls of such a graph take random generators."""
 
     class Checkpointed(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Gradients of pooling and padding without the input, by CUDA's kernels (docs/decisions/0032)."""
+"""Gradients of pooling and padding by CUDA's kernels, without the input (docs/decisions/0032)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ MIB = 1 << 20
 
 
 def cases() -> Iterator[Any]:
-    """Ops, and what they and their gradients are told.
+    """Ops, with the other arguments of the op and of its gradient.
 
-    Windows do not overlap, and of a margin one number is added to another: what atomics add to more
-    comes in any order.
+    Windows do not overlap, and padding adds one number to another: atomics add in any order, so
+    sums of more numbers would vary.
     """
     for sides in SIDES:
         for kind in ("reflection", "replication"):
             name, told_both = f"{kind}_pad{sides}d", [[1, 0] + [0] * (2 * sides - 2)]
             yield pytest.param(sides, name, told_both, told_both, id=name)
         if sides == 1:
-            continue  # pooling is over two, then
+            continue  # pooling is tested in two and three dimensions
         two, one, none = [2] * sides, [1] * sides, [0] * sides
         told: dict[str, tuple[list[Any], list[Any]]] = {
             f"max_pool{sides}d_with_indices": ([two, two, none, one, False],) * 2,

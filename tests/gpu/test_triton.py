@@ -1,4 +1,4 @@
-"""Kernels of the user's, written in Triton: planned like any other op."""
+"""The user's Triton kernels on a GPU: they are planned like any other op."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def add_into(x, out, n, block: tl.constexpr):  # type: ignore[name-defined]  # a
 
 @pytest.fixture(autouse=True)
 def _played(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that is simulated has no compiler: there, torch does what the kernels do."""
+    """Replace the kernels by torch's ops on a simulated GPU, for which nothing compiles them."""
     if torch.cuda.get_device_name() != "simulated GPU":
         return
 
@@ -64,7 +64,7 @@ def sine(x: Tensor, scale: float) -> Tensor:
 
 
 class Sine(torch.autograd.Function):
-    """By Triton, there and back."""
+    """A sine with Triton kernels for forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
@@ -83,7 +83,7 @@ class Sine(torch.autograd.Function):
 
 
 class Layers(nn.Module):
-    """Two scales: one kernel with two constants."""
+    """Layers with two scales: one kernel with two different constants."""
 
     def __init__(self) -> None:
         super().__init__()

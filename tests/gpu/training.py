@@ -1,4 +1,4 @@
-"""Training the same thing twice on a GPU: through outcore, and as torch runs the same graph."""
+"""Helpers that train one model twice on a GPU: by outcore, and by torch with the same graph."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.cpu.training import PROFILED_STEPS as CPU_PROFILED_STEPS
 from tests.cpu.training import Small, mean_square, train
 
 PROFILED_STEPS = CPU_PROFILED_STEPS + 1
-"""One more is metered than on a CPU."""
+"""One more step is metered than on a CPU."""
 POLICIES = ("swap-all", "swap-all-naive", "recompute-all", "swap-opt", "pooch", "pooch{early=true}")
 ROOMY_BYTES = 4 << 30
 
@@ -30,12 +30,12 @@ needs_compiler = pytest.mark.skipif(
     not (has_compiler() or hasattr(torch, "_simulated_gpu")),
     reason="Triton's kernels take a C compiler (gcc, clang or $CC)",
 )
-"""What is simulated plays the kernels."""
+"""A simulated GPU needs no compiler: torch's ops replace the kernels."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """How the small model is trained: layout of images and weights, and precision."""
+    """How to train the small model: the layout of images and weights, and the precision."""
 
     layout: torch.memory_format = torch.contiguous_format
     autocast: torch.dtype | None = None
@@ -66,15 +66,15 @@ class Way:
         return train(module, call, [self.images()], mean_square, steps), module, call
 
     def reference(self, steps: int) -> list[list[Tensor]]:
-        """What torch gives with the same graph."""
+        """Results of all steps if torch runs the same graph."""
         return self.train(same_graph, steps)[0]
 
     def plain(self, steps: int) -> list[list[Tensor]]:
-        """What plain PyTorch gives."""
+        """Results of all steps by plain PyTorch."""
         return self.train("eager", steps)[0]
 
     def tight(self, share: float = 0.3) -> int:
-        """A budget between the floor and what keeping everything takes."""
+        """A budget at `share` of the way from the floor to the in-core peak."""
         backend = Backend(budget=ROOMY_BYTES)
         self.train(backend, PROFILED_STEPS)
         assert backend.engine is not None
@@ -111,9 +111,10 @@ def planned(steps: int, **options: Any) -> tuple[list[list[Tensor]], Backend, nn
 
 
 def part(roomy: Backend, share: float) -> int:
-    """A budget with a share of what the step of `roomy` took, beside what libraries hold now.
+    """A budget of `share` of the step's in-core memory, plus what libraries hold now.
 
-    They hold 70 MB on an H100, as much as what the tests take. `roomy` has `ROOMY_BYTES`.
+    Libraries hold 70 MB on an H100, as much as the tests' steps need. `roomy` has trained the step
+    in-core, with a budget of `ROOMY_BYTES`.
     """
     peak = roomy.report().in_core_peak_bytes
     assert peak is not None
@@ -124,7 +125,7 @@ def part(roomy: Backend, share: float) -> int:
 
 
 def peak_bytes(call: Callable[[], Tensor]) -> tuple[Tensor, int]:
-    """What `call` makes, and the most that it took beyond what was there."""
+    """The result of `call`, and its peak device memory beyond what was held before."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     made = call()

@@ -1,4 +1,4 @@
-"""Traces by hand: a builder that numbers things, and one small problem for examples."""
+"""building: build traces by hand, and make small problems for tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from outcore.ir.verify import ITEM_BYTES
 
 @dataclass
 class TraceBuilder:
-    """Collects buffers, values and ops, and numbers them."""
+    """Collects buffers, values and ops, and gives them ids."""
 
     buffers: list[Buffer] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
@@ -44,7 +44,7 @@ class TraceBuilder:
         borrowed: bool = False,
         name: str = "",
     ) -> int:
-        """A fresh buffer of `items` elements; returns the id of the Value that spans it."""
+        """Add a buffer of `items` elements; returns the id of the Value that spans it."""
         buffer = Buffer(len(self.buffers), items * ITEM_BYTES[dtype], role, borrowed, name)
         self.buffers.append(buffer)
         return self._value(buffer.id, dtype, (items,), (1,), 0)
@@ -59,7 +59,7 @@ class TraceBuilder:
         conj: bool = False,
         neg: bool = False,
     ) -> int:
-        """One more Value on the buffer of `value`; returns its id."""
+        """Add a Value on the buffer of `value`; returns its id."""
         base = self.values[value]
         made = self._value(base.buffer, base.dtype, shape, stride, offset)
         self.values[made] = replace(self.values[made], conj=conj, neg=neg)
@@ -81,7 +81,7 @@ class TraceBuilder:
         return op
 
     def items(self, value: int) -> int:
-        """Elements in the whole buffer of `value`."""
+        """The number of elements in the whole buffer of `value`."""
         base = self.values[value]
         return self.buffers[base.buffer].nbytes // ITEM_BYTES[base.dtype]
 
@@ -92,7 +92,7 @@ class TraceBuilder:
         tangents: Sequence[int] = (),
         gradients: tuple[Arg, ...] = (),
     ) -> Trace:
-        """The finished Trace; its boundary is the first op that is not of the forward phase."""
+        """The finished Trace; its boundary is the first op that is not in the forward phase."""
         return Trace(
             tuple(self.buffers),
             tuple(self.values),
@@ -113,11 +113,11 @@ class TraceBuilder:
 
 
 def small_trace() -> Trace:
-    """A convolution, dropout, a skip connection, a linear layer, and their backward ops: 9 in all.
+    """A convolution, dropout, a skip connection, a linear layer, and their backward ops: 9 ops.
 
-    Four buffers have a gap across the boundary: `conv`, `dropped`, `curved` and `mixed`; `conv` has
-    one inside the forward pass too. The dropout is random, the last op not repeatable, and op 6 may
-    write its result over its first argument.
+    Four buffers have a gap across the boundary: `conv`, `dropped`, `curved` and `mixed`. `conv` has
+    one inside the forward pass, too. The dropout is random, the last op is not repeatable, and op 6
+    may write its result over its first argument.
     """
     t, backward = TraceBuilder(), Phase.BACKWARD
     x = t.new(256, Role.INPUT, borrowed=True, name="x")
@@ -173,7 +173,7 @@ def small_hardware() -> Hardware:
 
 
 def relinked(problem: Problem, change: Callable[[Tier, Tier, Link], Link]) -> Problem:
-    """The problem with other links: what `change` makes of each, from its two tiers and itself."""
+    """The problem with each link replaced by `change(source tier, target tier, link)`."""
     links = tuple((a, b, change(a, b, link)) for a, b, link in problem.hardware.links)
     return replace(problem, hardware=replace(problem.hardware, links=links))
 
@@ -187,11 +187,11 @@ def small_problem(budget_bytes: int = 8192) -> Problem:
 
 
 def dense_problem(layers: int = 4, budget_bytes: int = 1 << 14) -> Problem:
-    """Concatenations as in a DenseNet: each layer reads all outputs before it, and adds 1 KiB.
+    """Concatenations as in a DenseNet: each layer reads all earlier outputs, and adds 1 KiB.
 
-    Buffers `y0` to `y{layers}` are those outputs, dead once the forward pass is over; `cat1` to
-    `cat{layers}` are made of them and wait for the backward pass. A layer takes ten times as long
-    as a concatenation.
+    Buffers `y0` to `y{layers}` are these outputs, dead after the forward pass. `cat1` to
+    `cat{layers}` are concatenated from them and wait for the backward pass. A layer takes ten times
+    as long as a concatenation.
     """
     t, backward = TraceBuilder(), Phase.BACKWARD
     x = t.new(256, Role.INPUT, borrowed=True, name="x")
@@ -216,9 +216,9 @@ def dense_problem(layers: int = 4, budget_bytes: int = 1 << 14) -> Problem:
 
 
 def dense_plan(problem: Problem) -> Plan:
-    """For a dense problem: `cat`s are recomputed, from what is held of the outputs they are of.
+    """A plan for a dense problem that recomputes each `cat` from the outputs that are held.
 
-    `y0` is kept, `y1` offloaded, `y2` stays once it is made again; any others are dropped.
+    `y0` is kept, `y1` is offloaded, `y2` stays once it is recomputed; all others are dropped.
     """
     trace = problem.trace
     cats = (gap for gap in gaps(trace) if trace.buffers[gap.buffer].name.startswith("cat"))

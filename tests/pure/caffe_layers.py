@@ -1,10 +1,11 @@
-"""Networks in the layers of SuperNeurons' paper, one op each, forward and backward, as Traces.
+"""caffe_layers: build Traces of networks in the layers of SuperNeurons' paper.
 
-As the paper counts: only what layers make has a size (no weights, no images), and the backward of a
-layer reads its input, its output and the output's gradient (section 3.2). Convolutions and linear
-layers do not need their output, and some layers write their gradient over the one that they read:
-the peaks of section 4.1.1 and of Table 1 tell which. Joins only hand gradients on. A fork is what
-more than one layer reads; its backward adds the gradients up.
+Each layer is one op forward and one backward. As in the paper, only results of layers have a size
+(no weights, no images), and the backward of a layer reads its input, its output and the output's
+gradient (section 3.2). Convolutions and linear layers do not need their output, and some layers
+write their gradient over the one that they read: which, follows from the peaks of section 4.1.1 and
+of Table 1. Joins only pass gradients on. A fork is a result that more than one layer reads; its
+backward adds up the gradients.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Map:
 
 @dataclass
 class Layers:
-    """Builds a network forward, then its backward. `batch` images."""
+    """Builds a network's forward pass, then its backward pass, for `batch` images."""
 
     batch: int
     builder: TraceBuilder = field(default_factory=TraceBuilder)
@@ -49,7 +50,7 @@ class Layers:
         return out
 
     def same(self, x: Map, *kinds: str) -> Map:
-        """Layers that keep the shape."""
+        """Add layers that keep the shape."""
         for kind in kinds:
             x = self.call(f"caffe.{kind}", (x,), x.channels, x.side)
         return x
@@ -67,7 +68,7 @@ class Layers:
         return self.call(JOIN, (x, y), x.channels, x.side)
 
     def problem(self, budget_bytes: int = 1 << 50) -> Problem:
-        """The finished network; it is built once."""
+        """The problem of the finished network; call this only once."""
         trace = self._trace()
         link = Link(8e9)
         tiers = ((Tier.DEVICE, 1 << 50), (Tier.HOST, 1 << 50))
@@ -124,7 +125,7 @@ def alexnet(batch: int) -> Layers:
 
 
 def resnet(batch: int, blocks: tuple[int, int, int, int], *, project: tuple[str, ...]) -> Layers:
-    """Bottlenecks; `project`: the layers after the convolution of a stage's first short cut."""
+    """Bottlenecks; `project`: the layers after the convolution of each stage's first shortcut."""
     net = Layers(batch)
     x = net.pool(net.conv(net.data, 64, 112, "bn", "relu"), 56)
     for stage, count in enumerate(blocks):

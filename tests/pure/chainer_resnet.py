@@ -1,15 +1,15 @@
-"""ResNet-50 as Chainer 3 runs it: the network of the PoocH paper's Table 3, as a Trace.
+"""chainer_resnet: build the Trace of ResNet-50 as Chainer 3 runs it, for the PoocH paper's Table 3.
 
-What Chainer's functions retain for their backward decides what a planner sees. A convolution and a
-batch normalisation retain their input, a ReLU its output only, a max-pool input and output, a
-linear layer its input, the loss its logits, an addition nothing. The stride of a bottleneck is in
-its first 1x1 convolution. The Python variable `x` of a block lives until the block returns, so the
-block's last ReLU reads it here too: that is where its copy out is issued. Backward functions run by
-rank, a longer path first; an addition passes the same array on to both sides.
+A planner sees what Chainer's functions retain for their backward. A convolution and a batch norm
+retain their input, a ReLU its output only, a max-pool input and output, a linear layer its input,
+the loss its logits, an addition nothing. The stride of a bottleneck is in its first 1x1
+convolution. The Python variable `x` of a block lives until the block returns, so the block's last
+ReLU reads it here, too: its copy out is issued there. Backward functions run by rank, a longer path
+first. An addition passes the same array on to both sides.
 
-Weights' gradients and momentum exist before the step, so they are the problem's `outside_bytes` and
-no op makes them. Times are analytic: a convolution by its FLOPs, everything else by the bytes it
-moves, with one common factor so that a step takes 316 images per second.
+Gradients and momentum of the weights exist before the step, so they are the problem's
+`outside_bytes` and no op makes them. Times are computed: a convolution's from its FLOPs, all others
+from the bytes moved. One common factor scales them so that a step processes 316 images per second.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
 
 @dataclass(frozen=True)
 class Map:
-    """A variable of the forward pass: its Value, shape per image, rank, and what made it."""
+    """A variable of the forward pass: its Value, shape per image, rank, and creator."""
 
     value: int
     channels: int
@@ -48,7 +48,7 @@ class Map:
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """One call on the tape. `retained` are Values its backward reads beside the gradient."""
+    """One call on the tape. `retained`: Values that its backward reads besides the gradient."""
 
     kind: str
     inputs: tuple[Map, ...]
@@ -85,7 +85,7 @@ class ChainerTape:
         return self._call("bn", (x,), _shape(x), 3 * once, 5 * once, (scale,), retain="x")
 
     def relu(self, x: Map, alive: tuple[Map, ...] = ()) -> Map:
-        """`alive`: variables that their owner lets go of only after this call."""
+        """Add a ReLU. `alive`: variables that their owner releases only after this call."""
         once = self._passes(x.items)
         more = tuple(m.value for m in alive)
         return self._call("relu", (x,), _shape(x), 2 * once, 3 * once, more, retain="y")
@@ -144,7 +144,7 @@ class ChainerTape:
         return Map(value, channels, side, rank + 1, function)
 
     def backward(self, loss_input: Map) -> Trace:
-        """Run every function backward by rank; `loss_input` are the logits the loss retains."""
+        """Run every function backward by rank; `loss_input`: the logits that the loss retains."""
         t, images = self.builder, self.images
         loss = t.new(1, Role.ACTIVATION, name="loss")
         t.op("chainer.softmax_cross_entropy", (Ref(loss_input.value),), (loss,))
@@ -216,7 +216,7 @@ def _bottleneck(tape: ChainerTape, x: Map, width: int, stride: int, *, project: 
 
 @dataclass(frozen=True)
 class ChainerResNet50:
-    """The trace, its times, and figures to check: FLOPs count a multiply-add as two."""
+    """The trace, its times, and figures to check. A multiply-add counts as two FLOPs."""
 
     trace: Trace
     profile: Profile
@@ -251,7 +251,7 @@ def v100(link_bytes_per_second: float) -> Hardware:
 
 
 def table3_problem(batch: int, memory_bytes: int, link_bytes_per_second: float) -> Problem:
-    """The step on a device of `memory_bytes`; gradients and momentum of the weights are outside."""
+    """The step with `memory_bytes` of device memory; weight gradients and momentum are outside."""
     net = chainer_resnet50(batch)
     hardware = v100(link_bytes_per_second)
     problem = Problem(net.trace, net.profile, hardware, memory_bytes)

@@ -1,4 +1,4 @@
-"""A meaning for traces without torch: arrays are integers, ops mix them, so any slip shows."""
+"""meaning: run traces without torch, on integers that ops mix, so that any mistake shows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MODULUS = (1 << 61) - 1
 
 
 def semantics(trace: Trace) -> Semantics[int]:
-    """Integers; a result depends on the op, on each thing it reads and its place, and the draw.
+    """Semantics on integers: a result depends on the op, the seed, and each read with its place.
 
-    An op that mutates changes everything it reads.
+    An op that mutates changes everything that it reads.
     """
 
     def evaluate(op: Op, reads: Sequence[int], seed: int) -> list[int]:
@@ -25,17 +25,17 @@ def semantics(trace: Trace) -> Semantics[int]:
         changed = len(reads) if Effect.MUTATES in op.effects else 0
         return [(mixed + 31 * i) % MODULUS for i in range(len(trace.writes[op.id]) + changed)]
 
-    # Each read of poison must differ, so that two wrongs never agree by chance.
+    # Each poison is different, so that two wrong results never agree by chance.
     poisons = iter(range(-1, -(1 << 40), -1))
     return Semantics(evaluate, lambda array: array, lambda buffer: next(poisons) * 1009 - buffer)
 
 
 def given(program: Program) -> dict[int, int]:
-    """An array for each argument and tangent."""
+    """An integer for the buffer of each argument and tangent."""
     slots = (*program.arguments, *program.tangents)
     return {program.slots[s].buffer: 100_003 * (program.slots[s].buffer + 1) for s in slots}
 
 
 def results_of(trace: Trace) -> set[int]:
-    """The buffers whose arrays the caller sees: what the calls return, and what it held before."""
+    """The buffers that the caller sees: those that calls return, and those that it held before."""
     return {buffer for buffer, held in enumerate(liveness(trace).held) if held}

@@ -1,4 +1,4 @@
-"""Faults put into programs on purpose: a lost instruction, a lost hazard edge."""
+"""mutations: put faults into programs on purpose: a missing instruction or hazard edge."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.pure import meaning
 
 
 def without_instruction(program: Program) -> Iterator[Program]:
-    """The program with each one instruction lost, and the edges from it handed on."""
+    """The program without one instruction, for each one; those after it inherit its edges."""
     for lost in range(len(program.body)):
         body = tuple(
             replace(x, after=_moved(program, x.after, lost), pace=_moved(program, x.pace, lost))
@@ -33,7 +33,7 @@ def _moved(program: Program, edges: tuple[int, ...], lost: int) -> tuple[int, ..
 
 
 def without_edge(program: Program) -> Iterator[Program]:
-    """The program with each one hazard edge lost."""
+    """The program without one hazard edge, for each one."""
     for position, instruction in enumerate(program.body):
         for edge in instruction.after:
             kept = tuple(e for e in instruction.after if e != edge)
@@ -45,7 +45,7 @@ def _with(program: Program, position: int, new: Instruction) -> tuple[Instructio
 
 
 def caught(problem: Problem, program: Program) -> bool:
-    """Whether the verifier refuses it."""
+    """Whether the verifier refuses `program`."""
     try:
         verify_program(problem, program)
     except VerifyError:
@@ -54,7 +54,7 @@ def caught(problem: Problem, program: Program) -> bool:
 
 
 def changes_results(trace: Trace, right: dict[int, int], bad: Program, tries: int = 30) -> bool:
-    """Whether some order that the bad program allows gives other results than the right ones."""
+    """Whether an order that the bad program allows gives results other than `right`."""
     dice = random.Random(0)
     choosers: list[Chooser] = [max, min, *([lambda ready: dice.choice(list(ready))] * tries)]
     return any(_results(trace, bad, choose) != right for choose in choosers)
@@ -67,7 +67,7 @@ def _results(trace: Trace, program: Program, choose: Chooser) -> dict[int, int]:
 
 @dataclass
 class Tally:
-    """How many faults were tried, how many the verifier refused, and how many it let do harm."""
+    """Counts of faults: tried, refused by the verifier, harmful, and harmful but not refused."""
 
     instructions: int = 0
     instructions_caught: int = 0

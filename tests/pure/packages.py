@@ -1,4 +1,4 @@
-"""Packages installed for a test: a module and a `dist-info` folder, as pip would leave them."""
+"""packages: write packages for a test as pip installs them, with a `dist-info` folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 def write_package(
     folder: Path, name: str, entry_points: Mapping[str, str], modules: Mapping[str, str]
 ) -> None:
-    """A distribution `name` 1.0 with policies, and its modules, in a folder of `sys.path`."""
+    """Write the distribution `name` 1.0, with policies and its modules, into `folder`."""
     for module, source in modules.items():
         (folder / f"{module}.py").write_text(source, encoding="utf-8")
     info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
@@ -27,7 +27,7 @@ def write_package(
 
 @contextmanager
 def on_path(folder: Path) -> Iterator[None]:
-    """Import from `folder`, and forget afterwards what was."""
+    """Make `folder` importable; afterwards, forget the modules that were imported from it."""
     before = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)

@@ -1,4 +1,4 @@
-"""Reports for tests: of a small problem by hand, and of a chain as long as asked for."""
+"""reports: make reports for tests, of the small problem and of chains of any length."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SWAP = "swap-all{min_bytes=1B}"
 
 
 def small_report(budget_bytes: int = 8192, policy: str = SWAP) -> Report:
-    """What `policy` makes of the small problem."""
+    """The report on the plan of `policy` for the small problem."""
     problem = small_problem(budget_bytes)
     return report(problem, resolve(policy).plan(problem), title="a small step")
 
 
 def measured_report() -> Report:
-    """The same with a measured timeline: everything a little later, and twice as long in all."""
+    """The small report with a measured timeline, in which everything takes twice as long."""
     found = small_report()
     (step,) = found.steps
     measured = slower(step.predicted, 2.0)
@@ -34,7 +34,7 @@ def measured_report() -> Report:
 
 
 def slower(timeline: Timeline, factor: float) -> Timeline:
-    """A measured timeline of the same runs and copies, each so many times as long."""
+    """A measured timeline of the same runs and copies, each `factor` times as long."""
     spans = tuple(
         Span(s.instruction, s.stream, s.start_seconds * factor, s.stop_seconds * factor)
         for s in timeline.spans
@@ -50,13 +50,13 @@ def slower(timeline: Timeline, factor: float) -> Timeline:
 
 
 def two_graphs() -> Report:
-    """A step of two graphs."""
+    """The report on a step of two graphs."""
     found = measured_report()
     return with_steps(found, [*found.steps, *small_report(policy="recompute-all").steps])
 
 
 def long_problem(ops: int, budget_part: float = 0.6) -> Problem:
-    """A chain of `ops` forward ops and as many backward ones, each keeping 1 KiB for its own."""
+    """A chain of `ops` forward ops, which each keep 1 KiB for one of as many backward ops."""
     t = TraceBuilder()
     x = t.new(256, Role.INPUT, borrowed=True, name="x")
     made = [x]
@@ -80,7 +80,7 @@ def long_problem(ops: int, budget_part: float = 0.6) -> Problem:
 
 
 def long_report(ops: int) -> Report:
-    """Predicted and measured timelines of a long chain under a budget."""
+    """The report on a long chain under a budget, with predicted and measured timelines."""
     problem = long_problem(ops)
     plan: Plan = resolve(SWAP).plan(problem)
     found = report(problem, plan, title=f"a chain of {2 * ops} ops")

@@ -1,8 +1,8 @@
-"""Random problems and plans for property tests.
+"""strategies: draw random traces, problems and plans for property tests.
 
 `traces()` draws training steps as capture makes them: a forward pass with skip connections and
 views, then a backward pass that walks the forward ops in reverse. Every trace passes
-`verify_trace`, every plan `verify_plan`. `small_problem()` and its parts come from `building`.
+`verify_trace`, every plan `verify_plan`. `small_problem()` and its parts are in `building`.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _WORD = st.binary(min_size=8, max_size=8)
 
 
 class Dice:
-    """Many small choices out of few draws, because hypothesis takes its time for each draw.
+    """Makes many small choices from few draws, because each draw of hypothesis is slow.
 
-    All-zero draws pick the first option everywhere, so a failure shrinks towards those.
+    All-zero draws pick the first option everywhere, so failures shrink toward first options.
     """
 
     def __init__(self, draw: st.DrawFn) -> None:
@@ -72,7 +72,7 @@ class Dice:
         return [rest.pop(self.below(len(rest))) for _ in range(count)]
 
     def one_in(self, n: int) -> bool:
-        """True once in n times."""
+        """True with a probability of 1 in n."""
         return self.below(n) == n - 1
 
 
@@ -129,7 +129,7 @@ def traces(draw: st.DrawFn, max_forward_ops: int = 12, *, mutates: bool = False)
 
 
 def _add_inputs(dice: Dice, t: TraceBuilder) -> list[int]:
-    """Inputs that the caller may or may not hold; borrowed parameters and state."""
+    """Add inputs that the caller may or may not hold, and borrowed parameters and state."""
     inputs = [
         t.new(dice.pick(_ITEMS), Role.INPUT, borrowed=dice.one_in(2), name=f"input{i}")
         for i in range(1 + dice.below(2))
@@ -142,7 +142,7 @@ def _add_inputs(dice: Dice, t: TraceBuilder) -> list[int]:
 
 
 def _add_forward(dice: Dice, t: TraceBuilder, inputs: list[int], count: int) -> list[int]:
-    """`count` ops, each on 1 to 3 values; returns the Values made, oldest first."""
+    """Add `count` ops, each on 1 to 3 values; returns the Values made, oldest first."""
     made: list[int] = []
     known = list(inputs)
     for _ in range(count):
@@ -151,7 +151,7 @@ def _add_forward(dice: Dice, t: TraceBuilder, inputs: list[int], count: int) -> 
         _add_op(dice, t, reads, fresh, Phase.FORWARD)
         made += fresh
         known += fresh
-        if dice.one_in(12):  # as assertions on tensors do
+        if dice.one_in(12):  # no result, as with assertions on tensors
             t.op("test.mix0", (Ref(dice.pick(known)),), ())
     return made
 
@@ -176,9 +176,9 @@ def _view(dice: Dice, t: TraceBuilder, value: int) -> int:
 
 
 def _output(dice: Dice, t: TraceBuilder, source: int) -> int:
-    """A new buffer: often one like that of `source`, as pointwise ops make, or a larger one.
+    """Add a buffer: often like that of `source`, as pointwise ops make it, or a larger one.
 
-    From what is larger, as concatenations and casts make it, come dead gaps.
+    Larger ones, as concatenations and casts make them, lead to dead gaps.
     """
     if dice.one_in(3) and t.items(source) < max(_ITEMS):
         return t.new(4 * t.items(source), Role.ACTIVATION, dtype=t.values[source].dtype)
@@ -188,10 +188,10 @@ def _output(dice: Dice, t: TraceBuilder, source: int) -> int:
 
 
 def _add_op(dice: Dice, t: TraceBuilder, reads: list[int], made: list[int], phase: Phase) -> None:
-    """An op from `reads` to `made`; one that keeps the size may take over an argument."""
+    """Add an op from `reads` to `made`; if the layouts match, it may write over an argument."""
     args: tuple[Arg, ...] = tuple(Ref(v) for v in reads)
     if dice.one_in(8):
-        args = (args,)  # as `cat` takes its arguments
+        args = (args,)  # a list, as for `cat`
     args = (*args, *dice.pick(_CONSTANTS))
     outputs: tuple[int | None, ...] = (None, *made) if dice.one_in(8) else tuple(made)
     kwargs = (("weight", Ref(reads[-1])), ("alpha", 2)) if dice.one_in(8) else ()
@@ -202,13 +202,13 @@ def _add_op(dice: Dice, t: TraceBuilder, reads: list[int], made: list[int], phas
 
 
 def _alike(t: TraceBuilder, first: int, second: int) -> bool:
-    """Whether two Values lie on their buffers in the same way."""
+    """Whether two Values have the same dtype and layout."""
     a, b = t.values[first], t.values[second]
     return (a.dtype, a.shape, a.stride, a.offset) == (b.dtype, b.shape, b.stride, b.offset)
 
 
 def _once(t: TraceBuilder, taken: int, reads: list[int]) -> bool:
-    """Whether no other Value that is read lies on the buffer of `taken`."""
+    """Whether no other Value in `reads` is on the buffer of `taken`."""
     buffer = t.values[taken].buffer
     return all(read == taken or t.values[read].buffer != buffer for read in reads)
 
@@ -263,7 +263,7 @@ def _cost(dice: Dice) -> Cost:
 
 @st.composite
 def hardwares(draw: st.DrawFn, tiers: tuple[Tier, ...] = ()) -> Hardware:
-    """Machines with a device and `tiers`; else a host, a disk, or both."""
+    """Machines with a device and `tiers`; without `tiers`, with a host, a disk, or both."""
     dice = Dice(draw)
     outer = tiers or dice.pick([(Tier.HOST,), (Tier.DISK,), (Tier.HOST, Tier.DISK)])
     routes = [(Tier.DEVICE, tier) for tier in outer] + [(tier, Tier.DEVICE) for tier in outer]
@@ -307,9 +307,9 @@ def problems(draw: st.DrawFn, trace: Trace | None = None) -> Problem:
 
 @st.composite
 def plans(draw: st.DrawFn, problem: Problem) -> Plan:
-    """Any variants, any choice for any gap, dead ones too.
+    """Plans with any variants, and any choice for any gap, dead ones included.
 
-    Recomputed is only what a repeatable op makes; of what is dead, anything may be dropped.
+    Only results of repeatable ops are recomputed. In a dead gap, any buffer may be dropped.
     """
     dice, trace = Dice(draw), problem.trace
     live = liveness(trace)
@@ -332,13 +332,13 @@ def plans(draw: st.DrawFn, problem: Problem) -> Plan:
 
 @st.composite
 def planned(draw: st.DrawFn) -> tuple[Problem, Plan, Program]:
-    """A problem, a plan that can be carried out and fits, and the program of that."""
+    """A problem, a plan that can be lowered and fits, and its program."""
     problem = draw(problems())
     plan = draw(plans(problem))
     try:
         program = lower(problem, plan)
     except VerifyError:
-        reject()  # it cannot be carried out
+        reject()  # it cannot be lowered
     assume(fits(problem, program))
     return problem, plan, program
 
@@ -355,7 +355,7 @@ def _dead_choice(
 
 
 def _offload(dice: Dice, gap: Gap, tier: Tier, *, made_here: bool) -> Offload:
-    """Hints inside the gap, in order of time; each may be left out."""
+    """An offload whose hints are inside the gap, in order of time; each may be None."""
     ops = range(gap.after + 1, gap.before + 1)
     depart, prefetch, arrive = sorted((dice.pick(ops), dice.pick(ops), dice.pick(ops)))
     release = dice.pick(range(depart, gap.before + 1))

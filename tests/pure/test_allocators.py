@@ -163,7 +163,7 @@ def test_the_rest_of_a_split_block_serves_later_requests() -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 2, 1), (1, 0, 2), (2, 1, 0)])
-def test_free_neighbours_become_one_block(order: tuple[int, ...]) -> None:
+def test_free_neighbors_become_one_block(order: tuple[int, ...]) -> None:
     heap = pytorch()
     addresses = [heap.malloc(n * MIB) for n in (5, 9, 6)]
     for index in order:
@@ -173,7 +173,7 @@ def test_free_neighbours_become_one_block(order: tuple[int, ...]) -> None:
     assert heap.reserved_bytes == 20 * MIB
 
 
-def test_a_block_in_use_keeps_its_neighbours_apart() -> None:
+def test_a_block_in_use_keeps_its_neighbors_apart() -> None:
     heap = pytorch()
     first, _, third = (heap.malloc(n * MIB) for n in (5, 9, 6))
     heap.free(first)

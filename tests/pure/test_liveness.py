@@ -45,7 +45,7 @@ def test_gaps_of_the_small_trace() -> None:
         Gap(3, 3, 8),
         Gap(4, 2, 7),
         Gap(5, 3, 6),
-        Gap(6, 4, 5),  # neighbours, but the boundary lies between
+        Gap(6, 4, 5),  # neighbors, but the boundary lies between
     )
 
 

@@ -222,7 +222,7 @@ def test_budgets_are_said_as_they_were_given():
 # ---- drawing ------------------------------------------------------------------------------------
 
 
-def test_short_neighbours_are_drawn_together_and_counted():
+def test_short_neighbors_are_drawn_together_and_counted():
     (step,) = long_report(300).steps
     timeline: Timeline = step.predicted
     found, waits = slices(step, timeline), pauses(timeline)

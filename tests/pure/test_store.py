@@ -152,9 +152,9 @@ def test_digest_of_a_trace_leaves_out_names_and_sites() -> None:
 
 
 def test_digest_of_a_plan_is_that_of_its_choices() -> None:
-    relabelled = dataclasses.replace(PLAN, policy="other", problem_digest="x", trace_digest="y")
+    relabeled = dataclasses.replace(PLAN, policy="other", problem_digest="x", trace_digest="y")
     kept = dataclasses.replace(PLAN, choices=((Gap(0, 1, 5), KEEP), *PLAN.choices))
-    assert digest(relabelled) == digest(kept) == digest(PLAN)
+    assert digest(relabeled) == digest(kept) == digest(PLAN)
 
 
 def test_digest_of_a_program_leaves_out_the_digests_in_it() -> None:

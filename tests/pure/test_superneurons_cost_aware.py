@@ -68,7 +68,7 @@ def test_table_1_resnet_replays(layers, extra):
 @pytest.mark.xfail(
     strict=True,
     raises=AssertionError,
-    reason="four replays more: the published networks normalise four short cuts, which Table 1 "
+    reason="four replays more: the published networks normalize four short cuts, which Table 1 "
     "leaves no room for (the published code replays one segment only before a join)",
 )
 @pytest.mark.parametrize(("replay", "extra"), per_strategy(84, 118, 85))

@@ -58,7 +58,7 @@ def test_drawn_plans_pass(data: st.DataObject) -> None:
     "gap",
     [
         "3 after 1 before 8 offload host",  # two gaps in one
-        "3 after 0 before 1 offload host",  # neighbours
+        "3 after 0 before 1 offload host",  # neighbors
         "3 after 1 before 2 keep",
         "0 after 0 before 8 offload host",  # held by the caller
         "7 after 4 before 5 recompute",  # returned by the forward call
@@ -174,7 +174,7 @@ def test_messages_show_the_gap_and_the_name_of_the_buffer() -> None:
     ("old", "new", "gap"),
     [
         ("", "", "4 after 2 before 7 recompute"),  # random, but repeatable
-        ("", "", "6 after 4 before 5 offload host"),  # neighbours, but across the boundary
+        ("", "", "6 after 4 before 5 offload host"),  # neighbors, but across the boundary
         ("", "", "3 after 1 before 3 keep"),
         ("", "", "3 after 3 before 8 offload host release 4 prefetch 8"),
         ("", "", "3 after 3 before 8 offload host release 8 prefetch 4"),

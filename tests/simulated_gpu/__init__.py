@@ -1,6 +1,6 @@
-"""A GPU that is not there, for torch built for CUDA: its real allocator, streams and events.
+"""simulated_gpu: stand in for a GPU, so that torch built for CUDA runs with its real allocator.
 
-What it proves: that the code for CUDA runs, that copies and kernels are ordered by what is waited
-for, and that memory is taken and given back as planned. What it cannot: speed, and the bits of
-CUDA's kernels.
+Streams and events work too. Tests with it show that the CUDA code runs, that waits put copies and
+kernels in order, and that memory is allocated and freed as planned. They show nothing about speed
+or the bits of CUDA's kernels.
 """

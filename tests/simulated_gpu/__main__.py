@@ -1,7 +1,7 @@
 """Run Python with a simulated GPU: `python -m tests.simulated_gpu -m pytest tests/gpu`.
 
-Needs torch built for CUDA, a C++ compiler, and CUDA's headers, which `pip install
-nvidia-cuda-crt` completes beside such a torch.
+It needs torch built for CUDA, a C++ compiler, and CUDA's headers. Such a torch brings most of the
+headers; `pip install nvidia-cuda-crt` adds the others.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 BUILT = ROOT / "build" / "simulated_gpu"
 LIBRARIES = {"libcuda.so.1": ("runtime.cpp", "absent.c"), "libnvidia-ml.so.1": ("nvml.c",)}
-"""What torch opens by these names, and the sources of each."""
+"""Name under which torch opens each library -> its sources."""
 HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h")
 
 
 def headers() -> list[Path]:
-    """Folders that hold CUDA's headers; SystemExit where one is missing."""
+    """Folders that may hold CUDA's headers. Raises SystemExit if a header is missing."""
     nvidia = importlib.util.find_spec("nvidia")
     folders = [Path(each) for each in (nvidia and nvidia.submodule_search_locations) or ()]
     candidates = [*(found for each in folders for found in each.glob("*/include"))]
@@ -36,7 +36,7 @@ def headers() -> list[Path]:
 
 
 def build() -> list[Path]:
-    """The libraries, each compiled anew where a source is newer."""
+    """The paths of the libraries; a library is compiled again if a source is newer."""
     return [_library(name, [HERE / each for each in LIBRARIES[name]]) for name in LIBRARIES]
 
 
@@ -58,7 +58,7 @@ def _library(name: str, sources: list[Path]) -> Path:
 
 
 def main() -> None:
-    """Become that Python; SystemExit where torch is not built for CUDA."""
+    """Replace this process by Python with the GPU. Raises SystemExit if torch lacks CUDA."""
     torch = importlib.util.find_spec("torch")
     if torch is None or not (Path(str(torch.origin)).parent / "lib" / "libc10_cuda.so").exists():
         sys.exit("torch is not built for CUDA here; try: PyPI's torch for Linux")

@@ -1,5 +1,5 @@
-/* What torch's libraries refer to and a simulated GPU does not have: each call is refused.
- * Apart from runtime.cpp, whose headers declare them with their arguments. */
+/* Functions that torch's libraries refer to and the simulated GPU lacks: each returns an error.
+ * They are not in runtime.cpp, because its headers declare them with their arguments. */
 
 enum { NOT_SUPPORTED = 801 };
 #define ABSENT(name) \

@@ -1,6 +1,6 @@
-"""Fused attention of CUDA by plain ops of the CPU: its results, their layouts and their devices.
+"""attention: compute CUDA's fused attention by CPU ops, with the same layouts and devices.
 
-Dropout draws from the generator of the kernel; its seed is what backward gets.
+Dropout draws from the generator that the kernel is given; backward gets that generator's seed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 LSE_ROWS = 32
-"""Sums of the memory-efficient kernel come in multiples of so many rows."""
+"""The memory-efficient kernel pads its sums to a multiple of so many rows."""
 
 
 def _scores(query: Tensor, key: Tensor, bias: Tensor | None, causal: bool, scale: Any) -> Tensor:
@@ -28,7 +28,7 @@ def _scores(query: Tensor, key: Tensor, bias: Tensor | None, causal: bool, scale
 
 
 def _as_kept(value: Tensor) -> Tensor:
-    """In the order of batch, row, head, as those kernels have it."""
+    """`value` laid out in the order batch, row, head, as these kernels write it."""
     return value.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -43,7 +43,7 @@ def _forward(
     seed: int = 0,
 ) -> tuple[Tensor, Tensor]:
     shared = query.size(-3) // key.size(-3)
-    if shared > 1:  # several heads of queries share one of keys
+    if shared > 1:  # several query heads share one key head
         key, value = (each.repeat_interleave(shared, -3) for each in (key, value))
     scores = _scores(query, key, bias, causal, scale)
     shares = scores.softmax(-1)
@@ -82,7 +82,7 @@ def _backward(
 
 
 def _padded(bias: Tensor) -> Tensor:
-    """Memory for the gradient of a bias: its rows come in multiples of 16."""
+    """An empty tensor for the gradient of a bias; its rows are padded to multiples of 16."""
     columns = bias.size(-1)
     rows = bias.new_empty((*bias.shape[:-1], -(-columns // 16) * 16))
     return rows[..., :columns]
@@ -189,7 +189,7 @@ def cudnn(
     scale: float | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[Any, ...]:
-    """`_scaled_dot_product_cudnn_attention`: laid out as the query; the seed is on the device."""
+    """`_scaled_dot_product_cudnn_attention`: query's layout, and a seed on the device."""
     seed = _seed(generator)
     result, lse = _forward(query, key, value, bias, is_causal, scale, dropout, seed)
     order = sorted(range(4), key=query.stride().__getitem__, reverse=True)
@@ -218,7 +218,7 @@ def cudnn_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
-    """`_scaled_dot_product_cudnn_attention_backward`: laid out as what it is the gradient of."""
+    """`_scaled_dot_product_cudnn_attention_backward`: gradients in the layouts of the arguments."""
     given = query, key, value
     made = _backward(gradient, given, bias, is_causal, scale, dropout, seed)
     like = map(torch.empty_like, given)
@@ -235,4 +235,4 @@ ATTENTION: dict[str, Callable[..., Any]] = {
 }
 
 DRAWING = (cudnn, efficient, flash)
-"""Those that draw random numbers, where they drop out."""
+"""The functions that draw random numbers if they have dropout."""

@@ -1,4 +1,4 @@
-"""What ops take where nothing is computed: time, at a large GPU's rates, and workspaces."""
+"""duration: give ops the times and workspaces of a large GPU, for runs that compute nothing."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 SLOWNESS = float(os.environ.get("SIMULATED_GPU_SLOWNESS", "1"))
-"""How much longer all takes: Python plays the kernels, and should not be what is measured."""
+"""Factor on all times. Python plays the kernels: a large factor makes its own time negligible."""
 FLOP_PER_SECOND = 4e13 / SLOWNESS
 BYTES_PER_SECOND = 3e12 / SLOWNESS
-"""Of device memory."""
+"""Rate of device memory."""
 LEAST_SECONDS = 5e-6
 WORKSPACES = (0.0, 0.0, 0.02, 0.1, 0.3, 0.6)
-"""Of convolutions, as parts of their first results: by shapes, as an algorithm is chosen."""
+"""Workspaces of convolutions, as fractions of their first result; the shapes select one."""
 
 
 def seconds(
     op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], made: Sequence[Any]
 ) -> float:
-    """For one op: the larger of its arithmetic and of what it reads and writes."""
+    """The time of one op: the larger of the times for its arithmetic and for its memory traffic."""
     moved: float = sum(
         each.nbytes for each in tree_leaves((args, kwargs, made)) if _on_device(each)
     )
@@ -33,7 +33,7 @@ def seconds(
 
 
 def workspace_bytes(op: torch._ops.OpOverload, args: Sequence[Any], made: Sequence[Any]) -> int:
-    """What one op takes of the device while it runs, besides its results."""
+    """Device memory that one op needs while it runs, in addition to its results."""
     results = [each for each in tree_leaves(made) if _on_device(each)]
     if not results or not op.overloadpacket.__name__.startswith("convolution"):
         return 0

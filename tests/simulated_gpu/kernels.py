@@ -1,8 +1,8 @@
-"""The kernels of the simulated GPU: the CPU's, run on its streams and in its memory.
+"""kernels: run the CPU's kernels on the streams and in the memory of the simulated GPU.
 
-Every op of torch that has a kernel for CUDA gets another. It asks torch for what comes out (on the
-meta device), takes memory for that from torch's CUDA allocator, and hands the work to the current
-stream's thread. The host goes on, as with a GPU; it waits where a result is the host's to know.
+Every torch op with a CUDA kernel gets a replacement. It computes the results' shapes on the meta
+device, allocates them by torch's CUDA allocator, and hands the work to the current stream's thread.
+The host goes on, as with a GPU. It waits only if it needs a result's value.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from tests.simulated_gpu.attention import ATTENTION, DRAWING
 from tests.simulated_gpu.duration import seconds, workspace_bytes
 
 COMPUTES = os.environ.get("SIMULATED_GPU_COMPUTES", "1") != "0"
-"""Else ops take a GPU's time and memory, and leave what is there: steps of any size can be run."""
+"""If False, ops use a GPU's time and memory but compute nothing: steps of any size can run."""
 
 _AS_THEY_ARE = {
     *("empty", "empty_strided", "_efficientzerotensor", "resize_", "set_", "is_set_to"),
     *("record_stream", "_local_scalar_dense", "_fused_sdp_choice"),
 }
-"""They run no kernel; nor do ops that make views."""
+"""Not replaced, as they run no kernel. Ops that make views are not replaced, either."""
 _BESIDES = {"convolution", "convolution_backward", "copy_", "native_dropout"}
-"""Elsewhere they are made of others, of cuDNN's among them."""
+"""Replaced in any case: else torch would compose them of other ops, such as cuDNN's."""
 _CYCLES_PER_SECOND = 2e9
 _SEEDS = 1 << 62
 
@@ -43,7 +43,7 @@ _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class _Streams:
-    """Work for the threads that are streams."""
+    """Hands work to the threads that are the streams."""
 
     def __init__(self) -> None:
         self.runtime = ctypes.CDLL(None)  # preloaded
@@ -58,18 +58,20 @@ class _Streams:
         self.numbers = itertools.count(1)
         self.errors: list[BaseException] = []
         self.callback = _CALLBACK(self._serve)
-        atexit.register(self.runtime.cudaDeviceSynchronize)  # threads need Python to the end
+        atexit.register(
+            self.runtime.cudaDeviceSynchronize
+        )  # the threads need Python until they are done
 
     def _serve(self, number: int) -> None:
         try:
-            with torch.inference_mode():  # which may write to tensors of either kind
+            with torch.inference_mode():  # it may write to inference tensors and to others
                 self.work.pop(number)()
-        except BaseException as error:  # noqa: BLE001 - nobody is above it
+        except BaseException as error:  # noqa: BLE001 - no caller could catch it
             traceback.print_exc()
             self.errors.append(error)
 
     def launch(self, work: Callable[[], None]) -> None:
-        """Have the current stream do `work`; an earlier error is raised here, as torch does."""
+        """Make the current stream do `work`. Raises errors of earlier work here, as torch does."""
         if self.errors:
             raise self.errors.pop()
         if error := self.runtime.cudaGetLastError():
@@ -79,16 +81,16 @@ class _Streams:
         self.runtime.cudaLaunchHostFunc(_stream(), self.callback, number)
 
     def copy(self, to: Tensor, source: Tensor) -> None:
-        """Have the current stream copy memory between host and device."""
-        kind = 4  # found out by the addresses
+        """Make the current stream copy memory between host and device."""
+        kind = 4  # cudaMemcpyDefault: the addresses say the direction
         at = to.data_ptr(), source.data_ptr(), to.numel() * to.element_size()
         self.runtime.cudaMemcpyAsync(*at, kind, _stream())
         host = to if source.is_cuda else source
         if self.runtime.simulated_gpu_is_pinned(host.data_ptr()):
-            self.launch(lambda: _keep(host))  # torch's own does not use it again before
+            self.launch(lambda: _keep(host))  # torch does not reuse it before, either
 
     def wait(self, what: object) -> None:
-        """Let the host wait; an error where torch was told to make it one."""
+        """Make the host wait. Raises RuntimeError if torch's sync debug mode forbids it."""
         if torch.cuda.get_sync_debug_mode() > 1:
             raise RuntimeError(f"called a synchronizing CUDA operation: {what}")
         self.runtime.cudaStreamSynchronize(_stream())
@@ -98,7 +100,7 @@ class _Streams:
         self.pass_time(cycles / _CYCLES_PER_SECOND)
 
     def pass_time(self, seconds: float) -> None:
-        """Keep the current stream busy."""
+        """Keep the current stream busy for some seconds."""
         self.runtime.simulated_gpu_sleep(_stream(), seconds)
 
 
@@ -107,7 +109,7 @@ def _stream() -> int:
 
 
 def _alias(tensor: Tensor) -> Tensor:
-    """A tensor of the CPU in the memory of one on the device, which it does not hold."""
+    """A CPU tensor over the memory of a device tensor; it does not keep that memory alive."""
     storage = tensor.untyped_storage()
     nbytes = storage.nbytes()
     if not nbytes:
@@ -134,16 +136,16 @@ def _described(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
-# A number of the host among tensors of the device: torch asks that of it.
+# A CPU tensor without dimensions stays: torch expects it there among device tensors.
 _ON_META = _elsewhere(
     "meta", lambda each: each if each.is_cpu and not each.dim() else _described(each)
 )
-# The host may change its own tensors as soon as the call is over.
+# CPU tensors are cloned: the host may change them as soon as the call returns.
 _ON_CPU = _elsewhere("cpu", lambda tensor: _alias(tensor) if tensor.is_cuda else tensor.clone())
 
 
 def _like(value: Any) -> Any:
-    """Memory of the device for a tensor like `value`; numbers, None and the host's stay."""
+    """An empty device tensor like `value`; numbers, None and CPU tensors are returned as is."""
     if not isinstance(value, Tensor) or value.is_cpu:
         return value
     return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cuda")
@@ -157,7 +159,7 @@ def _reshape(tensor: Tensor, like: Tensor) -> None:
 
 
 def _next_generator(*, goes_on: bool = True) -> torch.Generator:
-    """The CPU's, seeded by the state of the device's, which goes on."""
+    """A CPU generator seeded by the device generator's state, which `goes_on` advances."""
     generator = torch.cuda.default_generators[0]
     seed, offset = generator.initial_seed(), generator.get_offset()
     if goes_on:
@@ -166,7 +168,7 @@ def _next_generator(*, goes_on: bool = True) -> torch.Generator:
 
 
 class _Kernel:
-    """One op's kernel for CUDA; `compute` runs on the CPU."""
+    """One op's CUDA kernel, which runs `compute` on the CPU."""
 
     def __init__(
         self, streams: _Streams, op: torch._ops.OpOverload, compute: Callable[..., Any] | None
@@ -183,7 +185,7 @@ class _Kernel:
         self.returns = op._schema.returns
         draws = torch.Tag.nondeterministic_seeded in op.tags
         self.seeds = compute in DRAWING
-        """Whether its results tell the host of the seed, and only some of its calls draw."""
+        """Whether its results include the seed, and only calls with dropout draw numbers."""
         self.is_random = draws and ("generator" in self.names or compute is _dropout)
         tags = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
         self.needs_values = compute is None and (
@@ -195,7 +197,7 @@ class _Kernel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with _disable_current_modes():
-            # Tensors given as `out` may move there: their memory is looked up below.
+            # This may move tensors given as `out`, so their memory is looked up only after it.
             described = None if self.needs_values else self._describe(args, kwargs)
             work = self._work(*tree_map(_ON_CPU, (args, kwargs)))
             if described is None:
@@ -215,7 +217,7 @@ class _Kernel:
             return self._results(made, args, kwargs)
 
     def _work(self, args: _Args, kwargs: _Kwargs) -> Callable[[], Any]:
-        """What runs the op on the CPU."""
+        """A function that runs the op on the CPU."""
         given = dict(kwargs)
         if self.is_random or (self.seeds and self._drops_out(args, kwargs)):
             given["generator"] = _next_generator()
@@ -226,7 +228,7 @@ class _Kernel:
         return work
 
     def _describe(self, args: _Args, kwargs: _Kwargs) -> list[Any] | None:
-        """The new results on the meta device; None where torch cannot tell without values."""
+        """The new results on the meta device; None if torch needs values to know them."""
         if not self.outs and not self._fresh_returns():
             return []
         meta_args, meta_kwargs = tree_map(_ON_META, (args, dict(kwargs)))
@@ -254,7 +256,7 @@ class _Kernel:
             for target, place in zip(targets, places, strict=True):
                 value = values[place]
                 if value is not None and value.numel():
-                    target.copy_(value)  # the CPU leaves out what CUDA's kernels leave undefined
+                    target.copy_(value)  # the CPU omits results that CUDA's kernels leave undefined
 
         self.streams.launch(run)
 
@@ -269,7 +271,7 @@ class _Kernel:
         return [each for each in self.returns if each.alias_info is None]
 
     def _fresh(self, result: Any) -> list[Any]:
-        """Those of a call's results that are no arguments."""
+        """A call's results that are not arguments."""
         results = (result,) if len(self.returns) == 1 else result or ()
         pairs = zip(results, self.returns, strict=True)
         return [value for value, each in pairs if each.alias_info is None]
@@ -289,7 +291,7 @@ class _Kernel:
 
 
 class _Copy:
-    """`copy_`, which goes over the link where one side is the host's."""
+    """`copy_`, which uses the link if one side is on the host."""
 
     def __init__(self, streams: _Streams) -> None:
         self.streams = streams
@@ -361,21 +363,21 @@ def _batch_norm_backward(of: Tensor, gradient: Tensor, *rest: Any) -> tuple[Tens
 def _layer_norm_backward(
     gradient: Tensor, of: Tensor, shape: Sequence[int], mean: Tensor, rstd: Tensor, *rest: Any
 ) -> tuple[Tensor | None, ...]:
-    """`native_layer_norm_backward`; mean and rstd are float32 on CUDA, and as the input here."""
+    """`native_layer_norm_backward`: CUDA keeps mean and rstd in float32, the CPU as the input."""
     backward = torch.ops.aten.native_layer_norm_backward
     given = mean.to(of.dtype), rstd.to(of.dtype)
     result: tuple[Tensor | None, ...] = backward(gradient, of, shape, *given, *rest)
     return result
 
 
-def _histc(of: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:  # noqa: A002 - as torch has it
-    """`histc`, which on the CPU counts no integers."""
+def _histc(of: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:  # noqa: A002 - torch's names
+    """`histc`, for which the CPU does not support integers."""
     counts: Tensor = torch.ops.aten.histc(of.double(), bins, min, max)
     return counts.to(of.dtype)
 
 
 def _in_float(op: torch._ops.OpOverloadPacket) -> Callable[..., Any]:
-    """`op`, which the CPU has no kernel of for short floats."""
+    """`op` computed in float32 for bfloat16 and float16, which the CPU's kernel lacks."""
 
     def computed(*args: Any, **kwargs: Any) -> Any:
         dtype = args[0].dtype
@@ -398,18 +400,18 @@ _BY_OTHERS: dict[str, Callable[..., Any]] = {
     "cudnn_batch_norm_backward": _batch_norm_backward,
     **ATTENTION,
 }
-"""Ops that the CPU has not, or not with a generator, by ops that it has."""
+"""Ops that the CPU lacks or supports only in part, made of ops that it has."""
 
 
 def install() -> torch.library.Library:
-    """Replace the kernels of CUDA, as long as the result lives."""
+    """Replace CUDA's kernels for as long as the returned library lives."""
     disabled: Any = torch._disable_dynamo  # type: ignore[attr-defined]  # the stubs lack it
     streams, library = _Streams(), torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings(action="ignore"):  # torch tells of the first that is replaced
+    with warnings.catch_warnings(action="ignore"):  # torch warns of the first replacement
         for full_name in torch._C._dispatch_get_all_op_names():
             namespace, _, name = full_name.partition("::")
             if namespace == "aten" and (kernel := _kernel(streams, name)) is not None:
-                # Dynamo would capture Python that runs where it resumes.
+                # Else Dynamo would trace this Python code where it resumes after a graph break.
                 library.impl(name, disabled(kernel), "CUDA", allow_override=True)
     torch.cuda._sleep = streams.sleep
     torch._C._get_cudnn_batch_norm_reserve_space_size = lambda *_: RESERVE_BYTES  # type: ignore[attr-defined]  # the stubs lack it

@@ -1,6 +1,6 @@
-/* As much of the library that manages GPUs as torch asks for: since 2.14 its allocator asks it of
- * the links between GPUs, of which there are none, before it maps pages. Preloaded under that
- * library's name, libnvidia-ml.so.1. `nvmlInit` is not here: without it, Python counts GPUs by the
+/* The part of NVML that torch needs: since 2.14 its allocator queries the links between GPUs, of
+ * which there are none, before it maps pages. It is preloaded under NVML's name,
+ * libnvidia-ml.so.1. `nvmlInit` is missing on purpose: without it, Python counts GPUs by the
  * runtime. */
 
 enum { SUCCESS = 0, NOT_SUPPORTED = 3 };

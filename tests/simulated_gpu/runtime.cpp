@@ -1,9 +1,9 @@
-// CUDA's runtime, and as much of its driver as torch asks for, on a machine without a GPU.
+// CUDA's runtime, and the part of its driver that torch needs, on a machine without a GPU.
 //
-// Device memory is the host's. A stream is a thread that does what it is given in order, and a
-// copy between host and device takes its time, so that what is not waited for is not there yet.
-// Kernels are not run: `kernels.py` has the CPU's do their work, and a launch is an error that
-// names the kernel. Preloaded under the name of the driver's library: LD_PRELOAD, libcuda.so.1.
+// Device memory is host memory. A stream is a thread that works in order. A copy between host and
+// device takes time, so that a missing wait finds the data missing. Kernels are not run:
+// `kernels.py` makes the CPU's kernels do their work, and a launch is an error that names the
+// kernel. LD_PRELOAD loads this under the name of the driver's library, libcuda.so.1.
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -33,7 +33,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using Guard = std::lock_guard<std::mutex>;
-using Ranges = std::map<uintptr_t, size_t>;  // from an address on, so many bytes
+using Ranges = std::map<uintptr_t, size_t>;  // start address -> bytes
 
 double setting(const char* name, double otherwise) {
   const char* text = getenv(name);
@@ -44,7 +44,7 @@ const size_t TOTAL_BYTES = size_t(setting("SIMULATED_GPU_MIB", 8192)) << 20;
 const double BYTES_PER_SECOND =
     setting("SIMULATED_GPU_BYTES_PER_SECOND", 4e9) / setting("SIMULATED_GPU_SLOWNESS", 1);
 const bool COMPUTES = setting("SIMULATED_GPU_COMPUTES", 1) != 0;
-// For the host to map one handle, and to unmap it later.
+// The host's time to map one handle, and to unmap it later.
 const double MAPPING_SECONDS = COMPUTES ? 0 : 1e-4 * setting("SIMULATED_GPU_SLOWNESS", 1);
 const size_t PAGE_BYTES = size_t(2) << 20;
 
@@ -165,9 +165,9 @@ struct Device {
   std::mutex mutex;
   size_t taken_bytes = 0;
   Ranges blocks;  // of cudaMalloc
-  Ranges spaces;  // addresses that pages may be mapped at
-  Ranges locked;  // host memory
-  Ranges pinned;  // what of that is of cudaHostAlloc
+  Ranges spaces;  // reserved addresses, where pages may be mapped
+  Ranges locked;  // pinned host memory, registered or allocated
+  Ranges pinned;  // the part of `locked` from cudaHostAlloc
   std::set<Stream*> streams;
   Stream* default_stream = new Stream(0);
   std::unordered_map<const void*, std::string> kernels;
@@ -179,7 +179,7 @@ Device& device() {
 }
 
 Stream* of(cudaStream_t stream) {
-  bool named = reinterpret_cast<uintptr_t>(stream) > 2;  // 1 and 2 are default streams, too
+  bool named = reinterpret_cast<uintptr_t>(stream) > 2;  // 1 and 2 are default streams, as 0 is
   return named ? reinterpret_cast<Stream*>(stream) : device().default_stream;
 }
 
@@ -359,7 +359,7 @@ API cudaError_t cudaProfilerStop() { return cudaSuccess; }
 
 // --- memory ---
 
-// Torch frees tensors with Python's lock held, which kernels need here.
+// Torch frees tensors while it holds Python's GIL, which the kernels need here.
 static void synchronize_without_python() {
   static auto* holds = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
   static auto* leave = reinterpret_cast<void* (*)()>(dlsym(RTLD_DEFAULT, "PyEval_SaveThread"));
@@ -556,7 +556,7 @@ API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* 
 }
 API cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
 
-// --- the driver: addresses and pages apart, for segments that expand ---
+// --- the driver: addresses and pages are separate, for expandable segments ---
 
 namespace {
 struct Pages {

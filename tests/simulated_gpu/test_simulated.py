@@ -1,4 +1,4 @@
-"""The simulated GPU itself: it finds what it is for. Run by `make test-simulated-gpu`."""
+"""Tests of the simulated GPU: it finds the faults it is for (`make test-simulated-gpu`)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NBYTES = 1 << 24
 
 
 def sent(stream: torch.cuda.Stream) -> Tensor:
-    """Ones on the device, where there were zeros, copied on a stream; nobody has waited."""
+    """Zeros on the device that a slow copy on `stream` overwrites with ones; nobody has waited."""
     host = torch.ones(NBYTES, dtype=torch.uint8).pin_memory()
     target = torch.zeros(NBYTES, dtype=torch.uint8, device="cuda")
-    assert not bool(target.any() | target.all())  # what takes long the first time is done
+    assert not bool(target.any() | target.all())  # gets slow first-time work done
     with torch.cuda.stream(stream):
         torch.cuda._sleep(4_000_000_000)
         target.copy_(host, non_blocking=True)

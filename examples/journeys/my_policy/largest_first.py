@@ -1,6 +1,6 @@
-"""A policy of one's own, as docs/writing-a-policy.md tells."""
+"""largest_first: a custom policy, as in docs/writing-a-policy.md."""
 
-# ruff: noqa: INP001 - a module by itself
+# ruff: noqa: INP001 - a standalone module
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outcore.policies.settle import settle
 
 @dataclass(frozen=True, slots=True)
 class LargestFirst:
-    """Offload the largest activations, as few as will do."""
+    """Offload the largest activations, and only as many as needed."""
 
     name: ClassVar[str] = "largest-first"
     summary: ClassVar[str] = "offload the largest activations, as few as will do"
@@ -24,7 +24,7 @@ class LargestFirst:
     min_bytes: int = 64 * 1024
 
     def plan(self, problem: Problem) -> Plan:
-        """The fewest that fit. Raises InfeasibleError where all of them are not enough."""
+        """Offload as few as possible. Raises InfeasibleError if all of them are not enough."""
         buffers = problem.trace.buffers
         gaps = sorted(candidates(problem, self.min_bytes), key=lambda g: -buffers[g.buffer].nbytes)
         few, many = 0, len(gaps)

@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from outcore.capture.compat import (
     cudnn_reserve_bytes,
-    normalised_by_cudnn,
+    normalized_by_cudnn,
     suggest_memory_format,
 )
 
@@ -62,7 +62,7 @@ def _is_cudnns(node: Node) -> bool:
     if not all(all(_args(backward)[-1]) for backward in _backwards(node)):
         return False  # cuDNN computes all gradients or none
     statistics = statistics or [weight, weight]  # without them, torch decides as with any
-    return normalised_by_cudnn(of, weight, bias, *statistics, eps=eps)
+    return normalized_by_cudnn(of, weight, bias, *statistics, eps=eps)
 
 
 def _args(node: Node) -> tuple[Any, ...]:

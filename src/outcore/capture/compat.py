@@ -69,7 +69,7 @@ __all__ = [
     "marked_as_backward",
     "must_run_uncompiled",
     "mutated_inputs",
-    "normalised_by_cudnn",
+    "normalized_by_cudnn",
     "plain",
     "runs_in_backward",
     "stand_in_survives",
@@ -320,7 +320,7 @@ def mutated_inputs(output: torch.fx.Node, inputs: Sequence[torch.fx.Node]) -> tu
     return tuple(map(known.index, found))
 
 
-def normalised_by_cudnn(of: torch.Tensor, *rest: torch.Tensor, eps: float) -> bool:
+def normalized_by_cudnn(of: torch.Tensor, *rest: torch.Tensor, eps: float) -> bool:
     """Whether plain PyTorch would normalize batches of `of` by cuDNN when it trains.
 
     `rest`: weight, bias, running mean and variance.

@@ -1,4 +1,4 @@
-"""The command line: `outcore COMMAND`. A file per command in `commands`, and what they share."""
+"""cli: the command line `outcore COMMAND`. Each command has a file in `commands`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands together, and what is common to them: the version, and errors as one line."""
+"""app: put all commands together, and handle what they share: `--version`, and one-line errors."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from outcore.errors import OutcoreError
 
 EXIT_ERROR = 2
 EXIT_UNFORESEEN = 70
-"""Not one of those that say what a command found."""
+"""Exit code for a bug in outcore; no command uses it for a result."""
 QUIET = {
-    "KINETO_LOG_LEVEL": "6",  # torch's profiler, which the meter reads, announces itself
-    "TORCH_CPP_LOG_LEVEL": "ERROR",  # ... and says that memory was taken before it started
+    "KINETO_LOG_LEVEL": "6",  # the meter uses torch's profiler, which announces itself
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # it also warns of memory that was allocated before it started
 }
-"""Set before torch is loaded, where the user did not: what torch writes into the progress bars."""
+"""Set before torch is loaded, unless the user did: torch would write into the progress bars."""
 
 
 class Commands(TyperGroup):
-    """Ends an error that was raised on purpose as one line on stderr, and exit code 2.
+    """Command group that prints errors as one line on stderr.
 
-    One of the operating system too: a disk that is full. One that nobody foresaw has a code of its
-    own, and its traceback with `--debug`.
+    Errors of outcore and of the operating system (such as a full disk) end with exit code 2,
+    unexpected ones with EXIT_UNFORESEEN. With `--debug`, both end with a traceback instead.
     """
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; `--debug` lets the traceback through."""
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # who reads has enough: no error
+        except BrokenPipeError:  # the reader closed the pipe: not an error
             raise
         except (OutcoreError, OSError) as error:
             if ctx.params["debug"]:
@@ -65,7 +65,7 @@ class Commands(TyperGroup):
 
 
 def _unforeseen(error: Exception) -> bool:
-    """Whether it is none of those by which a command line ends."""
+    """Whether `error` is of a type that neither outcore nor its command-line libraries raise."""
     return type(error).__module__.split(".")[0] not in {"click", "typer", "outcore"}
 
 
@@ -100,9 +100,9 @@ def common(
         bool, typer.Option("--debug", help="Show the traceback of an error.")
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Handle the options that come before a command."""
     if ctx.invoked_subcommand == run.__name__:
-        return  # a script has the environment that it was given
+        return  # the script's environment stays as the user set it
     for variable, value in QUIET.items():
         os.environ.setdefault(variable, value)
 
@@ -129,12 +129,12 @@ def main() -> None:
     """Run the command line."""
     excepthook, script = sys.excepthook, None
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started this
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115 - until the end
+        if getattr(sys, name) is None:  # the parent process closed it
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115 - open until the process ends
     try:
         app()
     except HandedOver as handed_over:
         script = handed_over.script
-    if script is not None:  # no error is being handled: one of the script's own would follow it
-        sys.excepthook = excepthook  # which typer sets
+    if script is not None:  # outside `except`: the script's errors get no context from us
+        sys.excepthook = excepthook  # typer replaced it
         script.run()

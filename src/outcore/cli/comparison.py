@@ -1,4 +1,4 @@
-"""Two runs side by side: one table for people, one dict for programs."""
+"""comparison: show two runs side by side, as a table for people or a dict for programs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from outcore.cli.training import Run
 from outcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from outcore.report import Report  # which loads numpy
+    from outcore.report import Report  # loads numpy
 
 UNKNOWN = "-"
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A run in-core and one inside a budget.
+    """An in-core run and a run inside a budget.
 
-    `traced` is a third one, by torch's `aot_eager` backend, made where the gradients of the first
-    two differ: it runs the same graph as outcore, without a plan. `repeated` is that once more,
-    made where they still differ: kernels of a GPU may give other bits each time.
+    If their gradients differ, `traced` is a third run by torch's `aot_eager` backend: it runs the
+    same graph as outcore, without a plan. If gradients still differ, `repeated` is that run once
+    more: kernels of a GPU may give different bits each time.
     """
 
     budget_bytes: int
@@ -37,19 +37,20 @@ class Comparison:
 
     @property
     def reference(self) -> Run:
-        """The run whose gradients the budgeted one should have."""
+        """The run whose gradients the budgeted run should reproduce."""
         return self.traced or self.in_core
 
     @property
     def varying(self) -> int:
-        """Iterations in which the reference itself has other gradients when it is repeated."""
+        """How many iterations give different gradients when the reference is repeated."""
         return 0 if self.repeated is None else _unlike(self.reference, self.repeated)
 
     @property
     def differing(self) -> int:
-        """Iterations whose gradients are not, bit for bit, those of the reference.
+        """How many iterations have gradients that are not bitwise equal to the reference's.
 
-        Varying ones come last: what varies once has other weights from then on.
+        Varying iterations are not counted. They are the last ones, because the weights differ from
+        the first varying iteration on.
         """
         return _unlike(self.reference, self.budgeted, len(self.reference.steps) - self.varying)
 
@@ -60,7 +61,7 @@ class Comparison:
 
     @property
     def kept(self) -> bool:
-        """Whether both promises were kept: the same gradients, inside the budget."""
+        """Whether both promises are kept: equal gradients, and a peak inside the budget."""
         return self.inside and not self.differing
 
 
@@ -70,7 +71,7 @@ def _unlike(run: Run, other: Run, first: int | None = None) -> int:
 
 
 def table(compared: Comparison) -> Table:
-    """The figures of both runs, predicted beside measured."""
+    """The predicted and measured figures of both runs."""
     in_core, budgeted, report = compared.in_core, compared.budgeted, compared.report
     shown = Table("", "in-core", "budgeted")
     rows = (
@@ -111,7 +112,7 @@ def table(compared: Comparison) -> Table:
 
 
 def to_dict(compared: Comparison) -> dict[str, Any]:
-    """All figures, those of every iteration too; bytes and seconds."""
+    """All figures, including each iteration's, in bytes and seconds."""
     return {
         "versions": {"outcore": __version__, "torch": version("torch")},
         "budget_bytes": compared.budget_bytes,
@@ -151,7 +152,7 @@ def _times(figure: float | None, of: float | None) -> str:
     return f", {figure / of:.2f}x" if figure and of else ""
 
 
-def _yes(fact: bool) -> str:  # noqa: FBT001 - a word for a fact
+def _yes(fact: bool) -> str:  # noqa: FBT001 - it only turns the flag into a word
     return "yes" if fact else "no"
 
 

@@ -1,4 +1,4 @@
-"""What the commands that predict have in common: the machine, the policies, the ways to print."""
+"""predicted: read and print what all predicting commands share, such as machines and policies."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ THIS_MACHINE = "this-machine"
 EXIT_BROKEN = 2
 
 _BETWEEN = re.compile(r"\s*[;,]\s*(?![^{]*\})")
-"""What separates specs: not the commas of their options."""
+"""Separates specs; does not match the commas of their options."""
 
 
 def machine_of(name: str) -> Preset:
-    """A preset, or this machine as it is measured now."""
+    """The preset of that name; for `this-machine`, this machine, measured now."""
     from outcore.presets import preset  # noqa: PLC0415 - reads files
 
     if name != THIS_MACHINE:
@@ -43,9 +43,10 @@ def machine_of(name: str) -> Preset:
 
 
 def policies_of(specs: str) -> tuple[list[Policy], list[str]]:
-    """The policies of specs between commas or semicolons, or all; of all, what is wrong with some.
+    """The policies of specs that commas or semicolons separate, or all known policies.
 
-    Raises PolicyError for a wrong one that is named.
+    For `all`, also returns the error messages of policies that are broken. For specs, raises
+    PolicyError instead.
     """
     from outcore.policies import KnownPolicies, resolve  # noqa: PLC0415 - loads numpy
 
@@ -61,7 +62,7 @@ def policies_of(specs: str) -> tuple[list[Policy], list[str]]:
 
 
 def tell_broken(wrong: Iterable[str]) -> None:
-    """Say what is wrong with policies of other packages, if anything; that ends with a code."""
+    """Print the error messages of broken policies, if any, and end with EXIT_BROKEN."""
     told = [Text(f"error: {reason}", style="red") for reason in dict.fromkeys(wrong)]
     for text in told:
         Console(stderr=True).print(text, soft_wrap=True, highlight=False)
@@ -70,7 +71,7 @@ def tell_broken(wrong: Iterable[str]) -> None:
 
 
 def has_solver(progress: Console) -> bool:
-    """Whether lower bounds can be had; says how to get them where not."""
+    """Whether scipy, which lower bounds need, is installed; if not, says how to install it."""
     found = find_spec("scipy") is not None
     if not found:
         progress.print('No lower bounds without scipy: pip install "outcore[plan]"', markup=False)
@@ -78,13 +79,13 @@ def has_solver(progress: Console) -> bool:
 
 
 def check_one_form(*, as_json: bool, as_csv: bool) -> None:
-    """Raise OptionValueError where both forms are asked for."""
+    """Raise OptionValueError if both forms are requested."""
     if as_json and as_csv:
         raise OptionValueError(option="--csv", value="with --json", reason="choose one of the two")
 
 
 def print_rows(found: Sequence[dict[str, Any]], *, as_json: bool, as_csv: bool) -> None:
-    """Rows of `Compared.to_dict`, for programs; nothing where no form for them is asked for."""
+    """Print rows of `Compared.to_dict` as JSON or CSV; nothing if neither is requested."""
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     if as_csv:
@@ -92,12 +93,12 @@ def print_rows(found: Sequence[dict[str, Any]], *, as_json: bool, as_csv: bool) 
 
 
 def bytes_text(nbytes: int | None) -> str:
-    """A size, or the mark for none."""
+    """A size as text; for None, NOTHING."""
     return NOTHING if nbytes is None else format_bytes(nbytes)
 
 
 def _write_csv(found: Sequence[dict[str, Any]]) -> None:
-    """One line a row; the counts get columns of their own."""
+    """Write one line per row, with a column for each count."""
     blank = dict.fromkeys(("keep", "offload", "recompute"))
     flat = [
         {name: value for name, value in row.items() if name != "counts"} | (row["counts"] or blank)

@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, else a line per iteration."""
+"""progress: show the progress of a run, as a bar on a terminal, else one line per iteration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outcore.units import format_seconds
 
 @contextmanager
 def progress(console: Console, title: str, total: int) -> Iterator[Callable[[Step], None]]:
-    """Give the function that shows an iteration."""
+    """Yield a function that shows one iteration."""
     if not console.is_terminal:
         numbers = count(1)
         yield lambda step: console.print(

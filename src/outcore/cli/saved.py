@@ -1,4 +1,4 @@
-"""Plan files, as arguments and as sources of plans for a step that is traced anew."""
+"""saved: find the plans in a plan file for a step that was traced again."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ File = Annotated[Path, typer.Argument(help="A plan file.", show_default=False)]
 
 
 def budget_of(file: PlanFile) -> str:
-    """The budget that the file's plans were made for, as an option has it."""
+    """The budget that the file's first plan was made for, in the form of an option's value."""
     return f"{file.plans[0].budgets.device}B" if file.plans else "100%"
 
 
 def plans_of(file: PlanFile, problem: Problem) -> tuple[SavedPlan, ...]:
-    """Those in `file` for the trace of `problem`, one at least, not checked.
+    """The plans in `file` for the trace of `problem`, at least one, not checked.
 
-    Raises DigestError where there is none.
+    Raises DigestError if there is none.
     """
     from outcore.ir.store import digest  # noqa: PLC0415 - with the others
     from outcore.planfile import find_all  # noqa: PLC0415 - loads numpy
@@ -41,8 +41,8 @@ def plans_of(file: PlanFile, problem: Problem) -> tuple[SavedPlan, ...]:
 def plan_of(file: PlanFile, problem: Problem, name: str) -> Plan:
     """The first plan in the file `name` that is for `problem`.
 
-    Raises DigestError where there is none for its trace, VerifyError where that is no plan for the
-    problem, InfeasibleError where it does not fit.
+    Raises DigestError if the file has none for its trace, VerifyError if the plan is not valid for
+    the problem, InfeasibleError if it does not fit.
     """
     from outcore.planfile import check_plan  # noqa: PLC0415 - loads numpy
 

@@ -1,4 +1,4 @@
-"""screen: where tables are shown."""
+"""screen: make the console that shows tables."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import sys
 from rich.console import Console
 
 WIDE = 120
-"""Columns of a file or a pipe, which has no width of its own."""
+"""Columns used for a file or a pipe, which has no width."""
 
 
 NARROW = 40
-"""Fewer columns are not believed: some terminals and containers say 0."""
+"""A smaller COLUMNS is ignored: some terminals and containers set it to 0."""
 
 
 def screen() -> Console:
-    """Standard output: as wide as the terminal, or as COLUMNS says; else wide enough for tables."""
+    """Standard output, as wide as COLUMNS or the terminal; else `WIDE`, enough for tables."""
     told = os.environ.get("COLUMNS", "")
     if told.isdecimal() and int(told) >= NARROW:
         return Console(width=int(told))

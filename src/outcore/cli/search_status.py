@@ -1,4 +1,4 @@
-"""told: what a long search tells of itself, on a status line."""
+"""search_status: show the progress of a long search on a status line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.status import Status
 
 @contextmanager
 def reporting_search(status: Status, title: str) -> Iterator[None]:
-    """Show on `status`, behind `title`, how far a search is; what policies print goes to stderr."""
+    """Show a search's progress on `status` after `title`; send what policies print to stderr."""
     log = logging.getLogger("outcore.search")
     handler, before = _Shower(status, title), log.level
     log.addHandler(handler)
@@ -26,7 +26,7 @@ def reporting_search(status: Status, title: str) -> Iterator[None]:
 
 
 class _Shower(logging.Handler):
-    """Puts what is logged on a status line."""
+    """Shows log messages on a status line."""
 
     def __init__(self, status: Status, title: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A step of somebody's script, traced and modelled, for the commands that take one."""
+"""targeted: turn a function of the user's script into a traced step and a problem."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Targeted:
-    """A function that makes a step, on a machine; not called yet."""
+    """A function that makes a step, and a machine; the function is not called yet."""
 
     target: str
     machine: Preset
@@ -29,17 +29,17 @@ class Targeted:
     states: int
     real: bool
     notes: list[str] = field(default_factory=list)
-    """How training would differ from the trace, once there is one."""
+    """How training would differ from the trace; empty before `comparison` has traced it."""
 
     @property
     def title(self) -> str:
-        """What it is, in a few words."""
+        """The target, as the user wrote it."""
         return self.target
 
     def comparison(self, status: Status) -> Comparison:
-        """Trace it under fake tensors, and estimate its times. Raises TargetError.
+        """Trace the step under fake tensors, and estimate its times. Raises TargetError.
 
-        What the script prints goes to standard error.
+        The script's output goes to standard error.
         """
         from outcore.compare import Comparison  # noqa: PLC0415 - loads numpy
 
@@ -50,7 +50,7 @@ class Targeted:
         return Comparison(step.trace, self.machine, 1, self.states)
 
     def problem(self, comparison: Comparison) -> Problem:
-        """What is planned: with the margin that training leaves."""
+        """The problem to plan, with the margin that training leaves free."""
         from outcore.runtime.margin import margin_bytes  # noqa: PLC0415 - with the others
 
         problem = comparison.problem(self.budget_bytes)
@@ -58,14 +58,14 @@ class Targeted:
         return replace(problem, outside_bytes=problem.outside_bytes + margin)
 
     def tell(self, error: InfeasibleError) -> None:
-        """Let an error of that problem name the budget to write, which has a larger margin."""
+        """Make `error` name a budget that works in training, with the margin of that budget."""
         from outcore.runtime.margin import for_any_budget  # noqa: PLC0415 - with the others
 
         for_any_budget(error, self.budget_bytes)
 
 
 def targeted(target: str, hardware: str, budget: str, states: int, *, real: bool) -> Targeted:
-    """Look machine and budget up. Raises OptionValueError or BudgetError."""
+    """Look up the machine and the budget. Raises OptionValueError or BudgetError."""
     from outcore.compare import read_budget  # noqa: PLC0415 - loads numpy
     from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
 
@@ -75,7 +75,7 @@ def targeted(target: str, hardware: str, budget: str, states: int, *, real: bool
 
 
 def traced_step(target: str, *, real: bool) -> Traced:
-    """The step that the target's function makes, traced. Raises TargetError."""
+    """Call the target's function and trace the step that it returns. Raises TargetError."""
     from outcore.errors import TargetError  # noqa: PLC0415 - with the others
     from outcore.preflight.advice import ON_CPU, advice_for  # noqa: PLC0415 - loads torch
     from outcore.preflight.lines import line_of  # noqa: PLC0415 - with the others

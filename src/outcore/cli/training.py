@@ -1,4 +1,4 @@
-"""Training a network for a few iterations, in-core or inside a budget, so as to compare.
+"""training: train a network for a few iterations, in-core or inside a budget, for comparison.
 
 torch is imported inside functions: it takes seconds to load, and `outcore --help` does not need it.
 """
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 LEARNING_RATE = 0.01
 MOMENTUM = 0.9
 WARM_UP = 2
-"""Iterations of plain training that are not timed: the first ones still find their memory."""
+"""In-core iterations that are not timed: the first ones are slower, as they allocate memory."""
 STEADY = "training"
-"""The phase whose iterations are timed."""
+"""The phase whose iterations count for the time."""
 METERING = "metering"
-"""The last iteration, which a profiler slows down."""
+"""The phase of the last iteration, which a profiler slows down."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is trained, the same for every run: same seeds, same batches."""
+    """What is trained, with the same seeds and batches in every run."""
 
     spec: NetworkSpec
     options: dict[str, Any]
-    """For `spec.build`."""
+    """Arguments of `spec.build`."""
     samples: int
-    """In a batch."""
+    """Per batch."""
     batches: Callable[[], Iterator[Batch]]
-    """Begins the stream of batches anew; they come on the CPU."""
+    """Starts the same sequence of batches again; the batches are on the CPU."""
     iterations: int
     seed: int
     device: str = "cpu"
@@ -57,14 +57,14 @@ class Step:
     phase: str
     loss: float
     seconds: float
-    """Forward, loss and backward."""
+    """Of forward, loss and backward."""
     gradients: str
     """Digest of the bytes of all gradients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All iterations of one run, and the peak of the last one: everything held, in bytes."""
+    """All iterations of one run, and the peak memory of the last one, everything counted."""
 
     title: str
     steps: tuple[Step, ...]
@@ -72,7 +72,7 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """Median of the steady iterations; None where there was none."""
+        """Median time of the iterations in the phase STEADY; None if there was none."""
         steady = [step.seconds for step in self.steps if step.phase == STEADY]
         return median(steady) if steady else None
 
@@ -82,39 +82,39 @@ class Mode(Protocol):
 
     @property
     def title(self) -> str:
-        """What to call it."""
+        """The run's name in tables and progress bars."""
         ...
 
     def compile(self, model: nn.Module) -> Callable[..., Any]:
-        """The model as it is called."""
+        """The callable that runs the model."""
         ...
 
     def phase(self, iteration: int) -> str:
-        """What the iteration about to begin is for."""
+        """The phase of the iteration that is about to begin."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class InCore:
-    """Plain PyTorch: eager, or compiled by one of torch's own backends."""
+    """Plain PyTorch: eager, or compiled by one of torch's backends."""
 
     title: str = "in-core"
     backend: str | None = None
 
     def compile(self, model: nn.Module) -> Callable[..., Any]:
-        """The model itself, or as torch compiles it."""
+        """The model itself, or compiled by `backend`."""
         import torch  # noqa: PLC0415 - see the top
 
         return model if self.backend is None else torch.compile(model, backend=self.backend)
 
     def phase(self, iteration: int) -> str:
-        """Warm-up first."""
+        """Warm-up for the first WARM_UP iterations, then STEADY."""
         return "warm-up" if iteration < WARM_UP else STEADY
 
 
 @dataclass(frozen=True, slots=True)
 class Budgeted:
-    """Under an outcore Backend."""
+    """Training under an outcore Backend."""
 
     backend: Backend
     title: str = "budgeted"
@@ -126,16 +126,16 @@ class Budgeted:
         return torch.compile(model, backend=self.backend)
 
     def phase(self, iteration: int) -> str:
-        """Profiling, up to and with the first planned iteration, which the backend meters."""
+        """Profiling up to and including the first planned iteration, which the backend meters."""
         report = self.backend.report()
         waiting = report.measured_peak_bytes is None and (report.graphs or not iteration)
         return "profiling" if waiting else STEADY
 
 
 def train(task: Task, mode: Mode, watch: Callable[[Step], None]) -> Run:
-    """Train from the task's seed; `watch` is called after each iteration. The last is metered.
+    """Train from the task's seed; call `watch` after each iteration. The last one is metered.
 
-    On a GPU with kernels whose bits are the same each time, where there are such.
+    On a GPU, torch uses deterministic kernels for the ops that have one.
     """
     with repeatable(task.device):
         return _trained(task, mode, watch)
@@ -143,13 +143,13 @@ def train(task: Task, mode: Mode, watch: Callable[[Step], None]) -> Run:
 
 @contextmanager
 def repeatable(device: str) -> Iterator[None]:
-    """Have torch take kernels that give the same bits each time. Those of a CPU do."""
+    """Make torch use deterministic kernels on a GPU. On a CPU they are deterministic anyway."""
     import torch  # noqa: PLC0415 - see the top
 
     if device == "cpu":
         yield
         return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as torch asks for
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by torch
     was = torch.are_deterministic_algorithms_enabled()
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]  # torch's
@@ -167,7 +167,7 @@ def _trained(task: Task, mode: Mode, watch: Callable[[Step], None]) -> Run:
     import torch  # noqa: PLC0415 - see the top
 
     torch.compiler.reset()
-    gc.collect()  # what an earlier run left behind would count as held
+    gc.collect()  # else garbage of an earlier run would count as held
     torch.manual_seed(task.seed)
     model = task.spec.build(**task.options).to(task.device)
     called = mode.compile(model)
@@ -189,11 +189,11 @@ def _trained(task: Task, mode: Mode, watch: Callable[[Step], None]) -> Run:
 
 
 def _step(task: Task, called: Callable[..., Any], batch: Batch) -> tuple[float, float]:
-    """Loss and seconds of one forward and backward pass."""
+    """The loss, and the seconds of forward, loss and backward."""
     import torch  # noqa: PLC0415 - see the top
 
     if task.device != "cpu":
-        torch.cuda.synchronize(task.device)  # what the optimizer began is not of this step
+        torch.cuda.synchronize(task.device)  # do not time work that the optimizer queued
     start = time.perf_counter()
     loss = task.spec.loss(called, batch)
     torch.autograd.backward(loss)
@@ -201,7 +201,7 @@ def _step(task: Task, called: Callable[..., Any], batch: Batch) -> tuple[float, 
 
 
 def _metered(step: Callable[[], T], device: str) -> tuple[T, int]:
-    """Peak bytes too, by a meter that reads torch's allocator and knows nothing of outcore."""
+    """The step's result and peak bytes, by a meter that reads torch's allocator, not outcore."""
     import torch  # noqa: PLC0415 - see the top
 
     from outcore.measure import metered, resident_bytes  # noqa: PLC0415 - loads torch

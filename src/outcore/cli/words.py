@@ -1,4 +1,4 @@
-"""What plan files say, in words for people."""
+"""words: phrase the contents of plan files as text."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 NONE = "-"
 FOR_RERUNS = "for reruns"
-"""What a storage is held for that no op needs any more."""
+"""Why a storage is held that no op needs any more: ops may be recomputed from it."""
 
 
 def headline(file: PlanFile, saved: SavedPlan) -> Iterator[tuple[str, str]]:
-    """What a plan was made from, and what it comes to."""
+    """Rows on what a plan was made from, and its predicted figures."""
     versions, machine, budgets = file.versions, saved.machine, saved.budgets
     known = (("python", versions.python), ("torch", versions.torch))
     others = "".join(f", {name} {text}" for name, text in known if text)
@@ -60,17 +60,17 @@ def _moved(saved: SavedPlan, action: Action, *, dead: bool) -> str:
 
 
 def storage_words(storage: Storage) -> str:
-    """A storage by its name and number."""
+    """A storage's name and buffer number."""
     return f"{storage.name} (buffer {storage.buffer})".strip()
 
 
 def action_words(storage: Storage) -> str:
-    """What is done with it, and to what end if it is dead."""
+    """The action on a storage; if the storage is dead, also what it is held for."""
     return f"{storage.action}\n{FOR_RERUNS}" if storage.dead else storage.action
 
 
 def made_words(storage: Storage) -> str:
-    """What makes it, and where in the model."""
+    """The op that makes a storage, with its module and source line."""
     if storage.made is None:
         return "passed in"
     source = f"({storage.source})" if storage.source else ""

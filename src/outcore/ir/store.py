@@ -61,7 +61,7 @@ def digest_of(content: Json) -> str:
 
 def _meaning(noun: Noun) -> Json:
     if isinstance(noun, Trace):
-        return _encode(_unlabelled(noun))
+        return _encode(_unlabeled(noun))
     if isinstance(noun, Problem):
         rest = replace(noun, trace=_NO_TRACE)
         return {"trace": digest(noun.trace), "problem": PROBLEM.encode(rest)}
@@ -75,7 +75,7 @@ def _meaning(noun: Noun) -> Json:
 _NO_TRACE = Trace((), (), (), 0, (), ())
 
 
-def _unlabelled(trace: Trace) -> Trace:
+def _unlabeled(trace: Trace) -> Trace:
     buffers = tuple(replace(buffer, name="") for buffer in trace.buffers)
     return replace(trace, buffers=buffers, ops=tuple(replace(op, site="") for op in trace.ops))
 

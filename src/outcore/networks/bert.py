@@ -9,7 +9,7 @@ from outcore.networks.transformer import (
     FeedForward,
     SelfAttention,
     TransformerShape,
-    initialise,
+    initialize,
 )
 
 EPSILON = 1e-12
@@ -54,7 +54,7 @@ class BERT(nn.Module):
             nn.Linear(shape.width, shape.width), nn.GELU(), nn.LayerNorm(shape.width, EPSILON)
         )
         self.bias = nn.Parameter(torch.zeros(vocabulary))
-        self.apply(initialise)
+        self.apply(initialize)
 
     def forward(self, tokens: Tensor, segments: Tensor) -> Tensor:
         """Two int64 (n, t) -> logits (n, t, vocabulary)."""

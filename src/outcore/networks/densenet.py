@@ -58,7 +58,7 @@ class DenseNet(nn.Module):
             *(nn.BatchNorm2d(channels), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1)),
             *(nn.Flatten(), nn.Linear(channels, classes)),
         )
-        self.apply(_initialise)
+        self.apply(_initialize)
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, 3, h, w) -> logits (n, classes)."""
@@ -71,6 +71,6 @@ def _conv(channels: int, out: int, kernel: int) -> tuple[nn.Module, ...]:
     return nn.BatchNorm2d(channels), nn.ReLU(inplace=True), convolution
 
 
-def _initialise(module: nn.Module) -> None:
+def _initialize(module: nn.Module) -> None:
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outcore.networks.transformer import BASE, PreNormBlock, TransformerShape, initialise
+from outcore.networks.transformer import BASE, PreNormBlock, TransformerShape, initialize
 
 
 class GPT(nn.Module):
@@ -24,7 +24,7 @@ class GPT(nn.Module):
             *(PreNormBlock(shape, causal=True, gelu="tanh") for _ in range(shape.layers))
         )
         self.norm = nn.LayerNorm(shape.width)
-        self.apply(initialise)
+        self.apply(initialize)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Two int64 (n, t) -> logits (n, t, vocabulary) and their mean cross entropy, ()."""

@@ -69,10 +69,10 @@ def _photographs() -> tuple[Tensor, ...]:
         sample_images = importlib.import_module("sklearn.datasets").load_sample_images()
     except ImportError as error:
         raise PhotographsError(reason=str(error)) from error
-    return tuple(_normalise(torch.from_numpy(pixels.copy())) for pixels in sample_images.images)
+    return tuple(_normalize(torch.from_numpy(pixels.copy())) for pixels in sample_images.images)
 
 
-def _normalise(pixels: Tensor) -> Tensor:
+def _normalize(pixels: Tensor) -> Tensor:
     """Turn bytes (h, w, 3) into float32 (3, h, w) of about zero mean and unit deviation."""
-    colours = pixels.permute(2, 0, 1).float() / 255
-    return (colours - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(DEVIATION).view(3, 1, 1)
+    colors = pixels.permute(2, 0, 1).float() / 255
+    return (colors - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(DEVIATION).view(3, 1, 1)

@@ -48,7 +48,7 @@ class Pix2PixHD(nn.Module):
             *(_double(deep, shallow) for shallow, deep in reversed(steps)),
             *(nn.ReflectionPad2d(3), nn.Conv2d(width, 3, 7), nn.Tanh()),
         )
-        self.apply(_initialise)
+        self.apply(_initialize)
 
     def forward(self, maps: Tensor) -> Tensor:
         """(n, channels, h, w) -> images (n, 3, h, w) with values from -1 to 1.
@@ -74,6 +74,6 @@ def _double(channels: int, out: int) -> nn.Module:
     return nn.Sequential(convolution, nn.InstanceNorm2d(out), nn.ReLU(inplace=True))
 
 
-def _initialise(module: nn.Module) -> None:
+def _initialize(module: nn.Module) -> None:
     if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
         nn.init.normal_(module.weight, std=DEVIATION)

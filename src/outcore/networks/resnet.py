@@ -80,7 +80,7 @@ class ResNet(nn.Module):
         self.layer4 = stage(16 * width, 8 * width, blocks[3], 2)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(32 * width, classes)
-        self.apply(_initialise)
+        self.apply(_initialize)
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, 3, h, w) -> logits (n, classes)."""
@@ -97,7 +97,7 @@ def _projection(channels: int, out: int, stride: int) -> nn.Module:
     )
 
 
-def _initialise(module: nn.Module) -> None:
+def _initialize(module: nn.Module) -> None:
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     if isinstance(module, Bottleneck):

@@ -66,7 +66,7 @@ class ResNeXt3d(nn.Module):
         self.layer4 = stage(16 * width, 16 * width, blocks[3], 2)
         self.avgpool = nn.AdaptiveAvgPool3d(1)
         self.fc = nn.Linear(32 * width, classes)
-        self.apply(_initialise)
+        self.apply(_initialize)
 
     def forward(self, clips: Tensor) -> Tensor:
         """(n, 3, frames, h, w) -> logits (n, classes)."""
@@ -83,7 +83,7 @@ def _projection(channels: int, out: int, stride: int) -> nn.Module:
     )
 
 
-def _initialise(module: nn.Module) -> None:
+def _initialize(module: nn.Module) -> None:
     if isinstance(module, nn.Conv3d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     if isinstance(module, Bottleneck3d):

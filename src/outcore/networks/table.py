@@ -67,7 +67,7 @@ def _gpt(name: str, summary: str, shape: TransformerShape) -> NetworkSpec:
 _ROWS = (
     NetworkSpec(
         name="alexnet",
-        summary="AlexNet, one group, local response normalisation, 227x227",
+        summary="AlexNet, one group, local response normalization, 227x227",
         build=AlexNet,
         make_batch=partial(synthetic.images, size=227),
         criterion=synthetic.classify,

@@ -90,7 +90,7 @@ class PreNormBlock(nn.Module):
         return out
 
 
-def initialise(module: nn.Module) -> None:
+def initialize(module: nn.Module) -> None:
     """Draw the weights of linear layers and embeddings from N(0, 0.02); set biases to zero."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)

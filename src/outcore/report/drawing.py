@@ -12,7 +12,7 @@ from outcore.ir.timeline import Timeline
 from outcore.report.figures import Report
 from outcore.report.levels import levels
 from outcore.report.planned import PlannedStep
-from outcore.report.style import COLORS, DPI, GIB, GREY, PALE, check_plot
+from outcore.report.style import COLORS, DPI, GIB, GRAY, PALE, check_plot
 from outcore.report.tracks import Kind, Track, pauses, slices
 from outcore.units import format_bytes
 
@@ -117,7 +117,7 @@ def _draw_memory(axes: Any, report: Report, step: PlannedStep) -> None:
     lines = [(budget, COLORS[1], f"budget {format_bytes(budget)}")]
     if report.measured_peak_bytes is not None and not report.several_graphs:
         nbytes = report.measured_peak_bytes
-        lines.append((nbytes, GREY, f"measured peak {format_bytes(nbytes)}"))
+        lines.append((nbytes, GRAY, f"measured peak {format_bytes(nbytes)}"))
     for nbytes, color, label in lines:
         axes.axhline(nbytes / unit_bytes, color=color, linestyle="--", linewidth=1.2)
         axes.text(

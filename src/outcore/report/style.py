@@ -11,7 +11,7 @@ from outcore.report.place import check_file
 SUFFIXES = (".png", ".pdf", ".svg")
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5b4a9c", "#222222")
 """The palette of Okabe and Ito, safe for color-blind readers, with violet in place of yellow."""
-GREY, PALE = "#666666", "#e4e4e4"
+GRAY, PALE = "#666666", "#e4e4e4"
 GIB = 1 << 30
 DPI = 160
 

@@ -7,7 +7,7 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from outcore.report.style import COLORS, DPI, GIB, GREY, PALE, check_plot
+from outcore.report.style import COLORS, DPI, GIB, GRAY, PALE, check_plot
 from outcore.sweep.table import Sweep
 
 MARKERS = "osD^vPX*"
@@ -81,7 +81,7 @@ def _draw_bound(axes: Any, found: Sweep) -> None:
     heights = [bounds[budget] / found.in_core_seconds for budget in budgets]
     bottom = axes.get_ylim()[0]
     axes.fill_between(_gib(budgets), bottom, heights, color=PALE, label="below the lower bound")
-    axes.plot(_gib(budgets), heights, color=GREY, linewidth=0.8)
+    axes.plot(_gib(budgets), heights, color=GRAY, linewidth=0.8)
 
 
 def _draw_marks(axes: Any, found: Sweep) -> None:
@@ -93,7 +93,7 @@ def _draw_marks(axes: Any, found: Sweep) -> None:
         (found.in_core_peak_bytes, "--", "in-core peak"),
     ):
         if first - reach <= nbytes <= last + reach:
-            axes.axvline(nbytes / GIB, color=GREY, linestyle=style, linewidth=1, label=label)
+            axes.axvline(nbytes / GIB, color=GRAY, linestyle=style, linewidth=1, label=label)
 
 
 def _dress(axes: Any, found: Sweep) -> None:
@@ -107,8 +107,8 @@ def _dress(axes: Any, found: Sweep) -> None:
     peak = found.in_core_peak_bytes / GIB
     share = axes.secondary_xaxis("top", functions=(lambda x: x / peak, lambda x: x * peak))
     share.xaxis.set_major_formatter(lambda part, _: f"{100 * part:.4g}%")
-    share.set_xlabel("of the in-core peak", fontsize=8, color=GREY)
-    share.tick_params(labelsize=8, colors=GREY)
+    share.set_xlabel("of the in-core peak", fontsize=8, color=GRAY)
+    share.tick_params(labelsize=8, colors=GRAY)
     share.spines["top"].set_color(PALE)
 
 

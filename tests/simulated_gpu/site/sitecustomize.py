@@ -1,4 +1,4 @@
-"""Read by each Python that is started for the simulated GPU: once torch is in, so are kernels."""  # noqa: INP001 - found by its name
+"""sitecustomize: install the simulated GPU's kernels as soon as a Python process imports torch."""  # noqa: INP001 - found by its name
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _play_kernels(torch: Any) -> None:
 
 
 def _leave_pages_untouched(pinned: Any) -> None:
-    """Where nothing is copied, host memory costs nothing as long as nobody touches it."""
+    """Skip touching pinned memory if nothing is computed: pages never touched use no memory."""
     if not COMPUTES:
         pinned.touch = lambda _: None
 
@@ -32,7 +32,7 @@ AFTER: dict[str, Callable[[Any], None]] = {
 
 
 class _Then(Loader):
-    """Loads a module, and calls something with it."""
+    """Loads a module, and calls `then` with it."""
 
     def __init__(self, loader: Any, then: Callable[[Any], None]) -> None:
         self.loader, self.then = loader, then

@@ -1,1 +1,1 @@
-"""The commands, a file each; what several share lies beside this folder."""
+"""commands: one file for each command. The folder above holds what several of them share."""

@@ -1,4 +1,4 @@
-"""outcore compare: policies on a network and a machine, predicted."""
+"""outcore compare: simulate policies for a network and a machine known by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from outcore.cli.search_status import reporting_search
 from outcore.units import format_bytes, format_seconds
 
 LEAST = len("swap-all")
-"""Columns that names of policies have at least."""
+"""Minimum width of the column of policies, in characters."""
 
 if TYPE_CHECKING:
     from outcore.compare import Compared
@@ -70,7 +70,7 @@ def compare(  # noqa: PLR0913 - a command has as many arguments as options
     machine = machine_of(hardware)
     total = machine.hardware.capacity(Tier.DEVICE)
     budgets = [read_budget("--budget", text, total) for text in budget]
-    specs, broken = policies_of(policies)  # before anything is traced
+    specs, broken = policies_of(policies)  # fail early, before tracing
     step = named(network)
     serving = None if allocator is None else allocators.resolve(allocator)
     found: list[dict[str, Any]] = []
@@ -102,7 +102,7 @@ def compare(  # noqa: PLR0913 - a command has as many arguments as options
 
 
 def _table(title: str, rows: Sequence[Compared], allocator: str | None) -> Table:
-    """A row for each policy; the budget in a column where there are several, else in the title."""
+    """One row for each policy and budget. A single budget is in the title, not in a column."""
     budgets = {row.budget_bytes for row in rows}
     one = f", budget {format_bytes(min(budgets))}" if len(budgets) == 1 else ""
     reserved = () if allocator is None else ("reserved",)
@@ -126,7 +126,7 @@ def _table(title: str, rows: Sequence[Compared], allocator: str | None) -> Table
 
 
 def _bounds(rows: Sequence[Compared]) -> str | None:
-    """What no plan can beat, for each budget that has such a bound."""
+    """The lower bound on the time for each budget that has one; None if none has."""
     bounds = {row.budget_bytes: row.lower_bound_seconds for row in rows}
     texts = [f"{format_seconds(s)} in {format_bytes(b)}" for b, s in bounds.items() if s]
     return f"any plan takes at least {', '.join(texts)}" if texts else None
@@ -140,7 +140,7 @@ def _speed(row: Compared) -> tuple[str, str, str]:
 
 
 def _peak(row: Compared) -> str:
-    """The peak on the device, or what it would take to have a plan."""
+    """The peak device memory; without a plan, the bytes that one would need."""
     if row.seconds is not None:
         return bytes_text(row.peak_bytes)
     if row.failed:
@@ -150,7 +150,7 @@ def _peak(row: Compared) -> str:
 
 
 def _planning(row: Compared) -> tuple[str, str]:
-    """The choices, and how long it took to make them."""
+    """The numbers of kept, offloaded and recomputed tensors, and the planning time."""
     counts, seconds = row.counts, row.planning_seconds
     return (
         NOTHING if counts is None else f"{counts.keep}/{counts.offload}/{counts.recompute}",

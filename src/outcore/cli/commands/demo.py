@@ -1,4 +1,4 @@
-"""outcore demo: one network trained in-core and inside a budget, and what came of it."""
+"""outcore demo: train one network in-core and inside a budget, and compare the two runs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ EXIT_BROKEN_PROMISE = 1
 RESNET = "resnet50"
 BATCH = 16
 BATCH_ON_A_GPU = 64
-"""Enough to keep one busy: ResNet-50 then takes some 5.6 GiB."""
+"""Enough to keep a GPU busy: ResNet-50 then needs about 5.6 GiB."""
 FEWEST_ITERATIONS = 8
-"""Six at most until the plan runs and is metered, one to time it, one to meter it from outside."""
+"""At most six until the plan has run and was metered, one timed, and one metered from outside."""
 
 
 class DeviceName(StrEnum):
@@ -135,7 +135,7 @@ def _named(device: str) -> str:
 
 
 def _check(budget: str, options: dict[str, Any]) -> None:
-    """Refuse, before minutes of training, what cannot be done after them."""
+    """Raise for a wrong budget or option before training, which takes minutes."""
     from outcore.api import Backend  # noqa: PLC0415 - loads torch, which takes seconds
     from outcore.execute.disk import SpillFile  # noqa: PLC0415 - as above
 
@@ -152,8 +152,8 @@ def _budget_bytes(budget: str, in_core_peak_bytes: int) -> int:
 
 
 def _task(name: str, batch: int, iterations: int, seed: int, device: str, *, small: bool) -> Task:
-    """Photographs of two classes where the network takes images, else random batches."""
-    # They load torch, which takes seconds and which `outcore --help` does not need.
+    """A task with photographs of two classes if the network classifies images, else random data."""
+    # These load torch, which takes seconds; `outcore --help` does not need it.
     from outcore.networks import network, photograph_batches  # noqa: PLC0415 - see above
     from outcore.networks.photographs import CLASSES  # noqa: PLC0415 - see above
 
@@ -172,7 +172,7 @@ def _drawn(spec: NetworkSpec, batch: int, seed: int) -> Iterator[Batch]:
 
 
 def _image_size(spec: NetworkSpec) -> int | None:
-    """Pixels on a side of the images that the network classifies; None where it does not."""
+    """Side length in pixels of the images that the network classifies; None if it does not."""
     sample = spec.batch(1)
     shapes = [tuple(each.shape) for each in (*sample.inputs, *sample.targets)]
     if [len(shape) for shape in shapes] != [4, 1] or shapes[0][1] != 3:  # noqa: PLR2004 - n, RGB, h, w
@@ -185,7 +185,7 @@ def _compare(task: Task, budget: str, options: dict[str, Any], console: Console)
     from outcore.execute.malloc import own_malloc  # noqa: PLC0415 - as above
 
     if task.device == "cpu":
-        own_malloc()  # as the driver does later, so that both runs have the same
+        own_malloc()  # the driver sets it later too: both runs then use the same malloc
     in_core = _in_core(task, console)
     budget_bytes = _budget_bytes(budget, in_core.peak_bytes)
     console.print(f"budget: {format_bytes(budget_bytes)} ({budget})", highlight=False)
@@ -193,7 +193,7 @@ def _compare(task: Task, budget: str, options: dict[str, Any], console: Console)
     budgeted = _train(task, Budgeted(backend), console)
     compared = Comparison(budget_bytes, in_core, budgeted, backend.report())
     if compared.differing:
-        # The compiler's own tracing changes the last bits of some networks, whatever the plan.
+        # For some networks torch.compile's tracing changes the last bits, with any plan.
         traced = InCore("aot_eager", "aot_eager")
         compared = replace(compared, traced=_train(task, traced, console))
         if compared.differing:

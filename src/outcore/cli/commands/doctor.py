@@ -1,4 +1,4 @@
-"""outcore doctor: what this machine offers."""
+"""outcore doctor: show what this machine offers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # loads torch
 
 WIDTH = 16
 GPU_TRIAL_BYTES = 2 << 30
-"""Host memory for which the link is measured with all sizes."""
+"""Host memory given for the trial of the link: enough to measure copies of every size."""
 
 
 def doctor(
@@ -79,7 +79,7 @@ def _memory() -> Iterator[tuple[str, str]]:
 
 
 def _disk(spill_dir: Path | None) -> Iterator[tuple[str, str]]:
-    """Raises SpillError where no spill file can be made in `spill_dir`."""
+    """Rows on the disk. Raises SpillError if no spill file can be made in `spill_dir`."""
     import torch  # noqa: PLC0415 - as above
 
     from outcore.execute import open_driver  # noqa: PLC0415 - loads torch
@@ -98,14 +98,14 @@ def _disk(spill_dir: Path | None) -> Iterator[tuple[str, str]]:
         yield "link to disk", "none: it is full"
         return
     driver = open_driver(torch.device("cpu"), folder, None)
-    with warnings.catch_warnings(action="ignore"):  # of what was just said
+    with warnings.catch_warnings(action="ignore"):  # the rows above already show it
         hardware = driver.hardware({Tier.DEVICE: memory_limit_bytes(), Tier.DISK: free})
     driver.close()
     yield from _links(hardware, Tier.DISK)
 
 
 def _gpu() -> Iterator[tuple[str, str]]:
-    """The link between the current GPU and the host; nothing where there is none."""
+    """Rows on the link between the current GPU and the host; none without a GPU."""
     import torch  # noqa: PLC0415 - as above
 
     from outcore.execute.cuda import CudaDevice  # noqa: PLC0415 - loads torch
@@ -118,7 +118,7 @@ def _gpu() -> Iterator[tuple[str, str]]:
 
 
 def host_links(driver: QueuedDriver, free_bytes: int) -> Iterator[tuple[str, str]]:
-    """The links of a device of which `free_bytes` are free, and what compute does to them."""
+    """Rows on the links of a device with `free_bytes` free, and their rates during compute."""
     hardware = driver.hardware({Tier.DEVICE: free_bytes, Tier.HOST: GPU_TRIAL_BYTES})
     if driver.links is None:
         yield "link to host", "none: the GPU shares the memory of the CPU"

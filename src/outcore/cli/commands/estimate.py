@@ -1,4 +1,4 @@
-"""outcore estimate: whether a training step of somebody's script will fit, predicted."""
+"""outcore estimate: predict whether a training step of the user's script fits."""
 
 from __future__ import annotations
 

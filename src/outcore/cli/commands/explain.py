@@ -1,4 +1,4 @@
-"""outcore explain: why a policy's plan moves what it moves, and where its step waits, predicted."""
+"""outcore explain: show why a policy's plan moves each tensor, and where its step waits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from outcore.cli.modelled import Batch, Budget, Machine, Network, modelled
+from outcore.cli.modeled import Batch, Budget, Machine, Network, modeled
 from outcore.cli.screen import screen
 from outcore.cli.search_status import reporting_search
 from outcore.units import format_bytes, format_seconds
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outcore.explain import Explanation, Move
 
 SHOWN = 10
-"""Rows of a table, where the user asks for no number."""
+"""Rows of a table without `--top`."""
 
 
 def explain(
@@ -39,7 +39,7 @@ def explain(
     from outcore.explain import explain as explained  # noqa: PLC0415 - loads numpy
     from outcore.policies import ask, resolve  # noqa: PLC0415 - loads numpy
 
-    wanted, step = resolve(policy), modelled(network, batch, hardware, budget)
+    wanted, step = resolve(policy), modeled(network, batch, hardware, budget)
     with Console(stderr=True).status(step.title) as status, reporting_search(status, step.title):
         problem = step.problem(status)
         status.update(f"{step.title}: planning")
@@ -65,7 +65,7 @@ def _print(title: str, found: Explanation, most: int) -> None:
 
 
 def _moves(found: Explanation) -> Table:
-    """What is moved, and what else the step would take."""
+    """The buffers that are moved, and what each alternative would cost."""
     held = " or held for reruns" * bool(found.held)
     gaps = f"{found.moved + found.held} gaps that are moved{held}"
     shown = f"{len(found.moves)} of {gaps}, by bytes x idle time"
@@ -88,14 +88,14 @@ def _moves(found: Explanation) -> Table:
 
 
 def _origin(move: Move) -> str:
-    """A buffer's name, and where it comes from, line by line."""
+    """A buffer's name and where it comes from, one per line."""
     named = f"{move.name} (buffer {move.buffer})".strip()
     made = "passed in" if move.op is None else f"op {move.op} {move.target}"
     return "\n".join(filter(None, (named, made, move.site)))
 
 
 def _waits(found: Explanation, most: int) -> Table:
-    """The longest waits."""
+    """The `most` longest waits."""
     longest = sorted(found.waits, key=lambda wait: -wait.seconds)[:most]
     table = Table(
         Column("wait", justify="right"),

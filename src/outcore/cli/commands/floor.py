@@ -1,4 +1,4 @@
-"""outcore floor: the smallest budget that a plan meets, and what sets it, predicted."""
+"""outcore floor: predict the smallest feasible budget, and show the op that sets it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def floor(
 
 
 def _figures(comparison: Comparison, holdings: Holdings) -> dict[str, Any]:
-    """All that is known, by name; bytes but where a name says otherwise."""
+    """All figures by name, as `--json` prints them."""
     in_core, floor_bytes = comparison.in_core_peak_bytes, holdings.floor.nbytes
     return {
         "floor_bytes": floor_bytes,
@@ -82,7 +82,7 @@ def _figures(comparison: Comparison, holdings: Holdings) -> dict[str, Any]:
 
 
 def _lines(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The figures but those of the table, for people."""
+    """The figures that are not in the table, as text."""
     peak, lowest, machine = (
         figures[name] for name in ("in_core_peak_bytes", "floor_bytes", "machine_bytes")
     )
@@ -97,7 +97,7 @@ def _lines(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _table(holdings: Holdings) -> Table:
-    """What the floor consists of; the column of bytes adds up to it."""
+    """The parts of the floor; its column of bytes adds up to the floor."""
     numbers = (Column(name, justify="right") for name in ("buffers", "bytes"))
     table = Table("held there", "role", *numbers)
     for each in holdings.holdings:
@@ -114,5 +114,5 @@ def _table(holdings: Holdings) -> Table:
 
 
 def _exact(nbytes: int) -> str:
-    """For reading, and to the byte."""
+    """A size in a readable unit and in bytes."""
     return f"{format_bytes(nbytes)} ({format_count(nbytes)} bytes)"

@@ -1,4 +1,4 @@
-"""outcore hardware: the machines that can be planned for by name."""
+"""outcore hardware: list the machine presets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""outcore networks: what can be trained by name, and what a step of it takes."""
+"""outcore networks: list the networks known by name, and what a step of each needs."""
 
 from __future__ import annotations
 

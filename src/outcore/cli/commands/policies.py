@@ -1,4 +1,4 @@
-"""outcore policies: the ways to plan."""
+"""outcore policies: list the policies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def policies() -> None:
     """List the policies, including those of other packages, with options and summaries."""
-    # Policies load numpy, which `outcore --help` does not need.
+    # This loads numpy, which `outcore --help` does not need.
     from outcore.policies import POLICIES, plugins  # noqa: PLC0415 - see above
 
     found = plugins()

@@ -1,4 +1,4 @@
-"""outcore report: a policy's plan as figures, as a page, and as files for viewers, predicted."""
+"""outcore report: show a policy's plan as figures, as a page and as files for viewers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
-from outcore.cli.modelled import Modelled, modelled
+from outcore.cli.modeled import Modeled, modeled
 from outcore.cli.predicted import THIS_MACHINE, has_solver
 from outcore.cli.saved import budget_of, plan_of
 from outcore.cli.search_status import reporting_search
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from outcore.sweep import Sweep
 
 BESIDE = ("superneurons", "chen-sqrt", "swap-all")
-"""Policies that a sweep shows beside the one that is asked for; they take no time."""
+"""Policies that a sweep adds to the user's, for comparison; they plan fast."""
 NETWORK, BATCH, MACHINE, POLICY, WHOLE = "resnet50", 128, "v100-pcie3", "search", "100%"
 STATES = 1
-"""What is meant where no option says otherwise."""
+"""Defaults of the options."""
 
 
 def report(  # noqa: PLR0913 - a command has as many arguments as options
@@ -113,9 +113,9 @@ def report(  # noqa: PLR0913 - a command has as many arguments as options
     saved = None if plan_file is None else _load(plan_file, policy, with_sweep=with_sweep)
     wanted = _resolved(policy or POLICY)
     nbytes = budget or (WHOLE if saved is None else budget_of(saved))
-    step: Modelled | Targeted
+    step: Modeled | Targeted
     if target is None:
-        step = modelled(network or NETWORK, batch or BATCH, hardware or MACHINE, nbytes)
+        step = modeled(network or NETWORK, batch or BATCH, hardware or MACHINE, nbytes)
     else:
         step = targeted(target, hardware or THIS_MACHINE, nbytes, states, real=real)
     progress = Console(stderr=True)
@@ -144,7 +144,7 @@ def report(  # noqa: PLR0913 - a command has as many arguments as options
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """What is to be written; None is not."""
+    """The files to write, each None if it was not requested."""
 
     html: Path | None
     chrome_trace: Path | None
@@ -152,7 +152,7 @@ class _Files:
     plot: Path | None
 
     def given(self) -> list[tuple[str, Path]]:
-        """Option and file."""
+        """Each option that was given, with its file."""
         each = (
             ("--html", self.html),
             ("--chrome-trace", self.chrome_trace),
@@ -162,7 +162,7 @@ class _Files:
         return [(option, file) for option, file in each if file is not None]
 
     def check(self) -> None:
-        """Raise OptionValueError, before minutes of planning, for what cannot be written."""
+        """Raise OptionValueError for a file that cannot be written, before the long planning."""
         from outcore.report.place import check_apart, check_file  # noqa: PLC0415 - loads numpy
         from outcore.report.style import check_plot  # noqa: PLC0415 - with the others
 
@@ -173,7 +173,7 @@ class _Files:
             check_plot(self.plot)
 
     def write(self, found: Report) -> None:
-        """Write all. Raises OptionValueError for what cannot be written after all."""
+        """Write all files. Raises OptionValueError for a file that cannot be written."""
         from outcore.report.place import writing  # noqa: PLC0415 - loads numpy
 
         writers = {
@@ -190,7 +190,7 @@ class _Files:
 def _check_one_step(
     target: str | None, network: str | None, batch: int | None, states: int, *, real: bool
 ) -> None:
-    """Raise OptionValueError for what is of a network beside a script, and the other way round."""
+    """Raise OptionValueError for network options given with a script, and the other way round."""
     if target is None:
         reason = "it is for a script: name one, as path/to/script.py:function"
         others: tuple[tuple[str, object], ...] = (
@@ -206,7 +206,7 @@ def _check_one_step(
 
 
 def _load(file: Path, policy: str | None, *, with_sweep: bool) -> PlanFile:
-    """A plan file. Raises OptionValueError beside options that ask for other plans."""
+    """A plan file. Raises OptionValueError if `--policy` or `--sweep` is given with it."""
     from outcore.planfile import load_plans  # noqa: PLC0415 - loads numpy
 
     if policy is not None:
@@ -218,7 +218,7 @@ def _load(file: Path, policy: str | None, *, with_sweep: bool) -> PlanFile:
     return load_plans(file)
 
 
-def _problem(step: Modelled | Targeted, comparison: Comparison) -> Problem:
+def _problem(step: Modeled | Targeted, comparison: Comparison) -> Problem:
     if isinstance(step, Targeted):
         return step.problem(comparison)
     return comparison.problem(step.budget_bytes)
@@ -233,9 +233,9 @@ def _resolved(spec: str) -> Policy:
 def _planned(
     problem: Problem, policy: Policy, saved: PlanFile | None, name: str
 ) -> tuple[Problem, Plan, float | None]:
-    """The problem with its plan, and how long that took to find; None where a file has it.
+    """The problem, its plan, and the seconds of planning; None for a plan from a file.
 
-    Raises InfeasibleError where no plan fits; as `plan_of` where a file has it.
+    Raises InfeasibleError if no plan fits; for a plan from a file, the errors of `plan_of`.
     """
     if saved is not None:
         return problem, plan_of(saved, problem, name), None
@@ -247,7 +247,7 @@ def _planned(
 
 
 def _report(
-    step: Modelled | Targeted,
+    step: Modeled | Targeted,
     comparison: Comparison,
     planned: tuple[Problem, Plan, float | None],
     status: Status,
@@ -280,9 +280,9 @@ def _sweep(
     *,
     bound: bool,
 ) -> Sweep:
-    """What `policy` and some others make of budgets from the floor to the in-core peak.
+    """A sweep of `policy` and `BESIDE` over budgets from the floor to the in-core peak.
 
-    The report's own budget is one of them.
+    It includes the report's budget, `own_bytes`, if that lies in between.
     """
     from outcore.policies import resolve, spec_text  # noqa: PLC0415 - loads numpy
     from outcore.sweep import BudgetRange, sweep  # noqa: PLC0415 - loads numpy

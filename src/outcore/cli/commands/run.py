@@ -1,4 +1,4 @@
-"""outcore run: a plain training script, and what would fit where its memory runs out."""
+"""outcore run: run a training script, and show what would fit if it runs out of memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from outcore.preflight.script import Script
 
 AS_GIVEN = {"allow_interspersed_args": False}
-"""What follows the script is the script's."""
+"""All arguments after the script's name belong to the script."""
 
 
 class HandedOver(BaseException):
-    """Carries a script past the command line, which would change how it ends."""
+    """Carries a script out of the command line, which would change how it ends."""
 
     def __init__(self, script: Script) -> None:
         super().__init__(script.name)
@@ -34,7 +34,7 @@ def run(
     ] = None,
 ) -> None:
     """Run a training script unchanged; if it runs out of memory, show what would fit."""
-    from outcore.preflight.script import Script  # noqa: PLC0415 - where it is needed
+    from outcore.preflight.script import Script  # noqa: PLC0415 - only this command needs it
 
     given = list(arguments or ())
     if module is not None:
@@ -47,5 +47,5 @@ def run(
 
 
 def _rest(given: list[str]) -> tuple[str, ...]:
-    """The script's own arguments, without what sets them apart."""
+    """The script's arguments, without a leading `--`."""
     return tuple(given[1:] if given[:1] == ["--"] else given)

@@ -1,4 +1,4 @@
-"""outcore sweep: policies over a range of budgets, predicted."""
+"""outcore sweep: simulate policies over a range of budgets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 USUAL = "search;pooch{early=true};superneurons;chen-sqrt;swap-all"
 BEST = "*"
 COLUMN_WIDTH, OTHER_WIDTH = 10, 22
-"""Characters of a policy's column, and of the two others together."""
+"""Characters of one policy's column, and of the two other columns together."""
 
 
 def sweep(  # noqa: PLR0913 - a command has as many arguments as options
@@ -76,7 +76,7 @@ def sweep(  # noqa: PLR0913 - a command has as many arguments as options
 
     check_one_form(as_json=as_json, as_csv=as_csv)
     machine, wanted = machine_of(hardware), BudgetRange(start, stop, steps)
-    wanted.check(machine.hardware.capacity(Tier.DEVICE))  # all this before anything is traced
+    wanted.check(machine.hardware.capacity(Tier.DEVICE))  # fail early, before tracing
     (specs, broken), step = policies_of(policies), named(network)
     if plot_file is not None:
         check_plot(plot_file)
@@ -110,21 +110,21 @@ def sweep(  # noqa: PLR0913 - a command has as many arguments as options
 
 
 def _title(what: str, found: Sweep) -> str:
-    """What is swept, in two lines."""
+    """The title, in two lines."""
     peak, lowest = map(format_bytes, (found.in_core_peak_bytes, found.floor_bytes))
     in_core = format_seconds(found.in_core_seconds)
     return f"{what} (all predicted)\nin-core {in_core} in {peak}, floor {lowest}"
 
 
 def _shares(policies: Sequence[str], width: int) -> Iterator[Sequence[str]]:
-    """Shares of equal size for as few tables as are no wider than the console."""
+    """Split the policies evenly over as few tables as fit the console's width."""
     most = max(1, (width - OTHER_WIDTH) // COLUMN_WIDTH)
     size = ceil(len(policies) / ceil(len(policies) / most))
     yield from (policies[i : i + size] for i in range(0, len(policies), size))
 
 
 def _table(found: Sweep, policies: Sequence[str], *, bound: bool) -> Table:
-    """Two lines a budget: the step, and how many times as long as in-core it takes."""
+    """One row per budget; each cell has two lines, the step time and its ratio to in-core."""
     columns = [Column(name, justify="right", overflow="fold") for name in policies]
     table = Table(Column("budget", justify="right", no_wrap=True), *columns, show_lines=True)
     bounds, fastest = found.bounds(), found.fastest()

@@ -1,4 +1,4 @@
-"""outcore plan: plans as files, to make, look at, compare and check."""
+"""outcore plan: make, show, diff, check and explain plans as files."""
 
 from __future__ import annotations
 

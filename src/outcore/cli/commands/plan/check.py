@@ -1,4 +1,4 @@
-"""outcore plan check: whether a plan file is whole, and good for a step."""
+"""outcore plan check: check that a plan file is intact, and valid for a step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from outcore.cli.modelled import Batch, Machine, modelled
+from outcore.cli.modeled import Batch, Machine, modeled
 from outcore.cli.saved import File, budget_of, plans_of
 from outcore.errors import DigestError, InfeasibleError, OptionValueError, OutcoreError, VerifyError
 from outcore.units import format_bytes, format_seconds
@@ -58,7 +58,7 @@ def check(
         if network is not None:
             nbytes = budget or budget_of(found)
             with Console(stderr=True).status(f"{network}, batch {batch}") as status:
-                problem = modelled(network, batch, hardware, nbytes).problem(status)
+                problem = modeled(network, batch, hardware, nbytes).problem(status)
                 told = f"{file}: {_checked(found, problem, str(file), strict=strict)}"
     except (DigestError, InfeasibleError, VerifyError) as error:
         _say_invalid(error)
@@ -67,9 +67,10 @@ def check(
 
 
 def _checked(file: PlanFile, problem: Problem, name: str, *, strict: bool) -> str:
-    """What the plan for `problem` comes to. Raises where it is none, or does not fit.
+    """The predicted peak and step time of the file's plans for `problem`, as text.
 
-    Of several for its trace, the first that is wrong is told; else the most that one takes.
+    Several plans can be for the same trace; the text then has the largest of their figures.
+    Raises DigestError, VerifyError or InfeasibleError for the first plan that is not valid.
     """
     from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
     from outcore.lower import lower  # noqa: PLC0415 - loads more

@@ -1,4 +1,4 @@
-"""outcore plan diff: what differs between two plan files."""
+"""outcore plan diff: show the differences between two plan files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _figures(title: str, figures: Sequence[tuple[str, Any, Any]]) -> Table:
 
 
 def _figure(name: str, value: Any) -> str:
-    """A value with its unit, as its name tells."""
+    """A value with the unit that its name implies."""
     if value is None or value == "":
         return NONE
     if name.endswith(("_seconds", ".seconds")):

@@ -1,4 +1,4 @@
-"""outcore plan explain: why a saved plan moves what it moves."""
+"""outcore plan explain: show why a saved plan moves each tensor."""
 
 from __future__ import annotations
 

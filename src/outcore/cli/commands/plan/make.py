@@ -1,4 +1,4 @@
-"""outcore plan make: plan a modelled step, and write the plan down."""
+"""outcore plan make: plan a step of a network and a machine known by name, and save the plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from outcore import __version__
-from outcore.cli.modelled import Batch, Budget, Machine, Network, modelled
+from outcore.cli.modeled import Batch, Budget, Machine, Network, modeled
 from outcore.cli.search_status import reporting_search
 from outcore.units import format_bytes, format_seconds
 
@@ -53,7 +53,7 @@ def make(
     from outcore.policies import resolve  # noqa: PLC0415 - loads numpy
     from outcore.report.place import check_file, writing  # noqa: PLC0415 - loads numpy
 
-    wanted, what = resolve(policy), modelled(network, batch, hardware, budget)
+    wanted, what = resolve(policy), modeled(network, batch, hardware, budget)
     if output is not None:
         check_file("--output", output)
     rules = () if overrides is None else load_overrides(overrides)

@@ -1,4 +1,4 @@
-"""outcore plan schema: the JSON Schema of plan files."""
+"""outcore plan schema: print the JSON Schema of plan files."""
 
 from __future__ import annotations
 

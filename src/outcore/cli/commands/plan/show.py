@@ -1,4 +1,4 @@
-"""outcore plan show: what a plan file holds, for people."""
+"""outcore plan show: show the contents of a plan file."""
 
 from __future__ import annotations
 

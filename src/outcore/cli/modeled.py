@@ -1,4 +1,4 @@
-"""A step that is modelled: the options that say which, and the problem that they make."""
+"""modeled: turn the options for a network and a machine known by name into a problem."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Budget = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Modelled:
-    """A network on a machine, looked up but not traced yet."""
+class Modeled:
+    """A network and a machine, looked up but not traced yet."""
 
     network: str
     batch: int
@@ -36,15 +36,15 @@ class Modelled:
 
     @property
     def title(self) -> str:
-        """What it is, in a few words."""
+        """The network and the batch size, as text."""
         return f"{self.network}, batch {self.batch}"
 
     def problem(self, status: Status) -> Problem:
-        """Trace it under fake tensors, and estimate its times."""
+        """Trace the network under fake tensors, and estimate the times of its ops."""
         return self.comparison(status).problem(self.budget_bytes)
 
     def comparison(self, status: Status) -> Comparison:
-        """The same, for any budget."""
+        """The same as `problem`, for any budget."""
         from outcore.capture import trace_network  # noqa: PLC0415 - loads torch
         from outcore.compare import Comparison  # noqa: PLC0415 - loads numpy
 
@@ -53,12 +53,12 @@ class Modelled:
         return Comparison(trace, self.machine, self.batch)
 
 
-def modelled(network: str, batch: int, hardware: str, budget: str) -> Modelled:
-    """Look everything up. Raises OptionValueError or BudgetError, before anything takes long."""
+def modeled(network: str, batch: int, hardware: str, budget: str) -> Modeled:
+    """Look up all names. Raises OptionValueError or BudgetError before any long work starts."""
     from outcore.compare import read_budget  # noqa: PLC0415 - loads numpy
     from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
     from outcore.networks import network as named  # noqa: PLC0415 - loads torch
 
     machine = machine_of(hardware)
     nbytes = read_budget("--budget", budget, machine.hardware.capacity(Tier.DEVICE))
-    return Modelled(network, batch, named(network), machine, nbytes)
+    return Modeled(network, batch, named(network), machine, nbytes)
