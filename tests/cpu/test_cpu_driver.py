@@ -28,6 +28,7 @@ from outcore.execute.disk import MEMORY_ALIGNMENT_BYTES, region_nbytes
 from outcore.execute.driver import CopySpan, Region
 from outcore.ir.hardware import Tier
 from outcore.measure import metered
+from tests.cpu.ending import ends_in_a_fork
 from tests.cpu.storages import random_storage, region_of, regions_of, same
 
 DTYPES = (
@@ -501,6 +502,13 @@ def test_a_forked_process_is_told(driver):
     os.close(write)
     assert b"was forked from" in os.read(read, 1000)
     os.close(read)
+
+
+def test_a_forked_process_waits_for_no_copies(driver):
+    """As one that trains with everything kept, and drains before it plans again."""
+    driver.reserve({Tier.DISK: 1})
+    assert ends_in_a_fork(driver.drain)
+    assert ends_in_a_fork(driver.close)
 
 
 # ---- the bound on the process's memory -----------------------------------------------------------

@@ -30,6 +30,7 @@ from outcore.execute.queued import QueuedDriver
 from outcore.execute.staged import StagedLane
 from outcore.ir.hardware import STAGING_BUFFERS, Tier, staging_bytes
 from outcore.runtime import engine as runtime
+from tests.cpu.ending import ends_in_a_fork
 from tests.cpu.queues import LateDevice, RaceError
 from tests.cpu.test_queued import Queued, on_tiers
 from tests.cpu.training import (
@@ -303,6 +304,12 @@ def test_a_closed_driver_leaves_the_disk_alone(driver: QueuedDriver) -> None:
     for call in (lambda: driver.reserve({Tier.DISK: 1}), lambda: driver.open_lane({0: on_disk(0)})):
         with pytest.raises(SpillError, match="closed"):
             call()
+
+
+def test_a_forked_process_closes_the_driver(driver: QueuedDriver) -> None:
+    driver.open_lane({0: on_disk(0)}).close()
+    assert ends_in_a_fork(driver.close)
+    test_bytes_go_to_the_disk_and_come_back(driver)
 
 
 @pytest.mark.parametrize("call", ["pwritev", "preadv"])

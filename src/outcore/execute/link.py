@@ -273,8 +273,8 @@ class Spill:
         return threading.current_thread() not in self.threads and os.getpid() == self.pid
 
     def drain(self) -> None:
-        """Return once everything issued so far is done."""
-        if not self.closed:
+        """Return once everything issued so far is done; at once if this thread cannot wait."""
+        if not self.closed and self.can_wait():
             barrier = Barrier()
             self.out.put(barrier)
             with barrier.done:

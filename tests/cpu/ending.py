@@ -1,0 +1,36 @@
+"""Whether calls end: here, or in a forked process."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable
+
+PATIENCE_SECONDS = 20
+"""A call that takes longer counts as one that never ends."""
+
+
+def ends(call: Callable[[], object]) -> bool:
+    """Whether `call` returns, without an error."""
+    returned: list[object] = []
+    thread = threading.Thread(target=lambda: returned.append(call()), daemon=True)
+    thread.start()
+    thread.join(PATIENCE_SECONDS)
+    return bool(returned)
+
+
+def ends_in_a_fork(call: Callable[[], object]) -> bool:
+    """As `ends`, in a process forked from this one."""
+    with warnings.catch_warnings():
+        # Python 3.12 warns of forking with threads, which is what this is about.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        code = 2
+        try:
+            code = 0 if ends(call) else 1
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status) == 0
