@@ -7,6 +7,10 @@ import threading
 import warnings
 from collections.abc import Callable
 
+import pytest
+
+from outcore.execute.link import Barrier, Copy, Spill
+
 PATIENCE_SECONDS = 20
 """A call that takes longer counts as one that never ends."""
 
@@ -34,3 +38,15 @@ def ends_in_a_fork(call: Callable[[], object]) -> bool:
             os._exit(code)
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status) == 0
+
+
+def closes_before_each_job(spill: Spill, name: str, patch: pytest.MonkeyPatch) -> None:
+    """Close `spill` just before anything is put into its queue `name`."""
+    queue = getattr(spill, name)
+
+    class Closing:
+        def put(self, job: Copy | Barrier) -> None:
+            spill.close()
+            queue.put(job)
+
+    patch.setattr(spill, name, Closing())

@@ -2,18 +2,21 @@
 
 import os
 import time
+from contextlib import suppress
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outcore.errors import SpillError
 from outcore.execute import driver as interface
 from outcore.execute.cpu import COPY_IN_OVERHEAD_BYTES, CpuDriver
 from outcore.execute.disk import FILE_BLOCK_BYTES, region_nbytes
 from outcore.execute.driver import CopySpan
 from outcore.execute.link import Throttle
 from outcore.ir.hardware import Tier
+from tests.cpu.ending import closes_before_each_job, ends
 from tests.cpu.storages import regions_of
 
 
@@ -160,3 +163,33 @@ def test_a_table_without_a_trend_still_gives_a_link():
     link = interface.fit_link(((1000, 2.0), (4000, 1.0)))
     assert link.bytes_per_second > 0
     assert link.latency_seconds == 0
+
+
+def test_a_driver_closed_in_the_middle_of_a_drain_does_not_hang(
+    driver: CpuDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a signal's handler, which runs on the thread that drains."""
+    driver.reserve({Tier.DISK: 1})
+    assert driver._spill is not None
+    closes_before_each_job(driver._spill, "out", monkeypatch)
+    assert ends(driver.drain)
+
+
+@pytest.mark.parametrize("queue", ["out", "into"])
+def test_a_driver_closed_as_a_copy_is_issued_does_not_hang(
+    driver: CpuDriver, monkeypatch: pytest.MonkeyPatch, queue: str
+) -> None:
+    tensor = torch.ones(10)
+    regions = regions_of(tensor)
+    driver.open_lane(regions).close()
+    assert driver._spill is not None
+    closes_before_each_job(driver._spill, queue, monkeypatch)
+    lane = driver.open_lane(regions)
+
+    def step() -> None:
+        with suppress(SpillError):
+            lane.wait(lane.copy_out(tensor, 0))
+            lane.wait(lane.copy_in(0)[1])
+
+    assert ends(step)
+    lane.close()

@@ -30,7 +30,7 @@ from outcore.execute.queued import QueuedDriver
 from outcore.execute.staged import StagedLane
 from outcore.ir.hardware import STAGING_BUFFERS, Tier, staging_bytes
 from outcore.runtime import engine as runtime
-from tests.cpu.ending import ends_in_a_fork
+from tests.cpu.ending import closes_before_each_job, ends, ends_in_a_fork
 from tests.cpu.queues import LateDevice, RaceError
 from tests.cpu.test_queued import Queued, on_tiers
 from tests.cpu.training import (
@@ -310,6 +310,24 @@ def test_a_forked_process_closes_the_driver(driver: QueuedDriver) -> None:
     driver.open_lane({0: on_disk(0)}).close()
     assert ends_in_a_fork(driver.close)
     test_bytes_go_to_the_disk_and_come_back(driver)
+
+
+@pytest.mark.parametrize("queue", ["out", "into"])
+def test_a_driver_closed_as_a_copy_is_issued_does_not_hang(
+    driver: QueuedDriver, monkeypatch: pytest.MonkeyPatch, queue: str
+) -> None:
+    """As by a signal's handler, which runs on the thread that issues."""
+    lane = driver.open_lane({0: on_disk(0)})
+    assert driver._disk is not None
+    closes_before_each_job(driver._disk.spill, queue, monkeypatch)
+
+    def step() -> None:
+        with contextlib.suppress(SpillError):
+            lane.wait(lane.copy_out(filled(1), 0))
+            lane.wait(lane.copy_in(0)[1])
+
+    assert ends(step)
+    lane.close()
 
 
 @pytest.mark.parametrize("call", ["pwritev", "preadv"])

@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 import torch
@@ -63,9 +63,7 @@ class CpuLane:
     __slots__ = (
         "_base",
         "_copies",
-        "_into",
         "_open",
-        "_out",
         "_residues",
         "_spill",
         "driver",
@@ -83,8 +81,6 @@ class CpuLane:
     ) -> None:
         self.driver, self.file, self.regions = driver, spill.file, regions
         self._base, self._spill = base, spill
-        self._out, self._into = spill.out.put, spill.into.put
-        """Give a copy to the worker of that direction."""
         self._copies: deque[Copy] = deque()
         """Copies in order of issue. Those at the head may be done already."""
         self._residues: dict[int, int] = {}
@@ -102,7 +98,7 @@ class CpuLane:
         address = storage.data_ptr()
         self._residues[region] = address % MEMORY_ALIGNMENT_BYTES
         copy = Copy(self, "out", region, address, storage, after)
-        self._issue(copy, self._out)
+        self._issue(copy)
         return copy
 
     def copy_in(self, region: int, *after: Copy) -> tuple[torch.Tensor, Copy]:
@@ -112,7 +108,7 @@ class CpuLane:
         self.driver.check_resident()
         tensor = _empty(self.regions[region], self._residues[region])
         copy = Copy(self, "in", region, tensor.untyped_storage().data_ptr(), tensor, after)
-        self._issue(copy, self._into)
+        self._issue(copy)
         return tensor, copy
 
     def wait(self, handle: Copy) -> None:
@@ -148,7 +144,7 @@ class CpuLane:
                         pass
         finally:  # also after an interrupt
             kept.clear()
-            self._out(Barrier(lambda: file.give(base, nbytes)))
+            self._spill.out.put(Barrier(lambda: file.give(base, nbytes)))
 
     @property
     def recorder(self) -> Recorder | None:
@@ -164,14 +160,12 @@ class CpuLane:
         if not self._open or self._spill.closed:
             raise dropped()
 
-    def _issue(self, copy: Copy, put: Callable[[Copy], None]) -> None:
-        """Give `copy` to a worker by its `put`. Raises SpillError if the driver is closed."""
-        if self._spill.closed:
-            raise self.file.error("the driver is closed")
+    def _issue(self, copy: Copy) -> None:
+        """Give `copy` to its worker. Raises SpillError if the driver is closed."""
         while self._copies and self._copies[0].kept is None:
             self._copies.popleft()
         self._copies.append(copy)
-        put(copy)
+        self._spill.put(copy)
 
     def _failed(self, copy: Copy, error: Exception) -> SpillError:
         size = format_bytes(self.regions[copy.region].nbytes)

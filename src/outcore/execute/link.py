@@ -272,13 +272,23 @@ class Spill:
         """Whether this thread can wait for a worker: it is neither a worker nor in a fork."""
         return threading.current_thread() not in self.threads and os.getpid() == self.pid
 
+    def put(self, copy: Copy) -> None:
+        """Give `copy` to the worker of its direction. Raises SpillError if the file is closed."""
+        (self.out if copy.direction == "out" else self.into).put(copy)
+        # Check only now: `close` may run at any moment, on another thread or on this one (a
+        # finalizer, a signal handler). What is queued after that is not served.
+        if self.closed:
+            copy.call_off()
+            raise self.file.error("the driver is closed")
+
     def drain(self) -> None:
         """Return once everything issued so far is done; at once if this thread cannot wait."""
-        if not self.closed and self.can_wait():
+        if self.can_wait():
             barrier = Barrier()
             self.out.put(barrier)
-            with barrier.done:
-                pass
+            if not self.closed:  # check only now, as in `put`
+                with barrier.done:
+                    pass
 
     def close(self) -> None:
         """Drop waiting copies, stop running ones early, end the workers and close the file."""

@@ -209,7 +209,7 @@ class StagedLane:
         memory = buffer.memory
         job = Away(self, "out", region, memory.data_ptr(), memory, ())
         job.stages, job.buffer, job.arrived = self._stages["out"], buffer, handle.event
-        self._put(job)
+        self._spill.put(job)
         self._away.append(job)
         self._known["out"] = handle.known = handle.known._replace(away=len(self._away))
 
@@ -220,7 +220,7 @@ class StagedLane:
         after = (self._away[before - 1],) if before else ()
         job = Back(self, "in", region, 0, memory, after)
         job.stages, job.handle, job.mark = self._stages["in"], handle, mark
-        self._put(job)
+        self._spill.put(job)
         self._back.append((job, handle))
         self._known["in"] = handle.known = handle.known._replace(back=len(self._back))
 
@@ -252,12 +252,6 @@ class StagedLane:
             place = f"region {job.region} ({size} at file offset {self.offset(job.region)})"
             reason = f"copy {job.direction} of {place} failed: {words(job.error)}"
             raise self.file.error(reason) from job.error
-
-    def _put(self, job: Copy) -> None:
-        """Give `job` to the worker of its direction."""
-        if self._spill.closed:
-            raise self.file.error("the driver is closed")
-        (self._spill.out if job.direction == "out" else self._spill.into).put(job)
 
 
 class StagedDisk:
