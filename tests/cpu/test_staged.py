@@ -201,6 +201,62 @@ def test_larger_buffers_take_the_place_of_smaller_ones(driver: QueuedDriver) -> 
     assert driver.slabs.taken_bytes == 0
 
 
+LARGE = Region(0, 4 * NBYTES, torch.float32, (4 * COUNT,), (1,), Tier.DISK)
+
+
+def test_smaller_buffers_are_gone_when_larger_ones_are_made(
+    driver: QueuedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host has no room for both, even if a lane that used the smaller ones is still open."""
+    device = driver.device
+    assert isinstance(device, LateDevice)
+    first = driver.open_lane({0: on_disk(0)})
+    first.wait(first.copy_out(filled(1), 0))
+    first.wait(first.copy_in(0)[1])
+    small, host, alive = list(device.hosts), device.host, []
+
+    def counted(nbytes: int) -> torch.Tensor:
+        alive.append(sum(not each.expired() for each in small))
+        return host(nbytes)
+
+    monkeypatch.setattr(device, "host", counted)
+    second = driver.open_lane({0: LARGE})
+    assert len(small) == STAGING_BUFFERS
+    assert alive == [0] * STAGING_BUFFERS
+    second.wait(second.copy_out(torch.full((4 * COUNT,), 2.0), 0))
+    for lane, expected in ((second, torch.full((4 * COUNT,), 2.0)), (first, filled(1))):
+        tensor, back = lane.copy_in(0)
+        lane.wait(back)
+        assert torch.equal(tensor, expected)
+        lane.close()
+    assert driver.slabs.taken_bytes == staging_bytes(4 * NBYTES)
+
+
+@pytest.mark.parametrize("made", range(STAGING_BUFFERS))
+def test_without_memory_for_larger_buffers_an_open_lane_goes_on(
+    driver: QueuedDriver, monkeypatch: pytest.MonkeyPatch, made: int
+) -> None:
+    first = driver.open_lane({0: on_disk(0)})
+    first.wait(first.copy_out(filled(1), 0))
+    host, calls = driver.device.host, count()
+
+    def refused(nbytes: int) -> torch.Tensor:
+        if next(calls) == made:
+            raise HostMemoryError(reason="refused", needed_bytes=nbytes)
+        memory: torch.Tensor = host(nbytes)
+        return memory
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.device, "host", refused)
+        with pytest.raises(HostMemoryError, match="refused"):
+            driver.open_lane({0: LARGE})
+    tensor, back = first.copy_in(0)
+    first.wait(back)
+    assert torch.equal(tensor, filled(1))
+    first.close()
+    assert driver.slabs.taken_bytes == staging_bytes(NBYTES)
+
+
 @pytest.mark.parametrize("at", range(1, 5))
 @pytest.mark.parametrize("method", ["record", "wait", "copy"])
 def test_an_interrupt_loses_no_buffer(

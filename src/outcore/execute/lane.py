@@ -250,9 +250,10 @@ class QueuedLane:
             disk.back(region, copy, mark)
             return
         self.device.wait(copy.queue, mark)
-        buffer = disk.buffer()
+        stages = disk.stages("out")
+        buffer = stages.take()
         self._put(copy, direction, region, buffer.memory[: self.regions[region].nbytes])
-        disk.away(region, copy, buffer)
+        disk.away(region, copy, stages, buffer)
 
     def _put(self, copy: QueuedCopy, direction: Direction, region: int, host: torch.Tensor) -> None:
         """Put the copy between device memory and `host` into its queue."""

@@ -120,6 +120,10 @@ class Away(Copy):
         finally:
             self.stages.give(self.buffer, self.arrived)
 
+    def _end(self) -> None:
+        del self.stages, self.buffer  # lanes keep copies longer than buffers are in use
+        super()._end()
+
 
 class Back(Copy):
     """A copy in: from the disk to a buffer, and on to the device by its queue."""
@@ -153,6 +157,10 @@ class Back(Copy):
         finally:
             self.stages.give(buffer, busy)
 
+    def _end(self) -> None:
+        del self.stages  # as above
+        super()._end()
+
 
 class StagedLane:
     """The part of a lane on the disk (`link.Room`): its regions, its copies and their order."""
@@ -161,7 +169,8 @@ class StagedLane:
 
     def __init__(self, disk: StagedDisk, regions: Mapping[int, Region]) -> None:
         self.regions = regions
-        self._stages = disk.stages(max(region.nbytes for region in regions.values()))
+        self._disk, self._largest = disk, max(region.nbytes for region in regions.values())
+        disk.stages(self._largest)  # now: a step that has begun should not find too little memory
         self._spill, self.file, self._lanes = disk.spill, disk.spill.file, disk.lanes
         self._nbytes = lane_nbytes(regions, region_nbytes)
         self._base = self._spill.take(self._nbytes)
@@ -197,18 +206,18 @@ class StagedLane:
             self._settled += 1
         return self._back[known.back - 1][1] if known.back else None
 
-    def buffer(self) -> Buffer:
-        """Take a buffer for a copy out. Waits on the host until there is one."""
-        return self._stages["out"].take()
+    def stages(self, direction: Direction) -> Stages:
+        """The buffers for the next copy in `direction`."""
+        return self._disk.stages(self._largest)[direction]
 
-    def away(self, region: int, handle: QueuedCopy, buffer: Buffer) -> None:
-        """Write `buffer` to `region` once the copy of `handle` has filled it.
+    def away(self, region: int, handle: QueuedCopy, stages: Stages, buffer: Buffer) -> None:
+        """Write `buffer`, one of `stages`, to `region` once the copy of `handle` has filled it.
 
         The copies from the disk that come before it are done: the lane has settled them.
         """
         memory = buffer.memory
         job = Away(self, "out", region, memory.data_ptr(), memory, ())
-        job.stages, job.buffer, job.arrived = self._stages["out"], buffer, handle.event
+        job.stages, job.buffer, job.arrived = stages, buffer, handle.event
         self._spill.put(job)
         self._away.append(job)
         self._known["out"] = handle.known = handle.known._replace(away=len(self._away))
@@ -219,7 +228,7 @@ class StagedLane:
         assert memory is not None  # noqa: S101 - nothing has waited for it yet
         after = (self._away[before - 1],) if before else ()
         job = Back(self, "in", region, 0, memory, after)
-        job.stages, job.handle, job.mark = self._stages["in"], handle, mark
+        job.stages, job.handle, job.mark = self.stages("in"), handle, mark
         self._spill.put(job)
         self._back.append((job, handle))
         self._known["in"] = handle.known = handle.known._replace(back=len(self._back))
@@ -273,20 +282,28 @@ class StagedDisk:
     def stages(self, nbytes: int) -> dict[Direction, Stages]:
         """Return buffers of at least `nbytes` for both directions.
 
-        Larger buffers replace the current ones; lanes that are open keep the old ones until they
-        are closed. Raises HostMemoryError if there is no memory for them.
+        Larger buffers replace the current ones, also for lanes that are open. Raises
+        HostMemoryError if there is no memory for them; the next copy then makes its own anew.
         """
         with self._lock:
             if nbytes > self._nbytes:
-                more = staging_bytes(nbytes) - staging_bytes(self._nbytes)
-                self.slabs.hold(more)
-                try:
-                    out, into = (Stages(self.device, nbytes) for _ in range(2))
-                except BaseException:
-                    self.slabs.hold(-more)
-                    raise
-                self._nbytes, self._stages = nbytes, {"out": out, "in": into}
+                if self._stages:
+                    self.spill.drain()  # by then, no copy uses the current ones
+                self._replace(nbytes)
             return self._stages
+
+    def _replace(self, nbytes: int) -> None:
+        """Free the current buffers, then make and count those of `nbytes`; 0: none."""
+        self.slabs.hold(staging_bytes(nbytes) - staging_bytes(self._nbytes))
+        self._nbytes, self._stages = 0, {}
+        if not nbytes:
+            return
+        try:
+            out, into = (Stages(self.device, nbytes) for _ in range(2))
+        except BaseException:
+            self.slabs.hold(-staging_bytes(nbytes))
+            raise
+        self._nbytes, self._stages = nbytes, {"out": out, "in": into}
 
     def reserve(self, nbytes: int) -> None:
         """Take disk space of `nbytes` now.
@@ -296,8 +313,7 @@ class StagedDisk:
         """
         with self._lock:
             if not self.lanes:
-                self.slabs.hold(-staging_bytes(self._nbytes))
-                self._nbytes, self._stages = 0, {}
+                self._replace(0)
         nbytes = region_nbytes(nbytes)
         if nbytes:
             self.spill.file.give(self.spill.take(nbytes), nbytes)
