@@ -284,6 +284,22 @@ def test_an_interrupt_loses_no_buffer(
     test_bytes_go_to_the_disk_and_come_back(driver)
 
 
+def test_a_lane_lost_to_an_interrupt_keeps_no_buffers(
+    driver: QueuedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.device, "event", interrupted)  # the lane is half made
+        with pytest.raises(KeyboardInterrupt):
+            driver.open_lane({0: on_disk(0)})
+    gc.collect()
+    driver.reserve({Tier.DISK: ROOM})
+    assert driver.slabs.taken_bytes == 0
+    test_bytes_go_to_the_disk_and_come_back(driver)
+
+
 def test_a_copy_from_the_host_interrupted_beside_a_disk_is_waited_for(
     driver: QueuedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

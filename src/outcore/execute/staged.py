@@ -185,7 +185,7 @@ class StagedLane:
         """How many copies from the disk the host has waited for."""
         self._open = [True]
         """Popped by `close`. Only one `pop` succeeds, whichever threads try."""
-        self._lanes[id(self)] = None
+        self._lanes.add(self)
 
     def learn(self, stream: Literal["out", "in", "compute"], *more: Known) -> Known:
         """Return which disk copies precede the next command of `stream`, `more` among them.
@@ -239,7 +239,7 @@ class StagedLane:
             self._open.pop()
         except IndexError:
             return
-        self._lanes.pop(id(self), None)
+        self._lanes.discard(self)
         file, base, nbytes = self.file, self._base, self._nbytes
         self._spill.out.put(Barrier(lambda: file.give(base, nbytes)))
 
@@ -272,8 +272,8 @@ class StagedDisk:
     def __init__(self, device: Device, slabs: Slabs, spill_dir: str | os.PathLike[str]) -> None:
         self.device, self.slabs = device, slabs
         self.spill = Spill(spill_dir, None)
-        self.lanes: dict[int, None] = {}
-        """The `id` of each open lane; a dict serves as the set."""
+        self.lanes: weakref.WeakSet[StagedLane] = weakref.WeakSet()
+        """The open lanes. An interrupt can lose a lane before anyone can close it."""
         self._stages: dict[Direction, Stages] = {}
         self._nbytes = 0
         """Size of each current buffer; 0: there are none."""
