@@ -590,6 +590,16 @@ def test_bytes_outside_the_trace_are_a_block() -> None:
     assert found.allocator == "virtual-chunks{chunk_bytes=1KiB}"
 
 
+def test_blocks_of_other_code_at_the_same_position_all_count() -> None:
+    problem, program = donating()
+    others = [(3, 7 * KIB), (3, 2 * KIB), (0, KIB)]
+    found = reserve(problem, program, "ideal", others=others, capacity_bytes=ENDLESS)
+    assert found.live == found.reserved == Peak(1024 + 10 * KIB, 3)
+    watched = Watched(Ideal())
+    assert reserve(problem, program, watched, others=[(3, 1), (3, 1)], steps=2).live.nbytes
+    assert not watched.heaps[0].live
+
+
 def test_the_capacity_is_the_devices_unless_given() -> None:
     problem, program = donating()
     found = reserve(problem, program)

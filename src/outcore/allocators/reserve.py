@@ -7,7 +7,8 @@ requested before its run and freed after it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from outcore.allocators.allocator import Allocator, Heap
@@ -81,7 +82,7 @@ def reserve(
     chosen = resolve(allocator)
     if capacity_bytes is None:
         capacity_bytes = problem.hardware.capacity(Tier.DEVICE)
-    process = _Process(problem, program, chosen.heap(capacity_bytes), dict(others))
+    process = _Process(problem, program, chosen.heap(capacity_bytes), others)
     process.begin(held)
     before = given_back = 0
     for step in range(steps):
@@ -103,11 +104,13 @@ class _Process:
     """A heap, the blocks of live slots, and the peaks so far."""
 
     def __init__(
-        self, problem: Problem, program: Program, heap: Heap, others: Mapping[int, int]
+        self, problem: Problem, program: Program, heap: Heap, others: Iterable[tuple[int, int]]
     ) -> None:
         self.problem, self.program, self.heap = problem, program, heap
-        self.others = others
-        """Body position -> bytes of a block of other code."""
+        self.others: defaultdict[int, list[int]] = defaultdict(list)
+        """Body position -> bytes of each block of other code."""
+        for position, nbytes in others:
+            self.others[position].append(nbytes)
         self.slots: dict[int, int] = {}
         """Slot -> address of its block. A slot without bytes has none."""
         self.nbytes: dict[int, int] = {}
@@ -142,8 +145,7 @@ class _Process:
                 for slot in program.tangents:
                     self._take_slot(slot)
                 self._pass(self.problem.between_bytes)
-            if self.position in self.others:
-                passing.append(self.take(self.others[self.position]))
+            passing += map(self.take, self.others.get(self.position, ()))
             self._serve(instruction.action)
         for address in passing:
             self.give(address)
