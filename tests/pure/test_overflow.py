@@ -17,7 +17,8 @@ from outcore.ir.profile import Cost, Profile, Source
 from outcore.ir.trace import Phase, Ref, Role
 from outcore.ir.verify_plan import verify_plan
 from outcore.lower import lower
-from outcore.policies import overflow, resolve, staging_needed, with_roomy_host
+from outcore.planfile import check_saved_fits
+from outcore.policies import floor_plan, overflow, resolve, staging_needed, with_roomy_host
 from outcore.simulate import simulate
 from tests.pure.building import TraceBuilder, dense_plan, dense_problem
 from tests.pure.strategies import hardwares, problems
@@ -68,6 +69,21 @@ def away(plan: Plan) -> dict[int, Tier]:
 def test_a_host_with_room_takes_all():
     plan = spilling(chained(MAPS * MAP_BYTES))
     assert set(away(plan).values()) == {HOST}
+
+
+@pytest.mark.parametrize("spec", ["swap-all", "swap-opt", "pooch", "lms"])
+def test_a_disk_does_not_replace_a_host_without_budget(spec: str) -> None:
+    """Copies to a disk beyond the host pass through host memory, which `host_budget` bounds."""
+    policy = resolve(f"{spec}{{min_bytes=512B}}")
+    problem = replace(chained(1 << 20), host_budget_bytes=0)
+    with pytest.raises(InfeasibleError, match="no plan fits a device budget"):
+        policy.plan(problem)
+    plan = floor_plan(problem)
+    assert not away(plan)
+    check_saved_fits(problem, plan)
+    alone = replace(problem.hardware, capacity_bytes=((DEVICE, 1 << 20), (DISK, 1 << 20)))
+    plan = policy.plan(replace(problem, hardware=alone))
+    assert set(away(plan).values()) == {DISK}
 
 
 def test_what_leaves_first_goes_to_the_disk():

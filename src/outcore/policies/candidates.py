@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from math import inf
 from types import MappingProxyType
 
-from outcore.ir.hardware import Tier
 from outcore.ir.liveness import Liveness, crossing_gaps, liveness
 from outcore.ir.plan import KEEP, Gap, Keep, Offload
 from outcore.ir.problem import Problem
@@ -41,12 +40,14 @@ def _rank(trace: Trace, gap: Gap) -> int:
 
 
 def away(problem: Problem) -> Offload | Keep:
-    """The choice for what leaves: offload to the nearest outer tier; Keep if there is none."""
-    hardware = problem.hardware
-    for tier in (Tier.HOST, Tier.DISK):
-        if min(hardware.capacity(tier), problem.limit_bytes(tier)) > 0:
-            return Offload(tier)
-    return KEEP
+    """The choice for what leaves: offload to the nearest outer tier; Keep if it has no room.
+
+    A disk beyond a host does not replace a host without budget: copies to and from that disk pass
+    through host memory. `overflow` is what uses it.
+    """
+    tier = problem.hardware.outer
+    room = min(problem.hardware.capacity(tier), problem.limit_bytes(tier))
+    return Offload(tier) if room > 0 else KEEP
 
 
 def recomputable(problem: Problem, among: Iterable[Gap]) -> frozenset[Gap]:

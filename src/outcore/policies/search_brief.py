@@ -55,8 +55,7 @@ def brief(problem: Problem, space: Space) -> frozenset[int]:
     so little fits that not all of the short gaps can stay even with everything else away. About
     linear in ops.
     """
-    leave = away(problem)
-    if leave != Offload(problem.hardware.outer) or len(space.allowed) <= FEW:
+    if not isinstance(away(problem), Offload) or len(space.allowed) <= FEW:
         return frozenset()
     short = _shorter_than_copies(problem, space)
     moved = (space.gaps[i] for i in space.allowed if i not in short)

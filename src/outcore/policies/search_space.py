@@ -69,7 +69,7 @@ def make_space(problem: Problem, evaluator: Evaluator, min_bytes: int) -> Space:
     pointless = _pointless(problem, gaps)
     wanted = [i for i, nbytes in enumerate(sizes) if nbytes >= min_bytes and i not in pointless]
     again = recomputable(problem, [gaps[i] for i in wanted])
-    leaves = (OFFLOAD,) if away(problem) == Offload(problem.hardware.outer) else ()
+    leaves = (OFFLOAD,) if isinstance(away(problem), Offload) else ()
     wanted.sort(key=lambda i: (gaps[i].after, i))
 
     def drops(gap: Gap) -> tuple[int, ...]:
