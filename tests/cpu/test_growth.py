@@ -314,6 +314,54 @@ def test_what_came_before_it_is_compiled_anew_is_counted_once() -> None:
     del other
 
 
+def test_after_another_profile_growth_counts_from_the_plan_that_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here the layout of a plan turns out to be of no use."""
+    backend = Backend(budget="24MiB", policy="pooch", strict=True)
+    training = Training(backend)
+    training.steps()
+    other = torch.empty(4 * MIB, dtype=torch.uint8)
+    training.steps(3)
+    assert len(grown(backend)) == 1
+    assert backend.engine is not None
+    (graph,) = backend.engine.graphs
+    with monkeypatch.context() as patched:
+        patched.setattr(backend.engine.placing, "is_in_vain", lambda _: True)
+        training.step()
+    assert backend.report().state == "profiling"
+    training.steps()
+    assert backend.report().state == "planned"
+    assert graph.planned is not None
+    assert graph.planned.external_bytes >= 4 * MIB
+    assert not grown(backend)
+    inside(backend)
+    more = torch.empty(4 * MIB, dtype=torch.uint8)
+    training.steps(3)
+    (note,) = grown(backend)
+    assert "holds 4.0" in note
+    inside(backend)
+    del other, more
+
+
+def test_what_was_refused_to_a_plan_is_not_refused_to_the_one_after_another_profile() -> None:
+    """What other graphs asked for stays: they still need it."""
+    status = GraphStatus(
+        refused_bytes=3,
+        refused_calls=2,
+        refused_external_bytes=3,
+        refused_left_bytes=3,
+        growths=2,
+        grown_bytes=2,
+        came_bytes=1,
+        most_outstanding=2,
+        left_at_least=5,
+        asked_bytes={5},
+    )
+    status.unsettle()
+    assert status == GraphStatus(most_outstanding=2, left_at_least=5, asked_bytes={5})
+
+
 @pytest.mark.parametrize(
     ("others", "held", "beyond"),
     [

@@ -170,9 +170,14 @@ class GraphStatus:
         return LEFT_OVER.format(left=format_bytes(self.gone_bytes)) * much
 
     def unsettle(self) -> None:
-        """Drop the plan: the graph is profiled again."""
+        """Drop the plan: the graph is profiled again.
+
+        The next plan is a first one: growth counts from it, and nothing was refused under its
+        profile. What other graphs asked for stays: they still need it.
+        """
         self.planned, self.measured, self.state = None, None, State.PROFILING
-        self.refused_external_bytes = inf
+        self.refused_calls = self.growths = self.grown_bytes = self.came_bytes = 0
+        self.refused_bytes = self.refused_external_bytes = self.refused_left_bytes = inf
 
     def called(self, step: int) -> None:
         """Note a forward call in the engine's step number `step`."""
