@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 from random import Random
 from typing import Any
@@ -18,10 +19,16 @@ from torch import Tensor, nn
 import outcore
 from outcore import Backend, worker
 from outcore.errors import InfeasibleError
-from outcore.runtime.calls import Taken, least_together, together
+from outcore.ir.memory import crossing_bytes
+from outcore.ir.plan import make_plan
+from outcore.ir.trace import Ref
+from outcore.lower import lower
+from outcore.policies.recompute_all import RecomputeAll
+from outcore.runtime.calls import Calls, Taken, least_together, together
 from tests.cpu.test_asked_room import peak_bytes
 from tests.cpu.test_budget_kept import inside
 from tests.cpu.training import Away, away, back, mean_square, same, snapshot
+from tests.pure.building import small_problem
 
 BLOCKS = 6
 STEPS = 7
@@ -82,6 +89,38 @@ TAKEN = st.builds(
 @given(st.lists(st.lists(TAKEN, min_size=1, max_size=4), min_size=1, max_size=4))
 def test_the_least_of_several_graphs_is_that_of_their_best_choices(graphs: Any) -> None:
     assert least_together(graphs) == min(map(together, product(*graphs)))
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["own", "others"])
+def test_an_input_that_only_reruns_read_is_held_by_each_call(*, others: bool) -> None:
+    """It was made outside of graphs, and nothing else held it as calls came back."""
+    problem = small_problem(1 << 20)
+    x, *_ = problem.trace.buffers
+    again = lower(problem, RecomputeAll(1).plan(problem))
+    calls = Calls(problem, 3, others=others, program=again, gone=frozenset({x.id}))
+    as_found = replace(calls, gone=frozenset())
+    assert calls.reread_bytes(again) == x.nbytes
+    assert calls.least.alone_bytes == as_found.least.alone_bytes + x.nbytes
+    assert calls.least.waiting_bytes >= calls.least.alone_bytes
+    more = x.nbytes - as_found.least.waiting_bytes * others
+    assert calls.least.waiting_bytes == as_found.least.waiting_bytes + more
+    if others:  # own calls have it in `others_bytes`
+        assert calls.least.by(3) == as_found.least.by(3) + 3 * more
+
+
+def test_a_result_that_another_call_reads_again_is_counted_once() -> None:
+    """What crosses has it already."""
+    problem = small_problem(1 << 20)
+    trace = problem.trace
+    (mixed,) = (value for value in trace.ops[3].outputs if value is not None)
+    problem = replace(problem, trace=replace(trace, outputs=(*trace.outputs, Ref(mixed))))
+    kept = lower(problem, make_plan({}))
+    result = trace.values[mixed].buffer
+    calls = Calls(problem, 3, others=True, program=kept, gone=frozenset({result}))
+    assert calls.reread_bytes(kept) == trace.buffers[result].nbytes
+    as_found = replace(calls, gone=frozenset())
+    assert calls.least.peak_bytes == as_found.least.peak_bytes
+    assert calls.least.waiting_bytes == crossing_bytes(kept)
 
 
 def apart(

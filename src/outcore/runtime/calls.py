@@ -174,9 +174,12 @@ class Calls:
         trace = problem.trace
         staying = _staying_bytes(trace, program)
         alone = staying + private_bytes(trace, program) + self.reread_bytes(program)
-        waiting = staying + crossing_bytes(program) if self.others else alone
-        waiting += gradient_bytes(trace) * self.retained
-        most = peak(problem, program, Tier.DEVICE).nbytes
+        counted = staying + crossing_bytes(program) if self.others else alone
+        # An input that is reread is usually a result of another call, which counts it as crossing.
+        # If not, no call has counted it: the one that runs holds it too.
+        reread = max(0, alone - counted)
+        waiting = counted + reread + gradient_bytes(trace) * self.retained
+        most = peak(problem, program, Tier.DEVICE).nbytes + reread
         return Taken(most - resident_bytes(problem), waiting, alone)
 
     def refusal(self, lacking_bytes: int = 0) -> InfeasibleError:
