@@ -245,7 +245,9 @@ class PlannedGraph:
             return profiling.executable
         keeping = profiling.keeping
         if keeping is None:
-            program, most = self.engine.plans.still_program(self, resident_bytes)
+            profiled = profiling.timed.program
+            assert profiled is not None  # noqa: S101 - profiled steps run a program
+            program, most = self.engine.plans.still_program(self, resident_bytes, profiled)
             generator = self.engine.driver.generator
             keeping = Keeping(build(self.captured.trace, program, generator), most)
             profiling.keeping = keeping

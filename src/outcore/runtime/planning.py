@@ -23,7 +23,7 @@ from outcore.errors import InfeasibleError
 from outcore.execute import Driver
 from outcore.gc_paused import gc_paused
 from outcore.ir.hardware import Tier
-from outcore.ir.memory import fits, pause_bytes, peak, retained_bytes
+from outcore.ir.memory import fits, held_bytes, pause_bytes, peak, retained_bytes
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
 from outcore.ir.program import Program
@@ -98,21 +98,28 @@ class Planner:
         return program, resident_bytes + spare
 
     @gc_paused()
-    def still_program(self, shares: Shares, resident_bytes: int) -> tuple[Program, int]:
+    def still_program(
+        self, shares: Shares, resident_bytes: int, profiled: Program
+    ) -> tuple[Program, int]:
         """The program for calls that nobody differentiates, and the most external bytes with it.
 
         It keeps everything if that fits in half of the budget; the other half is left for
-        workspaces, which are not known, and for other graphs. If not, it recomputes in backward, if
-        that fits in the whole budget: a forward call takes no longer for it, and leaves less.
+        workspaces, which are not known, and for other graphs. If not, it recomputes in backward: a
+        forward call takes no longer for it, and leaves less. That has to fit in the whole budget,
+        and a forward call may need no more than with `profiled`, the program of profiled steps, so
+        that as much is left for workspaces.
         """
         problem = self._unmeasured(shares, resident_bytes)
         program = self.solver.kept(problem)
         spare = problem.budget_bytes // 2 - peak(problem, program, Tier.DEVICE).nbytes
+        most = _forward_peak_bytes(problem, profiled)
         for policy in _RECOMPUTING if spare < 0 else ():
             with contextlib.suppress(InfeasibleError):
                 plan = policy.plan(problem)
-                program = lower(replace(problem, budget_bytes=1), plan, fast=True)
-                spare = problem.budget_bytes - peak(problem, program, Tier.DEVICE).nbytes
+                again = lower(replace(problem, budget_bytes=1), plan, fast=True)
+                if _forward_peak_bytes(problem, again) <= most:
+                    program = again
+                    spare = problem.budget_bytes - peak(problem, program, Tier.DEVICE).nbytes
             if spare >= 0:
                 break
         return program, resident_bytes + spare
@@ -521,6 +528,12 @@ class Planner:
         if not planned.everything_kept:
             between = max(between, shares.most_bytes(problem.hardware))
         return simulate(replace(problem, outside_bytes=outside, between_bytes=between), kept)
+
+
+def _forward_peak_bytes(problem: Problem, program: Program) -> int:
+    """The device peak of the forward call alone."""
+    held = held_bytes(problem, program, Tier.DEVICE)
+    return max(held[: program.boundary], default=0)
 
 
 def left_bytes(planned: Planned) -> int:

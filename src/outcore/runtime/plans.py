@@ -129,9 +129,14 @@ class Plans:
             # Garbage counts as resident memory, and captures in this step may have left some.
             collected = self._residency.collect(again=True)
 
-    def still_program(self, graph: PlannedGraph, resident_bytes: int) -> tuple[Program, int]:
-        """The program for calls that nobody differentiates, and the most external bytes with it."""
-        return self.planner.still_program(self._shares(graph), resident_bytes)
+    def still_program(
+        self, graph: PlannedGraph, resident_bytes: int, profiled: Program
+    ) -> tuple[Program, int]:
+        """The program for calls that nobody differentiates, and the most external bytes with it.
+
+        `profiled`: the program of the graph's profiled steps.
+        """
+        return self.planner.still_program(self._shares(graph), resident_bytes, profiled)
 
     # ---- made ----------------------------------------------------------------------------------
 
