@@ -74,6 +74,32 @@ def test_the_next_step_has_a_tighter_plan_once(call: str, error: RuntimeError) -
     assert len(trained.graph.engine.stores) == 0
 
 
+def test_after_another_profile_there_is_a_tighter_plan_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The plan from that profile is not tighter. Here the layout of a plan was of no use."""
+    trained = Trained("pooch")
+    trained.step()
+    outside: list[int] = []
+    for again in (False, True):
+        if again:
+            with monkeypatch.context() as patched:
+                placing = trained.graph.engine.placing
+                patched.setattr(placing, "is_in_vain", lambda _: True)
+                trained.step()
+            assert trained.graph.planned is None
+            while trained.graph.planned is None:
+                trained.step()
+        assert trained.graph.planned is not None
+        outside.append(trained.graph.planned.problem.outside_bytes)
+        fail(trained, "forward", FULL)
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            trained.step()
+        assert "the next step has a tighter plan" in caught.value.__notes__[-1]
+        del caught  # its frames hold the step's tensors
+    assert outside[1] < outside[0] + trained.graph.planned.problem.budget_bytes // 10
+
+
 @pytest.mark.parametrize("call", ["forward", "backward"])
 def test_while_it_is_profiled_the_next_step_takes_least(call: str) -> None:
     """The plan of the first step fits the budget, except for the workspace of its ops."""

@@ -82,7 +82,8 @@ class PlannedGraph:
         self.lean = False
         """Whether the graph is profiled with the leanest program, because device memory ran out."""
         self.tightened = False
-        """Whether a tighter plan was tried, because device memory ran out. It is tried once."""
+        """Whether a tighter plan was tried, because device memory ran out. It is tried once: plans
+        that are made from it keep what it leaves free."""
         self.obstacles: Counter[Obstacle] = Counter()
         """Steps that could not be metered since the last one that was, by reason."""
         self.corrections = 0
@@ -305,6 +306,7 @@ class PlannedGraph:
             self.engine.plans.planner.solver.places = False
             self.status.unsettle()
             self._unfollow()
+            self.tightened = False  # unlike other new plans, the next one starts from a profile
 
     def _followed(self, execution: PlannedExecution, waiting: int, inputs: list[Any]) -> Executable:
         """The executable of the plan or of its trial; plans again first if there is a reason to.
