@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Tier
-from outcore.ir.memory import peak
+from outcore.ir.memory import fits, peak
 from outcore.ir.plan import Offload, Plan, Recompute
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile, Source
@@ -291,6 +292,39 @@ def test_the_cache_makes_room_for_the_pause_between_the_calls():
     plan = policy.plan(paused)
     assert list(offloads(paused, plan)) == ["a0", "a1", "a2"]
     assert peak(paused, lower(paused, plan), Tier.DEVICE).nbytes <= paused.budget_bytes
+
+
+def bypassed() -> Problem:
+    """Four maps of 1 KiB that backward reads, beside one of 8 KiB that a late forward op reads."""
+    t = TraceBuilder()
+    x = t.new(1, Role.INPUT, borrowed=True)
+    aside = t.new(2048, Role.ACTIVATION, name="aside")
+    t.op("aten.convolution.default", (Ref(x),), (aside,))
+    made = [x]
+    for number in range(4):
+        made.append(t.new(256, Role.ACTIVATION, name=f"a{number}"))
+        t.op("aten.convolution.default", (Ref(made[-2]),), (made[-1],))
+    t.op("aten.add.Tensor", (Ref(made[-1]), Ref(aside)), (t.new(1, Role.ACTIVATION),))
+    tangent = grad = t.new(1, Role.GRAD)
+    for value in reversed(made[1:]):
+        before, grad = grad, t.new(1, Role.GRAD)
+        t.op(
+            "aten.convolution_backward.default", (Ref(before), Ref(value)), (grad,), Phase.BACKWARD
+        )
+    return replace(problem_of(t, [x], tangent, grad), budget_bytes=10 * 1024 + 256)
+
+
+def test_where_the_host_has_no_room_for_the_least_recently_used_what_crosses_is_evicted():
+    problem, policy = bypassed(), runtime(Replay.NONE)
+    assert "aside" in offloads(problem, policy.plan(problem))
+    tight = replace(problem, host_budget_bytes=5 * 1024)
+    plan = policy.plan(tight)
+    assert set(offloads(tight, plan)) == {f"a{i}" for i in range(4)}
+    assert fits(tight, lower(tight, plan))
+    with pytest.raises(InfeasibleError, match="no plan fits a host budget") as caught:
+        policy.plan(replace(problem, host_budget_bytes=2048))
+    enough = replace(problem, host_budget_bytes=caught.value.floor_bytes)
+    assert fits(enough, lower(enough, policy.plan(enough)))
 
 
 def test_without_an_outer_tier_the_replays_are_all_there_is():

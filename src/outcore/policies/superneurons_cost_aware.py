@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
@@ -94,11 +94,13 @@ class SuperNeuronsCostAware:
     def _cached(self, problem: Problem, replayed: dict[Gap, Choice], tier: Tier) -> Plan:
         """The plan with the tensor cache: evict what the walk evicts.
 
-        If that does not fit, the walk has less capacity the next time.
+        If that does not fit on the device, the walk has less capacity the next time. If it does not
+        fit in an outer tier, more evictions do not help either.
         """
         movable = [gap for gap in _large(problem, self.min_bytes) if gap not in replayed]
         dropped, ahead = self._dropping(problem, replayed), _OneLayerAhead(problem)
         capacity_bytes = problem.budget_bytes
+        outer: list[InfeasibleError] = []
         for _ in range(TRIES):
             walked = walk(problem, dropped, movable, capacity_bytes)
             evicted = {gap: _evict(gap, walked, ahead, tier) for gap in walked.evicted}
@@ -106,9 +108,10 @@ class SuperNeuronsCostAware:
                 return self._settle(problem, replayed | evicted)
             except InfeasibleError as error:
                 if error.tier != Tier.DEVICE.value:
-                    raise
+                    outer.append(error)
+                    break
                 capacity_bytes -= error.floor_bytes - problem.budget_bytes
-        return self._leanest(problem, replayed, movable, Offload(tier))
+        return self._leanest(problem, replayed, movable, Offload(tier), outer)
 
     def _leanest(
         self,
@@ -116,24 +119,24 @@ class SuperNeuronsCostAware:
         replayed: Mapping[Gap, Choice],
         movable: Collection[Gap],
         leave: Offload,
+        outer: Sequence[InfeasibleError],
     ) -> Plan:
         """The first that fits of: evict everything, evict what crosses the boundary, evict nothing.
 
-        Which of them needs the least depends on padding and donations. If none fits the device,
-        raises the error of the one that needs the least. If one does not fit in an outer tier,
-        raises that error immediately.
+        Which of them needs the least depends on padding and donations. If none fits, raises the
+        error of the one that needs the least of an outer tier, `outer` included: it fits the
+        device. If none does, raises that of the one that needs the least device memory.
         """
         boundary = problem.trace.boundary
         crossing = [gap for gap in movable if gap.after < boundary <= gap.before]
-        errors = []
+        errors = list(outer)
         for evicted in (movable, crossing, ()):
             try:
                 return self._settle(problem, {**replayed, **dict.fromkeys(evicted, leave)})
             except InfeasibleError as error:
-                if error.tier != Tier.DEVICE.value:
-                    raise
                 errors.append(error)
-        raise min(errors, key=lambda error: error.floor_bytes)
+        beyond = [error for error in errors if error.tier != Tier.DEVICE.value]
+        raise min(beyond or errors, key=lambda error: error.floor_bytes)
 
     def _dropping(self, problem: Problem, replayed: Mapping[Gap, Choice]) -> Plan:
         """The plan that the cache walks: it drops what is replayed, and moves nothing.
