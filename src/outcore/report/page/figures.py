@@ -53,7 +53,10 @@ def tiles(report: Report) -> Iterator[Tile]:
 
 
 def _peak(report: Report) -> Tile:
-    """The measured peak if there is one, else the predicted one."""
+    """The measured peak if there is one, else the predicted one.
+
+    The budget is known: there is a predicted time, so there is a plan.
+    """
     held = report.measured_peak_bytes
     known = held if held is not None else report.predicted_peak_bytes
     note = "measured" if held is not None else "predicted"
