@@ -72,7 +72,11 @@ Call = Callable[..., Any]
 
 
 class Tally:
-    """A counter that compiled code can increment without keeping the Backend alive."""
+    """A counter that compiled code can increment without keeping the Backend alive.
+
+    It needs no lock: between reading and writing an attribute, CPython switches no threads. And
+    only whether it has grown matters.
+    """
 
     number = 0
 
