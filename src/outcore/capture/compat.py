@@ -229,7 +229,11 @@ def as_dynamo_compiles() -> Iterator[None]:
 
 @contextmanager
 def as_if_compiled() -> Iterator[None]:
-    """Let `torch.compiler.is_compiling()` be true: libraries then do not read values of tensors."""
+    """Let `torch.compiler.is_compiling()` be true: libraries then do not read values of tensors.
+
+    Without a lock: only `trace_as_run` uses it, in the main thread of a command. It could not run
+    in two threads anyway, as its caller resets torch's compiler and replaces the model's tensors.
+    """
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
     try:
