@@ -262,7 +262,7 @@ class LateDevice:
         return event.queue in self.computed
 
     @one_at_a_time
-    def attend(self, event: LateEvent) -> None:
+    def wait_on_host(self, event: LateEvent) -> None:
         self._run(event.queue, event.number)
         # Having waited, the host may free memory that was copied into. Copies away stay in the
         # list: the compute queue has to wait for them, too.

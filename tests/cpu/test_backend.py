@@ -31,7 +31,7 @@ from outcore.runtime.margin import MARGIN_DIVISOR
 from outcore.runtime.metering import MOST_PEAK_TRIES
 from outcore.runtime.registry import IDLE_STEPS
 from outcore.runtime.session import Session
-from outcore.runtime.status import MOST_FRUITLESS
+from outcore.runtime.status import MOST_STEPS_WITHOUT_BACKWARD
 from outcore.torch_backend import backend_for
 from tests.cpu.training import (
     PROFILED_STEPS,
@@ -1014,7 +1014,7 @@ class TestMeter:
         module, idle = Wide(), Constant()
         call, backend = compiled(module, budget="1GiB")
         other = torch.compile(idle, backend=backend)
-        for _ in range(2 * PROFILED_STEPS + MOST_FRUITLESS + MOST_PEAK_TRIES):
+        for _ in range(2 * PROFILED_STEPS + MOST_STEPS_WITHOUT_BACKWARD + MOST_PEAK_TRIES):
             call(torch.ones(256, 64)).sum().backward()
             other(torch.ones(2, 8))
         assert not self.metering()
@@ -1048,7 +1048,7 @@ class TestMeter:
         """Evaluate `module` with gradients enabled; the bytes are those that a last call writes."""
         x = torch.ones(1024, 64) if x is None else x
         call, backend = compiled(module, budget=budget)
-        for _ in range(MOST_FRUITLESS + 1):
+        for _ in range(MOST_STEPS_WITHOUT_BACKWARD + 1):
             call(x)
         assert backend.engine is not None
         written = backend.engine.driver.disk_bytes_written
@@ -1103,7 +1103,7 @@ class TestMeter:
         layers = [nn.Linear(64, 64 + i) for i in range(6)]
         call, backend = compiled(Wide(), budget="1GiB")
         idle = [torch.compile(layer, backend=backend) for layer in layers]
-        for _ in range(PROFILED_STEPS + MOST_FRUITLESS):
+        for _ in range(PROFILED_STEPS + MOST_STEPS_WITHOUT_BACKWARD):
             for each in idle:
                 each(torch.ones(8, 64))
             call(torch.ones(256, 64)).sum().backward()
@@ -1113,7 +1113,7 @@ class TestMeter:
 
     def test_forwards_alone(self) -> None:
         call, _ = compiled(Wide(), budget="1GiB")
-        for _ in range(MOST_FRUITLESS + 1):
+        for _ in range(MOST_STEPS_WITHOUT_BACKWARD + 1):
             call(torch.ones(256, 64))
         assert not self.metering()
 

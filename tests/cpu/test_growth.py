@@ -347,13 +347,13 @@ def test_after_another_profile_growth_counts_from_the_plan_that_follows(
 def test_what_was_refused_to_a_plan_is_not_refused_to_the_one_after_another_profile() -> None:
     """What other graphs asked for stays: they still need it."""
     status = GraphStatus(
-        refused_bytes=3,
+        refused_growth_bytes=3,
         refused_calls=2,
         refused_external_bytes=3,
         refused_left_bytes=3,
         growths=2,
-        grown_bytes=2,
-        came_bytes=1,
+        planned_growth_bytes=2,
+        unplanned_growth_bytes=1,
         most_outstanding=2,
         left_at_least=5,
         asked_bytes={5},
@@ -391,12 +391,12 @@ def test_calls_that_may_come_yet_leave_no_room_for_what_came(
     external = ExternalMemory(base_bytes=40)
     planned = SimpleNamespace(external=external, peak_bytes=1000)
     execution: Any = SimpleNamespace(planned=planned, foreseen_bytes=None)
-    graph: Any = SimpleNamespace(status=GraphStatus(refused_bytes=0))
+    graph: Any = SimpleNamespace(status=GraphStatus(refused_growth_bytes=0))
     nothing: Any = None
     settings: Any = SimpleNamespace(budget_bytes=1000, strict=False)
     growth = Growth(settings, nothing, counted, nothing, plans)
     assert growth._base_beyond(graph, execution, ()) == (beyond and beyond - little)
-    assert graph.status.came_bytes == (0 if beyond is None else beyond - 40)
+    assert graph.status.unplanned_growth_bytes == (0 if beyond is None else beyond - 40)
     if beyond is None:
         assert execution.foreseen_bytes == 40 - little
         execution.foreseen_bytes = None

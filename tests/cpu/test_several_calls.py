@@ -442,7 +442,7 @@ def test_calls_that_waited_in_a_checked_step_alone_are_counted_once_they_come_ba
     assert two.planned is not None
     mixes = [mix for mix in two.observed.called if ref(one) in mix.others]
     assert mixes
-    assert all(mix.beyond_bytes is not None for mix in mixes)
+    assert all(mix.excess_bytes is not None for mix in mixes)
     assert not [note for note in backend.report().notes if "planned again because" in note]
 
 

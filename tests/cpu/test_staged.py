@@ -451,11 +451,11 @@ def test_a_buffer_is_not_taken_while_the_device_reads_it(
 def _without_attending(self: Any, *args: Any, move: Any) -> None:
     """Do what a worker does, but without waiting for the device."""
     device = self.stages.device
-    attend, device.attend = device.attend, lambda _: None
+    wait_on_host, device.wait_on_host = device.wait_on_host, lambda _: None
     try:
         move(self, *args)
     finally:
-        device.attend = attend
+        device.wait_on_host = wait_on_host
 
 
 FAULTS: dict[str, tuple[object, str, object]] = {

@@ -81,8 +81,8 @@ def test_what_nobody_counted_is_estimated_by_what_calls_are_handed() -> None:
     assert external(noted(counted, (2, {a: 1}, None)), {a: 10}, graph) == (2015, 2015)
     nobody = noted((2, {a: 1}, None))
     assert external(nobody, {a: 10}, graph, unknown=7) == (17, 17)
-    assert nobody.beyond_bytes() == 0
-    assert noted(counted).beyond_bytes() == 5
+    assert nobody.excess_bytes() == 0
+    assert noted(counted).excess_bytes() == 5
 
 
 def test_only_what_is_more_is_news() -> None:
@@ -97,7 +97,7 @@ def test_only_what_is_more_is_news() -> None:
     assert not mixes.counted(1, {}), "as many own calls never waited"
     assert mixes.note(0, {a: 1}, 6)
     assert mixes.note(0, {a: 1, b: 1}, 6)
-    assert [mix.beyond_bytes for mix in mixes] == [6], "the others are within"
+    assert [mix.excess_bytes for mix in mixes] == [6], "the others are within"
     assert not mixes.note(0, {a: 1}, 3)
     assert mixes.note(0, {a: 1}, 7), "fewer calls, more besides"
     del b, mix
@@ -144,7 +144,7 @@ def test_what_is_beyond_many_is_news_once() -> None:
     for own, others in ((2, {a: 1}), (1, {b: 1}), (0, {graphs[-1]: 1})):
         assert mixes.counted(own, others)
         assert not mixes.note(own, others, 5)
-        assert mixes.beyond_of(own, others) == 5
+        assert mixes.excess_of(own, others) == 5
 
 
 def test_what_is_beyond_many_counts_for_as_many_own_calls_as_it_came_with() -> None:

@@ -1,6 +1,6 @@
 """CudaDevice: a GPU as a device with queues: torch's streams, events and caching allocator.
 
-Only `finish`, `attend`, `seconds` and `trim` wait for the device.
+Only `finish`, `wait_on_host`, `seconds` and `trim` wait for the device.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class CudaDevice:
         """Wait on the host for a stream."""
         queue.synchronize()
 
-    def attend(self, event: torch.cuda.Event) -> None:
+    def wait_on_host(self, event: torch.cuda.Event) -> None:
         """Wait on the host for `event`."""
         event.synchronize()
 

@@ -118,7 +118,7 @@ class Device(Protocol):
         """Let the host wait until `queue` has run everything put into it."""
         ...
 
-    def attend(self, event: Event) -> None:
+    def wait_on_host(self, event: Event) -> None:
         """Let the host wait until `event` is reached.
 
         Worker threads call this method too, and `record`, `wait` and `copy`.

@@ -10,7 +10,7 @@ from outcore.execute.device import Event, Queue
 from outcore.execute.driver import Direction
 
 
-class Known(NamedTuple):
+class DiskCopiesBefore(NamedTuple):
     """How many copies of a lane to a disk (`away`) and from it (`back`) come before some point.
 
     A vector clock: the queues of the device do not order what worker threads do.
@@ -20,25 +20,25 @@ class Known(NamedTuple):
     back: int = 0
 
 
-NOTHING: Final = Known()
+NOTHING: Final = DiskCopiesBefore()
 
 
-class Over(NamedTuple):
+class Completed(NamedTuple):
     """How many copies of a lane are complete at some point, per direction."""
 
     out: int = 0
     into: int = 0
 
-    def joined(self, other: Over | None) -> Over:
+    def joined(self, other: Completed | None) -> Completed:
         """What is complete once both points are reached."""
         if other is None:
             return self
-        return Over(max(self.out, other.out), max(self.into, other.into))
+        return Completed(max(self.out, other.out), max(self.into, other.into))
 
-    def with_one(self, direction: Direction) -> Over:
+    def with_one(self, direction: Direction) -> Completed:
         """The same with one more copy in `direction`."""
         more = direction == "out"
-        return Over(self.out + more, self.into + (not more))
+        return Completed(self.out + more, self.into + (not more))
 
 
 class QueuedCopy:
@@ -47,12 +47,17 @@ class QueuedCopy:
     __slots__ = ("direction", "event", "issued", "kept", "known", "over", "queue", "staged")
 
     def __init__(
-        self, direction: Direction, queue: Queue, event: Event, kept: torch.Tensor, known: Known
+        self,
+        direction: Direction,
+        queue: Queue,
+        event: Event,
+        kept: torch.Tensor,
+        known: DiskCopiesBefore,
     ) -> None:
         self.direction, self.queue, self.event, self.known = direction, queue, event, known
         """`event` marks the end of the copy in `queue`; `known`: the disk copies that come before
         it."""
-        self.over: Over | None = None
+        self.over: Completed | None = None
         """What is complete once this copy is, itself included. None: the copy is not issued
         completely."""
         self.staged = False

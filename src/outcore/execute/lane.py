@@ -19,13 +19,13 @@ import torch
 from outcore.errors import StepError, VerifyError
 from outcore.execute.device import Device, Event, Queue
 from outcore.execute.driver import Direction, Region
-from outcore.execute.handles import NOTHING, Over, QueuedCopy
+from outcore.execute.handles import NOTHING, Completed, QueuedCopy
 from outcore.execute.slabs import Slab, Slabs
 from outcore.execute.staged import StagedLane
 from outcore.ir.hardware import Tier
 
 
-class Times(Protocol):
+class LaneDriver(Protocol):
     """The part of a driver that a lane needs: slabs, and whether copies are timed."""
 
     @property
@@ -69,7 +69,7 @@ class QueuedLane:
 
     def __init__(
         self,
-        driver: Times,
+        driver: LaneDriver,
         device: Device,
         regions: Mapping[int, Region],
         slab: Slab,
@@ -84,9 +84,9 @@ class QueuedLane:
         """An event for positions in the compute queue, recorded again each time."""
         self._pending: dict[Direction, deque[QueuedCopy]] = {"out": deque(), "in": deque()}
         """Copies that the compute queue has not waited for, oldest first."""
-        self._last: dict[Direction, Over] = {"out": Over(), "in": Over()}
+        self._last: dict[Direction, Completed] = {"out": Completed(), "in": Completed()}
         """What is complete once the last copy in a direction is."""
-        self._over = Over()
+        self._over = Completed()
         """What is complete before the next command of the compute queue."""
         self._strays: dict[int, torch.Tensor] = {}
         """Region -> a tensor that is not copied there, because its op returned it on the host."""
@@ -106,7 +106,7 @@ class QueuedLane:
         self._check()
         if not self.device.holds(tensor):
             self._strays[region] = tensor
-            return self._nothing("out", tensor, after)
+            return self._skipped_copy("out", tensor, after)
         self._strays.pop(region, None)
         return self._issue("out", region, source[:nbytes], after)
 
@@ -118,7 +118,7 @@ class QueuedLane:
         root = torch.empty(0, dtype=place.dtype, device=memory.device)
         root.set_(memory.untyped_storage(), place.start, place.shape, place.stride)
         if stray is not None:
-            return root, self._nothing("in", stray, after)
+            return root, self._skipped_copy("in", stray, after)
         return root, self._issue("in", region, memory, after)
 
     def wait(self, handle: QueuedCopy, /) -> None:
@@ -176,7 +176,7 @@ class QueuedLane:
             )
             raise StepError(reason=reason)
 
-    def _nothing(
+    def _skipped_copy(
         self, direction: Direction, tensor: torch.Tensor, after: tuple[QueuedCopy, ...]
     ) -> QueuedCopy:
         """Make the handle of a copy that is not needed.

@@ -63,7 +63,7 @@ class PlacedLane:
         """Piece -> the tensor that holds its free memory."""
         self._plugs: list[torch.Tensor] = []
         """Blocks that are held so that requests do not get them."""
-        self._homely: set[int] = set()
+        self._caller_addresses: set[int] = set()
         """Addresses of storages in memory of the caller's stream."""
         if holds:
             add_holder(self)
@@ -120,7 +120,7 @@ class PlacedLane:
         stage = self._device.stage
         self._follow(stage, self._home)
         kept = [t for t in given if isinstance(t, torch.Tensor)]
-        self._homely.update(t.untyped_storage().data_ptr() for t in kept)
+        self._caller_addresses.update(t.untyped_storage().data_ptr() for t in kept)
         kept += (t for t in crossing if self._is_homely(t))
         if again:
             self.let_go()
@@ -185,7 +185,7 @@ class PlacedLane:
             copy = torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
             )
-        self._homely.add(copy.untyped_storage().data_ptr())
+        self._caller_addresses.add(copy.untyped_storage().data_ptr())
         # The caller's stream may have used that memory until now.
         self._follow(self._device.stage, self._home)
         return copy.copy_(tensor)
@@ -204,7 +204,7 @@ class PlacedLane:
         with self._device.on(self._home):
             yield made
         self._follow(self._device.stage, self._home)
-        self._homely.update(each.untyped_storage().data_ptr() for each in made)
+        self._caller_addresses.update(each.untyped_storage().data_ptr() for each in made)
 
     # ---- within ---------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class PlacedLane:
     def _is_homely(self, tensor: Any) -> bool:
         """Whether `tensor` is in memory of the caller's stream."""
         there = isinstance(tensor, torch.Tensor)
-        return there and tensor.untyped_storage().data_ptr() in self._homely
+        return there and tensor.untyped_storage().data_ptr() in self._caller_addresses
 
     def _lose(self, what: str) -> None:
         """Release everything, and report what is not in its place."""

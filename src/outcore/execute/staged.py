@@ -7,7 +7,7 @@ as soon as its bytes are in the buffer.
 
 A Program leaves out each wait that the order of its streams implies. The queues know nothing of the
 half of a copy that a worker does. So each handle knows how many copies to and from the disk come
-before it (`handles.Known`).
+before it (`handles.DiskCopiesBefore`).
 
 The compute thread waits on the host in two cases: for a copy out if both buffers of that direction
 are full, and for a copy in before anything that must come after it, because the worker issues its
@@ -38,7 +38,7 @@ from outcore.execute.driver import (
     lane_nbytes,
     measure_link,
 )
-from outcore.execute.handles import NOTHING, Known, QueuedCopy
+from outcore.execute.handles import NOTHING, DiskCopiesBefore, QueuedCopy
 from outcore.execute.link import Barrier, Copy, Spill, Throttle, dropped
 from outcore.execute.slabs import Slabs
 from outcore.ir.hardware import STAGING_BUFFERS, staging_bytes
@@ -86,7 +86,7 @@ class Stages:
                 if len(self._all) < _BUFFERS:
                     return self._new()
         if buffer.busy is not None:
-            self.device.attend(buffer.busy)
+            self.device.wait_on_host(buffer.busy)
             buffer.busy = None
         return buffer
 
@@ -115,7 +115,7 @@ class Away(Copy):
 
     def _move(self, bounce: memoryview, throttle: Throttle) -> None:
         try:
-            self.stages.device.attend(self.arrived)
+            self.stages.device.wait_on_host(self.arrived)
             super()._move(bounce, throttle)
         finally:
             self.stages.give(self.buffer, self.arrived)
@@ -153,7 +153,7 @@ class Back(Copy):
                 room.check_open()
             except CancelledError:
                 # The thread that closed the lane may have looked before this copy was issued.
-                device.attend(busy)
+                device.wait_on_host(busy)
         finally:
             self.stages.give(buffer, busy)
 
@@ -187,16 +187,18 @@ class StagedLane:
         """Popped by `close`. Only one `pop` succeeds, whichever threads try."""
         self._lanes.add(self)
 
-    def learn(self, stream: Literal["out", "in", "compute"], *more: Known) -> Known:
+    def learn(
+        self, stream: Literal["out", "in", "compute"], *more: DiskCopiesBefore
+    ) -> DiskCopiesBefore:
         """Return which disk copies precede the next command of `stream`, `more` among them.
 
         Each copy comes after everything computed before it, so it inherits what compute knows.
         """
         known = (self._known[stream], self._known["compute"], *more)
-        self._known[stream] = Known(*map(max, zip(*known, strict=True)))
+        self._known[stream] = DiskCopiesBefore(*map(max, zip(*known, strict=True)))
         return self._known[stream]
 
-    def settle(self, known: Known) -> QueuedCopy | None:
+    def settle(self, known: DiskCopiesBefore) -> QueuedCopy | None:
         """Wait on the host until the copies back in `known` are issued; return the last one.
 
         None if there are none. Raises SpillError if one failed.

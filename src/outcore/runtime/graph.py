@@ -31,7 +31,7 @@ from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.planned import Planned
 from outcore.runtime.profiling import Keeping, Profiling, begin_profiling
 from outcore.runtime.session import Interlude, Visit
-from outcore.runtime.status import MOST_FRUITLESS, GraphStatus, State
+from outcore.runtime.status import MOST_STEPS_WITHOUT_BACKWARD, GraphStatus, State
 from outcore.runtime.store import Store
 from outcore.units import format_bytes
 
@@ -75,7 +75,7 @@ class PlannedGraph:
         self.asked: WeakKeyDictionary[PlannedGraph, int] = WeakKeyDictionary()
         """Planned graphs that this one asked to leave it more memory -> how often, since they last
         answered (`Contention.leaving_more`)."""
-        self.in_vain: frozenset[object] | None = None
+        self.others_at_failed_plan: frozenset[object] | None = None
         """State of the other graphs (`_how_others_stand`) when this one last found no plan and
         waited for some of them. It does not try again until that state changes or the wait ends.
         None: no such attempt."""
@@ -142,7 +142,7 @@ class PlannedGraph:
             executable = self.ready(inputs)
         if self._wants_meter(executable):
             self.engine.metering.begin(self)  # does nothing if another graph has begun the meter
-            self.status.fruitless += self.engine.metering.note_call(self)
+            self.status.steps_without_backward += self.engine.metering.note_call(self)
         elif self.execution is not None and executable is self.execution.executable:
             executable = self.execution.executable_of_step(self)
         if self.planned is not None and self.engine.metering.session is not None:
@@ -154,7 +154,7 @@ class PlannedGraph:
 
         `again`: this backward call must leave its data for another one (`retain_graph`).
         """
-        self.status.fruitless = 0
+        self.status.steps_without_backward = 0
         self.engine.observer.returned(self, store, tangents)
         self.status.retained |= again
         self.engine.observer.waited(self, store.visit, tangents)
@@ -223,9 +223,9 @@ class PlannedGraph:
         if not profiling.done or self._follows_the_unplanned(profiling):
             return self._unplanned(profiling, resident)
         stand = self._how_others_stand()
-        if stand == self.in_vain and self._awaits_others(profiling):
+        if stand == self.others_at_failed_plan and self._awaits_others(profiling):
             return self._unplanned(profiling, resident)
-        self.status.gone_bytes = profiling.gone_bytes or 0
+        self.status.left_over_bytes = profiling.left_over_bytes or 0
         try:
             return self.settle(self.engine.plans.first(self, profiling)).executable
         except InfeasibleError as error:
@@ -234,7 +234,7 @@ class PlannedGraph:
                 raise
         self.engine.residency.collect(again=True)  # the error's frames hold inputs of calls
         if waits:
-            self.in_vain = stand
+            self.others_at_failed_plan = stand
             return self._unplanned(profiling, resident)
         profiling.again()
         self.observed.met = None
@@ -242,13 +242,13 @@ class PlannedGraph:
 
     def _unplanned(self, profiling: Profiling, resident_bytes: int) -> Executable:
         """The profiling executable; the one of `Keeping` if no backward calls come and it fits."""
-        if self.status.fruitless < MOST_FRUITLESS or not self.may_keep:
+        if self.status.steps_without_backward < MOST_STEPS_WITHOUT_BACKWARD or not self.may_keep:
             return profiling.executable
         keeping = profiling.keeping
         if keeping is None:
             profiled = profiling.timed.program
             assert profiled is not None  # noqa: S101 - profiled steps run a program
-            program, most = self.engine.plans.still_program(self, resident_bytes, profiled)
+            program, most = self.engine.plans.forward_only_program(self, resident_bytes, profiled)
             generator = self.engine.driver.generator
             keeping = Keeping(build(self.captured.trace, program, generator), most)
             profiling.keeping = keeping
@@ -262,7 +262,11 @@ class PlannedGraph:
 
     def _keeps_on(self, keeping: Keeping | None) -> TypeGuard[Keeping]:
         """Whether no backward calls come, and the allocator's count shows room for `keeping`."""
-        if keeping is None or not self.may_keep or self.status.fruitless < MOST_FRUITLESS:
+        if (
+            keeping is None
+            or not self.may_keep
+            or self.status.steps_without_backward < MOST_STEPS_WITHOUT_BACKWARD
+        ):
             return False
         level = self.engine.residency.allocated_bytes()
         return level is not None and level <= keeping.most_allocated_bytes
@@ -319,7 +323,7 @@ class PlannedGraph:
             execution = contention.leaving_more(self, execution)
             if execution.trial is None:
                 execution = contention.for_calls(self, execution)
-            execution = self.engine.growth.beside_what_came(self, execution, inputs)
+            execution = self.engine.growth.replan_if_grown(self, execution, inputs)
         trial = execution.trial_of_step(self)
         return execution.executable if trial is None or trial.done else trial.executable
 
@@ -357,7 +361,7 @@ class PlannedGraph:
             self.execution = None
 
     def _wants_meter(self, executable: Executable) -> bool:
-        if self.status.fruitless >= MOST_FRUITLESS:
+        if self.status.steps_without_backward >= MOST_STEPS_WITHOUT_BACKWARD:
             return False
         if self.execution is not None and executable is self.execution.executable:
             return self.engine.metering.wants_peak(self) and self._is_first()

@@ -168,7 +168,7 @@ class Metering:
             # Under torch.utils.checkpoint, backward calls the forward of each block again.
             return bool(session.visits or not under_checkpoint()) and self.end()
         over = session.here() and bool(session.visits) and not len(self._registry.stores)
-        if over and _takes_turns(caller, leader):
+        if over and _is_other_size(caller, leader):
             return self.end(beside=caller)
         overlong = self._registry.steps.calls - session.calls > LONGEST_SESSION
         if overlong or leader not in self._registry.active():
@@ -204,10 +204,10 @@ class Metering:
             return True
         others = (g for g in observed if isinstance(g, PlannedGraph))
         uncalled = graph.status.last_step < session.step
-        return uncalled and any(_takes_turns(graph, other) for other in others)
+        return uncalled and any(_is_other_size(graph, other) for other in others)
 
 
-def _takes_turns(graph: PlannedGraph, other: PlannedGraph | None) -> bool:
+def _is_other_size(graph: PlannedGraph, other: PlannedGraph | None) -> bool:
     """Whether the graphs have the same ops but other sizes: a step runs one or the other."""
     if other is None or graph.digest == other.digest:
         return False

@@ -44,7 +44,7 @@ class Mix:
     """Outstanding calls of the graph itself, without the call that begins or comes back."""
     others: Others
     """Outstanding calls of other graphs."""
-    beyond_bytes: int | None = None
+    excess_bytes: int | None = None
     """External memory in excess of that as the first call of the step began; None: not counted."""
     several: bool = False
     """Whether this mix stands for all mixes with no more calls of each graph."""
@@ -69,9 +69,9 @@ class Mix:
         self.own, self.several = max(self.own, other.own), True
         for graph, calls in other.others.items():
             self.others[graph] = max(calls, self.others.get(graph, 0))
-        if other.beyond_bytes is not None:
-            known = other.beyond_bytes if self.beyond_bytes is None else self.beyond_bytes
-            self.beyond_bytes = max(known, other.beyond_bytes)
+        if other.excess_bytes is not None:
+            known = other.excess_bytes if self.excess_bytes is None else self.excess_bytes
+            self.excess_bytes = max(known, other.excess_bytes)
 
 
 class Mixes:
@@ -106,17 +106,17 @@ class Mixes:
     def counted(self, own: int, others: Counts) -> bool:
         """Whether external memory was counted for a mix that covers this one."""
         mix = Mix(own, _weakly(others))
-        known = (m for m in reversed(self._mixes) if m.beyond_bytes is not None)
+        known = (m for m in reversed(self._mixes) if m.excess_bytes is not None)
         return any(mix.within(m) for m in known)
 
-    def beyond_of(self, own: int, others: Counts) -> int:
+    def excess_of(self, own: int, others: Counts) -> int:
         """The largest excess counted for a mix that covers this one; 0 if there is none.
 
         A mix that stands for several may have its excess from another mix. So without own calls,
         the result is at most the largest excess that was counted without own calls.
         """
         mix = Mix(own, _weakly(others))
-        known = (m.beyond_bytes for m in self._mixes if mix.within(m))
+        known = (m.excess_bytes for m in self._mixes if mix.within(m))
         most = max((nbytes for nbytes in known if nbytes is not None), default=0)
         return most if own else min(most, self._beyond_first)
 
@@ -129,20 +129,20 @@ class Mixes:
         """Calls of another graph that were outstanding every time that no own call was."""
         return 0 if self._before is None else self._before.get(graph, 0)
 
-    def note(self, own: int, others: Counts, beyond_bytes: int | None = None) -> bool:
+    def note(self, own: int, others: Counts, excess_bytes: int | None = None) -> bool:
         """Note the outstanding calls as a call begins or comes back; returns whether it is news."""
-        mix = Mix(own, _weakly(others), beyond_bytes)
+        mix = Mix(own, _weakly(others), excess_bytes)
         key = _key(own, mix.others)
-        if key in self._known and not _more(beyond_bytes, self._known[key]):
+        if key in self._known and not _more(excess_bytes, self._known[key]):
             return False
         fewer = not own and self._note_before(others)
-        if not own and beyond_bytes is not None:
-            self._beyond_first = max(self._beyond_first, beyond_bytes)
+        if not own and excess_bytes is not None:
+            self._beyond_first = max(self._beyond_first, excess_bytes)
         above = [m for m in self._mixes if mix.within(m)]
-        news = all(_more(beyond_bytes, m.beyond_bytes) for m in above)
+        news = all(_more(excess_bytes, m.excess_bytes) for m in above)
         if news:
             self._add(mix)
-        counted = [n for n in (beyond_bytes, *(m.beyond_bytes for m in above)) if n is not None]
+        counted = [n for n in (excess_bytes, *(m.excess_bytes for m in above)) if n is not None]
         while len(self._known) >= MOST_KNOWN:
             del self._known[next(iter(self._known))]
         self._known[key] = max(counted, default=None)
@@ -152,9 +152,9 @@ class Mixes:
         """Store a mix that no stored mix surpasses, and drop those that it surpasses."""
         for each in self._mixes:
             each.forget_the_dead()
-        beyond_bytes = mix.beyond_bytes
+        excess_bytes = mix.excess_bytes
         surpassed = [
-            m for m in self._mixes if m.within(mix) and not _more(m.beyond_bytes, beyond_bytes)
+            m for m in self._mixes if m.within(mix) and not _more(m.excess_bytes, excess_bytes)
         ]
         mix.several = any(m.several for m in surpassed)
         self._mixes = [m for m in self._mixes if m not in surpassed]
@@ -173,9 +173,9 @@ class Mixes:
         self._before.update(fewer)
         return bool(fewer)
 
-    def beyond_bytes(self) -> int:
+    def excess_bytes(self) -> int:
         """The largest excess of all mixes; 0 if none was counted."""
-        counted = (mix.beyond_bytes for mix in self._mixes if mix.beyond_bytes is not None)
+        counted = (mix.excess_bytes for mix in self._mixes if mix.excess_bytes is not None)
         return max(counted, default=0)
 
     def external_bytes(
@@ -200,15 +200,15 @@ class Mixes:
         mixes = [mix for mix in self._mixes if mix.own < calls or mix.several]
         there = {g for g in (each() for mix in mixes for each in mix.others) if g is not None}
         each = {g: alone(g) for g in there if g in active}
-        counted = [mix for mix in mixes if mix.beyond_bytes is not None]
-        known = max((mix.beyond_bytes or 0 for mix in counted), default=unknown)
+        counted = [mix for mix in mixes if mix.excess_bytes is not None]
+        known = max((mix.excess_bytes or 0 for mix in counted), default=unknown)
 
         def calls_of(mix: Mix, other: PlannedGraph) -> int:
             return min(mix.others.get(ref(other), 0), other.status.planned_for)
 
         def beyond(mix: Mix) -> int:
-            if mix.beyond_bytes is not None or not counted:
-                return known if mix.beyond_bytes is None else mix.beyond_bytes
+            if mix.excess_bytes is not None or not counted:
+                return known if mix.excess_bytes is None else mix.excess_bytes
             more = max(0, mix.own - max(m.own for m in counted)) * call_tensors(graph)
             for other in each:
                 most = max(calls_of(m, other) for m in counted)
@@ -242,7 +242,7 @@ class Observations:
         fewest in any timed step. None: there was no timed step yet."""
         self.most_met: WeakKeyDictionary[PlannedGraph, int] = WeakKeyDictionary()
         """The same for the one timed step in which those calls left the most gradients."""
-        self.fresh = False
+        self.latest_mix_uncounted = False
         """Whether the graph has a plan and its latest call met a mix that had not been counted."""
         self.unchecked = False
         """Whether the plan may have too little room: a new mix came, or a graph in a mix has

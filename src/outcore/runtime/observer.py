@@ -33,10 +33,12 @@ class Observer:
         others, beyond = self._registry.outstanding(graph), None
         observed, planned = graph.observed, graph.planned
         if observed.called.knows(own, others, counted=planned is not None):
-            observed.fresh = False
+            observed.latest_mix_uncounted = False
             return
-        observed.fresh = planned is not None and not observed.called.counted(own, others)
-        if planned is not None and observed.fresh:
+        observed.latest_mix_uncounted = planned is not None and not observed.called.counted(
+            own, others
+        )
+        if planned is not None and observed.latest_mix_uncounted:
             self._residency.sweep()
             beyond = self._residency.base_bytes(graph, inputs) - planned.external.base_bytes
         for other in others:  # it may have left no room for the gradients of this graph

@@ -59,7 +59,7 @@ It has to search: with less room set aside, a plan keeps more, and more of that 
 """
 
 _RECOMPUTING: tuple[Policy, ...] = (ChenSqrt(), RecomputeAll())
-"""Policies for `still_program` that recompute what does not fit, the one with the faster backward
+"""Policies for `forward_only_program` that recompute what does not fit, the faster backward
 first."""
 
 
@@ -98,7 +98,7 @@ class Planner:
         return program, resident_bytes + spare
 
     @gc_paused()
-    def still_program(
+    def forward_only_program(
         self, shares: Shares, resident_bytes: int, profiled: Program
     ) -> tuple[Program, int]:
         """The program for calls that nobody differentiates, and the most external bytes with it.
@@ -141,7 +141,7 @@ class Planner:
         external = ExternalMemory(
             base_bytes=profiled.base_bytes or 0,
             lingering_bytes=profiled.lingering_bytes,
-            returning_bytes=shares.graph.observed.returned.beyond_bytes(),
+            returning_bytes=shares.graph.observed.returned.excess_bytes(),
             between_bytes=profiled.between_bytes,
             gone=profiled.gone,
             late_bytes=shares.late_bytes(),
@@ -154,7 +154,9 @@ class Planner:
             return _first(partial(self._beside, shares, profiled, external), rooms)
         except InfeasibleError as error:
             others = (graph for graph in shares.active if graph is not shares.graph)
-            error.at_least |= any(graph.planned is None for graph in others) or bool(shares.in_turn)
+            error.at_least |= any(graph.planned is None for graph in others) or bool(
+                shares.alternating
+            )
             left_over = shares.graph.status.left_over(shares.budget_bytes)
             if left_over:
                 error.add_note(left_over)
@@ -195,7 +197,7 @@ class Planner:
 
         Raises InfeasibleError as `plan` does.
         """
-        return self._or_afresh(shares, planned, planned.problem, headroom=True)
+        return self._or_ignoring_plans(shares, planned, planned.problem, headroom=True)
 
     @gc_paused()
     def plan_leaving(self, shares: Shares, planned: Planned, more_bytes: int) -> Planned:
@@ -204,7 +206,9 @@ class Planner:
         Raises InfeasibleError as `plan` does.
         """
         at_least = max(shares.left_at_least, left_bytes(planned) + more_bytes)
-        return self._or_afresh(replace(shares, left_at_least=at_least), planned, planned.problem)
+        return self._or_ignoring_plans(
+            replace(shares, left_at_least=at_least), planned, planned.problem
+        )
 
     def lacking_bytes(self, shares: Shares, planned: Planned) -> int:
         """External bytes, those of waiting calls included, that `planned` has no room for.
@@ -277,7 +281,7 @@ class Planner:
             rooms.append(Room(planned.external_bytes))
         return _first(partial(self._again_beside, shares, planned, problem), rooms)
 
-    def _or_afresh(
+    def _or_ignoring_plans(
         self, shares: Shares, planned: Planned, problem: Problem, *, headroom: bool = False
     ) -> Planned:
         """As `_as_before`; if that fails, later graphs are left only the least they need.
@@ -289,8 +293,8 @@ class Planner:
         except InfeasibleError:
             if not shares.later:
                 raise
-            afresh = replace(shares, afresh=True)
-            return self._as_before(afresh, planned, problem, headroom=headroom)
+            ignore_plans = replace(shares, ignore_plans=True)
+            return self._as_before(ignore_plans, planned, problem, headroom=headroom)
 
     def _again_beside(
         self, shares: Shares, planned: Planned, problem: Problem, room: Room
@@ -330,7 +334,7 @@ class Planner:
         external = replace(planned.external, base_bytes=base_bytes)
         room = planned.external_bytes + more
         beside = replace(planned, external=external, external_bytes=room)
-        return self._or_afresh(shares, beside, problem)
+        return self._or_ignoring_plans(shares, beside, problem)
 
     @gc_paused()
     def plan_again(

@@ -129,14 +129,14 @@ class Plans:
             # Garbage counts as resident memory, and captures in this step may have left some.
             collected = self._residency.collect(again=True)
 
-    def still_program(
+    def forward_only_program(
         self, graph: PlannedGraph, resident_bytes: int, profiled: Program
     ) -> tuple[Program, int]:
         """The program for calls that nobody differentiates, and the most external bytes with it.
 
         `profiled`: the program of the graph's profiled steps.
         """
-        return self.planner.still_program(self._shares(graph), resident_bytes, profiled)
+        return self.planner.forward_only_program(self._shares(graph), resident_bytes, profiled)
 
     # ---- made ----------------------------------------------------------------------------------
 
@@ -272,7 +272,7 @@ class Plans:
         active = {g: g.planned for g in self._registry.active()} | latest
         bound: int | None = None
         if not all(p is None or p.everything_kept for p in active.values()):
-            came = {g: g.status.came_bytes for g in active if g not in latest}
+            came = {g: g.status.unplanned_growth_bytes for g in active if g not in latest}
             known = [p.peak_bytes + came.get(g, 0) for g, p in active.items() if p]
             bound = max(known) if len(known) == len(active) else self._settings.budget_bytes
         self._driver.bound_memory(self._residency.resident_bytes(), bound)

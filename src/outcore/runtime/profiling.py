@@ -74,7 +74,7 @@ class Profiling:
     gone: frozenset[int] = frozenset()
     """Buffers that timed calls were given or returned, and that nothing held any more when one of
     these calls came back."""
-    gone_bytes: int | None = None
+    left_over_bytes: int | None = None
     """Bytes that were freed in each timed step while the graph waited and were not part of that
     step: the least of the steps. None: not known."""
     timed_steps: int = 0
@@ -108,10 +108,10 @@ class Profiling:
             self.base_bytes, self.first_bytes = max(known, base_bytes), base_bytes
         return base_bytes - self.first_bytes
 
-    def waited(self, gone_bytes: int) -> None:
+    def waited(self, left_over_bytes: int) -> None:
         """Note the bytes freed while the graph waited in one timed step."""
-        before = gone_bytes if self.gone_bytes is None else self.gone_bytes
-        self.gone_bytes = min(gone_bytes, before)
+        before = left_over_bytes if self.left_over_bytes is None else self.left_over_bytes
+        self.left_over_bytes = min(left_over_bytes, before)
 
     def metered(self, reading: Reading, visit: Visit) -> None:
         """Take the workspaces from a checked step, and what was held between the two calls."""

@@ -112,7 +112,7 @@ class Residency:
 
     def with_others_bytes(self, graph: PlannedGraph) -> int:
         """The most extra base bytes measured with the present mix of other graphs' calls."""
-        return graph.observed.called.beyond_of(0, self._registry.outstanding(graph))
+        return graph.observed.called.excess_of(0, self._registry.outstanding(graph))
 
     def given(self, graph: PlannedGraph, inputs: Sequence[Any]) -> CallTensors:
         """What a call of `graph` is given: inputs and constants."""

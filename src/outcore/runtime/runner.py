@@ -52,7 +52,7 @@ class Runner:
         while True:  # until the trace is right
             executable = graph.executable_for(inputs)
             visit = Visit(ref(graph), self._replay_of(executable, inputs))
-            noted = graph.observed.fresh or graph.times(executable)
+            noted = graph.observed.latest_mix_uncounted or graph.times(executable)
             given = residency.given(graph, inputs) if noted else None
             start = clock.now()
             try:

@@ -55,7 +55,7 @@ class Shares:
     """Cache: another graph -> its `Calls`, which know what they need."""
     left_at_least: int = 0
     """The least to leave to later graphs while this one waits, even if they seem to need less."""
-    afresh: bool = False
+    ignore_plans: bool = False
     """Whether to ignore the current plans of other graphs, because they will be planned again as
     they are called."""
     unplanned_lean: bool = False
@@ -92,7 +92,7 @@ class Shares:
         return [g for g in self.active if self.graph in g.observed]
 
     @property
-    def in_turn(self) -> list[PlannedGraph]:
+    def alternating(self) -> list[PlannedGraph]:
         """The graphs that alternate with this one: each runs while the other waits."""
         return [g for g in self.later if g in self.graph.observed]
 
@@ -111,8 +111,8 @@ class Shares:
             return (self.left_at_least,)
         # For graphs in turn, `Planned.external_bytes` assumes the `least` plan, so that is the only
         # choice.
-        in_turn = set(self.in_turn)
-        lean = [(g, (c.least,) if g in in_turn else c.lean) for g, c in later]
+        alternating = set(self.alternating)
+        lean = [(g, (c.least,) if g in alternating else c.lean) for g, c in later]
         least = least_together([self._meanwhile(g, choices) for g, choices in lean])
         observed = self._seen_to_take(later, between_bytes)
         least = max(self.left_at_least, least if observed is None else min(least, observed))
@@ -225,7 +225,7 @@ class Shares:
 
     def in_turn_bytes(self, hardware: Hardware) -> int:
         """What graphs that alternate with this one need at their peak, beyond what waits."""
-        return self._together({g: self._calls(g, hardware).least for g in self.in_turn})
+        return self._together({g: self._calls(g, hardware).least for g in self.alternating})
 
     def _together(self, taken: Mapping[PlannedGraph, Taken]) -> int:
         """The most that calls of these graphs need while this one waits."""
@@ -251,7 +251,7 @@ class Shares:
     def _calls(self, graph: PlannedGraph, hardware: Hardware) -> Calls:
         """The calls of `graph`, by its measured profile if it has one, and nothing between them."""
         number, profile = graph.status.planned_for, _profile(graph)
-        program = None if graph.planned is None or self.afresh else graph.planned.program
+        program = None if graph.planned is None or self.ignore_plans else graph.planned.program
         trace, calls = graph.captured.trace, self.known.get(graph)
         if (
             calls is None

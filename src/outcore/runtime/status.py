@@ -43,7 +43,7 @@ class State(Enum):
     IN_CORE = "in-core"
 
 
-MOST_FRUITLESS = 4
+MOST_STEPS_WITHOUT_BACKWARD = 4
 """Metered steps in a row with a forward call of a graph and no backward call of it, after which its
 calls are not metered any more until one comes back: nobody seems to differentiate it."""
 
@@ -125,27 +125,30 @@ class GraphStatus:
     found. inf if none was refused; -inf if a new plan left no more than before."""
     planning_seconds: float = 0.0
     """Seconds spent on planning the graph so far, failed attempts included."""
-    fruitless: int = 0
+    steps_without_backward: int = 0
     """Metered steps in a row with a forward call of the graph and no backward call of it."""
     growths: int = 0
     """How often it was planned again because external memory had grown."""
-    refused_bytes: float = inf
+    refused_growth_bytes: float = inf
     """The smallest `ExternalMemory.base_bytes` for which no plan was found when external memory had
     grown, less the margin. inf if none was refused."""
-    grown_bytes: int = 0
+    planned_growth_bytes: int = 0
     """External bytes that the current plan makes room for beyond those of the first plan. Some may
     be expected growth that has not come yet."""
-    came_bytes: int = 0
+    unplanned_growth_bytes: int = 0
     """External bytes that came since the current plan was made, without a new plan. Reports add
     them to the predicted peak."""
-    gone_bytes: int = 0
+    left_over_bytes: int = 0
     """Bytes that were freed in each timed step while the graph waited and were not part of that
     step, such as results or gradients of the step before. The least of the timed steps."""
 
     @property
     def settled(self) -> bool:
         """Whether its way to run is settled: planned, in-core, or not differentiated by anybody."""
-        return self.state is not State.PROFILING or self.fruitless >= MOST_FRUITLESS
+        return (
+            self.state is not State.PROFILING
+            or self.steps_without_backward >= MOST_STEPS_WITHOUT_BACKWARD
+        )
 
     @property
     def planned_for(self) -> int:
@@ -161,13 +164,13 @@ class GraphStatus:
         """Make `planned` the current plan, and forget what was measured under the previous one."""
         self.planned, self.bound_seconds, self.measured = planned, None, None
         self.recent_work.clear()
-        self.steps = self.came_bytes = 0
+        self.steps = self.unplanned_growth_bytes = 0
         self.state = State.IN_CORE if planned.everything_kept else State.PLANNED
 
     def left_over(self, budget_bytes: int) -> str:
         """A note on memory left over from the step before, if it is much of the budget; else ""."""
-        much = self.gone_bytes >= max(1, budget_bytes // WORTH_DIVISOR)
-        return LEFT_OVER.format(left=format_bytes(self.gone_bytes)) * much
+        much = self.left_over_bytes >= max(1, budget_bytes // WORTH_DIVISOR)
+        return LEFT_OVER.format(left=format_bytes(self.left_over_bytes)) * much
 
     def unsettle(self) -> None:
         """Drop the plan: the graph is profiled again.
@@ -176,8 +179,10 @@ class GraphStatus:
         profile. What other graphs asked for stays: they still need it.
         """
         self.planned, self.measured, self.state = None, None, State.PROFILING
-        self.refused_calls = self.growths = self.grown_bytes = self.came_bytes = 0
-        self.refused_bytes = self.refused_external_bytes = self.refused_left_bytes = inf
+        self.refused_calls = self.growths = self.planned_growth_bytes = (
+            self.unplanned_growth_bytes
+        ) = 0
+        self.refused_growth_bytes = self.refused_external_bytes = self.refused_left_bytes = inf
 
     def called(self, step: int) -> None:
         """Note a forward call in the engine's step number `step`."""

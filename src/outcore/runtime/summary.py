@@ -185,7 +185,7 @@ def _with_plans(
 ) -> Report:
     """`common` with the figures of `parts`, and with the peaks of `everything`."""
     clock = engine.driver.clock
-    planned = [(g.planned, g.came_bytes) for g in everything if g.planned is not None]
+    planned = [(g.planned, g.unplanned_growth_bytes) for g in everything if g.planned is not None]
     steps = [part.step for part in parts]
     named = list(_named([part.status for part in parts], everything))
     return replace(
@@ -296,7 +296,9 @@ def _plan_notes(graphs: list[tuple[str, GraphStatus]]) -> Iterator[str]:
         more = status.most_outstanding > planned.calls
         waited = OUTSTANDING.format(now=status.most_outstanding, planned=planned.calls)
         left_over = status.left_over(planned.problem.budget_bytes) * bool(planned.plan.moves)
-        grew = GREW.format(more=format_bytes(status.grown_bytes)) * bool(status.grown_bytes)
+        grew = GREW.format(more=format_bytes(status.planned_growth_bytes)) * bool(
+            status.planned_growth_bytes
+        )
         crowded = CROWDED * (status.refused_external_bytes < inf)
         notes = (planned.note, grew, RETAINED * unforeseen, waited * more, crowded, left_over)
         for note in filter(None, notes):
