@@ -205,8 +205,7 @@ def test_a_branch_that_was_not_taken_is_counted(branch: Callable[[Tensor], Tenso
 
     taken, untaken = workspaces(1.0), workspaces(-1.0)
     assert min(taken) >= 4 * ROWS * WIDTH
-    assert all(a >= b for a, b in zip(untaken, taken, strict=True))
-    assert taken == untaken, "and no more than that"
+    assert taken == untaken
 
 
 def test_the_same_call_is_the_same_op() -> None:

@@ -161,7 +161,7 @@ def test_another_process_finds_it_in_the_working_directory(install, tmp_path, mo
 # ---- the page ------------------------------------------------------------------------------------
 
 
-def test_the_policy_of_the_page_is_twenty_lines():
+def test_the_policy_of_the_page_is_short():
     _, _, source = on_the_page()
     body = source.partition("@dataclass")[2]
     assert len([line for line in body.splitlines() if line.strip()]) <= 22

@@ -329,7 +329,9 @@ def test_gaps_are_those_of_the_trace():
     seq = variable_sequence(problem, 1)
     buffers = len(problem.trace.buffers)
     own = [p for p, v in enumerate(seq.order) if v < buffers and seq.next_use[p] is not None]
-    assert {seq.gap(p) for p in own} >= set(gaps(problem.trace))
+    idle, found = set(gaps(problem.trace)), {seq.gap(p) for p in own}
+    assert found >= idle
+    assert all(gap.before == gap.after + 1 for gap in found - idle), "in those nothing runs"
     with pytest.raises(ValueError, match="is not used after"):
         seq.gap(len(seq.order) - 1)
 

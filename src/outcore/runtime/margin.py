@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Tier
 
@@ -24,11 +27,15 @@ def budget_for(planned_bytes: int) -> int:
     return -(-planned_bytes * MARGIN_DIVISOR // (MARGIN_DIVISOR - 1))
 
 
-def for_any_budget(error: InfeasibleError, budget_bytes: int) -> None:
-    """Make `error` name the smallest budget that works, with that budget's own margin.
+@contextmanager
+def floors_for_any_budget(budget_bytes: int) -> Iterator[None]:
+    """Make an InfeasibleError name the smallest budget that works, with that budget's own margin.
 
-    The floor in `error` was found with the margin of `budget_bytes`; a larger budget has a larger
-    margin.
+    Its floor was found with the margin of `budget_bytes`; a larger budget has a larger margin.
     """
-    if error.tier == Tier.DEVICE.value:
-        error.floor_bytes = budget_for(error.floor_bytes - margin_bytes(budget_bytes))
+    try:
+        yield
+    except InfeasibleError as error:
+        if error.tier == Tier.DEVICE.value:
+            error.floor_bytes = budget_for(error.floor_bytes - margin_bytes(budget_bytes))
+        raise
