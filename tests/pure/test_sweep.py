@@ -205,7 +205,7 @@ def test_a_sweep_without_bounds():
     assert found.bounds() == {}
 
 
-def test_no_plan_fits_below_what_is_proved():
+def test_what_is_proved_is_not_above_the_floor():
     on = comparison()
     assert 1 < on.proved_floor_bytes() <= on.floor().floor.nbytes
 

@@ -27,15 +27,21 @@ def budget_for(planned_bytes: int) -> int:
     return -(-planned_bytes * MARGIN_DIVISOR // (MARGIN_DIVISOR - 1))
 
 
-@contextmanager
-def floors_for_any_budget(budget_bytes: int) -> Iterator[None]:
-    """Make an InfeasibleError name the smallest budget that works, with that budget's own margin.
+def for_any_budget(error: InfeasibleError, budget_bytes: int) -> None:
+    """Make `error` name the smallest budget that works, with that budget's own margin.
 
-    Its floor was found with the margin of `budget_bytes`; a larger budget has a larger margin.
+    The floor in `error` was found with the margin of `budget_bytes`; a larger budget has a larger
+    margin.
     """
+    if error.tier == Tier.DEVICE.value:
+        error.floor_bytes = budget_for(error.floor_bytes - margin_bytes(budget_bytes))
+
+
+@contextmanager
+def naming_any_budget(budget_bytes: int) -> Iterator[None]:
+    """Apply `for_any_budget` to an InfeasibleError that is raised inside."""
     try:
         yield
     except InfeasibleError as error:
-        if error.tier == Tier.DEVICE.value:
-            error.floor_bytes = budget_for(error.floor_bytes - margin_bytes(budget_bytes))
+        for_any_budget(error, budget_bytes)
         raise

@@ -39,7 +39,7 @@ from outcore.runtime.headroom import (
     with_least_room,
     with_places,
 )
-from outcore.runtime.margin import floors_for_any_budget
+from outcore.runtime.margin import naming_any_budget
 from outcore.runtime.options import NO_DISK_BYTES, Settings
 from outcore.runtime.planned import FORCED, Planned
 from outcore.runtime.reuse import reused
@@ -147,7 +147,7 @@ class Solver:
         saved = given.find(problem, strict=self.settings.strict, earlier=earlier)
         if saved is not None:
             problem = self._with_tiers(shares, problem, saved.plan())
-            with floors_for_any_budget(budget_bytes):
+            with naming_any_budget(budget_bytes):
                 plan = reused(problem, saved, fixed, given.path)
             card = self._card() if plan.moves else None
             if card is not None:
@@ -283,7 +283,7 @@ class Solver:
         Returns the problem that the plan is for, too. Raises InfeasibleError as `make` does, naming
         a budget that includes the margin.
         """
-        with floors_for_any_budget(problem.budget_bytes):
+        with naming_any_budget(problem.budget_bytes):
             return self._solve_somewhere(shares, problem, make)
 
     def _solve_somewhere(
