@@ -736,6 +736,7 @@ def test_a_view_that_may_not_be_used_any_more_is_counted() -> None:
     base.mul_(2)
     with pytest.raises(RuntimeError, match="view was created in no_grad mode"):
         _ = view.is_leaf
+    del base  # the view alone keeps the memory now
     assert resident_bytes(CPU) >= before + view.nbytes
 
 
@@ -908,8 +909,6 @@ class TestBadInput:
             pytest.raises(CaptureError, match="cannot plan this graph"),
         ):
             call(x)
-        assert Host()(x).backward() is None
-        assert x.grad is not None
 
 
 class Weighed(torch.autograd.Function):

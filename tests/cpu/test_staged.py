@@ -176,6 +176,7 @@ def test_lanes_at_once_share_buffers_and_nothing_else(driver: QueuedDriver) -> N
     for number in range(3):
         for which, lane in enumerate(lanes):
             lane.wait(lane.copy_out(filled(10 * which + number), number))
+    assert driver.slabs.taken_bytes == staging_bytes(NBYTES)
     for number in reversed(range(3)):
         for which, lane in enumerate(lanes):
             tensor, back = lane.copy_in(number)
