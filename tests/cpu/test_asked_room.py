@@ -318,7 +318,7 @@ def test_a_plan_that_is_not_found_keeps_nothing_of_its_step() -> None:
         for _ in range(PATIENCE):
             step()
             left += [given[-1]() is not None]
-        assert any(graph.status.refused_external_bytes < inf for graph in graphs(towers.backend))
+        assert any(graph.status.refused.external_bytes < inf for graph in graphs(towers.backend))
         assert not any(left)
     finally:
         gc.enable()

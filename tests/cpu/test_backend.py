@@ -900,7 +900,7 @@ class TestSeveralGraphs:
             call(torch.ones(256, 64)).sum().backward()
         assert backend.engine.steps.number - before == 3
         (status,) = backend.engine.registry.statuses()
-        assert status.calls(backend.engine.steps.number) == 1, "none of these was one"
+        assert status.history.calls(backend.engine.steps.number) == 1, "none of these was one"
         assert kept.requires_grad
 
     def test_backward_that_always_retains_is_counted(self) -> None:
@@ -912,7 +912,7 @@ class TestSeveralGraphs:
             del loss
         assert backend.engine is not None
         (status,) = backend.engine.registry.statuses()
-        assert [calls for _, calls in status.latest_steps] == [1] * (PROFILED_STEPS + 2)
+        assert [calls for _, calls in status.history.latest_steps] == [1] * (PROFILED_STEPS + 2)
 
 
 class TestMeter:
@@ -992,7 +992,7 @@ class TestMeter:
             call(torch.ones(rows, 64)).sum().backward()
         assert backend.engine is not None
         first, second = backend.engine.registry.statuses()
-        second.latest_steps.clear()
+        second.history.latest_steps.clear()
         assert first.planned is not None
         report = backend.report()
         assert report.predicted_seconds == first.planned.predicted.seconds

@@ -598,7 +598,7 @@ def test_a_mix_without_a_plan_does_not_stand_in_the_way_of_others() -> None:
         plans.beside_calls(first, planned)
     assert engine.contention.beside_calls(first, execution) is execution
     assert not first.observed.unchecked
-    assert planned.external_bytes < first.status.refused_external_bytes < inf
+    assert planned.external_bytes < first.status.refused.external_bytes < inf
     assert [note for note in backend.report().notes if "outstanding calls of other graphs" in note]
     more = planned.external.base_bytes + 5_000
     again = plans.for_calls(first, planned)
@@ -611,7 +611,7 @@ def test_a_mix_without_a_plan_does_not_stand_in_the_way_of_others() -> None:
     second.settle(second.planned)
     assert first.observed.unchecked
     assert engine.contention.beside_calls(first, execution) is execution
-    assert first.status.refused_external_bytes == inf
+    assert first.status.refused.external_bytes == inf
 
 
 def test_a_plan_that_lacks_as_much_as_the_one_before_is_not_made_again(
@@ -648,7 +648,7 @@ def test_a_plan_that_lacks_as_much_as_the_one_before_is_not_made_again(
     assert made[2:] == [1 << 19] * 2
     lacking = 0
     steps(1)
-    assert first.status.refused_external_bytes == second.status.refused_external_bytes == inf
+    assert first.status.refused.external_bytes == second.status.refused.external_bytes == inf
 
 
 @pytest.mark.parametrize(
@@ -683,7 +683,7 @@ def test_a_graph_that_is_asked_leaves_more_until_it_holds_less(
     first.status.asked_bytes = {5, 3}
     found = engine.contention.leaving_more(first, execution)
     assert made == tried
-    assert first.status.refused_left_bytes == refused
+    assert first.status.refused.left_bytes == refused
     assert (found is execution) == (left == [100])
 
 

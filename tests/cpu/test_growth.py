@@ -17,7 +17,7 @@ from outcore.runtime.external import ExternalMemory
 from outcore.runtime.growth import MOST_COLLECTIONS, Growth
 from outcore.runtime.margin import slack_bytes
 from outcore.runtime.residency import Residency
-from outcore.runtime.status import GraphStatus
+from outcore.runtime.status import GraphStatus, GrowthRecord, Refusals
 from tests.cpu.training import PROFILED_STEPS, mean_square
 
 pytestmark = pytest.mark.skipif(
@@ -216,7 +216,7 @@ def test_graphs_of_other_sizes_notice_it_when_their_turn_comes(*, broken: bool) 
     training.steps(rows=ROWS - 64)
     training.steps(3)
     assert backend.engine is not None
-    growths = [graph.status.growths for graph in backend.engine.graphs]
+    growths = [graph.status.growth.replans for graph in backend.engine.graphs]
     assert any(growths[: 1 + broken])
     assert not any(growths[1 + broken :])
     inside(backend)
@@ -290,7 +290,7 @@ def test_what_grows_on_is_planned_for_ahead() -> None:
     assert len(grown(backend)) == 1
     assert backend.engine is not None
     (graph,) = backend.engine.graphs
-    assert graph.status.growths == 3, "and not each time that 2 MiB have come"
+    assert graph.status.growth.replans == 3, "and not each time that 2 MiB have come"
     training.steps(2)
     inside(backend)
     kept.clear()
@@ -347,13 +347,8 @@ def test_after_another_profile_growth_counts_from_the_plan_that_follows(
 def test_what_was_refused_to_a_plan_is_not_refused_to_the_one_after_another_profile() -> None:
     """What other graphs asked for stays: they still need it."""
     status = GraphStatus(
-        refused_growth_bytes=3,
-        refused_calls=2,
-        refused_external_bytes=3,
-        refused_left_bytes=3,
-        growths=2,
-        planned_growth_bytes=2,
-        unplanned_growth_bytes=1,
+        refused=Refusals(2, 3, 3, 3),
+        growth=GrowthRecord(2, 2, 1),
         most_outstanding=2,
         left_at_least=5,
         asked_bytes={5},
@@ -391,12 +386,12 @@ def test_calls_that_may_come_yet_leave_no_room_for_what_came(
     external = ExternalMemory(base_bytes=40)
     planned = SimpleNamespace(external=external, peak_bytes=1000)
     execution: Any = SimpleNamespace(planned=planned, foreseen_bytes=None)
-    graph: Any = SimpleNamespace(status=GraphStatus(refused_growth_bytes=0))
+    graph: Any = SimpleNamespace(status=GraphStatus(refused=Refusals(growth_bytes=0)))
     nothing: Any = None
     settings: Any = SimpleNamespace(budget_bytes=1000, strict=False)
     growth = Growth(settings, nothing, counted, nothing, plans)
     assert growth._base_beyond(graph, execution, ()) == (beyond and beyond - little)
-    assert graph.status.unplanned_growth_bytes == (0 if beyond is None else beyond - 40)
+    assert graph.status.growth.unplanned_bytes == (0 if beyond is None else beyond - 40)
     if beyond is None:
         assert execution.foreseen_bytes == 40 - little
         execution.foreseen_bytes = None

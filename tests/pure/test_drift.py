@@ -124,7 +124,7 @@ class Interrupting:
 
     def seconds(self, start, stop):
         self.status.note(((0, 1), (2, 3)))
-        self.status.came_back(self.status.steps, 0)
+        self.status.history.came_back(self.status.steps, 0)
         return stop - start
 
     def come(self, _):
@@ -135,7 +135,7 @@ def test_times_are_asked_while_steps_go_on():
     status = GraphStatus()
     for step in range(WATCHED_STEPS):
         status.note(((0, 1), (2, 3)))
-        status.came_back(step, 0)
+        status.history.came_back(step, 0)
     clock: Any = Interrupting(status)
     assert status.measured_seconds(clock) == 2
     assert status.drift(clock, WATCHED_STEPS) is None, "there is no plan"

@@ -52,20 +52,20 @@ class Contention:
             return execution
         lacking = self._plans.lacking_bytes(graph, planned)
         if lacking <= slack_bytes(planned.problem.budget_bytes):
-            status.refused_external_bytes = inf
-        elif planned.external_bytes + lacking < status.refused_external_bytes:
+            status.refused.external_bytes = inf
+        elif planned.external_bytes + lacking < status.refused.external_bytes:
             try:
                 execution = graph.settle(self._plans.beside_calls(graph, planned))
                 # The plan may expect others to hold less than they will. Then remember what is
                 # still lacking, or two graphs would replan each other forever.
                 still = self._plans.lacking_bytes(graph, execution.planned)
                 more = execution.planned.external_bytes + still
-                status.refused_external_bytes = inf if still < lacking else more
+                status.refused.external_bytes = inf if still < lacking else more
             except OutcoreError as error:  # the report says so, unless there is more room soon
                 if self.keep_less():
                     return execution
                 self._ask(graph, error)
-                status.refused_external_bytes = planned.external_bytes + lacking
+                status.refused.external_bytes = planned.external_bytes + lacking
         graph.observed.unchecked = False
         return execution
 
@@ -102,12 +102,12 @@ class Contention:
                 found = graph.settle(self._plans.leaving_more(graph, planned, more_bytes))
                 status.left_at_least = max(left, status.left_at_least)
             except OutcoreError:  # the graph that asked reports it
-                status.refused_left_bytes = min(left, status.refused_left_bytes)
+                status.refused.left_bytes = min(left, status.refused.left_bytes)
                 return found
             if kept_bytes(graph) < kept:
                 return found
             if left_bytes(found.planned) < left:  # it cannot leave more
-                status.refused_left_bytes = -inf
+                status.refused.left_bytes = -inf
                 return found
             more_bytes *= 2
 
@@ -117,13 +117,13 @@ class Contention:
         `execution` if not, or if no such plan fits.
         """
         planned, status = execution.planned, graph.status
-        if status.most_outstanding <= max(planned.calls, status.refused_calls):
+        if status.most_outstanding <= max(planned.calls, status.refused.calls):
             return execution
         try:
             return graph.settle(self._plans.for_calls(graph, planned))
         except OutcoreError:  # the report says so
-            status.refused_calls = status.most_outstanding
-            status.refused_external_bytes = inf  # there may be a plan for fewer
+            status.refused.calls = status.most_outstanding
+            status.refused.external_bytes = inf  # there may be a plan for fewer
             graph.observed.unchecked = True
             return execution
 
@@ -171,5 +171,5 @@ def _leaves(graph: PlannedGraph, more_bytes: int) -> bool:
     """Whether the planned `graph` may leave so much more: it has not refused that much yet."""
     planned = graph.planned
     return planned is not None and (
-        left_bytes(planned) + more_bytes < graph.status.refused_left_bytes
+        left_bytes(planned) + more_bytes < graph.status.refused.left_bytes
     )

@@ -164,7 +164,7 @@ class PlannedGraph:
         checked, steps = self.checks(executable), self.engine.steps
         steps.returns += 1
         if visit.once:
-            self.status.came_back(steps.number, steps.calls)
+            self.status.history.came_back(steps.number, steps.calls)
         self._finish(executable, visit)
         if checked:
             self.engine.plans.check_known(self, checked=True)

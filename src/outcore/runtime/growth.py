@@ -69,18 +69,18 @@ class Growth:
         if base is None or self._is_refused(graph, base):
             return execution
         # Memory that has grown twice before keeps growing: plan for as much again as came so far.
-        ahead = status.planned_growth_bytes if status.growths > 1 else 0
+        ahead = status.growth.planned_bytes if status.growth.replans > 1 else 0
         try:
             found = self._plans.beside_more(graph, planned, base, ahead)
         except OutcoreError as error:
             if self._settings.strict:
                 raise
-            if status.refused_growth_bytes == inf:
+            if status.refused.growth_bytes == inf:
                 self._tell(base - planned.external.base_bytes, error)
-            status.refused_growth_bytes = base - margin_bytes(self._settings.budget_bytes)
+            status.refused.growth_bytes = base - margin_bytes(self._settings.budget_bytes)
             return execution
-        status.growths += 1
-        status.planned_growth_bytes += found.external.base_bytes - planned.external.base_bytes
+        status.growth.replans += 1
+        status.growth.planned_bytes += found.external.base_bytes - planned.external.base_bytes
         return graph.settle(found)
 
     def _base_beyond(
@@ -92,7 +92,7 @@ class Growth:
             return None
         left = self._left_bytes(execution)
         if foreseen is not None:
-            known = graph.status.unplanned_growth_bytes + margin_bytes(self._settings.budget_bytes)
+            known = graph.status.growth.unplanned_bytes + margin_bytes(self._settings.budget_bytes)
             if allocated - foreseen <= min(left, known):
                 return None
             came = allocated - self._residency.others_bytes(graph) - foreseen
@@ -117,7 +117,7 @@ class Growth:
 
     def _is_refused(self, graph: PlannedGraph, base_bytes: int) -> bool:
         """Whether no plan was found with about `base_bytes` held, or less; False with `strict`."""
-        return base_bytes >= graph.status.refused_growth_bytes and not self._settings.strict
+        return base_bytes >= graph.status.refused.growth_bytes and not self._settings.strict
 
     def _collected(self) -> bool:
         """Collect garbage, in at most `MOST_COLLECTIONS` steps; returns whether it did."""
@@ -131,9 +131,9 @@ class Growth:
 
         The bound on the process's memory is raised by it.
         """
-        known = graph.status.unplanned_growth_bytes + margin_bytes(self._settings.budget_bytes)
+        known = graph.status.growth.unplanned_bytes + margin_bytes(self._settings.budget_bytes)
         if unplanned_growth_bytes > known:
-            graph.status.unplanned_growth_bytes = unplanned_growth_bytes
+            graph.status.growth.unplanned_bytes = unplanned_growth_bytes
             self._plans.bound_memory()
 
     def _base_bytes(self, graph: PlannedGraph, inputs: Sequence[Any]) -> int:

@@ -59,7 +59,7 @@ class Metering:
         if status.peak_bytes is not None or status.peak_tries >= MOST_PEAK_TRIES:
             return False
         since = self._registry.steps.number - IDLE_STEPS
-        recent = (g for g in self._registry.active() if g.status.last_step >= since)
+        recent = (g for g in self._registry.active() if g.status.history.last_step >= since)
         return all(
             p is None or p.done or g.status.settled for g, p in ((g, g.profiling) for g in recent)
         )
@@ -203,7 +203,7 @@ class Metering:
         if graph.planned is None and graph.status.settled:
             return True
         others = (g for g in observed if isinstance(g, PlannedGraph))
-        uncalled = graph.status.last_step < session.step
+        uncalled = graph.status.history.last_step < session.step
         return uncalled and any(_is_other_size(graph, other) for other in others)
 
 

@@ -84,7 +84,7 @@ class Observer:
             profiling.gone |= call_tensors.gone
             if not own:
                 step = registry.steps.number
-                returned = {g: g.status.returned(step) for g in registry.active()}
+                returned = {g: g.status.history.returned(step) for g in registry.active()}
                 graph.observed.meet(returned, _gradient_bytes)
         graph.observed.unchecked |= graph.observed.returned.note(own, others, beyond)
 

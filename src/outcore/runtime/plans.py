@@ -272,7 +272,7 @@ class Plans:
         active = {g: g.planned for g in self._registry.active()} | latest
         bound: int | None = None
         if not all(p is None or p.everything_kept for p in active.values()):
-            came = {g: g.status.unplanned_growth_bytes for g in active if g not in latest}
+            came = {g: g.status.growth.unplanned_bytes for g in active if g not in latest}
             known = [p.peak_bytes + came.get(g, 0) for g, p in active.items() if p]
             bound = max(known) if len(known) == len(active) else self._settings.budget_bytes
         self._driver.bound_memory(self._residency.resident_bytes(), bound)

@@ -53,11 +53,12 @@ class Registry:
         return self._recent(graph.status) or bool(self.waiting(graph))
 
     def _recent(self, status: GraphStatus) -> bool:
-        return self.steps.number - status.last_step <= max(IDLE_STEPS, 2 * status.longest_pause)
+        history = status.history
+        return self.steps.number - history.last_step <= max(IDLE_STEPS, 2 * history.longest_pause)
 
     def add(self, graph: PlannedGraph) -> None:
         """Register a captured graph, and forget those that torch has dropped."""
-        graph.status.place, graph.status.last_step = self._place(graph), self.steps.number
+        graph.status.place, graph.status.history.last_step = self._place(graph), self.steps.number
         self._entries = [(ref(g), g.status) for g in (*self.graphs, graph)]
         self.most_graphs = max(self.most_graphs, len(self._entries))
 
@@ -80,7 +81,7 @@ class Registry:
 
         `beside`: a graph to leave out.
         """
-        called = [s for s in self.statuses() if s.last_step >= step]
+        called = [s for s in self.statuses() if s.history.last_step >= step]
         counted = [s for s in called if beside is None or s is not beside.status]
         return bool(counted) and all(s.settled for s in counted)
 
@@ -92,12 +93,12 @@ class Registry:
         begins = not len(self.stores)
         if not begins and self.steps.overlong:
             for _, status in self._entries:
-                status.forget(self.steps.number)
+                status.history.forget(self.steps.number)
             begins = True
         self.steps.call(begins=begins)
         if caller.planned is None:
             caller.status.place = self._place(caller)
-        caller.status.called(self.steps.number)
+        caller.status.history.called(self.steps.number)
 
     def passed_by(self, caller: int) -> None:
         """Note the forward call of a graph that cannot be planned: a step may begin with it."""

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
 from math import inf
-from statistics import median, median_low
+from statistics import median
 from typing import TYPE_CHECKING
 
 from outcore.gauges import Clock, Moment
 from outcore.ir.timeline import Timeline
 from outcore.runtime.drift import Drift
+from outcore.runtime.history import CallHistory
 from outcore.units import format_bytes
 
 if TYPE_CHECKING:  # only for annotations: the engine makes plans
@@ -31,9 +32,6 @@ LEFT_OVER = (
     "them at the end of the step, and plans have that much more room"
 )
 
-LATEST = 64
-"""Steps, and backward calls, over which `GraphStatus` counts how often a graph runs."""
-
 
 class State(Enum):
     """The stage of a graph."""
@@ -46,6 +44,35 @@ class State(Enum):
 MOST_STEPS_WITHOUT_BACKWARD = 4
 """Metered steps in a row with a forward call of a graph and no backward call of it, after which its
 calls are not metered any more until one comes back: nobody seems to differentiate it."""
+
+
+@dataclass(slots=True)
+class Refusals:
+    """For what no plan was found. inf: for nothing yet."""
+
+    calls: int = 0
+    """The value of `most_outstanding` for which no plan was found last; 0: for none."""
+    external_bytes: float = inf
+    """The smallest `Planned.external_bytes`, when calls of other graphs needed more room."""
+    left_bytes: float = inf
+    """The smallest number of bytes to leave to later graphs while the graph waits; -inf if a new
+    plan left no more than before."""
+    growth_bytes: float = inf
+    """The smallest `ExternalMemory.base_bytes` when external memory had grown, less the margin."""
+
+
+@dataclass(slots=True)
+class GrowthRecord:
+    """What external memory came since the first plan."""
+
+    replans: int = 0
+    """How often the graph was planned again for it."""
+    planned_bytes: int = 0
+    """External bytes that the current plan makes room for beyond those of the first plan. Some may
+    be expected growth that has not come yet."""
+    unplanned_bytes: int = 0
+    """External bytes that came since the current plan was made, without a new plan. Reports add
+    them to the predicted peak."""
 
 
 @dataclass(slots=True)
@@ -71,10 +98,6 @@ class GraphStatus:
     bound_seconds: float | None = None
     """Lower bound on the seconds of a step under the current plan's problem. None until it is
     requested."""
-    last_step: int = 0
-    """Number of the engine's step with the latest forward call of the graph."""
-    longest_pause: int = 0
-    """The most steps between two consecutive forward calls of the graph."""
     place: int = 0
     """Number of other graphs with the same trace that wait when this one is called. It
     distinguishes identical blocks that are compiled separately."""
@@ -83,11 +106,6 @@ class GraphStatus:
     identical layers."""
     digest: str = ""
     """Digest of the graph's trace. Equal for identical layers; different for other sizes."""
-    latest_steps: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=LATEST))
-    """(number of the engine's step, backward calls of the graph in it), for the latest steps with
-    any."""
-    latest_calls: deque[int] = field(default_factory=lambda: deque(maxlen=LATEST))
-    """For each of the latest backward calls: forward calls that the engine had counted by then."""
     measured: Timeline | None = None
     """Timeline of a step recorded under the current plan. None if none was recorded."""
     peak_bytes: int | None = None
@@ -109,35 +127,19 @@ class GraphStatus:
     """Whether a backward call was made with `retain_graph=True`."""
     most_outstanding: int = 1
     """The most calls of the graph that were outstanding at once."""
-    refused_calls: int = 0
-    """The value of `most_outstanding` for which no plan was found last. 0: none was refused."""
-    refused_external_bytes: float = inf
-    """The smallest `Planned.external_bytes` for which no plan was found when calls of other graphs
-    needed more room. inf if none was refused."""
+    history: CallHistory = field(default_factory=CallHistory)
+    refused: Refusals = field(default_factory=Refusals)
+    growth: GrowthRecord = field(default_factory=GrowthRecord)
     left_at_least: int = 0
     """The least that its plans leave to later graphs while it waits, even if they seem to need
     less."""
     asked_bytes: set[int] = field(default_factory=set)
     """Requests by graphs that lack room while this one waits: how many more bytes each of them
     needs to be left. Emptied at the next call of this graph that can change its plan."""
-    refused_left_bytes: float = inf
-    """The smallest number of bytes to leave to later graphs while it waits for which no plan was
-    found. inf if none was refused; -inf if a new plan left no more than before."""
     planning_seconds: float = 0.0
     """Seconds spent on planning the graph so far, failed attempts included."""
     steps_without_backward: int = 0
     """Metered steps in a row with a forward call of the graph and no backward call of it."""
-    growths: int = 0
-    """How often it was planned again because external memory had grown."""
-    refused_growth_bytes: float = inf
-    """The smallest `ExternalMemory.base_bytes` for which no plan was found when external memory had
-    grown, less the margin. inf if none was refused."""
-    planned_growth_bytes: int = 0
-    """External bytes that the current plan makes room for beyond those of the first plan. Some may
-    be expected growth that has not come yet."""
-    unplanned_growth_bytes: int = 0
-    """External bytes that came since the current plan was made, without a new plan. Reports add
-    them to the predicted peak."""
     left_over_bytes: int = 0
     """Bytes that were freed in each timed step while the graph waited and were not part of that
     step, such as results or gradients of the step before. The least of the timed steps."""
@@ -156,7 +158,7 @@ class GraphStatus:
 
         The most seen, or those of the current plan if no plan was found for more.
         """
-        if self.planned is not None and self.most_outstanding <= self.refused_calls:
+        if self.planned is not None and self.most_outstanding <= self.refused.calls:
             return self.planned.calls
         return self.most_outstanding
 
@@ -164,7 +166,7 @@ class GraphStatus:
         """Make `planned` the current plan, and forget what was measured under the previous one."""
         self.planned, self.bound_seconds, self.measured = planned, None, None
         self.recent_work.clear()
-        self.steps = self.unplanned_growth_bytes = 0
+        self.steps = self.growth.unplanned_bytes = 0
         self.state = State.IN_CORE if planned.everything_kept else State.PLANNED
 
     def left_over(self, budget_bytes: int) -> str:
@@ -179,42 +181,7 @@ class GraphStatus:
         profile. What other graphs asked for stays: they still need it.
         """
         self.planned, self.measured, self.state = None, None, State.PROFILING
-        self.refused_calls = self.growths = self.planned_growth_bytes = (
-            self.unplanned_growth_bytes
-        ) = 0
-        self.refused_growth_bytes = self.refused_external_bytes = self.refused_left_bytes = inf
-
-    def called(self, step: int) -> None:
-        """Note a forward call in the engine's step number `step`."""
-        self.longest_pause = max(self.longest_pause, step - self.last_step)
-        self.last_step = step
-
-    def came_back(self, step: int, calls: int) -> None:
-        """Note a backward call in the engine's step number `step`, after `calls` forward calls."""
-        self.latest_calls.append(calls)
-        latest, often = self.latest_steps.pop() if self.latest_steps else (step, 0)
-        if latest != step:
-            self.latest_steps.append((latest, often))
-            often = 0
-        self.latest_steps.append((step, often + 1))
-
-    def returned(self, step: int) -> int:
-        """Backward calls of the graph so far in the engine's step number `step`."""
-        latest, often = self.latest_steps[-1] if self.latest_steps else (step, 0)
-        return often if latest == step else 0
-
-    def forget(self, step: int) -> None:
-        """Drop step number `step` from the counts: it was not a real step."""
-        if self.latest_steps and self.latest_steps[-1][0] == step:
-            self.latest_steps.pop()
-
-    def calls(self, under_way: int | None) -> int:
-        """Median number of backward calls in a step; 1 if none is known.
-
-        Of two middle values it is the lower one. The step `under_way` does not count.
-        """
-        often = [calls for step, calls in list(self.latest_steps) if step != under_way]
-        return median_low(often) if often else 1
+        self.refused, self.growth = Refusals(), GrowthRecord()
 
     def note(self, work: tuple[tuple[Moment, Moment], ...]) -> None:
         """Note when the forward and the backward call of a planned step ran."""

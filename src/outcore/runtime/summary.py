@@ -16,9 +16,10 @@ from outcore.policies import resolve, spec_text
 from outcore.report import PlannedStep, Report, with_steps
 from outcore.runtime.drift import WATCHED_STEPS
 from outcore.runtime.engine import Engine
+from outcore.runtime.history import LATEST
 from outcore.runtime.options import DEFAULT_POLICY
 from outcore.runtime.planned import Planned
-from outcore.runtime.status import LATEST, GraphStatus, State
+from outcore.runtime.status import GraphStatus, State
 from outcore.units import format_bytes, format_seconds, parse_size
 
 if TYPE_CHECKING:  # only for annotations: the backend makes its report here
@@ -101,13 +102,15 @@ def _rare(alike: list[GraphStatus]) -> Iterator[GraphStatus]:
     run in each step, so it is not rare. Lists are copied first: another thread may be in the middle
     of a step.
     """
-    calls = sorted((call, i) for i, graph in enumerate(alike) for call in list(graph.latest_calls))
+    calls = sorted(
+        (call, i) for i, graph in enumerate(alike) for call in list(graph.history.latest_calls)
+    )
     often = Counter(i for _, i in calls[-LATEST:])
     usual = max(range(len(alike)), key=lambda i: often[i])
-    steps = {step for step, _ in list(alike[usual].latest_steps)}
+    steps = {step for step, _ in list(alike[usual].history.latest_steps)}
     for i, graph in enumerate(alike):
-        few = graph.latest_steps and often[i] * RARE_DIVISOR < often[usual]
-        if few and steps.isdisjoint(step for step, _ in list(graph.latest_steps)):
+        few = graph.history.latest_steps and often[i] * RARE_DIVISOR < often[usual]
+        if few and steps.isdisjoint(step for step, _ in list(graph.history.latest_steps)):
             yield graph
 
 
@@ -117,7 +120,10 @@ def _shares(graphs: list[GraphStatus], under_way: int | None) -> Iterator[float]
     It is 1 unless graphs for other sizes ran too, and 0 if only those did. Graphs with the same
     trace (twins, layers) are not its other sizes.
     """
-    ran = {id(g): {step for step, _ in list(g.latest_steps) if step != under_way} for g in graphs}
+    ran = {
+        id(g): {step for step, _ in list(g.history.latest_steps) if step != under_way}
+        for g in graphs
+    }
     kinds = _by_kind(graphs)
     for graph in graphs:
         sizes = (g for g in kinds[graph.kind] if g.digest != graph.digest)
@@ -176,7 +182,7 @@ def _planned_steps(engine: Engine, graphs: list[GraphStatus]) -> Iterator[Part]:
     shares = _shares([graph for graph, _ in found], under_way)
     for (graph, planned), share in zip(found, shares, strict=True):
         if share:
-            step = _step(planned, graph, graph.calls(under_way), share)
+            step = _step(planned, graph, graph.history.calls(under_way), share)
             yield Part(graph, planned, step)
 
 
@@ -185,7 +191,7 @@ def _with_plans(
 ) -> Report:
     """`common` with the figures of `parts`, and with the peaks of `everything`."""
     clock = engine.driver.clock
-    planned = [(g.planned, g.unplanned_growth_bytes) for g in everything if g.planned is not None]
+    planned = [(g.planned, g.growth.unplanned_bytes) for g in everything if g.planned is not None]
     steps = [part.step for part in parts]
     named = list(_named([part.status for part in parts], everything))
     return replace(
@@ -296,10 +302,10 @@ def _plan_notes(graphs: list[tuple[str, GraphStatus]]) -> Iterator[str]:
         more = status.most_outstanding > planned.calls
         waited = OUTSTANDING.format(now=status.most_outstanding, planned=planned.calls)
         left_over = status.left_over(planned.problem.budget_bytes) * bool(planned.plan.moves)
-        grew = GREW.format(more=format_bytes(status.planned_growth_bytes)) * bool(
-            status.planned_growth_bytes
+        grew = GREW.format(more=format_bytes(status.growth.planned_bytes)) * bool(
+            status.growth.planned_bytes
         )
-        crowded = CROWDED * (status.refused_external_bytes < inf)
+        crowded = CROWDED * (status.refused.external_bytes < inf)
         notes = (planned.note, grew, RETAINED * unforeseen, waited * more, crowded, left_over)
         for note in filter(None, notes):
             yield name + note
