@@ -21,13 +21,14 @@ class ExternalMemory:
     base_bytes: int = 0
     """The most held as the first call of a step begins."""
     lingering_bytes: int = 0
-    """Metered: what was made while the graph waited and is still held when its backward begins."""
+    """Metered: what was made while the graph waited and is still held when its backward begins,
+    without the tangents."""
     returning_bytes: int = 0
     """How much more is held as calls come back, at most. A graph of the same trace that takes over
     the plan uses this until it has counted for itself."""
     between_bytes: int = 0
     """Metered: the most that the rest of the step needs while the graph waits, beyond
-    `lingering_bytes`."""
+    `lingering_bytes` and the tangents."""
     gone: frozenset[int] = frozenset()
     """Inputs and outputs of calls that nothing held any more as one came back. A plan that rereads
     them holds them for longer, so they count again."""

@@ -1,8 +1,8 @@
 """PlannedGraph: one captured graph, from its first profiled step to its planned steps.
 
-The first steps run the floor program (the least memory that is sure to fit) and are profiled. Then
-the graph is planned, and its steps run the plan. It is planned again if step times drift, if device
-memory runs out, or if the plan has too little room for what else is held.
+The first steps run the floor program (it needs little memory, and is sure to fit) and are profiled.
+Then the graph is planned, and its steps run the plan. It is planned again if step times drift, if
+device memory runs out, or if the plan has too little room for what else is held.
 
 A forward call is outstanding until its backward call begins: then it comes back. External memory is
 what the process holds that is not the graph's own.
@@ -39,8 +39,8 @@ if TYPE_CHECKING:  # the engine holds graphs, and a graph calls its engine
     from outcore.runtime.engine import Engine
 
 PATIENCE = 16
-"""Timed calls after which a graph is planned although an earlier graph has no plan: that one may
-never get one."""
+"""Timed calls, times `GraphStatus.most_outstanding`, after which a graph is planned although an
+earlier graph has no plan: that one may never get one."""
 
 STILL_PROFILED = (
     "outcore cannot plan a graph yet: {reason}; until some steps run without it, all steps are "
@@ -369,7 +369,7 @@ class PlannedGraph:
         return self.checks(executable) or (pausing and self.times(executable))
 
     def _is_first(self) -> bool:
-        """Whether this is the first call of a planned graph in its step."""
+        """Whether no other planned graph has an outstanding call, so that the step begins here."""
         return all(graph.planned is None for graph in self.engine.registry.outstanding(self))
 
     # ---- a graph that does not behave as captured -----------------------------------------------
@@ -422,9 +422,9 @@ class PlannedGraph:
             self.profiling.timed_steps += 1
 
     def unmetered(self, obstacle: Obstacle) -> None:
-        """Note that a step could not be metered. After too many, warn or run in-core.
+        """Note that a step could not be metered.
 
-        With `strict`, raises CaptureError instead of running in-core.
+        After too many, while workspaces are not known, warn or run in-core (`_give_up`).
         """
         self.obstacles[obstacle] += 1
         if self.profiling is None or self.obstacles[obstacle] < obstacle.most:
@@ -508,7 +508,7 @@ class PlannedGraph:
         self.captured = replace(self.captured, joint=None)
 
     def _give_up(self, error: CaptureError) -> None:
-        """Run in-core from now on, with a warning. Raises `error` instead with `strict`."""
+        """Run in-core from now on. Warns, or with `strict` raises `error`."""
         self.retire(str(error))
         if self.engine.strict:
             raise error

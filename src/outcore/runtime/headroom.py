@@ -72,8 +72,9 @@ def with_best_room(
 ) -> tuple[Problem, Plan] | None:
     """The plan with the shortest step, including the time that the allocator of `card` loses.
 
-    Tries `rooms` in order, as `with_least_room` does, until a plan loses nothing to the allocator.
-    Returns None if no plan leaves the first room free.
+    Tries `rooms` in order, as `with_least_room` does, until a plan loses nothing to the allocator,
+    or its step alone takes as long as the best so far with its loss. Returns None if no plan leaves
+    the first room free.
     """
     found: list[tuple[float, Problem, Plan]] = []
     for room in rooms:

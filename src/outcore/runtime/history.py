@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 LATEST = 64
-"""Steps, and backward calls, over which is counted how often a graph runs."""
+"""How many steps, and how many backward calls of a graph, are remembered: the latest ones."""
 
 
 @dataclass(slots=True)
@@ -19,8 +19,7 @@ class CallHistory:
     longest_pause: int = 0
     """The most steps between two consecutive forward calls of the graph."""
     latest_steps: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=LATEST))
-    """(number of a step, backward calls of the graph in it), for the latest steps with any.
-    """
+    """(number of a step, backward calls of the graph in it), for the latest steps with any."""
     latest_calls: deque[int] = field(default_factory=lambda: deque(maxlen=LATEST))
     """For each of the latest backward calls: forward calls that the engine had counted by then."""
 

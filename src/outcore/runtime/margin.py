@@ -23,7 +23,7 @@ def slack_bytes(budget_bytes: int) -> int:
 
 
 def budget_for(planned_bytes: int) -> int:
-    """The smallest budget that has room for `planned_bytes` and its own margin."""
+    """The smallest budget, to within a byte, with room for `planned_bytes` and its own margin."""
     return -(-planned_bytes * MARGIN_DIVISOR // (MARGIN_DIVISOR - 1))
 
 

@@ -1,4 +1,4 @@
-"""metering: decide which steps of one budget's graphs are metered, and keep the peaks it saw."""
+"""metering: decide which steps of one budget's graphs are metered, and record their peaks."""
 
 from __future__ import annotations
 
@@ -45,15 +45,19 @@ class Metering:
 
     @property
     def after_bytes(self) -> int | None:
-        """The highest peak between the last backward call of such a step and the next step."""
+        """The highest peak after the last backward call of such a step.
+
+        Up to the next step, or to an earlier report (`close_step`).
+        """
         known = (s.after_bytes for s in self._registry.statuses())
         return max((nbytes for nbytes in known if nbytes is not None), default=None)
 
     def wants_peak(self, graph: PlannedGraph) -> bool:
         """Whether a planned step of `graph` should be metered for its peak.
 
-        Not if the peak is known, or if a graph that runs is still profiled: the peak would not
-        count, and metering would keep that graph from being timed.
+        Not if the peak is known, or if `MOST_PEAK_TRIES` steps were metered for it in vain. Nor if
+        a graph that ran lately is still profiled: the peak would not count, and metering would keep
+        that graph from being timed.
         """
         status = graph.status
         if status.peak_bytes is not None or status.peak_tries >= MOST_PEAK_TRIES:
@@ -179,8 +183,9 @@ class Metering:
         """End the session if its step is over: the backward of every active graph has run.
 
         In the middle of a step this does nothing, so a report there does not affect what is
-        measured. After a step it does not either: the next forward call would end the session
-        anyway, and all that it counts is over. Returns as `end`.
+        measured. After the last backward call, the step's peak is known. What comes between this
+        call and the next forward call, such as the optimizer's step, is no longer metered. Returns
+        as `end`.
         """
         session = self.session
         if session is None or not session.here() or len(self._registry.stores):
@@ -198,7 +203,8 @@ class Metering:
     ) -> bool:
         """Whether a step can be over without `graph`.
 
-        It can if no backward calls of it come, or if the step ran another size of it instead.
+        It can if the graph runs in-core or no backward calls of it come, or if the step ran another
+        size of it instead.
         """
         if graph.planned is None and graph.status.settled:
             return True

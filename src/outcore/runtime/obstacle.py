@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Obstacle(Enum):
-    """Each obstacle has a limit of such steps in a row, and the reason to report after that."""
+    """Each obstacle: after how many such steps in a row outcore reports it, and the reason then."""
 
     OTHER_THREADS = (4, "each of its steps runs on another thread, and cannot be metered")
     """A step cannot be read once its thread has gone on to other work."""
@@ -29,7 +29,7 @@ class Obstacle(Enum):
 
     @property
     def most(self) -> int:
-        """How many such steps in a row are accepted."""
+        """After how many such steps in a row outcore gives up, or warns if it `passes`."""
         return self.value[0]
 
     @property

@@ -66,7 +66,7 @@ SWITCH = {"1": True, "true": True, "on": True, "0": False, "false": False, "off"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options as given, flat and JSON-able. None: from the environment, else the default.
+    """The options as given. None: from the environment, else the default.
 
     - `budget`: peak device bytes of the training step: "12GiB", bytes, "80%", a fraction, or "auto"
       (what is free for this process). Default: "auto" on a GPU; on a CPU it must be given.
@@ -172,7 +172,7 @@ def checked_options(given: Mapping[str, Any]) -> Options:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The options in bytes, seconds and objects, for one device."""
+    """The options in bytes, bytes per second and objects, for one device."""
 
     budget_bytes: int
     policy: Policy
@@ -187,7 +187,7 @@ class Settings:
     card: Card | None = None
     """The device if it is a GPU; else None."""
     read_held: Callable[[], Held | None] = lambda: None
-    """Returns what this process holds of the GPU now."""
+    """Returns what this process holds of the GPU now; None if that is unknown, or on a CPU."""
 
     @property
     def rooms(self) -> tuple[int, ...]:

@@ -69,8 +69,8 @@ class Placing:
         """Open the lane of a step that `executable` will run.
 
         With a layout, free memory is held for it, unless other calls wait for their backward, which
-        may need the memory, or the step is metered, which would count it. Raises as
-        `Driver.open_lane` does.
+        may need the memory, the step is metered, which would count it, or the layout is of no use
+        (`is_in_vain`). Raises as `Driver.open_lane` does.
         """
         layout = executable.layout
         if layout is None or not isinstance(driver, QueuedDriver):

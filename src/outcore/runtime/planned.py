@@ -58,7 +58,8 @@ class Planned:
     calls: int = 1
     """The number of calls of the graph that may be outstanding at once."""
     others_bytes: int = 0
-    """What all of these calls but one hold, a part of `problem.outside_bytes`."""
+    """What all of these calls but one hold, and the gone buffers that the one rereads (`Calls`). A
+    part of `problem.outside_bytes`."""
 
     @property
     def alone(self) -> Problem:

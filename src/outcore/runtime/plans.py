@@ -264,8 +264,9 @@ class Plans:
             self._remembered.popitem(last=False)
 
     def bound_memory(self, latest: dict[PlannedGraph, Planned] | None = None) -> None:
-        """Bound the process's memory by the peak of the plans, if a running graph moves anything.
+        """Bound the process's memory if the plan of a running graph moves anything.
 
+        The bound is the highest peak of the plans; the budget if a running graph has no plan.
         `latest`: plans that graphs are about to get.
         """
         latest = latest or {}

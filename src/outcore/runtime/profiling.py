@@ -19,12 +19,16 @@ from outcore.runtime.calls import nbytes_of
 from outcore.runtime.session import Visit
 
 TIMED_STEPS = 3
-"""Timed steps, after those that are checked and metered."""
+"""Timed calls (forward and backward) before planning, after those that are checked and metered.
+A graph that is called several times in a step needs fewer steps."""
 
 
 @dataclass(slots=True)
 class Keeping:
-    """A program that moves little or nothing, for a graph that nobody differentiates."""
+    """A program for a graph that nobody differentiates.
+
+    It keeps everything, or recomputes what does not fit (`Planner.forward_only_program`).
+    """
 
     executable: Executable
     most_resident_bytes: int
@@ -78,7 +82,8 @@ class Profiling:
     """Bytes that were freed in each timed step while the graph waited and were not part of that
     step: the least of the steps. None: not known."""
     timed_steps: int = 0
-    """Timed steps so far, since `again` if that was called."""
+    """Timed backward calls so far, since `again` if that was called: several in a step if the graph
+    is called several times."""
     keeping: Keeping | None = None
     """What runs once nobody differentiates the graph; None before."""
 

@@ -11,8 +11,8 @@ from outcore.runtime.store import Stores
 
 IDLE_STEPS = 4
 """Steps without a forward call after which a graph counts as idle, unless it has come back after a
-longer pause before. Fewer than a graph is profiled for, so that what torch compiles in its place is
-planned without it."""
+longer pause before. No more than a graph is profiled for, so that what torch compiles in its place
+is planned without it."""
 
 
 class Registry:

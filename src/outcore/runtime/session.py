@@ -2,7 +2,7 @@
 
 The meter begins with the first forward call that wants it. It ends with the next forward call of
 the same graph, or of the same graph at another size, so it sees the whole step, with what is
-computed between and outside the graphs. A report also ends it, if the step is over.
+computed between and outside the graphs. A report after the last backward call also ends it.
 
 It cannot end inside backward. Autograd runs backward in a copy of the thread's state. If the
 profiler, which is the meter of a CPU, were stopped there, it would go on in the original.
@@ -152,7 +152,8 @@ class Session:
     lost: bool = False
     """Whether the session ended and its meter had nothing to report."""
     after_bytes: int | None = None
-    """The device peak after the last backward call: usually that of the optimizer's step."""
+    """The device peak from the last backward call until the session ends: usually that of the
+    optimizer's step. None until the session ends."""
     ends: weakref.finalize[..., Any] | None = None
     """Ends the session when its leader is freed."""
 

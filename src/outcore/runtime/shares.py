@@ -109,8 +109,8 @@ class Shares:
         later = [(g, self._calls(g, problem.hardware)) for g in self.later]
         if not later:
             return (self.left_at_least,)
-        # For graphs in turn, `Planned.external_bytes` assumes the `least` plan, so that is the only
-        # choice.
+        # For alternating graphs, `Planned.external_bytes` assumes the `least` plan, so that is the
+        # only choice.
         alternating = set(self.alternating)
         lean = [(g, (c.least,) if g in alternating else c.lean) for g, c in later]
         least = least_together([self._meanwhile(g, choices) for g, choices in lean])
@@ -249,7 +249,10 @@ class Shares:
         return max(0, given - sum(_input_gradient_bytes(g.captured.trace) for g in after))
 
     def _calls(self, graph: PlannedGraph, hardware: Hardware) -> Calls:
-        """The calls of `graph`, by its measured profile if it has one, and nothing between them."""
+        """The calls of `graph`, by its measured profile if it has one.
+
+        Their problem counts no memory outside the graph, nor between its calls.
+        """
         number, profile = graph.status.planned_for, _profile(graph)
         program = None if graph.planned is None or self.ignore_plans else graph.planned.program
         trace, calls = graph.captured.trace, self.known.get(graph)
@@ -276,7 +279,8 @@ class Shares:
         """Bytes of `room` in an outer tier that other graphs' plans leave to each call of this one.
 
         Only graphs whose calls are outstanding together with this one's count. Graphs for different
-        sizes, of which a step has one, use the same room.
+        sizes, of which a step has one, use the same room. All plans share the host memory through
+        which copies to a disk pass: the most that one of them needs counts.
         """
         others = [g for g in self.active if g is not self.graph]
         plans = [(g.planned, g.status.planned_for * self._nested(g)) for g in others]

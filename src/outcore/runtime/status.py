@@ -63,7 +63,7 @@ class Refusals:
 
 @dataclass(slots=True)
 class GrowthRecord:
-    """What external memory came since the first plan."""
+    """How much external memory has grown since the first plan."""
 
     replans: int = 0
     """How often the graph was planned again for it."""
@@ -71,8 +71,8 @@ class GrowthRecord:
     """External bytes that the current plan makes room for beyond those of the first plan. Some may
     be expected growth that has not come yet."""
     unplanned_bytes: int = 0
-    """External bytes that came since the current plan was made, without a new plan. Reports add
-    them to the predicted peak."""
+    """The most external bytes seen beyond what the current plan has room for, for which there is no
+    new plan. Reports add them to the predicted peak."""
 
 
 @dataclass(slots=True)
@@ -81,7 +81,8 @@ class GraphStatus:
 
     It holds no tensors, and may outlive its graph. All bytes are of device memory. A graph "waits"
     while one of its calls is outstanding: the forward call is over, the backward call has not
-    begun.
+    begun. A planned step of the graph is one forward call and its backward call, so a training step
+    that calls the graph several times has several.
     """
 
     state: State = State.PROFILING

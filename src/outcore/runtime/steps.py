@@ -37,7 +37,8 @@ class Steps:
     def pass_by(self, caller: int, *, waiting: bool) -> None:
         """Count a call of a graph that cannot be planned; `waiting`: other calls are outstanding.
 
-        If the graph is called again, and no step of planned graphs began in between, a step begins.
+        If the graph is called again, no call is outstanding, and no step began in between, a step
+        begins.
         """
         if caller in self._passed and not waiting:
             self._begin()

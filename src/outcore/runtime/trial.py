@@ -17,7 +17,7 @@ from outcore.runtime.drift import Copies, Drift, Way, as_measured
 from outcore.runtime.planned import Planned
 
 TRIAL_STEPS = 3
-"""Timed steps before the graph is planned again."""
+"""Timed steps (a forward call and its backward call each) before the graph is planned again."""
 
 LONGEST_TRIAL = 256
 """Steps after which a trial is ended: its graph may not run any more."""
@@ -57,7 +57,8 @@ class Trial:
     def _by_way(self, outer: Tier) -> dict[Way, Copies]:
         """The measured copies in each direction over the link next to the device.
 
-        Of copies that go further, drivers report only that part.
+        Of copies to a disk beyond the host, drivers report only that part; copies from it are not
+        reported.
         """
 
         def pairs(direction: str) -> Copies:
@@ -68,7 +69,7 @@ class Trial:
 
 
 class Trials:
-    """Runs trials, one at a time: it receives the driver's copies."""
+    """Begins and ends trials, one at a time: a driver reports its copies to one receiver."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -103,7 +104,7 @@ class Trials:
             self._stop()
 
     def check(self, step: int) -> None:
-        """End a trial whose graph is gone, or takes too long to go on."""
+        """End a trial whose graph is gone, or that has taken more than `LONGEST_TRIAL` steps."""
         if self._current is None:
             return
         trial = self._current()

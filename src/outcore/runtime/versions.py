@@ -11,7 +11,7 @@ import torch
 def versions_of(things: Sequence[Any], may_change: Sequence[Any]) -> list[int | None]:
     """For each thing, how often it was written so far.
 
-    None for what is not a tensor, or is in `may_change`.
+    None for what is not a tensor, is an inference tensor, or is in `may_change`.
     """
     exempt = {id(t) for t in may_change}
     return [None if id(t) in exempt else _version(t) for t in things]
