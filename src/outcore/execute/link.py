@@ -131,13 +131,14 @@ class Copy:
         self.lane: Room | None = lane
         """The lane of the copy; None once the copy is done."""
         self.direction, self.region, self.address = direction, region, address
-        """`address`: of the memory at the device's end of the copy."""
+        """`address`: of the memory that the bytes are read from or written to."""
         self.kept: torch.Tensor | torch.UntypedStorage | None = kept
         """Keeps the memory at `address` alive until the copy is done."""
         self.after = after
         """Copies that must be done before this one begins."""
         self.ready_seconds = time.perf_counter()
-        """When the copy was issued; once it is done, when it finished."""
+        """From when on the copy could run: when it was issued, or when the last of `after` was
+        done. Once it is done: when it finished."""
         self.error: Exception | None = None
         """Why the copy failed or was dropped; None otherwise."""
         self.done = threading.Lock()

@@ -47,11 +47,11 @@ DISK_TRIAL_BYTES: Final = 64 << 20
 """The largest copy that measures a disk."""
 
 TRIAL_DIVISOR: Final = 64
-"""The largest copy that measures a link is the budget divided by this. Three buffers of that size
-are live at once, and the rest of the budget may be in use."""
+"""The largest copy that measures a link is at most the budget divided by this. Three buffers of
+that size are live at once, and the rest of the budget may be in use."""
 
 LEAST_TRIAL_BYTES: Final = 1 << 20
-"""Smaller trial copies say little, so outcore does not retry with less than this."""
+"""Smaller trial copies say little: if one of less than this does not fit, outcore gives up."""
 
 HOST_ALIGNMENT_BYTES: Final = 512
 """Host offsets are multiples of this: a copy engine is slower at odd addresses."""
