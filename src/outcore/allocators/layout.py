@@ -42,7 +42,7 @@ def lay_out(problem: Problem, program: Program, space: Space) -> Layout | None:
     None if no places are found, or if a result is one of these:
 
     - It is copied back (it would be moved before the copy is done).
-    - It is not all of its memory.
+    - It does not cover its whole storage, so it cannot be moved.
     - It is too large, and is made together with something that is not a result.
     """
     requests = Requests(problem, program)

@@ -37,8 +37,8 @@ def pack(stays: Sequence[Stay], most_bytes: int, seed: int = 0) -> tuple[int, ..
     """An offset for each of `stays`, so that none ends beyond `most_bytes`; None if none is found.
 
     Stays that are live at once do not overlap. It tries three orders (by size, by size and time, by
-    time), then changes of the best. Each is n m steps for n stays, m of which are live at once with
-    one of them.
+    time), then changes of the best. Each takes n * m steps for n stays, if each of them is live at
+    once with m others.
     """
     if not stays:
         return ()

@@ -91,9 +91,10 @@ class PlacedRange:
         return [(run, [*_cut(run, wanted)]) for run in runs]
 
     def _beside_little(self, cuts: list[tuple[_Part, list[tuple[_Part, bool]]]]) -> _Part | None:
-        """The piece next to a part that is too small to be held; the two are merged from now on.
+        """A held part next to a part that is too small to be held.
 
-        None if no part is too small. Raises MisfitError if no piece is next to one.
+        `open` releases it, so that the two are merged. None if no part is too small. Raises
+        MisfitError if no held part is next to one.
         """
         for run, parts in cuts:
             place = self.parts.index(run)
