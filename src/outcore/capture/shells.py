@@ -91,7 +91,7 @@ def _forward(
 
 
 def _output(graph: Graph, new: dict[Node, Node], result: Any) -> Any:
-    """Return `result` itself if it is an input or a constant, else a node with its metadata."""
+    """Return the placeholder of an input, a constant itself, else a node with the metadata."""
     if not isinstance(result, Node) or result in new:
         return new.get(result, result)
     made = graph.call_function(torch.ops.aten.empty.memory_format, ([1],))
@@ -121,7 +121,7 @@ def _backward(
 
 
 def copied(_: torch.Tensor) -> None:
-    """Raise RuntimeError: the body of a backward shell, which runs only if autograd copied it."""
+    """Raise RuntimeError: the body of a backward shell runs only if compiled autograd copied it."""
     raise RuntimeError(  # torch would keep an OutcoreError, and with it the step it came from
         "compiled autograd cannot run the backward call of a graph that outcore compiled "
         "before it was enabled: enable it before the first forward call (the graph then runs "
