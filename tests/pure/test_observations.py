@@ -15,9 +15,9 @@ from outcore.runtime.observations import MOST_MIXES, Mixes, Observations
 class Graph:
     """The attributes of a planned graph that are read here."""
 
-    def __init__(self, planned_for: int = 9, call_tensors: int = 0) -> None:
+    def __init__(self, planned_for: int = 9, io_bytes: int = 0) -> None:
         self.status = SimpleNamespace(planned_for=planned_for)
-        self.call_tensors = call_tensors
+        self.io_bytes = io_bytes
 
 
 def external(
@@ -25,7 +25,7 @@ def external(
 ) -> tuple[int, int]:
     """`mixes.external_bytes` for a graph, with all graphs in `alone` active."""
     most, of_one = mixes.external_bytes(
-        graph or Graph(), calls, set(alone), alone.__getitem__, lambda g: g.call_tensors, unknown
+        graph or Graph(), calls, set(alone), alone.__getitem__, lambda g: g.io_bytes, unknown
     )
     return most, of_one
 
@@ -74,7 +74,7 @@ def test_own_calls_without_a_plan_are_not_counted() -> None:
 
 
 def test_what_nobody_counted_is_estimated_by_what_calls_are_handed() -> None:
-    graph, a = Graph(call_tensors=1000), Graph(call_tensors=100)
+    graph, a = Graph(io_bytes=1000), Graph(io_bytes=100)
     counted = (0, {a: 1}, 5)
     assert external(noted(counted, (0, {a: 1}, None)), {a: 10}, graph) == (15, 15)
     assert external(noted(counted, (0, {a: 3}, None)), {a: 10}, graph) == (235, 235)

@@ -60,9 +60,9 @@ def with_least_room(problem: Problem, room: int, make: Make) -> tuple[Problem, P
     Returns it with its problem, whose budget is smaller by `room`. Lower the plan for that problem,
     because prefetches use all of a budget.
     """
-    headroom = _less(problem, room)
+    roomy = _less(problem, room)
     try:
-        return headroom, make(headroom)
+        return roomy, make(roomy)
     except InfeasibleError:
         return None
 
@@ -81,13 +81,13 @@ def with_best_room(
         made = with_least_room(problem, room, make)
         if made is None:
             break
-        headroom, plan = made[0], improve(*made)
-        seconds, lost = _times(headroom, plan, card)
+        roomy, plan = made[0], improve(*made)
+        seconds, lost = _times(roomy, plan, card)
         log.debug(
             "outcore: with %s left free a step takes %s, and %s for the allocator (predicted)",
             *(format_bytes(room), format_seconds(seconds), format_seconds(lost)),
         )
-        found.append((seconds + lost, headroom, plan))
+        found.append((seconds + lost, roomy, plan))
         if not lost or seconds >= min(total for total, *_ in found):
             break
     return min(found, key=itemgetter(0))[1:] if found else None
@@ -104,14 +104,14 @@ def with_places(problem: Problem, rooms: Sequence[int], make: Make, space: Space
         made = with_least_room(problem, room, make)
         if made is None:
             break
-        headroom, plan = made
-        program = lower(headroom, plan, fast=True)
-        lacking = lacking_bytes(headroom, program, space)
+        roomy, plan = made
+        program = lower(roomy, plan, fast=True)
+        lacking = lacking_bytes(roomy, program, space)
         if lacking > rooms[-1] - room:
             break
-        layout = place_out_of_process(headroom, program, space) if lacking <= 0 else None
+        layout = place_out_of_process(roomy, program, space) if lacking <= 0 else None
         if layout is not None:
-            return Placed(headroom, plan, layout)
+            return Placed(roomy, plan, layout)
     return None
 
 
@@ -120,8 +120,8 @@ def best_room_for(plan: Plan, problem: Problem, rooms: Sequence[int], card: Card
 
     The time includes what the allocator of `card` loses. `problem` itself if the plan fits none.
     """
-    headroom = (_less(problem, room) for room in rooms)
-    fitting = [each for each in headroom if fits(each, lower(each, plan, fast=True))]
+    roomy = (_less(problem, room) for room in rooms)
+    fitting = [each for each in roomy if fits(each, lower(each, plan, fast=True))]
     return min(fitting, key=lambda each: sum(_times(each, plan, card)), default=problem)
 
 

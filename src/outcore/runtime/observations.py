@@ -184,7 +184,7 @@ class Mixes:
         calls: int,
         active: Collection[PlannedGraph],
         alone: Bytes,
-        call_tensors: Bytes,
+        io_bytes: Bytes,
         unknown: int = 0,
     ) -> tuple[int, int]:
         """The excess that a plan for `calls` calls of `graph` needs room for, as two estimates.
@@ -192,7 +192,7 @@ class Mixes:
         Both add what outstanding calls of other graphs alone hold: the first for the most calls of
         each graph, though they may be from different mixes; the second for the largest one mix.
 
-        `alone`: what each outstanding call of a graph holds that nothing else does. `call_tensors`:
+        `alone`: what each outstanding call of a graph holds that nothing else does. `io_bytes`:
         what each call is given and returns; from it the excess of uncounted mixes is estimated.
         `unknown`: the excess if no mix was counted. Only `active` graphs count, and no more calls
         than graphs are planned for.
@@ -209,10 +209,10 @@ class Mixes:
         def beyond(mix: Mix) -> int:
             if mix.excess_bytes is not None or not counted:
                 return known if mix.excess_bytes is None else mix.excess_bytes
-            more = max(0, mix.own - max(m.own for m in counted)) * call_tensors(graph)
+            more = max(0, mix.own - max(m.own for m in counted)) * io_bytes(graph)
             for other in each:
                 most = max(calls_of(m, other) for m in counted)
-                more += max(0, calls_of(mix, other) - most) * call_tensors(other)
+                more += max(0, calls_of(mix, other) - most) * io_bytes(other)
             return known + more
 
         totals = [

@@ -215,7 +215,7 @@ def settle(options: Options, device: torch.device) -> Settings:
         options.strict,
         read_given(options.plan, options.overrides, device),
         found,
-        partial(_residency, device),
+        partial(_held, device),
     )
 
 
@@ -259,7 +259,7 @@ def _card(device: torch.device) -> Card | None:
     return card(device) if device.type == "cuda" else None
 
 
-def _residency(device: torch.device) -> Held | None:
+def _held(device: torch.device) -> Held | None:
     return held(device) if device.type == "cuda" else None
 
 

@@ -197,7 +197,7 @@ class Planner:
 
         Raises InfeasibleError as `plan` does.
         """
-        return self._or_ignoring_plans(shares, planned, planned.problem, headroom=True)
+        return self._or_ignoring_plans(shares, planned, planned.problem, needs_room=True)
 
     @gc_paused()
     def plan_leaving(self, shares: Shares, planned: Planned, more_bytes: int) -> Planned:
@@ -268,33 +268,33 @@ class Planner:
         return replace(tried, retaining_bytes=room)
 
     def _as_before(
-        self, shares: Shares, planned: Planned, problem: Problem, *, headroom: bool = False
+        self, shares: Shares, planned: Planned, problem: Problem, *, needs_room: bool = False
     ) -> Planned:
         """A plan for `problem`, which is that of `planned` with other times or less memory.
 
-        It has room for what `retain_graph` keeps if `planned` has. `headroom`: it must have room
+        It has room for what `retain_graph` keeps if `planned` has. `needs_room`: it must have room
         for what calls of other graphs hold by now. Otherwise, if there is no such plan, they get
         the room that they had under `planned`. Raises as `_planned` does.
         """
         rooms = [*shares.rooms(self.solver.hardware(), planned.external)]
-        if not headroom and planned.external_bytes < rooms[-1].nbytes:
+        if not needs_room and planned.external_bytes < rooms[-1].nbytes:
             rooms.append(Room(planned.external_bytes))
         return _first(partial(self._again_beside, shares, planned, problem), rooms)
 
     def _or_ignoring_plans(
-        self, shares: Shares, planned: Planned, problem: Problem, *, headroom: bool = False
+        self, shares: Shares, planned: Planned, problem: Problem, *, needs_room: bool = False
     ) -> Planned:
         """As `_as_before`; if that fails, later graphs are left only the least they need.
 
         They are then planned again as they are called. Raises as `_as_before` does.
         """
         try:
-            return self._as_before(shares, planned, problem, headroom=headroom)
+            return self._as_before(shares, planned, problem, needs_room=needs_room)
         except InfeasibleError:
             if not shares.later:
                 raise
             ignore_plans = replace(shares, ignore_plans=True)
-            return self._as_before(ignore_plans, planned, problem, headroom=headroom)
+            return self._as_before(ignore_plans, planned, problem, needs_room=needs_room)
 
     def _again_beside(
         self, shares: Shares, planned: Planned, problem: Problem, room: Room
@@ -432,9 +432,9 @@ class Planner:
         """
         more = calls.number * sum(problem.trace.buffers[b].nbytes for b in calls.rereadable)
         outside = calls.problem.outside_bytes + more
-        headroom = replace(calls, problem=replace(calls.problem, outside_bytes=outside))
+        wider = replace(calls, problem=replace(calls.problem, outside_bytes=outside))
         with contextlib.suppress(InfeasibleError):
-            return self._within(shares, headroom, problem, in_haste=in_haste)
+            return self._within(shares, wider, problem, in_haste=in_haste)
         return None
 
     def _leanest(self, shares: Shares, calls: Calls, problem: Problem) -> Planned:

@@ -172,10 +172,10 @@ class Shares:
         if graph.observed.met is not None:
             external = replace(external, late_bytes=self.late_bytes())
         number = graph.status.planned_for if calls is None else calls
-        alone, call_tensors = partial(self._alone, hardware), _call_tensor_bytes
-        called = graph.observed.called.external_bytes(graph, number, active, alone, call_tensors)
+        alone, io_bytes = partial(self._alone, hardware), _call_tensor_bytes
+        called = graph.observed.called.external_bytes(graph, number, active, alone, io_bytes)
         returned = graph.observed.returned.external_bytes(
-            graph, number, active, alone, call_tensors, unknown
+            graph, number, active, alone, io_bytes, unknown
         )
         most, of_one = map(external.room, called, returned)
         return most, of_one
@@ -197,12 +197,12 @@ class Shares:
         """
         graph, number = self.graph, self.graph.status.planned_for
         trace, active = graph.captured.trace, set(self.active)
-        alone, call_tensors = partial(self._alone, hardware), _call_tensor_bytes
+        alone, io_bytes = partial(self._alone, hardware), _call_tensor_bytes
         observed = [graph.observed.paused_since]
         if number > 1:
             observed.append(graph.observed.paused)
         each = (
-            mixes.external_bytes(graph, number, active, alone, call_tensors) for mixes in observed
+            mixes.external_bytes(graph, number, active, alone, io_bytes) for mixes in observed
         )
         paused = max(of_one for _, of_one in each)
         tangents = nbytes_of(trace, tuple(map(Ref, trace.tangents)))
