@@ -31,7 +31,7 @@ from outcore.runtime.margin import MARGIN_DIVISOR
 from outcore.runtime.metering import MOST_PEAK_TRIES
 from outcore.runtime.registry import IDLE_STEPS
 from outcore.runtime.session import Session
-from outcore.runtime.status import MOST_STEPS_WITHOUT_BACKWARD
+from outcore.runtime.status import MOST_STEPS_WITHOUT_BACKWARD, GraphStatus
 from outcore.torch_backend import backend_for
 from tests.cpu.training import (
     PROFILED_STEPS,
@@ -983,6 +983,35 @@ class TestMeter:
         backend.engine.close_step()
         assert backend.engine.metering.session is None
         assert backend.engine.metering.peak_bytes is not None
+
+    @pytest.mark.parametrize("every", [False, True])
+    def test_a_report_before_the_optimizer_s_step_hides_nothing_of_it(self, *, every: bool) -> None:
+        """`foreach` makes temporary tensors as large as the weights."""
+
+        def trained(reports: range) -> GraphStatus:
+            torch._dynamo.reset()
+            torch.manual_seed(0)
+            module = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256))
+            optimizer = torch.optim.Adam(module.parameters(), foreach=True)
+            backend = Backend(budget="1GiB")
+            call = torch.compile(module, backend=backend)
+            for step in range(PROFILED_STEPS + 6):
+                call(torch.ones(8, 256)).sum().backward()
+                if step in reports:
+                    backend.report()
+                optimizer.step()
+                optimizer.zero_grad()
+            assert backend.engine is not None
+            (status,) = backend.engine.registry.statuses()
+            backend.close()
+            return status
+
+        plain = trained(range(0))
+        found = trained(range(99) if every else range(PROFILED_STEPS + 1, PROFILED_STEPS + 2))
+        assert plain.after_bytes is not None
+        assert found.after_bytes == (None if every else plain.after_bytes)
+        assert found.after_beyond_bytes == plain.after_beyond_bytes > 0
+        assert found.peak_bytes == plain.peak_bytes
 
     def test_a_shape_that_did_not_run_yet_counts_for_nothing(self) -> None:
         torch._dynamo.reset()

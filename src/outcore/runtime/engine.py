@@ -112,12 +112,12 @@ class Engine:
         with self.lock:
             self.registry.passed_by(caller)
 
-    def close_step(self) -> None:
-        """End the metered step if it is over (`Metering.close_step`), so that a report has it."""
+    def close_step(self, *, early: bool = False) -> None:
+        """End the metered step if it is over; `early` as in `Metering.close_step`."""
         if not self.lock.acquire(blocking=False):
             return  # another thread is in the middle of a step
         try:
-            if self.metering.close_step():
+            if self.metering.close_step(early=early):
                 self.plans.bound_memory()  # as above
         finally:
             self.lock.release()

@@ -45,9 +45,9 @@ class Metering:
 
     @property
     def after_bytes(self) -> int | None:
-        """The highest peak after the last backward call of such a step.
+        """The highest peak from the last backward call of such a step to the next step.
 
-        Up to the next step, or to an earlier report (`close_step`).
+        None if each of them ended with a report: the rest of the step was still to come then.
         """
         known = (s.after_bytes for s in self._registry.statuses())
         return max((nbytes for nbytes in known if nbytes is not None), default=None)
@@ -55,12 +55,12 @@ class Metering:
     def wants_peak(self, graph: PlannedGraph) -> bool:
         """Whether a planned step of `graph` should be metered for its peak.
 
-        Not if the peak is known, or if `MOST_PEAK_TRIES` steps were metered for it in vain. Nor if
-        a graph that ran lately is still profiled: the peak would not count, and metering would keep
-        that graph from being timed.
+        Not if the peak and what came after it are known, or if `MOST_PEAK_TRIES` steps were metered
+        for it in vain. Nor if a graph that ran lately is still profiled: the peak would not count,
+        and metering would keep that graph from being timed.
         """
         status = graph.status
-        if status.peak_bytes is not None or status.peak_tries >= MOST_PEAK_TRIES:
+        if status.after_bytes is not None or status.peak_tries >= MOST_PEAK_TRIES:
             return False
         since = self._registry.steps.number - IDLE_STEPS
         recent = (g for g in self._registry.active() if g.status.history.last_step >= since)
@@ -107,11 +107,14 @@ class Metering:
         session.called.add(id(graph.status))
         return True
 
-    def end(self, *, whole: bool = True, beside: PlannedGraph | None = None) -> bool:
+    def end(
+        self, *, whole: bool = True, beside: PlannedGraph | None = None, early: bool = False
+    ) -> bool:
         """End the session, if there is one and this thread is not inside a backward call.
 
         `whole`: the session covered one whole step. Returns whether it did and no graph was
         profiled in it. `beside`: the graph that begins the next step; it does not count.
+        `early`: what follows the last backward call may still come, so it stays unknown.
         """
         session = self.session
         if session is None or in_backward():
@@ -128,7 +131,8 @@ class Metering:
         for graph in came_through if settled and session.peak_bytes is not None else ():
             if isinstance(graph, PlannedGraph):
                 status = graph.status
-                status.peak_bytes, status.after_bytes = session.peak_bytes, session.after_bytes
+                status.peak_bytes = session.peak_bytes
+                status.after_bytes = None if early else session.after_bytes
         return settled
 
     def mark(self) -> int:
@@ -179,18 +183,19 @@ class Metering:
             self.end(whole=False)
         return False
 
-    def close_step(self) -> bool:
+    def close_step(self, *, early: bool = False) -> bool:
         """End the session if its step is over: the backward of every active graph has run.
 
-        In the middle of a step this does nothing, so a report there does not affect what is
-        measured. After the last backward call, the step's peak is known. What comes between this
-        call and the next forward call, such as the optimizer's step, is no longer metered. Returns
-        as `end`.
+        In the middle of a step this does nothing. `early`: for a report, before whose next forward
+        call an optimizer's step may come. A profiled step is then left to go on, and a planned one
+        is metered once more for what comes after its backward calls. Returns as `end`.
         """
         session = self.session
         if session is None or not session.here() or len(self._registry.stores):
             return False
-        return self._all_came_through(session) and self.end()
+        if early and not self._registry.settled(session.step):
+            return False
+        return self._all_came_through(session) and self.end(early=early)
 
     def _all_came_through(self, session: Session) -> bool:
         observed = {visit.owner() for visit in session.visits}

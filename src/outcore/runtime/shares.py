@@ -201,9 +201,7 @@ class Shares:
         observed = [graph.observed.paused_since]
         if number > 1:
             observed.append(graph.observed.paused)
-        each = (
-            mixes.external_bytes(graph, number, active, alone, io_bytes) for mixes in observed
-        )
+        each = (mixes.external_bytes(graph, number, active, alone, io_bytes) for mixes in observed)
         paused = max(of_one for _, of_one in each)
         tangents = nbytes_of(trace, tuple(map(Ref, trace.tangents)))
         return max(0, external.base_bytes + paused - tangents - room.nbytes)

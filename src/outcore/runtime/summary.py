@@ -60,7 +60,7 @@ def report_of(backend: Backend, *, bound: bool = False) -> Report:
         policy = spec_text(resolve(given.policy or DEFAULT_POLICY))
         budget = _bytes_known_anywhere(given.budget)
         return Report(policy, State.IN_CORE.value, budget, notes=tuple(backend.notes) or (NOTHING,))
-    engine.close_step()
+    engine.close_step(early=True)
     everything = engine.registry.statuses()
     graphs = _usual(everything)
     reasons = tuple(g.reason for g in everything if g.reason)
