@@ -189,6 +189,8 @@ def books(monkeypatch: pytest.MonkeyPatch) -> Iterator[Books]:
     counted = Books()
     monkeypatch.setattr(metering, "open_meter", lambda _: CounterMeter(counted))
     yield counted
+    if counted.backend is not None:
+        counted.backend.close()  # a session that is not over reads the ledger when it ends
     counted.backend = None
 
 
