@@ -1009,7 +1009,9 @@ class TestMeter:
         plain = trained(range(0))
         found = trained(range(99) if every else range(PROFILED_STEPS + 1, PROFILED_STEPS + 2))
         assert plain.after_bytes is not None
-        assert found.after_bytes == (None if every else plain.after_bytes)
+        assert found.after_bytes is not None
+        assert found.after_is_whole != every
+        assert every or found.after_bytes == plain.after_bytes
         assert found.after_beyond_bytes == plain.after_beyond_bytes > 0
         assert found.peak_bytes == plain.peak_bytes
 

@@ -47,7 +47,7 @@ class Metering:
     def after_bytes(self) -> int | None:
         """The highest peak from the last backward call of such a step to the next step.
 
-        None if each of them ended with a report: the rest of the step was still to come then.
+        Or to a report before that, if each of them ended with one. None if none was metered.
         """
         known = (s.after_bytes for s in self._registry.statuses())
         return max((nbytes for nbytes in known if nbytes is not None), default=None)
@@ -60,7 +60,7 @@ class Metering:
         and metering would keep that graph from being timed.
         """
         status = graph.status
-        if status.after_bytes is not None or status.peak_tries >= MOST_PEAK_TRIES:
+        if status.after_is_whole or status.peak_tries >= MOST_PEAK_TRIES:
             return False
         since = self._registry.steps.number - IDLE_STEPS
         recent = (g for g in self._registry.active() if g.status.history.last_step >= since)
@@ -71,7 +71,7 @@ class Metering:
     def forget_peak(self) -> None:
         """Forget all metered peaks, so that steps are metered for them again: they have changed."""
         for status in self._registry.known():
-            status.peak_bytes, status.after_bytes = None, None
+            status.peak_bytes, status.after_bytes, status.after_is_whole = None, None, False
         self.renew_tries()
 
     def renew_tries(self) -> None:
@@ -114,7 +114,7 @@ class Metering:
 
         `whole`: the session covered one whole step. Returns whether it did and no graph was
         profiled in it. `beside`: the graph that begins the next step; it does not count.
-        `early`: what follows the last backward call may still come, so it stays unknown.
+        `early`: more may come before the next step.
         """
         session = self.session
         if session is None or in_backward():
@@ -131,8 +131,9 @@ class Metering:
         for graph in came_through if settled and session.peak_bytes is not None else ():
             if isinstance(graph, PlannedGraph):
                 status = graph.status
-                status.peak_bytes = session.peak_bytes
-                status.after_bytes = None if early else session.after_bytes
+                status.peak_bytes, status.after_is_whole = session.peak_bytes, not early
+                known = (status.after_bytes, session.after_bytes)
+                status.after_bytes = max(n for n in known if n is not None)
         return settled
 
     def mark(self) -> int:

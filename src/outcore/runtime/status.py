@@ -115,6 +115,8 @@ class GraphStatus:
     after_bytes: int | None = None
     """Device peak from the last backward call of that step to the next step, such as that of the
     optimizer's step."""
+    after_is_whole: bool = False
+    """Whether `after_bytes` is up to the next step. If not, a report came before that."""
     after_beyond_bytes: int = 0
     """The most that was held between a backward call of the graph and the end of its profiled step,
     above what was held at that end. Layouts leave room for it."""
