@@ -241,8 +241,8 @@ def _tangent_bytes(trace: Trace) -> int:
 def call_tensor_bytes(trace: Trace) -> int:
     """Bytes of a call's inputs and outputs, without parameters and other state of the caller."""
     buffers = trace.value_buffers((tuple(map(Ref, trace.inputs)), trace.outputs))
-    call_tensors = (trace.buffers[b] for b in buffers)
-    return sum(b.nbytes for b in call_tensors if b.role not in {Role.PARAM, Role.STATE})
+    exchanged = (trace.buffers[b] for b in buffers)
+    return sum(b.nbytes for b in exchanged if b.role not in {Role.PARAM, Role.STATE})
 
 
 def counted_bytes(trace: Trace) -> int:
