@@ -179,7 +179,7 @@ def test_all_graphs_are_planned_beside_another_model(*, broken: bool) -> None:
 
 
 def test_where_there_is_no_plan_it_is_said_once() -> None:
-    backend = Backend(budget="33MiB", policy="pooch")
+    backend = Backend(budget="31MiB", policy="pooch")
     training = Training(backend, broken=True)
     training.steps()
     other = torch.empty(16 * MIB, dtype=torch.uint8)
@@ -188,7 +188,7 @@ def test_where_there_is_no_plan_it_is_said_once() -> None:
     assert len(caught) == 1
     assert "try " in str(caught[0].message)
     training.steps(3)
-    assert any("more than the budget of 33.0 MiB" in note for note in backend.report().notes)
+    assert any("more than the budget of 31.0 MiB" in note for note in backend.report().notes)
     del other
 
 

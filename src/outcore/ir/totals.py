@@ -9,7 +9,12 @@ from outcore.ir.trace import Trace
 
 def resident_bytes(problem: Problem) -> int:
     """Device bytes held for the whole step: external memory, and what the caller owns."""
-    return problem.outside_bytes + sum(b.nbytes for b in problem.trace.buffers if b.borrowed)
+    return problem.outside_bytes + borrowed_bytes(problem.trace)
+
+
+def borrowed_bytes(trace: Trace) -> int:
+    """Device bytes of what the caller owns."""
+    return sum(b.nbytes for b in trace.buffers if b.borrowed)
 
 
 def offloaded_bytes(trace: Trace, program: Program) -> int:

@@ -111,7 +111,7 @@ class Calls:
     def waiting_bytes(self) -> int:
         """The least bytes held while all calls wait, with one call's results and tangents."""
         least, trace = min(taken.waiting_bytes for taken in self.lean), self.problem.trace
-        return self.number * least + _returned_bytes(trace) + _tangent_bytes(trace)
+        return self.number * least + returned_bytes(trace) + _tangent_bytes(trace)
 
     @property
     def _least(self) -> tuple[Floor, Taken]:
@@ -149,7 +149,7 @@ class Calls:
         """
         problem, others = self.problem, (self.number - 1) * room
         free = problem.budget_bytes - resident_bytes(problem) - others
-        mine = room + _returned_bytes(problem.trace) + _tangent_bytes(problem.trace)
+        mine = room + returned_bytes(problem.trace) + _tangent_bytes(problem.trace)
         between = max(problem.between_bytes, free - mine)
         return replace(problem, outside_bytes=problem.outside_bytes + others, between_bytes=between)
 
@@ -251,7 +251,7 @@ def counted_bytes(trace: Trace) -> int:
     return sum(trace.buffers[b].nbytes for b in buffers)
 
 
-def _returned_bytes(trace: Trace) -> int:
+def returned_bytes(trace: Trace) -> int:
     """Bytes of what forward returns, without what the caller held before."""
     buffers = trace.value_buffers(trace.outputs)
     return sum(trace.buffers[b].nbytes for b in buffers if not trace.buffers[b].borrowed)

@@ -20,6 +20,8 @@ class ExternalMemory:
 
     base_bytes: int = 0
     """The most held as the first call of a step begins."""
+    timed_base_bytes: int = 0
+    """`base_bytes` as in the timed steps; the process may hold more since."""
     lingering_bytes: int = 0
     """Metered: what was made while the graph waited and is still held when its backward begins,
     without the tangents."""

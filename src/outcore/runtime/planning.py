@@ -138,14 +138,7 @@ class Planner:
         plan yet, or alternate with this one within a step, the budget that the error names is only
         a lower bound.
         """
-        external = ExternalMemory(
-            base_bytes=profiled.base_bytes or 0,
-            lingering_bytes=profiled.lingering_bytes,
-            returning_bytes=shares.graph.observed.returned.excess_bytes(),
-            between_bytes=profiled.between_bytes,
-            gone=profiled.gone,
-            late_bytes=shares.late_bytes(),
-        )
+        external = shares.measured(profiled)
         hardware = self.solver.hardware()
         rooms = [*shares.rooms(hardware, external)]
         if lean:
@@ -169,7 +162,7 @@ class Planner:
         hardware, profile = self.solver.hardware(), profiled.profile()
         between = max(
             profiled.between_bytes,
-            shares.in_turn_bytes(hardware),
+            shares.in_turn_bytes(hardware, external, room),
             shares.paused_bytes(hardware, external, room),
         )
         problem = shares.problem(hardware, profile, room.nbytes, between)
@@ -303,9 +296,13 @@ class Planner:
         more = room.nbytes - planned.external_bytes
         more -= planned.problem.outside_bytes - planned.alone.outside_bytes
         alone = replace(problem, outside_bytes=problem.outside_bytes + more)
-        between = [shares.paused_bytes(self.solver.hardware(), planned.external, room)]
+        hardware = self.solver.hardware()
+        between = [
+            shares.paused_bytes(hardware, planned.external, room),
+            shares.in_turn_bytes(hardware, planned.external, room),
+        ]
         if shares.later:  # they have plans, and this graph may hold more than they found
-            between += shares.left_bytes(alone, planned.external.between_bytes)[-1:]
+            between += shares.left_bytes(alone, planned.external)[-1:]
         alone = replace(alone, between_bytes=max(alone.between_bytes, *between))
         retained = planned.retaining_bytes is not None
         again = self._planned(shares, alone, planned.external, room, in_haste=retained)
@@ -397,7 +394,7 @@ class Planner:
 
         `problem` is that of one call. Raises InfeasibleError if the policy has no plan.
         """
-        left = shares.left_bytes(problem, external.between_bytes)
+        left = shares.left_bytes(problem, external)
         between = (max(problem.between_bytes, each) for each in left)
         status = shares.graph.status
         calls = Calls(

@@ -15,7 +15,7 @@ from outcore.ir.memory import crossing_bytes
 from outcore.ir.once import once_per_trace
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
-from outcore.ir.totals import resident_bytes
+from outcore.ir.totals import borrowed_bytes, resident_bytes
 from outcore.ir.trace import Ref, Role, Trace
 from outcore.policies import staging_needed
 from outcore.runtime.calls import (
@@ -25,6 +25,7 @@ from outcore.runtime.calls import (
     gradient_bytes,
     least_together,
     nbytes_of,
+    returned_bytes,
     states_bytes,
     together,
 )
@@ -33,6 +34,7 @@ from outcore.runtime.margin import margin_bytes
 
 if TYPE_CHECKING:  # only for annotations: graphs are planned with these
     from outcore.runtime.graph import PlannedGraph
+    from outcore.runtime.profiling import Profiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +98,14 @@ class Shares:
         """The graphs that alternate with this one: each runs while the other waits."""
         return [g for g in self.later if g in self.graph.observed]
 
-    def left_bytes(self, problem: Problem, between_bytes: int) -> tuple[int, ...]:
+    def left_bytes(self, problem: Problem, external: ExternalMemory) -> tuple[int, ...]:
         """What to leave to later graphs while this one waits: their part, then the least they need.
 
         The first is the better one to plan with; the second is used if there is no such plan. The
         least for a planned graph is what it needs under its plan. Without later graphs it is
         `left_at_least` alone.
 
-        `problem` is that of one call of this graph; `between_bytes`: what the rest of the step was
-        seen to need while it waits.
+        `problem` is that of one call of this graph; `external`: what was measured around it.
         """
         later = [(g, self._calls(g, problem.hardware)) for g in self.later]
         if not later:
@@ -114,8 +115,13 @@ class Shares:
         alternating = set(self.alternating)
         lean = [(g, (c.least,) if g in alternating else c.lean) for g, c in later]
         least = least_together([self._meanwhile(g, choices) for g, choices in lean])
-        observed = self._seen_to_take(later, between_bytes)
-        least = max(self.left_at_least, least if observed is None else min(least, observed))
+        observed = self._seen_to_take(later, external.between_bytes)
+        least = least if observed is None else min(least, observed)
+        counted = problem.outside_bytes - margin_bytes(problem.budget_bytes)
+        needed = self._needed_beyond(counted, self.later, problem.hardware, external)
+        if len(needed) == len(later):
+            least = min(least, max(0, *needed.values()))
+        least = max(self.left_at_least, least)
         calls = Calls(problem, self.graph.status.planned_for)
         mine, theirs = kept_bytes(self.graph), sum(kept_bytes(g) for g, _ in later)
         free = problem.budget_bytes - resident_bytes(problem) - calls.waiting_bytes()
@@ -159,7 +165,12 @@ class Shares:
         return self._together({g: self._calls(g, hardware).most for g in self.later})
 
     def rooms(
-        self, hardware: Hardware, external: ExternalMemory, calls: int | None = None
+        self,
+        hardware: Hardware,
+        external: ExternalMemory,
+        calls: int | None = None,
+        *,
+        without: PlannedGraph | None = None,
     ) -> tuple[Room, Room]:
         """Room for memory held outside the graph and its calls, in two sizes.
 
@@ -167,18 +178,35 @@ class Shares:
         largest single mix that was seen. Each covers calls as they begin and as they come back.
         `calls`: outstanding calls of this graph, including the one to plan; None: all that it is
         planned for. A graph that runs in-core is part of the external memory that was measured.
+        `without`: a graph whose calls count for nothing that they alone hold.
         """
         graph, active, unknown = self.graph, set(self.active), external.returning_bytes
         if graph.observed.met is not None:
             external = replace(external, late_bytes=self.late_bytes())
         number = graph.status.planned_for if calls is None else calls
-        alone, io_bytes = partial(self._alone, hardware), _call_tensor_bytes
+        io_bytes = _call_tensor_bytes
+
+        def alone(other: PlannedGraph) -> int:
+            return 0 if other is without else self._alone(hardware, other)
+
         called = graph.observed.called.external_bytes(graph, number, active, alone, io_bytes)
         returned = graph.observed.returned.external_bytes(
             graph, number, active, alone, io_bytes, unknown
         )
         most, of_one = map(external.room, called, returned)
         return most, of_one
+
+    def measured(self, profiled: Profiling) -> ExternalMemory:
+        """What was measured of the external memory in profiled steps."""
+        return ExternalMemory(
+            base_bytes=profiled.base_bytes or 0,
+            timed_base_bytes=profiled.base_bytes or 0,
+            lingering_bytes=profiled.lingering_bytes,
+            returning_bytes=self.graph.observed.returned.excess_bytes(),
+            between_bytes=profiled.between_bytes,
+            gone=profiled.gone,
+            late_bytes=self.late_bytes(),
+        )
 
     def _alone(self, hardware: Hardware, graph: PlannedGraph) -> int:
         """Bytes that each waiting call of another graph holds and nothing else does."""
@@ -221,9 +249,67 @@ class Shares:
             kinds.setdefault(g.status.kind, {})[g] = missing
         return sum(map(_most_at_once, kinds.values()))
 
-    def in_turn_bytes(self, hardware: Hardware) -> int:
-        """What graphs that alternate with this one need at their peak, beyond what waits."""
-        return self._together({g: self._calls(g, hardware).least for g in self.alternating})
+    def in_turn_bytes(self, hardware: Hardware, external: ExternalMemory, room: Room) -> int:
+        """What graphs that alternate with this one need while it waits, beyond `room`.
+
+        At most their peak, on top of all that waits.
+        """
+        trace, in_turn = self.graph.captured.trace, self.alternating
+        states = self.graph.status.planned_for * states_bytes(trace, self.state_bytes)
+        needed = self._needed_beyond(room.nbytes + states, in_turn, hardware, external)
+        waiting = [
+            each if g not in needed else Taken(each.waiting_bytes, each.waiting_bytes)
+            for g in in_turn
+            for each in self._meanwhile(g, (self._calls(g, hardware).least,))
+        ]
+        most = self._together({g: self._calls(g, hardware).least for g in in_turn})
+        unknown = together(waiting) if len(needed) < len(in_turn) else 0
+        return min(most, max(0, unknown, *needed.values()))
+
+    def _needed_beyond(
+        self,
+        outside_bytes: int,
+        graphs: Iterable[PlannedGraph],
+        hardware: Hardware,
+        external: ExternalMemory,
+    ) -> dict[PlannedGraph, int]:
+        """What each of these graphs needs at the least while this one waits, beyond what it counts.
+
+        `outside_bytes`: what this graph counts as external, and for generator states; `external`:
+        what was measured around it. Graphs of which nobody knows what they meet as their calls run
+        are left out.
+        """
+        trace = self.graph.captured.trace
+        mine = outside_bytes + borrowed_bytes(trace) + returned_bytes(trace)
+        since = external.base_bytes - external.timed_base_bytes
+        needed = ((g, self._needed_in_turn(g, hardware, since)) for g in graphs)
+        return {g: nbytes - mine for g, nbytes in needed if nbytes is not None}
+
+    def _needed_in_turn(self, graph: PlannedGraph, hardware: Hardware, since: int) -> int | None:
+        """What `graph` needs in all, at the least, but for what calls of this graph alone hold.
+
+        `since`: how much more memory is held as steps begin than was as this graph was timed. None
+        if it is not known what the calls of `graph` meet.
+        """
+        theirs = replace(self, graph=graph)
+        planned, profiling = graph.planned, graph.profiling
+        counted = (mix.excess_bytes is not None for mix in graph.observed.called)
+        if planned is not None:
+            external = planned.external
+        elif profiling is not None and profiling.done:
+            external = theirs.measured(profiling)
+        else:
+            return None
+        if not any(counted):
+            return None
+        base = max(external.base_bytes, external.timed_base_bytes + since)
+        external = replace(external, base_bytes=base)
+        trace, number = graph.captured.trace, graph.status.planned_for
+        _, of_one = theirs.rooms(hardware, external, without=self.graph)
+        least = self._calls(graph, hardware).least
+        states = number * states_bytes(trace, self.state_bytes)
+        waiting = (number - 1) * least.alone_bytes
+        return of_one.nbytes + states + borrowed_bytes(trace) + least.peak_bytes + waiting
 
     def _together(self, taken: Mapping[PlannedGraph, Taken]) -> int:
         """The most that calls of these graphs need while this one waits."""
