@@ -165,6 +165,18 @@ def test_what_torchs_allocator_holds() -> None:
     assert laid(segments, 7) == Held(((50, 10),), ((0, 100), (4030, 70)), 209, 102)
 
 
+def test_of_a_stretch_of_another_stream_only_pages_in_use_are_kept() -> None:
+    """cuBLAS keeps 32 MiB behind the free memory of a step; a full device gets the rest back."""
+    used, free, page, behind = "active_allocated", "inactive", 20 << 20, 650 * (20 << 20)
+    large = (0, behind, free), (behind, 32 << 20, used), (behind + (32 << 20), 8 << 20, free)
+    small = (90, 5 << 20, free), (90 + (5 << 20), 1 << 20, used), (90 + (6 << 20), 2 << 20, free)
+    segments = [
+        segment("large", 0, *large, stream=8, total_size=behind + 2 * page),
+        segment("small", 90, *small, stream=8, total_size=8 << 20),
+    ]
+    assert laid(segments, 7) == Held((), (), 2 * page + (2 << 20), 33 << 20)
+
+
 def test_a_backend_takes_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTCORE_BUDGET", "auto")
     _, backend = small_planned(PROFILED_STEPS, disk_budget="auto")

@@ -10,7 +10,7 @@ import torch
 
 from outcore.allocators import Card, Held
 from outcore.allocators.best_fit import BestFit
-from outcore.allocators.expandable import ExpandableSegments
+from outcore.allocators.expandable import LARGE_PAGE, SMALL_PAGE, ExpandableSegments
 from outcore.execute.segments import asked, expands
 
 DEFAULT_POOL = (0, 0)
@@ -46,9 +46,8 @@ def held(device: torch.device) -> Held | None:
 def laid(segments: Iterable[dict[str, Any]], stream: int) -> Held:
     """Which blocks of torch's allocator are in use, and where (`torch.cuda.memory_snapshot`).
 
-    Block by block for expandable segments of `stream`, on which steps run. Each other segment
-    counts whole if a block of it is in use. If not, it is left out: the allocator gives it back to
-    a full device.
+    Block by block for expandable segments of `stream`, on which steps run. Of the others, what the
+    allocator cannot give back to a full device counts as reserved (`_kept_bytes`).
     """
     found: dict[str, list[tuple[int, int]]] = {"small": [], "large": []}
     starts: dict[str, int] = {}
@@ -58,7 +57,7 @@ def laid(segments: Iterable[dict[str, Any]], stream: int) -> Held:
         kind, start = segment["segment_type"], segment["address"]
         own = segment["stream"] == stream and tuple(segment["segment_pool_id"]) == DEFAULT_POOL
         if not (own and segment["is_expandable"]):
-            external += segment["total_size"] if used else 0
+            external += _kept_bytes(segment, used)
             elsewhere += sum(nbytes for _, nbytes in used)
             continue
         found[kind] += used
@@ -68,3 +67,18 @@ def laid(segments: Iterable[dict[str, Any]], stream: int) -> Held:
         for kind in ("small", "large")
     )
     return Held(small, large, external, elsewhere)
+
+
+def _kept_bytes(segment: dict[str, Any], used: Iterable[tuple[int, int]]) -> int:
+    """Bytes of a segment that the allocator keeps because of the blocks in use, (address, bytes).
+
+    All of it, or only the pages with such blocks if it is expandable.
+    """
+    whole: int = segment["total_size"]
+    if not segment["is_expandable"]:
+        return whole if used else 0
+    page = SMALL_PAGE if segment["segment_type"] == "small" else LARGE_PAGE
+    start = segment["address"]
+    spans = ((address - start, address - start + nbytes - 1) for address, nbytes in used)
+    pages = {n for low, high in spans for n in range(low // page, high // page + 1)}
+    return min(whole, page * len(pages))
