@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from outcore import Backend
+from outcore.allocators.layout import LIBRARIES_BYTES
 from outcore.errors import InfeasibleError
 from outcore.execute.arena import Arena, own_arena
 from outcore.runtime.external import ExternalMemory
@@ -384,7 +385,7 @@ def test_calls_that_may_come_yet_leave_no_room_for_what_came(
     )
     plans: Any = SimpleNamespace(lacking_bytes=lambda *_: lacking, bound_memory=lambda: None)
     external = ExternalMemory(base_bytes=40)
-    planned = SimpleNamespace(external=external, peak_bytes=1000)
+    planned = SimpleNamespace(external=external, peak_bytes=1000, layout=None)
     execution: Any = SimpleNamespace(planned=planned, foreseen_bytes=None)
     graph: Any = SimpleNamespace(status=GraphStatus(refused=Refusals(growth_bytes=0)))
     nothing: Any = None
@@ -398,6 +399,36 @@ def test_calls_that_may_come_yet_leave_no_room_for_what_came(
         plans.lacking_bytes = lambda *_: -20
         assert growth._base_beyond(graph, execution, ()) is None
         assert execution.foreseen_bytes == 60
+
+
+@pytest.mark.parametrize("laid", [False, True])
+@pytest.mark.parametrize("more", [LIBRARIES_BYTES, LIBRARIES_BYTES + 3 * MIB])
+def test_a_layout_has_room_for_what_libraries_keep(*, laid: bool, more: int) -> None:
+    """They take it in the first step with the layout. The budget's margin is 2 MiB."""
+    allocated = [100 * MIB]
+    counted: Any = SimpleNamespace(
+        base_bytes=lambda *_: allocated[-1],
+        with_others_bytes=lambda _: 0,
+        others_bytes=lambda *_: 0,
+        allocated_bytes=lambda: allocated[-1],
+        collect=lambda: False,
+    )
+    plans: Any = SimpleNamespace(lacking_bytes=lambda *_: 0, bound_memory=lambda: None)
+    external = ExternalMemory(base_bytes=100 * MIB)
+    layout = object() if laid else None
+    planned = SimpleNamespace(external=external, peak_bytes=400 * MIB, layout=layout)
+    execution: Any = SimpleNamespace(planned=planned, foreseen_bytes=None)
+    graph: Any = SimpleNamespace(status=GraphStatus(refused=Refusals(growth_bytes=0)))
+    nothing: Any = None
+    settings: Any = SimpleNamespace(budget_bytes=400 * MIB, strict=True)
+    growth = Growth(settings, nothing, counted, nothing, plans)
+    assert growth._base_beyond(graph, execution, ()) is None
+    allocated.append(allocated[-1] + more)
+    beyond = growth._base_beyond(graph, execution, ())
+    assert (beyond is None) == (laid and more == LIBRARIES_BYTES)
+    assert graph.status.growth.unplanned_bytes == (
+        0 if beyond is None else more - LIBRARIES_BYTES * laid
+    )
 
 
 def test_what_is_no_ones_any_more_is_let_go_in_each_of_some_steps() -> None:

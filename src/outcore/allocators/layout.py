@@ -14,9 +14,13 @@ from outcore.ir.problem import Problem
 from outcore.ir.program import Program
 from outcore.ir.totals import resident_bytes
 
-BESIDE_BYTES = 128 * MIB
-"""Room for small blocks, for pages in use in part, for what libraries keep for a separate stream,
-and for what holds the ends of the stretch."""
+LIBRARIES_BYTES = 64 * MIB
+"""What libraries keep for a separate stream once they were used on it: cuBLAS keeps 32 MiB for each
+of the two threads that run a step, on an H100."""
+
+BESIDE_BYTES = LIBRARIES_BYTES + 64 * MIB
+"""Room for that, for small blocks, for pages in use in part, and for what holds the ends of the
+stretch."""
 
 ATTEMPTS = 4
 """Packings that are tried. One may fail: of two equally large blocks that one op requests, one gets

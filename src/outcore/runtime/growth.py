@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from outcore.allocators.layout import LIBRARIES_BYTES
 from outcore.errors import OutcoreError
 from outcore.runtime.margin import margin_bytes, slack_bytes
 from outcore.runtime.metering import Metering
@@ -151,10 +152,13 @@ class Growth:
         """The room that the plan has for external memory without outstanding calls.
 
         Room that those calls do not need is added. What they lack is subtracted, up to the slack.
+        A layout has room for what libraries keep for the stream that it computes on: in the first
+        step with the layout, they take it.
         """
         planned, little = execution.planned, slack_bytes(self._settings.budget_bytes)
         lacking = min(little, self._plans.lacking_bytes(graph, planned))
-        return planned.external.base_bytes - lacking
+        libraries = 0 if planned.layout is None else LIBRARIES_BYTES
+        return planned.external.base_bytes - lacking + libraries
 
     def _left_bytes(self, execution: PlannedExecution) -> int:
         """What the plan leaves of the budget for growth, its margin included."""
