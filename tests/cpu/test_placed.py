@@ -104,7 +104,12 @@ def held(lane):
 
 def placed(device, *, holds=True):
     said: list[str] = []
-    return PlacedLane(EmptyLane(), device, LAYOUT, said.append, holds=holds), said
+
+    def lost(what, position):
+        assert (position is not None) == ("offset" in what)
+        said.append(what)
+
+    return PlacedLane(EmptyLane(), device, LAYOUT, lost, holds=holds), said
 
 
 def test_tensors_get_their_places():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -30,14 +30,17 @@ MOST_PLUGS = 16
 """The most blocks elsewhere that a piece may get before it gets its place. They are held, as plugs,
 until the step is over."""
 
+Lost: TypeAlias = Callable[[str, int | None], None]
+"""Called with a description, and with the body position of the instruction, if it is one's."""
+
 
 class PlacedLane:
     """A lane whose pieces hold what is free of the stretch (`driver.Lane`).
 
-    `lost` is called with a description if memory is not in its place, because other memory is in
-    the way. From then on nothing is held, and the allocator chooses the places. `lost` is called
-    with an empty text after a backward call in which everything was in its place. Without `holds`,
-    the step computes on the caller's stream, and nothing is held at all.
+    `lost` is called if memory is not in its place, because other memory is in the way. From then on
+    nothing is held, and the allocator chooses the places. `lost` is called with an empty text after
+    a backward call in which everything was in its place. Without `holds`, the step computes on the
+    caller's stream, and nothing is held at all.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class PlacedLane:
         lane: Lane,
         device: Device,
         layout: Layout,
-        lost: Callable[[str], None],
+        lost: Lost,
         *,
         holds: bool,
     ) -> None:
@@ -139,7 +142,7 @@ class PlacedLane:
         `last`: they are the results of the last backward call.
         """
         if last and self._holds:
-            self._lost("")
+            self._lost("", None)
         for tensor in results if self._on_stage else ():
             if isinstance(tensor, torch.Tensor) and self._device.holds(tensor):
                 self._device.share(tensor, self._home)
@@ -158,7 +161,8 @@ class PlacedLane:
             if isinstance(move, Hold):
                 piece = self._taken(move.nbytes, self._start + move.offset)
                 if piece is None:
-                    self._lose(f"{move.nbytes} bytes at offset {move.offset} of the layout")
+                    where = f"{move.nbytes} bytes at offset {move.offset} of the layout"
+                    self._lose(where, position)
                     return
                 self._pieces[move.piece] = piece
             else:
@@ -170,7 +174,8 @@ class PlacedLane:
             at = tensor.untyped_storage().data_ptr() - self._start
             if at != self._layout.offsets[slot]:
                 self._lose(
-                    f"slot {slot} at offset {at} of the layout, not {self._layout.offsets[slot]}"
+                    f"slot {slot} at offset {at} of the layout, not {self._layout.offsets[slot]}",
+                    self._layout.positions[slot],
                 )
 
     def moved(self, tensor: torch.Tensor, /) -> torch.Tensor:
@@ -244,10 +249,10 @@ class PlacedLane:
         there = isinstance(tensor, torch.Tensor)
         return there and tensor.untyped_storage().data_ptr() in self._caller_addresses
 
-    def _lose(self, what: str) -> None:
-        """Release everything, and report what is not in its place."""
+    def _lose(self, what: str, position: int | None = None) -> None:
+        """Release everything, and report what is not in its place, for which instruction."""
         self.let_go()
-        self._lost(what)
+        self._lost(what, position)
 
     def _follow(self, queue: Queue, earlier: Queue) -> None:
         """Let `queue` wait for everything put into `earlier` so far."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Final
@@ -35,7 +35,7 @@ from outcore.execute.driver import (
 )
 from outcore.execute.folders import spill_folder
 from outcore.execute.lane import QueuedLane
-from outcore.execute.placed import PlacedLane
+from outcore.execute.placed import Lost, PlacedLane
 from outcore.execute.probe import QueueLinks, measure_queues
 from outcore.execute.slabs import Slabs
 from outcore.execute.staged import StagedDisk, StagedLane
@@ -189,7 +189,7 @@ class QueuedDriver:
         self,
         regions: Mapping[int, Region],
         layout: Layout,
-        lost: Callable[[str], None],
+        lost: Lost,
         *,
         holds: bool,
     ) -> PlacedLane:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 from weakref import ref
 
 from outcore.execute import Driver, Executable, Lane, PlacedLane, QueuedDriver
 from outcore.ir.layout import Layout
+from outcore.ir.program import Action, Program, Run
+from outcore.ir.trace import Trace
 from outcore.runtime.metering import Metering
 from outcore.runtime.store import Stores
 
@@ -28,7 +31,7 @@ IN_PIECES = (
 NOTE = (
     "tensors were not at their planned addresses (an op allocates memory differently than when it "
     "was profiled, or no free range is large enough): torch's allocator places them, and may have "
-    "to return memory to the GPU within steps"
+    "to return memory to the GPU within steps; the latest: {what}"
 )
 
 
@@ -65,8 +68,8 @@ class Placing:
         if lane is not None and len(self._stores):
             lane.let_go()
 
-    def open_lane(self, driver: Driver, executable: Executable) -> Lane:
-        """Open the lane of a step that `executable` will run.
+    def open_lane(self, driver: Driver, executable: Executable, trace: Trace) -> Lane:
+        """Open the lane of a step that `executable`, a program of `trace`, will run.
 
         With a layout, free memory is held for it, unless other calls wait for their backward, which
         may need the memory, the step is metered, which would count it, or the layout is of no use
@@ -79,17 +82,25 @@ class Placing:
             self._layout, self._lost = layout, 0
         holds = self._metering.session is None and not len(self._stores)
         holds = holds and not self.is_in_vain(layout)
-        lane = driver.open_placed_lane(executable.regions, layout, self._told, holds=holds)
+        told = partial(self._told, trace, executable.program)
+        lane = driver.open_placed_lane(executable.regions, layout, told, holds=holds)
         self._lane = ref(lane)
         return lane
 
-    def _told(self, what: str) -> None:
+    def _told(self, trace: Trace, program: Program | None, what: str, position: int | None) -> None:
         self._lost = self._lost + 1 if what else 0
         self.steps += not what
+        if what and program is not None and position is not None:
+            what = f"{what}, for {_name(trace, program.body[position].action)}"
         if what:
             log.debug("outcore: a tensor is not at its planned address: %s", what)
         if self._lost >= MOST_LOST:
-            self.note = NOTE
+            self.note = NOTE.format(what=what)
+
+
+def _name(trace: Trace, action: Action) -> str:
+    """What an instruction that requests memory does."""
+    return trace.ops[action.op].target if isinstance(action, Run) else "a copy back"
 
 
 def call(

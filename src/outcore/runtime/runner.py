@@ -126,7 +126,7 @@ class Runner:
         inputs.clear()
         if executable.program is not None:  # in-core execution reads them as they are
             _let_lie(arguments, trace, trace.inputs, captured.turned)
-        lane = self.engine.placing.open_lane(self.engine.driver, executable)
+        lane = self.engine.placing.open_lane(self.engine.driver, executable, trace)
         try:
             with call(lane, arguments):
                 results, crossing = executable.forward(arguments, lane)
