@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from benchmarks.gpu.peers import SaveOnCpu, StreamOffload
 from benchmarks.gpu.plots import plot
 from benchmarks.gpu.scale import SMALL
 from benchmarks.gpu.table import BENCHMARKS
-from benchmarks.gpu.trainer import Turn
+from benchmarks.gpu.trainer import FEWEST_WARM_UPS, LAST_WARM_UPS, MOST_WARM_UPS, Trainer, Turn
 from benchmarks.gpu.training import (
     Training,
     at_least,
@@ -84,6 +85,39 @@ class TestRows:
         assert [check.met for check in checks] == [True, False, False, False]
         assert judged(one).checks == ()
         assert [check.met for check in at_least("of in-core", 0.9, 0.9)] == [True]
+
+
+class TestWarmUp:
+    """Steps from which on a fake backend has another state."""
+
+    def trained(self, monkeypatch, *states: tuple[int, str, int | None]) -> tuple[int, int]:
+        trainer = Trainer(TINY, Eager(), "cpu", None)
+
+        def report():
+            known = [state for state in states if state[0] <= trainer.steps]
+            return SimpleNamespace(state=known[-1][1], measured_peak_bytes=known[-1][2])
+
+        backend = SimpleNamespace(report=report)
+        monkeypatch.setattr(Eager, "apply", lambda _, module: (module, backend))
+        return len(trainer.warm_up()), trainer.steps
+
+    def test_until_there_is_a_plan_and_its_peak_is_known(self, monkeypatch):
+        states = (0, "profiling", None), (5, "planned", None), (6, "planned", 7)
+        assert self.trained(monkeypatch, *states) == (6, 6 + LAST_WARM_UPS)
+        assert self.trained(monkeypatch, (0, "in-core", 7)) == (
+            FEWEST_WARM_UPS,
+            FEWEST_WARM_UPS + LAST_WARM_UPS,
+        )
+
+    def test_once_more_if_a_plan_is_left(self, monkeypatch):
+        """Otherwise profiled steps would be timed."""
+        states = (0, "planned", 7), (5, "profiling", 7), (20, "planned", 7)
+        timed = 20 - FEWEST_WARM_UPS - LAST_WARM_UPS
+        expected = FEWEST_WARM_UPS + timed, 20 + LAST_WARM_UPS
+        assert self.trained(monkeypatch, *states) == expected
+
+    def test_it_ends(self, monkeypatch):
+        assert self.trained(monkeypatch, (0, "profiling", None))[0] == 4 * MOST_WARM_UPS
 
 
 class TestComparison:
