@@ -20,6 +20,10 @@ LEAST_SECONDS = 5e-6
 WORKSPACES = (0.0, 0.0, 0.02, 0.1, 0.3, 0.6)
 """Workspaces of convolutions, as fractions of their first result; the shapes select one."""
 
+PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot"})
+KEPT_BYTES = 32 << 20
+"""What cuBLAS keeps for each thread and stream that matrix products run on (on an H100)."""
+
 
 def seconds(
     op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], made: Sequence[Any]

@@ -11,6 +11,7 @@ import atexit
 import ctypes
 import itertools
 import os
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.simulated_gpu.attention import ATTENTION, DRAWING
-from tests.simulated_gpu.duration import seconds, workspace_bytes
+from tests.simulated_gpu.duration import KEPT_BYTES, PRODUCTS, seconds, workspace_bytes
 
 COMPUTES = os.environ.get("SIMULATED_GPU_COMPUTES", "1") != "0"
 """If False, ops use a GPU's time and memory but compute nothing: steps of any size can run."""
@@ -57,6 +58,8 @@ class _Streams:
         self.work: dict[int, Callable[[], None]] = {}
         self.numbers = itertools.count(1)
         self.errors: list[BaseException] = []
+        self.kept: dict[tuple[int, int], Tensor] = {}
+        """Thread and stream -> what the library for matrix products keeps for them."""
         self.callback = _CALLBACK(self._serve)
         atexit.register(
             self.runtime.cudaDeviceSynchronize
@@ -94,6 +97,12 @@ class _Streams:
         if torch.cuda.get_sync_debug_mode() > 1:
             raise RuntimeError(f"called a synchronizing CUDA operation: {what}")
         self.runtime.cudaStreamSynchronize(_stream())
+
+    def keep_for_products(self, op: torch._ops.OpOverload) -> None:
+        """Allocate what a library keeps once `op`, a matrix product, ran on this stream."""
+        key = threading.get_ident(), _stream()
+        if op.overloadpacket.__name__ in PRODUCTS and key not in self.kept:
+            self.kept[key] = torch.empty(KEPT_BYTES, dtype=torch.uint8, device="cuda")
 
     def sleep(self, cycles: int) -> None:
         """`torch.cuda._sleep`."""
@@ -210,6 +219,7 @@ class _Kernel:
             if COMPUTES:
                 self._launch(work, made)
             else:
+                self.streams.keep_for_products(self.op)
                 nbytes = workspace_bytes(self.op, args, made)
                 workspace = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
                 self.streams.pass_time(seconds(self.op, args, kwargs, made))
