@@ -135,8 +135,12 @@ class Trainer:
         return self.instruments.memory()
 
     def report(self) -> dict[str, Any]:
-        """The report of outcore as plain values; empty for other modes."""
-        return {} if self.backend is None else self.backend.report().to_dict()
+        """The report of outcore as plain values, with `placed_steps`; empty for other modes."""
+        backend = self.backend
+        if backend is None or backend.engine is None:
+            return {}
+        placed = backend.engine.placing.steps
+        return backend.report().to_dict() | {"placed_steps": placed}
 
     def _results(self, call: Callable[..., Any]) -> Results:
         torch.manual_seed(PROBE_SEED)

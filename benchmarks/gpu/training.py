@@ -46,6 +46,8 @@ class Training(Row):
     """
     refused_before: int | None = None
     """The same for the steps before the turns."""
+    placed_steps: int | None = None
+    """Steps so far in which every tensor lay where the plan's layout says (decision 0037)."""
     budget_bytes: int | None = None
     predicted_peak_bytes: int | None = None
     predicted_seconds: float | None = None
@@ -110,6 +112,7 @@ def reported(row: Training, report: dict[str, Any]) -> Training:
         return row
     return replace(
         row,
+        placed_steps=report.get("placed_steps"),
         budget_bytes=report["budget_bytes"],
         predicted_peak_bytes=report["predicted_peak_bytes"],
         predicted_seconds=report["predicted_seconds"],

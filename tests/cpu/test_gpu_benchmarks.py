@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +86,14 @@ class TestRows:
         assert [check.met for check in checks] == [True, False, False, False]
         assert judged(one).checks == ()
         assert [check.met for check in at_least("of in-core", 0.9, 0.9)] == [True]
+
+    def test_steps_under_a_layout_are_counted(self):
+        trainer = Trainer(TINY, Eager(), "cpu", None)
+        engine = SimpleNamespace(placing=SimpleNamespace(steps=4))
+        report = Report("pooch", "planned", 10)
+        backend: Any = SimpleNamespace(engine=engine, report=lambda: report)
+        trainer.backend = backend
+        assert reported(row(), trainer.report()).placed_steps == 4
 
 
 class TestWarmUp:
