@@ -8,6 +8,7 @@ fit on the device at once, the reference's own earlier turns are used.
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -171,9 +172,10 @@ class Comparison:
                     if self.patience.over():
                         break
                     try:
-                        yield self._row(contender, process)
-                    except (WorkerError, OutcoreError) as error:
-                        yield replace(self._blank(contender), note=reason(error))
+                        row = self._row(contender, process)
+                    except Exception as error:  # noqa: BLE001 - the other rows should still run
+                        row = replace(self._blank(contender), note=reason(error))
+                    yield row
             if started is not None:
                 with suppress(WorkerError, OutcoreError):
                     started.result().close()
@@ -284,14 +286,17 @@ def _most_bytes(contender: Contender, in_core_bytes: int) -> int:
     return contender.cap_bytes or min(most, in_core_bytes)
 
 
-def reason(error: WorkerError | OutcoreError) -> str:
+def reason(error: Exception) -> str:
     """Why there are no figures, for a note. Unexpected errors are also printed in full."""
     if isinstance(error, InfeasibleError):
         needed = format_bytes(error.floor_bytes)
         return f"infeasible: needs {needed} of {error.tier} memory for {error.op}"
     if isinstance(error, WorkerError) and error.kind in _KINDS:
         return _KINDS[error.kind]
-    print(error, file=sys.stderr)
+    if isinstance(error, WorkerError | OutcoreError):
+        print(error, file=sys.stderr)
+    else:
+        traceback.print_exception(error)
     return f"{FAILED}: {error.kind if isinstance(error, WorkerError) else type(error).__name__}"
 
 

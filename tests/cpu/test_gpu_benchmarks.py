@@ -138,6 +138,20 @@ class TestComparison:
         assert there.of_in_core_ratio is not None
         assert (missing.step_seconds, missing.note) == (None, "not installed")
 
+    def test_a_row_that_cannot_be_made_takes_no_other_with_it(self, monkeypatch, capsys):
+        whole, begun = Comparison._row, []
+
+        def broken(self, contender, process):
+            begun.append(contender)
+            return whole(self, contender, process) if len(begun) > 1 else {}[contender.mode.name]
+
+        monkeypatch.setattr(Comparison, "_row", broken)
+        peers = [Contender(SaveOnCpu()), Contender(SaveOnCpu())]
+        _, first, second = compare(TINY, Eager(), lambda _: peers, ON_CPU, Patience())
+        assert (first.step_seconds, first.note) == (None, "failed: KeyError")
+        assert (second.step_seconds is not None, second.note) == (True, "")
+        assert "KeyError: 'save_on_cpu'" in capsys.readouterr().err
+
     def test_rows_of_an_earlier_run_are_left_out(self):
         def contenders(in_core_bytes):
             return [Contender(SaveOnCpu(), in_core_bytes), Contender(Eager("eager, capped"))]
