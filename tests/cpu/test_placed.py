@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import weakref
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from outcore.allocators.best_fit import MIB
 from outcore.allocators.blocks import Pool, round_up
+from outcore.allocators.placed_range import PlacedRange
 from outcore.errors import StepError
 from outcore.execute.driver import EmptyLane
 from outcore.execute.placed import EDGE_BYTES, MOST_PLUGS, PlacedLane
@@ -160,6 +163,26 @@ def test_a_tensor_elsewhere_ends_it():
     lane.close()
     assert len(said) == 1
     assert "slot 5" in said[0]
+
+
+def test_memory_that_is_still_in_use_is_noticed_before_a_request_fails():
+    """Something else keeps a tensor that the program has freed, such as a debugger."""
+    device: Any = Stage(LAYOUT.nbytes + 2 * EDGE_BYTES)
+    stretch = PlacedRange(LAYOUT.nbytes)
+    moves = {3: tuple(stretch.open([(0, SIZES[5])]))}
+    stretch.use(0, SIZES[5])
+    stretch.free(0)
+    moves[7] = tuple(stretch.open([(0, SIZES[5])]))
+    again = replace(LAYOUT, moves=moves, positions={5: 3, 6: 7}, offsets={5: 0, 6: 0})
+    said: list[str] = []
+    lane = PlacedLane(EmptyLane(), device, again, lambda what, _: said.append(what), holds=True)
+    with lane.call([]):
+        lane.place(3)
+        kept = device.empty(SIZES[5])
+        lane.placed(5, kept)
+        lane.place(7)
+        assert device.empty(SIZES[5]).address != kept.address
+    assert said == [f"{SIZES[5]} bytes at offset 0 of the layout"]
 
 
 def test_free_memory_elsewhere_is_held_too():

@@ -51,7 +51,9 @@ class PlacedRange:
         """Free `holes`, as (offset, bytes), and hold the rest. Raises MisfitError if one is in use.
 
         All that is free is held, the smallest part first, each from its start. The rest of a part
-        is then the smallest free block that is large enough for what follows.
+        is then the smallest free block that is large enough for what follows. Holes are held, too,
+        for a moment: if memory that should be free by now is in use, holding it shows that. A
+        request would fail, as everything else is held.
         """
         wanted = sorted((offset, offset + size) for offset, size in holes)
         for part in self.parts:
@@ -67,8 +69,6 @@ class PlacedRange:
             yield Release(little.piece)
             little.piece = None
             cuts = self._cuts(wanted)
-        if all(hole for _, parts in cuts for _, hole in parts):
-            return
         passing = []
         for run, parts in cuts:
             for part, hole in parts:
