@@ -161,6 +161,35 @@ class TestGradients:
         assert weights[0].role is Role.PARAM
         assert not any("aten.t." in op.target or "permute" in op.target for op in trace.ops)
 
+    def test_parameters_never_share_the_memory_of_a_gradient(self) -> None:
+        """The gradient of both is one view: autograd copies it only if it is one object."""
+
+        class Summed(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.second = (nn.Parameter(torch.ones(WIDTH, 4)) for _ in range(2))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return ((self.first + self.second).flatten() * x).tanh()
+
+        def accumulated(backend: Any) -> list[list[Tensor]]:
+            torch._dynamo.reset()
+            module, seen = Summed(), []
+            call = torch.compile(module, backend=backend)
+            for step in range(STEPS):
+                if step % 2 == 0:
+                    module.zero_grad()
+                mean_square(call(x)).backward()
+                seen.append(snapshot(module, x))
+            first, second = (p.grad for p in module.parameters())
+            assert first is not None
+            assert second is not None
+            assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()
+            return seen
+
+        x = torch.linspace(-1, 1, WIDTH * 4)
+        assert same(accumulated(Backend(budget="1GiB", strict=True)), accumulated("aot_eager"))
+
     def test_running_statistics_are_updated_once_per_step(self) -> None:
         def make() -> nn.Module:
             torch.manual_seed(0)

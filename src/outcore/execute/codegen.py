@@ -9,13 +9,14 @@ If a Layout says where slots lie, `place` precedes each instruction that request
 `placed` follows it. Results are `moved`, or made `at_home`.
 
 Names: `s3` is slot 3, `k17` the copy at body position 17, `r5` the generator's states before and
-after op 5's first run, `o2` the third distinct op.
+after op 5's first run, `o2` the third distinct op, `g0` a view that is several gradients.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -94,7 +95,9 @@ class _Writer:
         body, cut = self.program.body, self.program.boundary
         forward = [line for i in range(cut) for line in self._instruction(i, body[i])]
         backward = [line for i in range(cut, len(body)) for line in self._instruction(i, body[i])]
-        outputs, gradients = self._results(self.trace.outputs), self._results(self.trace.gradients)
+        outputs = _tuple(self._results(self.trace.outputs))
+        views, named = _made_once(self._results(self.trace.gradients))
+        backward, gradients = [*backward, *views], _tuple(named)
         crossing = self._crossing(forward, [*backward, gradients])
         arguments = _unpack(self._values(self.trace.inputs), "A")
         tangents = _unpack(self._values(self.trace.tangents), "T")
@@ -141,10 +144,10 @@ class _Writer:
         slots = {self.slots[s].buffer: s for s in (*self.program.arguments, *self.program.tangents)}
         return [f"s{slots[self.trace.values[v].buffer]}" for v in values]
 
-    def _results(self, results: tuple[Arg, ...]) -> str:
-        """A tuple of `results`, as text."""
+    def _results(self, results: tuple[Arg, ...]) -> list[str]:
+        """Each of `results`, as text."""
         self.slot_of = {self.slots[s].buffer: s for s in self.program.results}
-        return "(" + "".join(f"{self._arg(r)}, " for r in results) + ")"
+        return [self._arg(r) for r in results]
 
     # ---- instructions ---------------------------------------------------------------------------
 
@@ -405,6 +408,24 @@ def root_values(trace: Trace) -> list[Value]:
     for value in trace.values:
         roots.setdefault(value.buffer, value)
     return [roots[b.id] for b in trace.buffers]
+
+
+def _made_once(gradients: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Lines that make each view among `gradients` that occurs several times, and new `gradients`.
+
+    All gradients that are one view in the captured graph must be one tensor object: as the gradient
+    of a parameter, autograd takes a tensor that nobody else holds without a copy. Objects of their
+    own would leave several parameters with gradients in the same memory.
+    """
+    often = Counter(text for text in gradients if not text.isidentifier())
+    names = {text: f"g{i}" for i, text in enumerate(often) if often[text] > 1}
+    lines = [f"{name} = {text}" for text, name in names.items()]
+    return lines, [names.get(text, text) for text in gradients]
+
+
+def _tuple(results: Iterable[str]) -> str:
+    """A tuple of `results`, as text."""
+    return "(" + "".join(f"{result}, " for result in results) + ")"
 
 
 def _unpack(names: Iterable[str], source: str) -> list[str]:
