@@ -979,6 +979,45 @@ def test_a_backward_that_somebody_wrote() -> None:
     assert same(runs[0], runs[2])
 
 
+class Jittered(torch.autograd.Function):
+    """Its backward draws before it reads the incoming gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,), (gradient,) = ctx.saved_tensors, gradients
+        return gradient * torch.rand_like(x)
+
+
+class Jittering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = Jittered.apply(self.layer(x).tanh())
+        return found
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # as above
+def test_a_backward_draws_after_the_loss() -> None:
+    def loss_of(y: Tensor) -> Tensor:
+        return mean_square(F.dropout(y, 0.5))
+
+    def trained(backend: Any) -> list[list[Tensor]]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module = Jittering()
+        call = module if backend is None else torch.compile(module, backend=backend)
+        return train(module, call, [torch.ones(8, WIDTH)], loss_of, STEPS)
+
+    assert same(trained(Backend(budget="1GiB", strict=True)), trained(None))
+
+
 class TestCheckpointAround:
     """`torch.utils.checkpoint` around a compiled call runs its forward call again in backward."""
 

@@ -70,8 +70,10 @@ __all__ = [
     "must_run_uncompiled",
     "mutated_inputs",
     "normalized_by_cudnn",
+    "noticing_hooks",
     "plain",
     "runs_in_backward",
+    "runs_in_forward",
     "stand_in_survives",
     "suggest_memory_format",
     "triton_kernel_wrapper_functional",
@@ -294,6 +296,11 @@ def _saved_tensor_hooks() -> Any:
 def runs_in_backward(node: torch.fx.Node) -> bool:
     """Whether the tracer recorded `node` while it differentiated."""
     return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
+
+
+def runs_in_forward(node: torch.fx.Node) -> bool:
+    """Whether the tracer tagged `node` as recorded before it differentiated."""
+    return node.meta.get("partitioner_tag") in ("is_forward", "must_be_in_forward")
 
 
 def marked_as_backward(meta: Mapping[str, Any]) -> dict[str, Any]:

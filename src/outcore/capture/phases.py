@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from outcore.capture.compat import runs_in_backward
+from outcore.capture.compat import runs_in_backward, runs_in_forward
 from outcore.capture.sites import site
 from outcore.errors import CaptureError
 
@@ -22,9 +22,10 @@ def arguments(joint: GraphModule) -> tuple[list[Node], list[Node]]:
 def phases(joint: GraphModule, forward_outputs: int) -> tuple[list[Node], list[Node]]:
     """Return the nodes of the forward and of the backward call, each in graph order.
 
-    A node that depends on a tangent belongs to backward, even if the tracer did not tag it: it does
-    not tag the backward of a user's autograd.Function. Raises CaptureError for calls of modules and
-    methods.
+    The tracer does not tag the backward of a user's autograd.Function. So a node without a tag
+    belongs to backward if others are tagged as forward, or if it depends on a tangent. What the
+    forward results depend on always belongs to forward. Raises CaptureError for calls of modules
+    and methods.
     """
     output = next(iter(joint.graph.find_nodes(op="output")))
     results: Sequence[Any] = output.args[0]
@@ -32,10 +33,12 @@ def phases(joint: GraphModule, forward_outputs: int) -> tuple[list[Node], list[N
     forward: list[Node] = []
     backward: list[Node] = []
     late = set(arguments(joint)[1])
+    tagged = any(map(runs_in_forward, joint.graph.nodes))
     for node in joint.graph.nodes:
         if node.op == "call_function":
+            told_late = runs_in_backward(node) or (tagged and not runs_in_forward(node))
             fed_late = not late.isdisjoint(node.all_input_nodes)
-            if node not in needed and (runs_in_backward(node) or fed_late):
+            if node not in needed and (told_late or fed_late):
                 late.add(node)
                 backward.append(node)
             else:
