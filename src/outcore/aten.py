@@ -9,8 +9,14 @@ import torch
 
 from outcore.ir.trace import Effect
 
-UNSAFE_VIEWS = frozenset({"aten._unsafe_view.default"})
-"""Ops whose result shares its argument's storage although the schema does not say so."""
+UNSAFE_VIEWS = frozenset(
+    {
+        "aten._unsafe_view.default",
+        "aten.unsafe_split.Tensor",
+        "aten.unsafe_split_with_sizes.default",
+    }
+)
+"""Ops whose results share their argument's storage although the schema does not say so."""
 
 WRITES = (
     "aten.copy.default",

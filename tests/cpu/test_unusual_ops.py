@@ -100,6 +100,25 @@ def test_an_op_without_results() -> None:
     check(Chosen, [torch.randn(ROWS, 32), torch.randint(32, (ROWS,))])
 
 
+class Recurring(nn.Module):
+    """Cells split their gates by ops whose results are views, though no schema says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LSTMCell(32, 32), nn.GRUCell(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, kept = (x[0], x[0]), x[0]
+        for rows in x:
+            state = self.first(rows, state)
+            kept = self.second(state[0], kept)
+        return kept
+
+
+def test_cells_of_recurrent_layers() -> None:
+    check(Recurring, [torch.randn(8, ROWS // 8, 32)])
+
+
 def test_views_of_what_is_not_as_described() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
