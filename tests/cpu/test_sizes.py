@@ -75,6 +75,18 @@ def test_a_smaller_last_batch_leaves_the_others_their_plan() -> None:
     assert last.planned is None, "it came twice"
 
 
+def test_a_part_of_a_tensor_whose_own_size_is_symbolic() -> None:
+    """torch passes the graph no symbols then: only the storage of an input has one."""
+    backend = Backend(budget="1GiB", strict=True)
+    module = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    plain = copy.deepcopy(module)
+    call = torch.compile(module, backend=backend)
+    for seed, x in enumerate((torch.randn(4, 16)[:, ::2], torch.randn(1, 8).expand(4, 8)) * 2):
+        assert same([step(module, call, seed, x)], [step(plain, plain, seed, x)])
+    assert backend.engine is not None
+    assert backend.engine.steps.calls == 4
+
+
 def test_parts_hand_sizes_on() -> None:
     """At a graph break, the earlier graph returns sizes and the later one gets them."""
 

@@ -27,7 +27,8 @@ Call = Callable[..., Any]
 
 def is_symbolic(module: GraphModule, example_inputs: Sequence[Any]) -> bool:
     """Whether `module` with these inputs has symbolic sizes and needs gradients."""
-    if not any(isinstance(x, _SYMBOLS) or _has_symbols(x) for x in example_inputs):
+    described = _described(module, example_inputs)
+    if not any(isinstance(x, _SYMBOLS) or _has_symbols(x) for x in described):
         return False
     if any(map(is_traceable_wrapper_subclass, example_inputs)):  # plans do not support these
         return False
@@ -58,7 +59,8 @@ class BySizes:
             for i, (node, x) in enumerate(zip(placeholders, example_inputs, strict=True))
             if isinstance(x, _SYMBOLS) or _holds_number(node, x)
         ]
-        self._sized = [i for i, x in enumerate(example_inputs) if _has_symbols(x)]
+        described = _described(module, example_inputs)
+        self._sized = [i for i, x in enumerate(described) if _has_symbols(x)]
         self._calls: dict[tuple[Any, ...], Call] = {}
         self._otherwise: Call | None = None
         """What is called for further combinations once there are `MOST_SIZES`."""
@@ -152,10 +154,23 @@ def _told_apart(number: Any) -> Any:
     return number.hex() if isinstance(number, float) else number
 
 
+def _described(module: GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
+    """The inputs with their symbolic sizes: Dynamo's fake tensors, or else the inputs themselves.
+
+    Dynamo passes real tensors. A size that it passes to no op, such as that of the larger tensor
+    which an input is a part of, is symbolic only in its fake tensors.
+    """
+    placeholders = module.graph.find_nodes(op="placeholder")
+    pairs = zip(placeholders, example_inputs, strict=True)
+    return [node.meta.get("example_value", given) for node, given in pairs]
+
+
 def _has_symbols(given: Any) -> bool:
+    """Whether a size is symbolic: that of a tensor, or of a larger one that it is a part of."""
     if not isinstance(given, torch.Tensor) or given.layout is not torch.strided:
         return False
-    return any(isinstance(number, torch.SymInt) for number in _layout(given))
+    numbers = *_layout(given), given.untyped_storage().nbytes()
+    return any(isinstance(number, torch.SymInt) for number in numbers)
 
 
 def _layout(tensor: torch.Tensor) -> tuple[int | torch.SymInt, ...]:
