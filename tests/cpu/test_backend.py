@@ -37,6 +37,8 @@ from tests.cpu.training import (
     PROFILED_STEPS,
     Broken,
     Small,
+    away,
+    back,
     batch,
     mean_square,
     same,
@@ -369,6 +371,32 @@ class TestUses:
         torch.manual_seed(0)
         plain = Small()
         assert same(seen, run(torch.compile(plain, backend="aot_eager"), plain))
+
+    @pytest.mark.parametrize("policy", ["swap-all", "recompute-all"])
+    def test_autocast_around_backward_alone_changes_nothing(self, policy: str) -> None:
+        """What runs again must not be cast, nor may kernels seem to make other dtypes."""
+
+        def run(call: Any, module: nn.Module, *, autocast: bool) -> list[list[Tensor]]:
+            seen = []
+            for step in range(STEPS):
+                torch.manual_seed(step)
+                module.zero_grad()
+                loss = mean_square(call(batch(0)))
+                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                    loss.backward()
+                seen.append(away(snapshot(module, loss)))
+            return list(map(back, seen))
+
+        torch.manual_seed(0)
+        module = Small()
+        call, backend = compiled(module, policy=policy)
+        seen = run(call, module, autocast=True)
+        assert backend.report().state == "planned"
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        plain = Small()
+        traced = torch.compile(plain, backend="aot_eager")
+        assert same(seen, run(traced, plain, autocast=False))
 
     @pytest.mark.parametrize("policy", ["swap-all", "recompute-all", "pooch"])
     def test_graph_breaks_share_one_budget(self, policy: str) -> None:

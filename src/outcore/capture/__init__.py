@@ -16,6 +16,7 @@ from outcore.capture.compat import (
     plain,
     stand_in_survives,
     under_checkpoint,
+    without_autocast,
     without_function_modes,
 )
 from outcore.capture.effect_tokens import without_tokens
@@ -63,6 +64,7 @@ __all__ = [
     "trace_as_run",
     "trace_network",
     "under_checkpoint",
+    "without_autocast",
     "without_function_modes",
     "without_tokens",
 ]

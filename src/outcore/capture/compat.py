@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -70,7 +70,6 @@ __all__ = [
     "must_run_uncompiled",
     "mutated_inputs",
     "normalized_by_cudnn",
-    "noticing_hooks",
     "plain",
     "runs_in_backward",
     "runs_in_forward",
@@ -80,6 +79,7 @@ __all__ = [
     "triton_kernel_wrapper_mutation",
     "with_effects",
     "with_states",
+    "without_autocast",
     "without_function_modes",
     "without_memory",
 ]
@@ -133,7 +133,7 @@ def by_inductor(
     with (
         _disable_current_modes(),
         torch.no_grad(),
-        torch._C._DisableAutocast(),
+        without_autocast(),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # torch warns about code that no user wrote
@@ -215,6 +215,12 @@ def as_it_lies(given: Any, *, conj: bool = False, neg: bool = False) -> Any:
     return turned.resolve_conj().resolve_neg()
 
 
+def without_autocast() -> AbstractContextManager[None]:
+    """Turn autocast off: its casts are already in the graphs."""
+    off: AbstractContextManager[None] = torch._C._DisableAutocast()
+    return off
+
+
 @contextmanager
 def without_function_modes() -> Iterator[None]:
     """Turn function modes off: their effect is already in dynamo's graphs."""
@@ -294,7 +300,7 @@ def _saved_tensor_hooks() -> Any:
 
 
 def runs_in_backward(node: torch.fx.Node) -> bool:
-    """Whether the tracer recorded `node` while it differentiated."""
+    """Whether the tracer tagged `node` as recorded while it differentiated."""
     return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
 
 

@@ -6,7 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import ref
 
-from outcore.capture import as_it_lies, is_batched, keeps_graph, plain, stand_in_survives
+from outcore.capture import (
+    as_it_lies,
+    is_batched,
+    keeps_graph,
+    plain,
+    stand_in_survives,
+    without_autocast,
+)
 from outcore.errors import CaptureError, StepError
 from outcore.execute import Executable, Lane, drawing
 from outcore.ir.trace import Trace
@@ -39,8 +46,12 @@ class Runner:
             return self._forward(args)
 
     def backward(self, args: list[Any]) -> tuple[Any, ...]:
-        """AOTAutograd's backward: the gradients."""
-        with self.engine.lock:
+        """AOTAutograd's backward: the gradients.
+
+        The caller may have autocast on although forward ran without it: ops of forward that run
+        again must give what they gave at first.
+        """
+        with self.engine.lock, without_autocast():
             return self._backward(args)
 
     def _forward(self, args: list[Any]) -> list[Any]:
