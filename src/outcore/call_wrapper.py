@@ -20,7 +20,12 @@ from torch._dynamo.eval_frame import remove_from_cache
 from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 
-from outcore.capture import is_recurrent, must_run_uncompiled, recurrent_apart
+from outcore.capture import (
+    is_recurrent,
+    must_run_uncompiled,
+    noticing_hooks,
+    recurrent_apart,
+)
 from outcore.errors import NotEngagedError
 from outcore.runtime.backend import Backend
 from outcore.uncompiled import Uncompiled, own, pieces
@@ -181,7 +186,8 @@ class CallWrapper:
             self._is_recurrent = is_recurrent(model)
         traced = counters["frames"]["total"]
         try:
-            with recurrent_apart() if self._is_recurrent else nullcontext():
+            apart = recurrent_apart() if self._is_recurrent else nullcontext()
+            with apart, noticing_hooks():
                 return self._run(model, _hooks(model), *args, **kwargs)
         except BaseException as error:
             if counters["frames"]["total"] > traced:
@@ -349,8 +355,8 @@ def _apart() -> dict[str, Any]:
 def _run(self: nn.Module, hooks: str, /, *args: Any, **kwargs: Any) -> Any:
     """Run a module: torch compiles this function, but no module of torch.nn by itself.
 
-    `hooks`: the module's hooks (`_hooks`), which are compiled with it. torch does not check whether
-    hooks were added later, but it does check an argument that is read.
+    `hooks`: the module's hooks (`_hooks`), which are compiled with it. torch checks an argument
+    that is read, but before 2.13 not whether hooks were added later (`noticing_hooks`).
     """
     str(hooks)
     return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so

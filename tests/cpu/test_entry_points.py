@@ -25,6 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import outcore
 from outcore import call_wrapper
+from outcore.capture.compat import SETTINGS_OF_THREADS
 from outcore.errors import (
     BudgetError,
     NotEngagedError,
@@ -112,12 +113,26 @@ class TestWrap:
         assert report.counts.offload
         assert same(seen, small_reference(STEPS, eager=True))
 
-    def test_hooks_that_come_and_go(self) -> None:
-        def results(module: nn.Module) -> list[float]:
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "",
+            pytest.param(
+                "middle.3",
+                marks=pytest.mark.skipif(
+                    not SETTINGS_OF_THREADS, reason="not noticed before torch 2.13"
+                ),
+            ),
+        ],
+        ids=["of the model", "of a module inside"],
+    )
+    def test_hooks_that_come_and_go(self, path: str) -> None:
+        def results(whole: nn.Module) -> list[float]:
             seen, backward = [], []
+            module = whole.get_submodule(path)
 
             def run() -> None:
-                loss = mean_square(module(batch(0).requires_grad_()))
+                loss = mean_square(whole(batch(0).requires_grad_()))
                 loss.backward()
                 seen.append(loss.item())
 

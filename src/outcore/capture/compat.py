@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -70,6 +70,7 @@ __all__ = [
     "must_run_uncompiled",
     "mutated_inputs",
     "normalized_by_cudnn",
+    "noticing_hooks",
     "plain",
     "runs_in_backward",
     "runs_in_forward",
@@ -226,6 +227,18 @@ def without_function_modes() -> Iterator[None]:
     """Turn function modes off: their effect is already in dynamo's graphs."""
     with TorchFunctionModeStackStateManager():
         yield
+
+
+def noticing_hooks() -> AbstractContextManager[None]:
+    """Let what dynamo compiles check, in later calls, whether modules were given or lost hooks.
+
+    By default it does not. Before torch 2.13 this has no effect: the setting belongs to the process
+    there.
+    """
+    if not SETTINGS_OF_THREADS:
+        return nullcontext()
+    noticing: AbstractContextManager[None] = dynamo_config.patch(skip_nnmodule_hook_guards=False)
+    return noticing
 
 
 @contextmanager
