@@ -177,6 +177,44 @@ def test_a_view_that_does_not_fit_what_is_really_there(kind: type[nn.Module]) ->
     assert report.measured_peak_bytes <= report.predicted_peak_bytes <= budget
 
 
+class Jittered(torch.autograd.Function):
+    """Its backward draws."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(_: Any, *gradients: Tensor) -> Tensor:
+        (gradient,) = gradients
+        return gradient * torch.rand_like(gradient)
+
+
+class DroppedBetween(Dropped):
+    """Draws in backward both before and after the op that is not as described."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.dropout(Jittered.apply(self.layer(x)), 0.1)
+        result: Tensor = Jittered.apply(self.last(torch.tanh(hidden).transpose(1, 2)))
+        return result
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo does
+def test_a_backward_that_begins_anew_draws_the_same() -> None:
+    def trained(backend: Any) -> list[list[Tensor]]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module = DroppedBetween()
+        call = module if backend is None else torch.compile(module, backend=backend)
+        seen = train(module, call, [torch.ones(4, 8, 32)], loss_of, 1)
+        return [*seen, [torch.get_rng_state()]]
+
+    def loss_of(y: Tensor) -> Tensor:
+        return mean_square(F.dropout(y, 0.5))
+
+    assert same(trained(Backend(budget="1GiB", strict=True)), trained(None))
+
+
 def test_such_a_view_is_a_copy_in_core_too() -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)

@@ -97,6 +97,7 @@ class Runner:
         visit, again = store.visit, keeps_graph()
         graph.begin_backward(store, tangents, again=again)
         given = list(tangents) if visit.replay is not None else []
+        state = None if visit.replay is None else driver.generator.get_state()
         visit.backward_start, start = self.engine.metering.enter(), driver.clock.now()
         inputs: list[Any] | None = None
         try:
@@ -105,7 +106,6 @@ class Runner:
                 gradients = self._gradients(store.executable, crossing, tangents, store.lane)
             give(store.lane, gradients, last=not again)
         except CaptureError as error:
-            state = driver.generator.get_state()
             inputs = self._learn_late(error, visit, store.executable)
         except RuntimeError as error:
             if says_memory(error):
@@ -116,9 +116,7 @@ class Runner:
             if not again:
                 stores.drop(store.number)
         if inputs is not None:  # not before: the error holds what the failed run made
-            gradients = self._run_again(visit, inputs, given)
-            with drawing():
-                driver.generator.set_state(state)
+            gradients = self._run_again(visit, inputs, given, state)
         visit.work.append((start, driver.clock.now()))
         visit.backward_stop = self.engine.metering.leave()
         if not again:
@@ -183,13 +181,20 @@ class Runner:
         self._learn(error, visit, executable)
         return inputs
 
-    def _run_again(self, visit: Visit, inputs: list[Any], tangents: list[Any]) -> tuple[Any, ...]:
-        """Run forward and backward again until the trace is right; returns the gradients."""
+    def _run_again(
+        self, visit: Visit, inputs: list[Any], tangents: list[Any], state: Any
+    ) -> tuple[Any, ...]:
+        """Run forward and backward again until the trace is right; returns the gradients.
+
+        `state`: the generator's as backward began. Others may have drawn since forward.
+        """
         while True:
             try:
                 with self.graph.telling_of_memory():
                     executable = self.graph.ready(inputs)
                     store = self._run_forward(executable, inputs, visit)[1]
+                    with drawing():
+                        self.engine.driver.generator.set_state(state)
                     try:
                         given, lane = list(tangents), store.lane
                         with call(lane, given, store.crossing):
