@@ -138,6 +138,39 @@ def test_layers_share_one_budget(tmp_path: Path) -> None:
     assert module.losses == plain.losses
 
 
+class Parts(nn.Module):
+    """Holds modules that are called one by one: it has no `forward`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 3), nn.Linear(3, 3)
+
+
+class Held(Loose):
+    """Layers in a module without `forward`, and parameters in a list and in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = Parts()
+        self.scales = nn.ParameterList([nn.Parameter(torch.ones(2))])
+        self.shifts = nn.ParameterDict({"one": nn.Parameter(torch.zeros(2))})
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x) * self.scales[0] + self.shifts["one"]
+        result: Tensor = self.parts.second(self.parts.first(x))
+        return result
+
+
+def test_only_what_can_be_called_is_wrapped(tmp_path: Path) -> None:
+    plain, module = Held(), Held()
+    fit(tmp_path, plain, max_steps=2)
+    fit(tmp_path, module, LightningCallback(budget="64MiB", strict=True), max_steps=2)
+    assert outcore.handle(module.parts.first) is outcore.handle(module.parts.second)
+    for held in (module.parts, module.scales, module.shifts):
+        assert held._compiled_call_impl is None
+    assert module.losses == plain.losses
+
+
 def test_named_modules(tmp_path: Path) -> None:
     module, callback = Loose(), LightningCallback(budget="64MiB", modules=["layers.1"])
     fit(tmp_path, module, callback, max_steps=1)

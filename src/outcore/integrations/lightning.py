@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack
 
+from torch import nn
+
 from outcore.errors import MissingPackageError, NotEngagedError, WrapError
 from outcore.integrations.metrics import metrics
 from outcore.runtime.options import Keywords, checked_options
@@ -30,8 +32,6 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from outcore.report import Report
 
 
@@ -40,8 +40,9 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base class is kn
 
     >>> Trainer(..., callbacks=[LightningCallback(budget="12GiB")])            # doctest: +SKIP
 
-    It wraps the modules that the LightningModule holds directly and that have parameters to train
-    (modules in lists one by one), or those named in `modules`, such as `("encoder", "head.last")`.
+    It wraps the modules that the LightningModule holds directly and that have parameters to train,
+    or those named in `modules`, such as `("encoder", "head.last")`. Instead of a module that has no
+    `forward`, such as a list, it wraps those inside.
     They share one budget. `options` are those of `outcore.Backend`; invalid ones raise what it
     raises, at once.
 
@@ -148,14 +149,19 @@ def _refuse(pl_module: nn.Module) -> None:
 
 
 def _trained(module: nn.Module) -> Iterator[nn.Module]:
-    """The direct children with parameters to train; of lists and dicts, their elements instead."""
+    """The direct children with parameters to train; of those that cannot be called, theirs."""
     for child in module.children():
         if not any(p.requires_grad for p in child.parameters()):
             continue
-        if type(child).__name__ in ("ModuleList", "ModuleDict"):  # they cannot be called
-            yield from _trained(child)
-        else:
+        if _can_be_called(child):
             yield child
+        else:
+            yield from _trained(child)
+
+
+def _can_be_called(module: nn.Module) -> bool:
+    """Whether it has a `forward`, which lists, dicts and mere holders of modules do not."""
+    return getattr(module.forward, "__func__", None) is not nn.Module.forward
 
 
 def _logs_now(trainer: Any) -> bool:
