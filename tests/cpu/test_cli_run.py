@@ -42,6 +42,15 @@ SCRIPTS = {
     "pickled": (
         "import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))).__module__)"
     ),
+    "late": (
+        "import atexit, pickle, threading, time\nclass A: pass\n"
+        "def late():\n    time.sleep(0.2)\n    print(len(pickle.dumps(A())))\n"
+        "atexit.register(late)\nthreading.Thread(target=late).start()"
+    ),
+    "globals": (
+        "print(sorted((k, str(v)) for k, v in globals().items()"
+        " if k not in ('__annotations__', '__loader__')))"
+    ),
 }
 
 
@@ -68,6 +77,22 @@ def test_a_script_does_what_it_does(name, tmp_path):
         assert plain[:2] == (-signal.SIGINT, "bye\n")
 
 
+def test_a_script_by_a_relative_path_does_what_it_does(tmp_path):
+    text = "import os, pathlib\nos.chdir('/')\nprint(pathlib.Path(__file__).exists())\n1 / 0\n"
+    (tmp_path / "moves.py").write_text(text, encoding="utf-8")
+    plain = python(sys.executable, "moves.py", folder=tmp_path)
+    assert plain.stdout == "True\n"
+    assert told(python(*OUTCORE, "run", "moves.py", folder=tmp_path)) == told(plain)
+
+
+def test_a_folder_does_what_it_does(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "__main__.py").write_text(SCRIPTS["arguments"], encoding="utf-8")
+    plain = python(sys.executable, "folder", "a", folder=tmp_path)
+    assert plain.returncode == 0
+    assert told(python(*OUTCORE, "run", "folder", "a", folder=tmp_path)) == told(plain)
+
+
 def test_a_module_does_what_it_does(tmp_path):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__main__.py").write_text(SCRIPTS["arguments"], encoding="utf-8")
@@ -75,6 +100,8 @@ def test_a_module_does_what_it_does(tmp_path):
     assert plain.returncode == 0
     done = python(*OUTCORE, "run", "-m", "package", "--", "a", "-b", folder=tmp_path)
     assert told(done) == told(plain)
+    missing = python(sys.executable, "-m", "package.none", folder=tmp_path)
+    assert told(python(*OUTCORE, "run", "-m", "package.none", folder=tmp_path)) == told(missing)
 
 
 @pytest.mark.parametrize("arguments", [(), ("nowhere.py",)])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import _thread
+import builtins
 import runpy
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
-from types import TracebackType
+from pkgutil import get_importer
+from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
@@ -53,21 +56,46 @@ class Script:
     def _run(self) -> BaseException | None:
         """The error that ended it, or None. Raises SystemExit if the script does."""
         try:
-            if self.is_module:
-                runpy.run_module(self.name, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(self.name, run_name="__main__")
+            self._run_as_main()
         except SystemExit:
             raise
         except BaseException as error:  # noqa: BLE001 - anything may end a script
             return error
         return None
 
+    def _run_as_main(self) -> None:
+        """Run it in a new module `__main__`.
+
+        That module stays afterwards, for threads and exit handlers that still need it, such as to
+        pickle its classes. `runpy.run_path` and `run_module` would remove it.
+        """
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        vars(main)["__builtins__"] = builtins
+        if self.is_module:
+            runpy._run_module_as_main(self.name)  # type: ignore[attr-defined]  # noqa: SLF001 - what `python -m` calls
+        elif self._is_folder:
+            runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]  # noqa: SLF001 - as above
+        else:
+            path = str(Path(self.name).absolute())  # right also once the script changes the folder
+            is_compiled = path.endswith(".pyc")
+            loader = (SourcelessFileLoader if is_compiled else SourceFileLoader)("__main__", path)
+            vars(main).update(__file__=path, __cached__=None, __loader__=loader)
+            code = loader.get_code("__main__") if is_compiled else _compiled(path)
+            exec(code, vars(main))  # type: ignore[arg-type]  # noqa: S102 - the user asks for it
+
+    @property
+    def _is_folder(self) -> bool:
+        """Whether it is a folder or a zip file, with a module `__main__` inside."""
+        return not self.is_module and get_importer(self.name) is not None
+
     def _set_path(self) -> None:
         """Set the first import folder as Python does: the script's, or the working directory."""
+        folder = Path(self.name).absolute() if self._is_folder else Path(self.name).resolve().parent
+        first = str(Path.cwd() if self.is_module else folder)
         if not sys.flags.safe_path:
-            first = Path.cwd() if self.is_module else Path(self.name).resolve().parent
-            sys.path[0] = str(first)
+            sys.path[0] = first
+        elif self._is_folder:
+            sys.path.insert(0, first)
 
 
 @dataclass(slots=True)
@@ -97,6 +125,11 @@ class Looking:
                     # No variable for the frame: it would keep the frame's locals alive after the
                     # call ends.
                     self.watch.look(sys._current_frames()[thread])  # noqa: SLF001 - no public one
+
+
+def _compiled(path: str) -> CodeType:
+    """The code of a source file, which no cache is written for."""
+    return compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
 
 
 def _watch() -> Watch | None:
