@@ -48,6 +48,14 @@ def test_doctor_finds_what_it_looks_for(outcore, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_brackets_in_a_folder_are_no_markup(outcore, tmp_path):
+    folder = tmp_path / "odd [" / "x]"
+    folder.mkdir(parents=True)
+    found = outcore("doctor", "--spill-dir", str(folder))
+    assert found.exit_code == 0, found.output
+    assert str(folder) in found.stdout
+
+
 def test_doctor_without_a_spill_directory_ends_with_the_error(outcore, tmp_path):
     found = outcore("doctor", "--spill-dir", str(tmp_path / "none"))
     assert found.exit_code == 2

@@ -73,7 +73,7 @@ def test_a_sweep_without_scipy(outcore, monkeypatch):
 
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="an extra")
 def test_a_sweep_drawn(outcore, tmp_path):
-    file = tmp_path / "sweep.svg"
+    file = tmp_path / "sweep [b].svg"
     run = outcore(*SWEEP, "--plot", str(file), "--json")
     assert run.exit_code == 0, run.output
     assert len(json.loads(run.stdout)) == 6

@@ -52,6 +52,17 @@ def test_a_script_has_the_report_that_estimate_foretells(outcore, script, tmp_pa
     assert "train.py:step" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
+def test_brackets_in_a_path_are_no_markup(outcore, script, tmp_path) -> None:
+    folder = tmp_path / "odd [" / "x]"
+    folder.mkdir(parents=True)
+    odd = (tmp_path / "train.py").rename(folder / "train.py")
+    options = ("--hardware", "v100-pcie3", "--budget", "40MiB", "--policy", "swap-all")
+    for command in ("report", "estimate"):
+        run = outcore(command, f"{odd}:step", *options)
+        assert run.exit_code == 0, run.output
+        assert f"{odd}:step" in run.stdout
+
+
 def test_a_script_has_a_sweep_too(outcore, script, tmp_path) -> None:
     options = ("--hardware", "v100-pcie3", "--budget", "40MiB", "--policy", "pooch", "--no-bound")
     run = outcore("report", script, *options, "--sweep", "--steps", "3", "--html", "page.html")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 
+from rich.markup import escape
 from rich.status import Status
 
 
@@ -34,4 +35,4 @@ class _Shower(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show one message."""
-        self.status.update(f"{self.title}: {record.getMessage()}")
+        self.status.update(escape(f"{self.title}: {record.getMessage()}"))

@@ -7,6 +7,7 @@ from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
 from rich.status import Status
 
 from outcore.cli.predicted import machine_of
@@ -43,7 +44,7 @@ class Targeted:
         """
         from outcore.compare import Comparison  # noqa: PLC0415 - loads numpy
 
-        status.update(f"{self.title}: tracing")
+        status.update(escape(f"{self.title}: tracing"))
         with redirect_stdout(sys.stderr):
             step = traced_step(self.target, real=self.real)
         self.notes = [step.note] if step.note else []

@@ -104,7 +104,7 @@ def demo(  # noqa: PLR0913 - an argument per option of the command
     compared = _compare(task, budget, options, console)
     console.print(table(compared))
     for note in compared.report.notes:
-        console.print(f"note: {note}", highlight=False)
+        console.print(f"note: {note}", highlight=False, markup=False)
     if json_file is not None:
         with writing("--json", json_file):
             json_file.write_text(json.dumps(to_dict(compared), indent=1) + "\n", encoding="utf-8")

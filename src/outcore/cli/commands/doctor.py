@@ -38,7 +38,8 @@ def doctor(
     console = Console()
     for finding in (_versions(), _devices(), _memory(), _disk(spill_dir), _gpu()):
         for name, text in finding:
-            console.print(f"{name:<{WIDTH}}{text}", highlight=False, soft_wrap=True)
+            line = f"{name:<{WIDTH}}{text}"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _versions() -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from outcore.cli.predicted import THIS_MACHINE, machine_of
 from outcore.cli.targeted import traced_step
@@ -58,9 +59,10 @@ def estimate(
 
     wanted, machine = resolve(policy), machine_of(hardware)
     nbytes = read_budget("--budget", budget, machine.hardware.capacity(Tier.DEVICE))
-    with Console(stderr=True).status(f"{target}: tracing") as status, redirect_stdout(sys.stderr):
+    shown = escape(target)
+    with Console(stderr=True).status(f"{shown}: tracing") as status, redirect_stdout(sys.stderr):
         step = traced_step(target, real=real)
-        status.update(f"{target}: planning")
+        status.update(f"{shown}: planning")
         outside = states * weight_bytes(step.trace)
         found = forecast(step.trace, machine, nbytes, wanted, outside)
     if as_json:

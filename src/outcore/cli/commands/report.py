@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
 
 from outcore.cli.modeled import Modeled, modeled
@@ -118,13 +119,13 @@ def report(  # noqa: PLR0913 - a command has as many arguments as options
         step = modeled(network or NETWORK, batch or BATCH, hardware or MACHINE, nbytes)
     else:
         step = targeted(target, hardware or THIS_MACHINE, nbytes, states, real=real)
-    progress = Console(stderr=True)
+    progress, shown = Console(stderr=True), escape(step.title)
     bound = bound and has_solver(progress)
-    with progress.status(step.title) as status, reporting_search(status, step.title):
+    with progress.status(shown) as status, reporting_search(status, step.title):
         comparison = step.comparison(status)
         own = step.budget_bytes
         swept = _sweep(comparison, wanted, own, steps, status, bound=bound) if with_sweep else None
-        status.update(f"{step.title}: planning")
+        status.update(f"{shown}: planning")
         try:
             planned = _planned(_problem(step, comparison), wanted, saved, str(plan_file))
         except InfeasibleError as error:
@@ -132,7 +133,7 @@ def report(  # noqa: PLR0913 - a command has as many arguments as options
                 step.tell(error)
             raise
         found = _report(step, comparison, planned, status, bound=bound, swept=swept)
-        status.update(f"{step.title}: writing")
+        status.update(f"{shown}: writing")
         files.write(found)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=1))
@@ -258,7 +259,7 @@ def _report(
     from outcore.report import report as reported  # noqa: PLC0415 - loads numpy
 
     problem, plan, seconds = planned
-    status.update(f"{step.title}: looking for the least time of any plan")
+    status.update(f"{escape(step.title)}: looking for the least time of any plan")
     found = reported(
         problem,
         plan,

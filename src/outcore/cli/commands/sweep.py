@@ -96,7 +96,7 @@ def sweep(  # noqa: PLR0913 - a command has as many arguments as options
     if plot_file is not None:
         with writing("--plot", plot_file):
             plot(found, title, plot_file)
-        progress.print(f"drawn: {plot_file}", highlight=False, soft_wrap=True)
+        progress.print(f"drawn: {plot_file}", highlight=False, markup=False, soft_wrap=True)
     rows = [{"batch": batch, **row.to_dict()} for row in found.rows]
     print_rows(rows, as_json=as_json, as_csv=as_csv)
     if not (as_json or as_csv):
