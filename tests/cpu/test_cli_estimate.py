@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from itertools import pairwise
 
@@ -167,6 +168,10 @@ def parsed():
 
 def failing():
     return Net(width=undefined)
+
+
+def counting():
+    return Net(layers=torch.ones(6).sum().int().item())
 """
 
 
@@ -400,6 +405,7 @@ def test_on_this_machine(outcore, script):
         ("nothing", "it returns nothing; let it return (model, inputs), (model, inputs, loss_fn)"),
         ("text", "the first value that it returns is a str, not a function or a model"),
         ("failing", "the function raises NameError: name 'undefined' is not defined, at my_script"),
+        ("counting", "the function cannot be called: the code reads tensor values, which do not"),
         ("frozen", "nothing in it needs a gradient"),
         ("leaving", f"the function ends the process (exit code 4), at {at('sys.exit(4)')}"),
     ],
@@ -431,6 +437,18 @@ def test_a_step_that_cannot_be_traced_says_what_to_try(outcore, script, function
     assert found.exit_code == 2, found.output
     assert f"; {advice}" in found.stderr
     assert found.stderr.count("; ") == 1
+
+
+def test_torch_does_not_log_an_error_that_is_shown(outcore, script):
+    log, logged = logging.getLogger("torch._subclasses.fake_tensor"), []
+    handler = logging.Handler()
+    handler.emit = logged.append
+    log.addHandler(handler)
+    try:
+        assert outcore("estimate", f"{script}:shapes", *MACHINE).exit_code == 2
+        assert not logged
+    finally:
+        log.removeHandler(handler)
 
 
 @pytest.mark.parametrize(

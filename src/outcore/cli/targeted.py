@@ -80,7 +80,14 @@ def traced_step(target: str, *, real: bool) -> Traced:
     from outcore.errors import TargetError  # noqa: PLC0415 - with the others
     from outcore.preflight.advice import ON_CPU, advice_for  # noqa: PLC0415 - loads torch
     from outcore.preflight.lines import line_of  # noqa: PLC0415 - with the others
-    from outcore.preflight.step import FewNumbers, no_memory, traced, why  # noqa: PLC0415 - loads torch
+    from outcore.preflight.step import (  # noqa: PLC0415 - loads torch
+        NEEDS_NUMBERS,
+        FewNumbers,
+        no_memory,
+        traced,
+        unlogged,
+        why,
+    )
     from outcore.preflight.target import find, make_step, own_arguments  # noqa: PLC0415 - loads torch
 
     mode = no_memory()
@@ -89,6 +96,7 @@ def traced_step(target: str, *, real: bool) -> Traced:
     try:
         with ExitStack() as stack:
             stack.enter_context(own_arguments(target))
+            stack.enter_context(unlogged())
             if not real:
                 stack.enter_context(mode)
                 stack.enter_context(FewNumbers(mode))
@@ -96,6 +104,8 @@ def traced_step(target: str, *, real: bool) -> Traced:
     except (Exception, SystemExit) as error:
         if isinstance(error, SystemExit):
             reason = f"the function ends the process (exit code {error.code})"
+        elif isinstance(error, NEEDS_NUMBERS):
+            reason = f"the function cannot be called: {why(error)}"
         else:
             reason = f"the function raises {why(error)}"
         advice = "" if real else "--real makes the model and its inputs with real tensors"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +33,10 @@ SEQUENCES = (
     torch.ops.aten.arange.start,
     torch.ops.aten.arange.start_step,
 )
+
+LOG = logging.getLogger(FakeTensorMode.__module__)
+LOGGED = "failed while attempting to run meta"
+"""How torch's log line, with a traceback, of each error in an op without numbers begins."""
 
 NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
 
@@ -83,6 +88,20 @@ class FewNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         )
 
 
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """Keep torch from logging errors in ops without numbers: they are raised, and shown, anyway."""
+
+    def is_wanted(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith(LOGGED)
+
+    LOG.addFilter(is_wanted)
+    try:
+        yield
+    finally:
+        LOG.removeFilter(is_wanted)
+
+
 def traced(step: Step, mode: FakeTensorMode) -> Traced:
     """The Trace of a step, which is not run. Its tensors may be real or of `mode`.
 
@@ -96,6 +115,7 @@ def traced(step: Step, mode: FakeTensorMode) -> Traced:
         return loss(call(*args, **kwargs))
 
     with ExitStack() as stack:
+        stack.enter_context(unlogged())
         stack.enter_context(stand_ins(owner, mode))
         stack.enter_context(mode)
         try:
