@@ -101,6 +101,8 @@ class CallWrapper:
         """`owns`: the Backend serves this module alone, and is closed with it."""
         self.trained = inner
         """Whether a training call has returned, of this module or the wrapped model around it."""
+        self._trains = _trains(model)
+        """Whether it had parameters to train when it was wrapped."""
         self._noted = False
         """Whether a call of this module added a note to the Backend."""
         self._told = inner
@@ -166,7 +168,7 @@ class CallWrapper:
             return
         if not self._looks:
             self.backend.parameters.lookers.discard(self)
-        elif model.training:
+        elif model.training and self.trained:
             self._looks -= 1
             known = _known(model)
             if known is not None:
@@ -225,7 +227,7 @@ class CallWrapper:
 
     def _note_unseen(self, model: nn.Module, text: str) -> None:
         """Warn about a call that no graph planned, if the model trains any parameter."""
-        if any(p.requires_grad for p in model.parameters()):
+        if _trains(model):
             self._note(model, text, aloud=True)
 
     def _note(self, model: nn.Module, text: str, *, aloud: bool) -> None:
@@ -252,9 +254,11 @@ class CallWrapper:
         if _skipped() > skipped:
             self._skipped = True
             SKIPPED.add(type(model))
-        if model.training:
+        idle = calls_of(backend) == calls
+        # Frozen for a while, as by Lightning's `toggle_optimizer`: that is no training call.
+        is_frozen = idle and self._trains and not _trains(model)
+        if model.training and not is_frozen:
             self.trained = True
-            idle = calls_of(backend) == calls
             parts = own(model, _compiled_by_others(model)) if idle and self._skipped else []
             self.calls_to_wait = CALLS_TO_WAIT if pieces(model, parts) else 0
             self._told = idle and not self.calls_to_wait
@@ -292,6 +296,11 @@ WRAPPERS: WeakKeyDictionary[nn.Module, CallWrapper] = WeakKeyDictionary()
 def _seen(backend: Backend) -> int:
     """How many calls the Backend's graphs have had, planned or not."""
     return backend.plain_calls.number + calls_of(backend)
+
+
+def _trains(model: nn.Module) -> bool:
+    """Whether `model` has parameters to train."""
+    return any(p.requires_grad for p in model.parameters())
 
 
 def _limits() -> int:

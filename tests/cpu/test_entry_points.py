@@ -640,6 +640,20 @@ class TestNothingToDo:
         trained(module, 1)
         assert outcore.handle(module).engaged
 
+    def test_nor_do_calls_while_it_is_frozen(self) -> None:
+        ooc = outcore.session("1GiB", strict=True)
+        module = ooc.wrap(nn.Linear(4, 4))
+        module.requires_grad_(False)(torch.ones(2, 4))
+        assert ooc.idle == [module]
+        module.requires_grad_(True)(torch.ones(2, 4)).sum().backward()
+        assert not ooc.idle
+        ooc.close()
+
+    def test_what_is_frozen_when_it_is_wrapped_is_a_mistake(self) -> None:
+        module = outcore.wrap(nn.Linear(4, 4).requires_grad_(False), budget="1GiB", strict=True)
+        with pytest.raises(NotEngagedError, match="parameters require gradients"):
+            module(torch.ones(2, 4))
+
     def test_the_second_module_of_a_session_is_seen_too(self) -> None:
         ooc = outcore.session("1GiB")
         first, second = ooc.wrap(nn.Linear(4, 4)), ooc.wrap(Opaque())

@@ -171,6 +171,47 @@ def test_only_what_can_be_called_is_wrapped(tmp_path: Path) -> None:
     assert module.losses == plain.losses
 
 
+class Adversaries(Lit):
+    """Two networks with an optimizer each, trained in turns while the other one is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.net = nn.Linear(4, 3)
+        self.critic = nn.Linear(3, 1)
+
+    def training_step(self, data: Tensor, index: int) -> None:  # type: ignore[override]  # by itself
+        noise, real = data.flatten(1)[:, :4], data.mean((2, 3))
+        steps = zip(self.optimizers(), (self.critic_loss, self.net_loss), strict=True)
+        for optimizer, loss_of in steps:
+            self.toggle_optimizer(optimizer)
+            loss = loss_of(noise, real)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            self.untoggle_optimizer(optimizer)
+            self.losses.append(loss.item())
+
+    def critic_loss(self, noise: Tensor, real: Tensor) -> Tensor:
+        found: Tensor = self.critic(self.net(noise)).mean() - self.critic(real).mean()
+        return found
+
+    def net_loss(self, noise: Tensor, real: Tensor) -> Tensor:
+        found: Tensor = -self.critic(self.net(noise)).mean()
+        return found
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(each.parameters(), lr=1e-3) for each in (self.critic, self.net)]
+
+
+def test_two_optimizers_that_freeze_in_turns(tmp_path: Path) -> None:
+    plain, module = Adversaries(), Adversaries()
+    arguments = {"max_steps": 8, "limit_val_batches": 0, "num_sanity_val_steps": 0}
+    fit(tmp_path, plain, **arguments)
+    fit(tmp_path, module, LightningCallback(budget="64MiB", strict=True), **arguments)
+    assert module.losses == plain.losses
+
+
 def test_named_modules(tmp_path: Path) -> None:
     module, callback = Loose(), LightningCallback(budget="64MiB", modules=["layers.1"])
     fit(tmp_path, module, callback, max_steps=1)
