@@ -442,3 +442,11 @@ def test_what_is_no_file_is_written_into(tmp_path: Path) -> None:
     assert pipe.is_fifo()
     assert json.loads(os.read(reader, 1 << 16))["format"]["kind"] == "plan"
     os.close(reader)
+
+
+def test_an_error_names_the_file_and_not_its_draft(tmp_path: Path) -> None:
+    file = tmp_path / "none" / "plan.json"
+    with pytest.raises(FileNotFoundError) as caught:
+        save(PLAN, file)
+    assert caught.value.filename == str(file)
+    assert str(file) in str(caught.value)

@@ -102,7 +102,7 @@ def write_whole(text: str, path: str | os.PathLike[str]) -> None:
     """Write ASCII `text` to a temporary file next to `path`, then rename it to `path`.
 
     A symbolic link is followed. If `path` is not a regular file (a pipe, say), the text is written
-    into it directly.
+    into it directly. Raises OSError, which names `path`, if it cannot be written.
     """
     given = Path(path)
     if given.exists() and not given.is_file():
@@ -117,6 +117,8 @@ def write_whole(text: str, path: str | os.PathLike[str]) -> None:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(target)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error  # not of the draft
     finally:
         draft.unlink(missing_ok=True)
 
