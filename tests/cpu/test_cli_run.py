@@ -19,6 +19,7 @@ from outcore.errors import CaptureError
 from outcore.measure import ran_out
 from outcore.preflight import out_of_memory
 from outcore.preflight.optimizers import Held, held_for
+from outcore.preflight.room import let_go
 from outcore.preflight.script import Looking
 from outcore.preflight.step import Step, _note, no_memory, traced
 from outcore.preflight.watch import Watch, again
@@ -180,6 +181,15 @@ def test_what_would_fit_is_told_where_memory_ran_out(tmp_path, monkeypatch):
     assert lines["add one line"].startswith("import outcore; outcore.wrap(model, budget=")
     plain = python(sys.executable, script, 1200)
     assert said(plain.stderr)[-1].split(":")[0] == last.split(":")[0]
+
+
+def test_what_a_variable_keeps_for_backward_is_let_go():
+    """A script without functions keeps its loss in a global variable."""
+    weight = torch.ones(8, requires_grad=True)
+    loss = torch.sigmoid(weight).square().sum()
+    let_go(RuntimeError("out of memory"))
+    assert loss.grad_fn is None
+    assert weight.requires_grad
 
 
 def test_nothing_is_told_of_another_error_or_none(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import resource
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -17,7 +18,10 @@ STATM = Path("/proc/self/statm")
 
 
 def let_go(error: BaseException) -> None:
-    """Free what is held by the frames that an error came through. Their locals are lost."""
+    """Free what the frames that an error came through hold, and what is saved for backward calls.
+
+    The frames' locals are lost, and no result can be differentiated any more.
+    """
     seen: list[BaseException] = []
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -28,9 +32,18 @@ def let_go(error: BaseException) -> None:
         waiting += [each.__cause__, each.__context__]
         traceback.clear_frames(each.__traceback__)
         each.__traceback__ = None
+    _let_go_of_graphs()
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's
         torch.cuda.empty_cache()
+
+
+def _let_go_of_graphs() -> None:
+    """Free what autograd saved for results that are still held, such as by a global variable."""
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.Tensor) and each.grad_fn is not None:
+            with suppress(RuntimeError):  # a view cannot be detached
+                each.detach_()
 
 
 def room_bytes(device: torch.device, model: nn.Module) -> int:
