@@ -19,6 +19,7 @@ from torch._dynamo import OptimizedModule
 from torch._dynamo.eval_frame import remove_from_cache
 from torch._dynamo.utils import counters
 from torch.fx import GraphModule
+from torch.nn.modules import module as _module
 
 from outcore.capture import (
     is_recurrent,
@@ -371,9 +372,21 @@ def _run(self: nn.Module, hooks: str, /, *args: Any, **kwargs: Any) -> Any:
     return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
 
 
+_HOOKS_OF_ALL = (
+    _module._global_forward_pre_hooks,  # noqa: SLF001 - torch has no other way to ask
+    _module._global_forward_hooks,  # noqa: SLF001 - as above
+    _module._global_backward_pre_hooks,  # noqa: SLF001 - as above
+    _module._global_backward_hooks,  # noqa: SLF001 - as above
+)
+
+
 def _hooks(model: nn.Module) -> str:
-    """Return the hooks that a call of `model` runs, by the ids that torch gives them."""
+    """Return the hooks that a call of `model` runs, by the ids that torch gives them.
+
+    They include those that were registered for all modules.
+    """
     held = (
+        *_HOOKS_OF_ALL,
         model._forward_pre_hooks,  # noqa: SLF001 - torch has no other way to ask
         model._forward_hooks,  # noqa: SLF001 - as above
         model._backward_pre_hooks,  # noqa: SLF001 - as above

@@ -125,6 +125,13 @@ def test_check_of_the_file_alone(outcore, plan, tmp_path):
     assert run.stderr.startswith(said)
 
 
+@pytest.mark.parametrize("option", ["--batch=4", "--hardware=titan-x", "--budget=1GiB", "--strict"])
+def test_check_of_the_file_alone_takes_no_option_of_a_step(outcore, plan, option):
+    run = outcore("plan", "check", plan, option)
+    assert run.exit_code == 2
+    assert "name one with --network" in run.stderr
+
+
 def test_check_against_a_step(outcore, plan):
     run = outcore("plan", "check", plan, *STEP, "--strict")
     assert run.exit_code == 0, run.output

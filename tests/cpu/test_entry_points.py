@@ -12,6 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 import outcore
@@ -150,6 +152,22 @@ class TestWrap:
 
         expected = results(small().eval())
         assert len(set(expected)) == 5
+        assert results(outcore.wrap(small(), "1GiB").eval()) == expected
+
+    def test_hooks_of_all_modules_that_come_and_go(self) -> None:
+        def results(module: nn.Module) -> list[float]:
+            seen = []
+            for comes in (False, True, False):
+                with (
+                    register_module_forward_hook(lambda _, __, y: y * 2) if comes else nullcontext()
+                ):
+                    loss = mean_square(module(batch(0)))
+                    loss.backward()
+                    seen.append(loss.item())
+            return seen
+
+        expected = results(small().eval())
+        assert len(set(expected)) == 2
         assert results(outcore.wrap(small(), "1GiB").eval()) == expected
 
     @pytest.mark.parametrize("done", [2, STEPS], ids=["profiling", "planned"])

@@ -218,6 +218,12 @@ def test_named_modules(tmp_path: Path) -> None:
     assert outcore.handle(module) is outcore.handle(module.layers[1])
 
 
+def test_a_name_that_no_module_has(tmp_path: Path) -> None:
+    callback = LightningCallback(budget="64MiB", modules=["layer.1"])
+    with pytest.raises(WrapError, match=r"no module named 'layer.1'.*: did you mean 'layers.1'\?"):
+        fit(tmp_path, Loose(), callback, max_steps=1)
+
+
 class Late(Lit):
     """Makes its network in `configure_model`, which Lightning calls after `setup`."""
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -442,6 +443,14 @@ def test_what_is_no_file_is_written_into(tmp_path: Path) -> None:
     assert pipe.is_fifo()
     assert json.loads(os.read(reader, 1 << 16))["format"]["kind"] == "plan"
     os.close(reader)
+
+
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    save(PLAN, file)
+    file.chmod(0o600)
+    save(PLAN, file)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_an_error_names_the_file_and_not_its_draft(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -79,7 +80,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base class is kn
 
     def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Wrap the modules, which `configure_model` has made by now. Raises WrapError."""
-        chosen = [pl_module.get_submodule(name) for name in self.modules]
+        chosen = [_named(pl_module, name) for name in self.modules]
         inside = chosen or list(_trained(pl_module))
         if not inside:
             reason = (
@@ -146,6 +147,17 @@ def _refuse(pl_module: nn.Module) -> None:
     if getattr(pl_module, "_compiler_ctx", None) is not None:
         reason = "it is already compiled with torch.compile: leave out that or LightningCallback"
         raise WrapError(model=name, reason=reason)
+
+
+def _named(pl_module: nn.Module, name: str) -> nn.Module:
+    """The module of this name inside `pl_module`. Raises WrapError if there is none."""
+    try:
+        return pl_module.get_submodule(name)
+    except AttributeError as error:
+        near = get_close_matches(name, [n for n, _ in pl_module.named_modules()], 1)
+        meant = f": did you mean {near[0]!r}?" if near else ""
+        reason = f"it has no module named {name!r} (LightningCallback(modules=...)){meant}"
+        raise WrapError(model=type(pl_module).__name__, reason=reason) from error
 
 
 def _trained(module: nn.Module) -> Iterator[nn.Module]:

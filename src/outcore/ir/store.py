@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,8 +102,9 @@ def save(noun: Noun, path: str | os.PathLike[str]) -> None:
 def write_whole(text: str, path: str | os.PathLike[str]) -> None:
     """Write ASCII `text` to a temporary file next to `path`, then rename it to `path`.
 
-    A symbolic link is followed. If `path` is not a regular file (a pipe, say), the text is written
-    into it directly. Raises OSError, which names `path`, if it cannot be written.
+    A symbolic link is followed, and a file that is replaced keeps its permissions. If `path` is not
+    a regular file (a pipe, say), the text is written into it directly. Raises OSError, which names
+    `path`, if it cannot be written.
     """
     given = Path(path)
     if given.exists() and not given.is_file():
@@ -116,6 +118,8 @@ def write_whole(text: str, path: str | os.PathLike[str]) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        if target.exists():
+            shutil.copymode(target, draft)
         draft.replace(target)
     except OSError as error:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error  # not of the draft

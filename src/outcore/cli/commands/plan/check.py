@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from outcore.cli.modeled import Batch, Machine, modeled
+from outcore.cli.modeled import modeled
 from outcore.cli.saved import File, budget_of, plans_of
 from outcore.errors import DigestError, InfeasibleError, OptionValueError, OutcoreError, VerifyError
 from outcore.units import format_bytes, format_seconds
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 EXIT_INVALID = 1
 MACHINE = "v100-pcie3"
+BATCH = 128
 
 
 def check(
@@ -27,8 +28,13 @@ def check(
         str | None,
         typer.Option(help="Also check it against this network (default: the file alone)."),
     ] = None,
-    batch: Batch = 128,
-    hardware: Machine = MACHINE,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help=f"Samples per step (default: {BATCH}).")
+    ] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(help=f"A machine of `outcore hardware` (default: {MACHINE})."),
+    ] = None,
     budget: Annotated[
         str | None, typer.Option(help="Device memory (default: the budget that it was made for).")
     ] = None,
@@ -43,10 +49,16 @@ def check(
     """
     from outcore.planfile import load_plans  # noqa: PLC0415 - loads numpy
 
-    if network is None and (strict or budget is not None):
-        option = "--strict" if strict else "--budget"
-        reason = "it needs a step to check against: name one with --network"
-        raise OptionValueError(option=option, value=strict or budget, reason=reason)
+    options = {
+        "--strict": strict or None,
+        "--batch": batch,
+        "--hardware": hardware,
+        "--budget": budget,
+    }
+    for option, value in options.items() if network is None else ():
+        if value is not None:
+            reason = "it needs a step to check against: name one with --network"
+            raise OptionValueError(option=option, value=value, reason=reason)
     try:
         found = load_plans(file)
         several = (
@@ -57,8 +69,9 @@ def check(
         told = f"{file}: {several} saved"
         if network is not None:
             nbytes = budget or budget_of(found)
-            with Console(stderr=True).status(f"{network}, batch {batch}") as status:
-                problem = modeled(network, batch, hardware, nbytes).problem(status)
+            samples = batch or BATCH
+            with Console(stderr=True).status(f"{network}, batch {samples}") as status:
+                problem = modeled(network, samples, hardware or MACHINE, nbytes).problem(status)
                 told = f"{file}: {_checked(found, problem, str(file), strict=strict)}"
     except (DigestError, InfeasibleError, VerifyError) as error:
         _say_invalid(error)
