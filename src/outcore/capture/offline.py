@@ -94,7 +94,7 @@ def trace_as_run(step: Callable[..., Any], owner: nn.Module, *inputs: Any) -> Tr
     def partition(joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
         if is_within(inputs):
             return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
-        prepare(joint)
+        prepare(joint, num_fwd_outputs)
         captured = capture(without_tokens(joint), num_fwd_outputs, range(len(states)))
         verify_trace(captured.trace)
         raise _Seen(captured)
@@ -148,7 +148,7 @@ def _partition(
     """Capture the joint graph, and end compilation by raising `_Seen` with the result."""
     if is_within(inputs):
         return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
-    prepare(joint, anywhere=anywhere)
+    prepare(joint, num_fwd_outputs, anywhere=anywhere)
     static = list(static_lifetime_input_indices or ())
     captured = capture(without_tokens(joint), num_fwd_outputs, static)
     verify_trace(captured.trace)

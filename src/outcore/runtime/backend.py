@@ -219,7 +219,7 @@ class Backend:
         if self.options.fuse:
             joint, reasons = fused(joint, num_fwd_outputs)
             self._note_unfused(reasons)
-        prepare(joint)
+        prepare(joint, num_fwd_outputs)
         captured = self._capture(joint, num_fwd_outputs, static)
         forward, backward = default_partition(
             joint,

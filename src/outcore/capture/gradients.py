@@ -1,0 +1,63 @@
+"""gradients: give gradients memory of their own that torch's tracing lets share it.
+
+Several gradients may be views of one tensor: both of `a.view(-1) + b` are the gradient of the sum.
+As the gradient of a parameter, autograd takes a tensor that nobody else holds without a copy.
+Gradients of different shapes are tensors of their own, so they would share memory, and what
+changes one of them in place, such as clipping, would change the other. In plain PyTorch, and if
+both have the same shape, autograd sees another owner and copies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from outcore.capture.aliases import root_of
+from outcore.capture.compat import marked_as_backward
+
+
+def apart(joint: GraphModule, forward_outputs: int) -> None:
+    """Clone gradients in `joint` that are other views of the tensor of an earlier one. In place."""
+    output = next(iter(joint.graph.find_nodes(op="output")))
+    results: list[Any] = list(output.args[0])
+    first: dict[Node, Node] = {}
+    copies: dict[Node, Node] = {}
+    for i, result in enumerate(results[forward_outputs:], forward_outputs):
+        if not _may_be_taken(result) or first.setdefault(root_of(result), result) is result:
+            continue
+        if result not in copies:
+            with joint.graph.inserting_before(output):
+                copies[result] = _clone(joint, result)
+        results[i] = copies[result]
+    if copies:
+        output.args = (results,)
+        joint.graph.lint()
+        joint.recompile()
+
+
+def _may_be_taken(result: Any) -> bool:
+    """Whether autograd may take over the memory of a gradient.
+
+    If its elements do not fill a stretch of memory one by one, autograd copies it.
+    """
+    made = result.meta.get("val") if isinstance(result, Node) else None
+    if not isinstance(made, Tensor):
+        return False
+    expected = 1
+    for stride, size in sorted(zip(made.stride(), made.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _clone(joint: GraphModule, result: Node) -> Node:
+    """A node that copies `result`."""
+    copy = joint.graph.call_function(torch.ops.aten.clone.default, (result,))
+    copy.meta = marked_as_backward(result.meta)
+    with result.meta["val"].fake_mode:
+        copy.meta["val"] = result.meta["val"].clone()
+    return copy
