@@ -6,6 +6,8 @@ import json
 import logging
 import sys
 from itertools import pairwise
+from logging.handlers import QueueHandler
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -440,13 +442,13 @@ def test_a_step_that_cannot_be_traced_says_what_to_try(outcore, script, function
 
 
 def test_torch_does_not_log_an_error_that_is_shown(outcore, script):
-    log, logged = logging.getLogger("torch._subclasses.fake_tensor"), []
-    handler = logging.Handler()
-    handler.emit = logged.append
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    logged: SimpleQueue[logging.LogRecord] = SimpleQueue()
+    handler = QueueHandler(logged)
     log.addHandler(handler)
     try:
         assert outcore("estimate", f"{script}:shapes", *MACHINE).exit_code == 2
-        assert not logged
+        assert logged.empty()
     finally:
         log.removeHandler(handler)
 

@@ -910,7 +910,7 @@ class TestBadInput:
 
     def test_with_later_graphs_it_is_reached_in_two_steps_too(self) -> None:
         """What later graphs are left grows with the budget, up to what they can use."""
-        refused, budget = 0, 1_500_000
+        refused, budget = 0, 1_000_000
         while True:
             torch.manual_seed(0)
             module = SmallThenLarge()
