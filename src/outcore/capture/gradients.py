@@ -19,7 +19,7 @@ from outcore.capture.aliases import root_of
 from outcore.capture.compat import marked_as_backward
 
 
-def apart(joint: GraphModule, forward_outputs: int) -> None:
+def unshared(joint: GraphModule, forward_outputs: int) -> None:
     """Clone gradients in `joint` that are other views of the tensor of an earlier one. In place."""
     output = next(iter(joint.graph.find_nodes(op="output")))
     results: list[Any] = list(output.args[0])
@@ -41,10 +41,14 @@ def apart(joint: GraphModule, forward_outputs: int) -> None:
 def _may_be_taken(result: Any) -> bool:
     """Whether autograd may take over the memory of a gradient.
 
-    If its elements do not fill a stretch of memory one by one, autograd copies it.
+    If its elements do not fill a stretch of memory one by one, autograd copies it. Graphs with
+    symbolic sizes run as torch has them, so those are not looked at: each comparison would be a
+    guard.
     """
     made = result.meta.get("val") if isinstance(result, Node) else None
-    if not isinstance(made, Tensor):
+    if not isinstance(made, Tensor) or made.layout is not torch.strided:
+        return False
+    if not all(isinstance(number, int) for number in (*made.shape, *made.stride())):
         return False
     expected = 1
     for stride, size in sorted(zip(made.stride(), made.shape, strict=True)):

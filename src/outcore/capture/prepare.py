@@ -8,7 +8,7 @@ from outcore.capture.batch_norm import by_cudnn
 from outcore.capture.conjugates import as_tensors
 from outcore.capture.convolution import one_by_one
 from outcore.capture.cross_entropy import by_rows
-from outcore.capture.gradients import apart
+from outcore.capture.gradients import unshared
 from outcore.capture.opaque import as_ops
 from outcore.capture.pooling import from_places
 
@@ -19,7 +19,7 @@ def prepare(joint: GraphModule, forward_outputs: int, *, anywhere: bool = False)
     If torch has one call for several kernels, it becomes one op per kernel. `anywhere`: for no
     machine in particular; such a graph must not be run.
     """
-    apart(joint, forward_outputs)
+    unshared(joint, forward_outputs)
     by_cudnn(joint)
     one_by_one(joint, anywhere=anywhere)
     from_places(joint, anywhere=anywhere)

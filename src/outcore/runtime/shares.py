@@ -282,10 +282,10 @@ class Shares:
         trace = self.graph.captured.trace
         mine = outside_bytes + borrowed_bytes(trace) + returned_bytes(trace)
         since = external.base_bytes - external.timed_base_bytes
-        needed = ((g, self._needed_in_turn(g, hardware, since)) for g in graphs)
+        needed = ((g, self._needed_in_all(g, hardware, since)) for g in graphs)
         return {g: nbytes - mine for g, nbytes in needed if nbytes is not None}
 
-    def _needed_in_turn(self, graph: PlannedGraph, hardware: Hardware, since: int) -> int | None:
+    def _needed_in_all(self, graph: PlannedGraph, hardware: Hardware, since: int) -> int | None:
         """What `graph` needs in all, at the least, but for what calls of this graph alone hold.
 
         `since`: how much more memory is held as steps begin than was as this graph was timed. None
