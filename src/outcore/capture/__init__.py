@@ -5,6 +5,7 @@ from __future__ import annotations
 from outcore.capture.batch_norm import by_cudnn
 from outcore.capture.compat import (
     aot_autograd,
+    as_dynamo_compiles,
     as_it_lies,
     boxed,
     compiles_autograd,
@@ -31,13 +32,18 @@ from outcore.capture.recapture import capture_again
 from outcore.capture.recurrent import is_recurrent, recurrent_apart, recurrent_layers
 from outcore.capture.shells import Shells, shells
 from outcore.capture.sizes import BySizes, is_symbolic
+from outcore.capture.symbolic import Sized, Symbolic, UnknownSizesError
 from outcore.capture.tracing import as_kernels
 
 __all__ = [
     "BySizes",
     "Captured",
     "Shells",
+    "Sized",
+    "Symbolic",
+    "UnknownSizesError",
     "aot_autograd",
+    "as_dynamo_compiles",
     "as_it_lies",
     "as_kernels",
     "as_ops",

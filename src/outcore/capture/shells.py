@@ -41,7 +41,8 @@ def shells(
     """
     primals = forward.graph.find_nodes(op="placeholder")
     results = _results(forward)
-    stable = {n for position, n in enumerate(primals) if position not in overwritten}
+    tensors = (n for n in enumerate(primals) if isinstance(n[1].meta.get("val"), torch.Tensor))
+    stable = {n for position, n in tensors if position not in overwritten}
     saved = [n for n in results[forward_outputs:] if isinstance(n, Node) and n in stable]
     tangents = _tangents(backward, len(results) - forward_outputs)
     stand_in = _stand_in(primals)

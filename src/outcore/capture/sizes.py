@@ -1,12 +1,14 @@
-"""sizes: compile a graph with symbolic sizes once per combination of sizes that it is called with.
+"""sizes: compile a graph with symbolic sizes so that each combination of sizes has its own graph.
 
 torch makes a size symbolic when it meets a second value for it. A plan counts bytes, so it needs
-numbers: the graph is compiled anew when it is called with sizes that it has not had before.
+numbers. The graph is compiled once, and graphs with numbers are made from that (`symbolic.py`). If
+that is not possible, it is compiled anew for sizes that it has not had before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any, Final
 
@@ -15,12 +17,11 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from outcore.capture.compat import as_dynamo_compiles, carry_sources
+from outcore.capture.symbolic import SYMBOLS, UnknownSizesError, layout
 from outcore.errors import CaptureError, OutcoreError
 
 MOST_SIZES: Final = 64
 """The most combinations of sizes that one graph is compiled for."""
-
-_SYMBOLS: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 Call = Callable[..., Any]
 
@@ -28,7 +29,7 @@ Call = Callable[..., Any]
 def is_symbolic(module: GraphModule, example_inputs: Sequence[Any]) -> bool:
     """Whether `module` with these inputs has symbolic sizes and needs gradients."""
     described = _described(module, example_inputs)
-    if not any(isinstance(x, _SYMBOLS) or _has_symbols(x) for x in described):
+    if not any(isinstance(x, SYMBOLS) or _has_symbols(x) for x in described):
         return False
     if any(map(is_traceable_wrapper_subclass, example_inputs)):  # plans do not support these
         return False
@@ -41,8 +42,9 @@ class BySizes:
     """Calls a module with symbolic sizes, each call by a graph for the sizes at hand.
 
     `module` has the symbolic `example_inputs`. `compiled` makes a graph from a module and its
-    inputs. If there are too many combinations of sizes, or a graph cannot be made, `refused` gets
-    the reason and returns what is called instead.
+    inputs; `symbolic` makes one for all sizes, or raises CaptureError. If there are too many
+    combinations of sizes, or a graph cannot be made, `refused` gets the reason and returns what is
+    called instead.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class BySizes:
         module: GraphModule,
         example_inputs: Sequence[Any],
         compiled: Callable[[GraphModule, Sequence[Any]], Call],
+        symbolic: Callable[[GraphModule, Sequence[Any]], Call],
         refused: Callable[[CaptureError], Call],
     ) -> None:
         self.module, self._compiled, self._refused = module, compiled, refused
@@ -57,16 +60,24 @@ class BySizes:
         self._numbers = [
             i
             for i, (node, x) in enumerate(zip(placeholders, example_inputs, strict=True))
-            if isinstance(x, _SYMBOLS) or _holds_number(node, x)
+            if isinstance(x, SYMBOLS) or _holds_number(node, x)
         ]
         described = _described(module, example_inputs)
         self._sized = [i for i, x in enumerate(described) if _has_symbols(x)]
         self._calls: dict[tuple[Any, ...], Call] = {}
         self._otherwise: Call | None = None
         """What is called for further combinations once there are `MOST_SIZES`."""
+        self._once: Call | None = None
+        """What is called for all sizes, unless inputs overlap: torch does not check that."""
+        if not _overlapping(example_inputs):
+            with suppress(CaptureError):
+                self._once = symbolic(module, example_inputs)
 
     def __call__(self, *args: Any) -> Any:
         """Return what `module` returns for `args`."""
+        if self._once is not None and not _overlapping(args):
+            with suppress(UnknownSizesError):
+                return self._once(*args)
         call = self._calls.get(self._key(args))
         if call is None:
             with as_dynamo_compiles():
@@ -76,7 +87,7 @@ class BySizes:
     def _key(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """What a graph depends on and torch does not check: sizes, and which inputs overlap."""
         numbers = tuple(_told_apart(_number(args[i])) for i in self._numbers)
-        return numbers, tuple(_layout(args[i]) for i in self._sized), _overlapping(args)
+        return numbers, tuple(layout(args[i]) for i in self._sized), _overlapping(args)
 
     def _new_call(self, args: Sequence[Any]) -> Call:
         key = self._key(args)
@@ -169,12 +180,8 @@ def _has_symbols(given: Any) -> bool:
     """Whether a size is symbolic: that of a tensor, or of a larger one that it is a part of."""
     if not isinstance(given, torch.Tensor) or given.layout is not torch.strided:
         return False
-    numbers = *_layout(given), given.untyped_storage().nbytes()
+    numbers = *layout(given), given.untyped_storage().nbytes()
     return any(isinstance(number, torch.SymInt) for number in numbers)
-
-
-def _layout(tensor: torch.Tensor) -> tuple[int | torch.SymInt, ...]:
-    return *tensor.shape, *tensor.stride(), tensor.storage_offset()
 
 
 def _overlapping(args: Sequence[Any]) -> tuple[tuple[tuple[Any, ...], ...], ...]:
@@ -184,4 +191,4 @@ def _overlapping(args: Sequence[Any]) -> tuple[tuple[tuple[Any, ...], ...], ...]
         if type(given) in (torch.Tensor, torch.nn.Parameter) and given.layout is torch.strided:
             places.setdefault(given.untyped_storage().data_ptr(), []).append(i)
     shared = (group for group in places.values() if len(group) > 1)
-    return tuple(tuple((i, *_layout(args[i])) for i in group) for group in shared)
+    return tuple(tuple((i, *layout(args[i])) for i in group) for group in shared)

@@ -20,7 +20,8 @@ from torch.fx import GraphModule
 
 from outcore.capture import (
     BySizes,
-    Captured,
+    Sized,
+    Symbolic,
     aot_autograd,
     as_kernels,
     boxed,
@@ -43,6 +44,7 @@ from outcore.explain import Explanation, explain
 from outcore.ir.verify import verify_trace
 from outcore.planfile import save_plans
 from outcore.report import Report
+from outcore.runtime.by_size import BySize
 from outcore.runtime.engine import Engine
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.options import Keywords, Options, checked_options, over_memory, settle
@@ -114,17 +116,23 @@ class Backend:
         with passing():
             _refuse_asked(asked)
         self.parameters.take((*example_inputs, *module.parameters()))
-        if is_symbolic(module, example_inputs):
-            instead = partial(self._uncompiled, module)
-            return BySizes(module, example_inputs, self._compiled, instead)
-        return self._compiled(module, example_inputs)
+        if not is_symbolic(module, example_inputs):
+            return self._compiled(module, example_inputs)
+        instead = partial(self._uncompiled, module)
+        return BySizes(module, example_inputs, self._compiled, self._symbolic, instead)
 
-    def _compiled(self, module: GraphModule, inputs: Sequence[Any]) -> Call:
+    def _symbolic(self, module: GraphModule, inputs: Sequence[Any]) -> Call:
+        """Compile a graph once for all sizes. Raises CaptureError if that is not possible."""
+        return self._compiled(module, inputs, partition=self._partition_symbolic)
+
+    def _compiled(
+        self, module: GraphModule, inputs: Sequence[Any], partition: Call | None = None
+    ) -> Call:
         compiler = aot_autograd(
             fw_compiler=self._forward_compiler,
             bw_compiler=self._backward_compiler,
             inference_compiler=partial(_plain, self.plain_calls, self.parameters),
-            partition_fn=self._apart if compiles_autograd() else self._partition,
+            partition_fn=self._apart if compiles_autograd() else partition or self._partition,
         )
         with passing(), as_kernels():
             compiled: Call = compiler(module, inputs)
@@ -214,34 +222,75 @@ class Backend:
     ) -> tuple[GraphModule, GraphModule]:
         if is_within(joint_inputs):
             return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs)
-        start = time.perf_counter()
         static = list(static_lifetime_input_indices or ())
         if self.options.fuse:
             joint, reasons = fused(joint, num_fwd_outputs)
             self._note_unfused(reasons)
-        prepare(joint, num_fwd_outputs)
-        captured = self._capture(joint, num_fwd_outputs, static)
-        forward, backward = default_partition(
-            joint,
-            joint_inputs,
-            num_fwd_outputs=num_fwd_outputs,
-            static_lifetime_input_indices=static,
-        )
-        if captured is None:
-            return forward, backward
-        outside = shells(forward, backward, num_fwd_outputs, captured.overwritten)
+        try:
+            graph, (forward, backward) = self._graph(joint, joint_inputs, num_fwd_outputs, static)
+        except CaptureError as error:
+            self._refuse(error)
+            return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs)
+        outside = shells(forward, backward, num_fwd_outputs, graph.captured.overwritten)
+        runner = Runner(graph, outside.saved_inputs)
+        outside.forward.meta[KEY] = outside.backward.meta[KEY] = runner
+        return outside.forward, outside.backward
+
+    def _partition_symbolic(
+        self,
+        joint: GraphModule,
+        joint_inputs: Any,
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        **_: Any,
+    ) -> tuple[GraphModule, GraphModule]:
+        """Partition a joint graph with symbolic sizes: graphs with numbers are made from it later.
+
+        Raises CaptureError if that cannot be done.
+        """
+        outputs = num_fwd_outputs
+        if is_within(joint_inputs):
+            return default_partition(joint, joint_inputs, num_fwd_outputs=outputs)
+        symbolic = Symbolic(joint, outputs, static_lifetime_input_indices or ())
+        forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=outputs)
+        outside = shells(forward, backward, outputs, symbolic.overwritten)
+        saved = tuple(map(symbolic.given.index, outside.saved_inputs))
+
+        def make(sized: Sized) -> Runner:
+            made, static = sized.joint, sized.static_inputs
+            if self.options.fuse:
+                made, reasons = fused(made, outputs)
+                self._note_unfused(reasons)
+            return Runner(self._graph(made, (), outputs, static)[0], saved)
+
+        by_size = BySize(symbolic, len(saved), make)
+        outside.forward.meta[KEY] = outside.backward.meta[KEY] = by_size
+        return outside.forward, outside.backward
+
+    def _graph(
+        self, joint: GraphModule, joint_inputs: Any, outputs: int, static: list[int]
+    ) -> tuple[PlannedGraph, tuple[GraphModule, GraphModule]]:
+        """The graph of `joint`, registered with the engine of its device, and its two halves.
+
+        Raises CaptureError if it cannot be planned.
+        """
+        start = time.perf_counter()
+        prepare(joint, outputs)
+        captured = capture(without_tokens(joint), outputs, static)
+        verify_trace(captured.trace)
+        engine = self._engine(captured.device)
         if any(op.target.startswith(CONDITION) for op in captured.trace.ops):
             self._note(BRANCHES)
-        engine = self._engine(captured.device)
+        forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=outputs)
         fallback: Executable = in_core(
-            boxed(forward), boxed(backward), num_fwd_outputs, len(captured.constants)
+            boxed(forward), boxed(backward), outputs, len(captured.constants)
         )
-        runner = Runner(PlannedGraph(engine, captured, fallback), outside.saved_inputs)
-        engine.add(runner.graph)
+        graph = PlannedGraph(engine, captured, fallback)
+        engine.add(graph)
         self._note_capture(engine.steps.number)
-        outside.forward.meta[KEY] = outside.backward.meta[KEY] = runner
         self.capture_seconds += time.perf_counter() - start
-        return outside.forward, outside.backward
+        return graph, (forward, backward)
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -267,22 +316,8 @@ class Backend:
             self.notes.append(text)
             warnings.warn(f"outcore: {text}", stacklevel=2)
 
-    def _capture(self, joint: GraphModule, outputs: int, static: list[int]) -> Captured | None:
-        """The captured graph, once there is an engine for its device; None if it cannot be planned.
-
-        With `strict`, raises CaptureError instead.
-        """
-        try:
-            captured = capture(without_tokens(joint), outputs, static)
-            verify_trace(captured.trace)
-            self._engine(captured.device)
-        except CaptureError as error:
-            self._refuse(error)
-            return None
-        return captured
-
     def _forward_compiler(self, module: GraphModule, _: Any) -> Call:
-        runner: Runner | None = module.meta.get(KEY)
+        runner: Runner | BySize | None = module.meta.get(KEY)
         return self._in_core(module) if runner is None else _noting(runner.forward, self.parameters)
 
     def _in_core(self, module: GraphModule) -> Call:
@@ -312,7 +347,7 @@ class Backend:
         return counted
 
     def _backward_compiler(self, module: GraphModule, _: Any) -> Call:
-        runner: Runner | None = module.meta.get(KEY)
+        runner: Runner | BySize | None = module.meta.get(KEY)
         return boxed(module) if runner is None else _as_boxed(runner.backward)
 
     def _engine(self, device: torch.device) -> Engine:
