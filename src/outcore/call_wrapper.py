@@ -351,15 +351,14 @@ def calls_of(backend: Backend) -> int:
 
 
 def _apart() -> dict[str, Any]:
-    """Return options for torch.compile: each shape is compiled by itself, apart from other models.
+    """Return options for torch.compile: recompiles count apart from those of other models.
 
-    Before torch 2.13, torch would do so at most eight times for all models with parts of one class.
-    There, sizes stay symbolic (`capture.BySizes`), which counts once.
+    Before torch 2.13, torch compiles at most eight times for all models with parts of one class.
     """
     known = inspect.signature(torch.compile).parameters
     if "recompile_limit" not in known:
         return {}
-    return {"dynamic": False, "isolate_recompiles": True, "recompile_limit": MOST_SHAPES}
+    return {"isolate_recompiles": True, "recompile_limit": MOST_SHAPES}
 
 
 def _run(self: nn.Module, hooks: str, /, *args: Any, **kwargs: Any) -> Any:
