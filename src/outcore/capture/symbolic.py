@@ -26,6 +26,8 @@ from outcore.capture.sites import site
 from outcore.capture.tracing import as_kernels
 from outcore.errors import CaptureError
 
+_SLICE, _SLICE_BACKWARD = torch.ops.aten.slice.Tensor, torch.ops.aten.slice_backward.default
+
 
 class UnknownSizesError(Exception):
     """A graph with symbolic sizes cannot be made for the sizes that it is called with."""
@@ -133,7 +135,9 @@ class Symbolic:
                 with mode:
                     made = node.target(*values[0], **values[1])
                 new[node] = made
-                if not _is_number(node):
+                if _takes_all(node, values[0], made):
+                    new[node] = args_[0]
+                elif not _is_number(node):
                     new[node] = _copied(graph, node, args_, kwargs, made)
         return GraphModule(self.joint, graph)
 
@@ -177,6 +181,11 @@ def _is_number(node: Node) -> bool:
     if made is None and isinstance(node.target, OpOverload) and node.target.namespace == "aten":
         return not any(isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes)
     return isinstance(made, (*SYMBOLS, bool, int, float))
+
+
+def _takes_all(node: Node, args: Sequence[Any], made: Any) -> bool:
+    """Whether a call takes a slice of all, or undoes that: only with symbols does torch trace it."""
+    return node.target in (_SLICE, _SLICE_BACKWARD) and args[0].shape == made.shape
 
 
 def _input(mode: FakeTensorMode, given: Any, described: Tensor, symbols: Mapping[Any, int]) -> Any:

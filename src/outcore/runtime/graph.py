@@ -79,6 +79,9 @@ class PlannedGraph:
         """State of the other graphs (`_how_others_stand`) when this one last found no plan and
         waited for some of them. It does not try again until that state changes or the wait ends.
         None: no such attempt."""
+        self.may_borrow = True
+        """Whether it may be profiled with the plan that the graph has for larger sizes. False once
+        that turned out to need too much memory."""
         self.lean = False
         """Whether the graph is profiled with the leanest program, because device memory ran out."""
         self.tightened = False
@@ -222,6 +225,15 @@ class PlannedGraph:
         self.engine.observer.base(self, profiling, own, resident)
         if not profiling.done or self._follows_the_unplanned(profiling):
             return self._unplanned(profiling, resident)
+        if profiling.lent is not None:
+            return self._resized(profiling, inputs)
+        return self._first(profiling, resident)
+
+    def _first(self, profiling: Profiling, resident: int) -> Executable:
+        """The executable of the first plan; while others must be planned first, that of profiling.
+
+        Raises as `_profiled` does.
+        """
         stand = self._how_others_stand()
         if stand == self.others_at_failed_plan and self._awaits_others(profiling):
             return self._unplanned(profiling, resident)
@@ -239,6 +251,15 @@ class PlannedGraph:
         profiling.again()
         self.observed.met = None
         return profiling.executable
+
+    def _resized(self, profiling: Profiling, inputs: list[Any]) -> Executable:
+        """The executable of the plan lent by larger sizes. If it is too large, profile anew."""
+        planned = self.engine.plans.resized(self, profiling)
+        if planned is not None:
+            return self.settle(planned).executable
+        self.may_borrow = False
+        self.profiling = self._begin(inputs)
+        return self.profiling.executable
 
     def _unplanned(self, profiling: Profiling, resident_bytes: int) -> Executable:
         """The profiling executable; the one of `Keeping` if no backward calls come and it fits."""
@@ -336,11 +357,15 @@ class PlannedGraph:
 
     def _begin(self, inputs: list[Any]) -> Profiling:
         """Begin to profile. Raises InfeasibleError if not even the floor program fits."""
-        engine = self.engine
-        program, most = engine.plans.floor_program(self, inputs, leanest=self.lean)
-        return begin_profiling(
-            self.captured, program, most, engine.driver, engine.readings, engine.metering.mark
-        )
+        engine, lent = self.engine, None
+        found = engine.plans.lent(self, inputs) if self.may_borrow and not self.lean else None
+        if found is not None:
+            lent, most = found
+            program = lent.program
+        else:
+            program, most = engine.plans.floor_program(self, inputs, leanest=self.lean)
+        driver, mark = engine.driver, engine.metering.mark
+        return begin_profiling(self.captured, program, most, driver, engine.readings, mark, lent)
 
     def settle(self, planned: Planned) -> PlannedExecution:
         """Follow `planned` from the next step on; returns its execution."""

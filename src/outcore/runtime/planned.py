@@ -79,6 +79,11 @@ class Planned:
         return max(laid, self.predicted.peak(Tier.DEVICE))
 
     @property
+    def spare_bytes(self) -> int:
+        """Bytes of the budget that the plan leaves free."""
+        return self.problem.limit_bytes(Tier.DEVICE) - self.predicted.peak(Tier.DEVICE)
+
+    @property
     def everything_kept(self) -> bool:
         """Whether the plan moves nothing."""
         return not self.plan.moves

@@ -24,9 +24,11 @@ from outcore.execute import Driver
 from outcore.gc_paused import gc_paused
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import fits, held_bytes, pause_bytes, peak, retained_bytes
+from outcore.ir.plan import make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
 from outcore.ir.program import Program
+from outcore.ir.store import digest
 from outcore.ir.timeline import Timeline
 from outcore.lower import lower
 from outcore.policies import Policy, floor_plan, lean_plans, leanest_plan
@@ -174,6 +176,33 @@ class Planner:
         if profiled.timed.program is not None:
             taken = Calls(problem, 1, others=True).taken(profiled.timed.program)
         return replace(planned, profiled=taken)
+
+    @gc_paused()
+    def resized(self, shares: Shares, planned: Planned, profile: Profile) -> Planned | None:
+        """The plan of the graph at larger sizes, `planned`, for its sizes, with its `profile`.
+
+        If everything fits at its sizes, it is kept. Memory outside the graph is assumed to be what
+        it is at the larger sizes. None if the plan does not fit with `profile`.
+        """
+        trace = shares.graph.captured.trace
+        problem = replace(planned.problem, trace=trace, profile=profile)
+        made = self.solver.under(problem, make_plan({}, "keep-all"))
+        if not fits(problem, made.program):
+            plan, digests = planned.plan, (digest(problem), digest(trace))
+            plan = make_plan(plan.by_gap, plan.policy, *digests, plan.by_op)
+            made = self.solver.under(problem, plan)
+            if not fits(problem, made.program):
+                return None
+        return replace(
+            planned,
+            problem=problem,
+            plan=made.plan,
+            program=made.program,
+            predicted=made.predicted,
+            in_core=made.in_core,
+            replanned=None,
+            note="",
+        )
 
     @gc_paused()
     def plan_for_calls(self, shares: Shares, planned: Planned) -> Planned:

@@ -34,6 +34,7 @@ from outcore.runtime.profiling import Profiling
 from outcore.runtime.ranks import naming_the_rank
 from outcore.runtime.registry import Registry
 from outcore.runtime.residency import Residency
+from outcore.runtime.resized import covers, scaled
 from outcore.runtime.shares import Shares
 from outcore.runtime.trial import Trial
 from outcore.units import format_bytes, format_seconds
@@ -129,6 +130,27 @@ class Plans:
             # Garbage counts as resident memory, and captures in this step may have left some.
             collected = self._residency.collect(again=True)
 
+    def lent(self, graph: PlannedGraph, inputs: Sequence[Any]) -> tuple[Planned, int] | None:
+        """The plan that the same graph has for larger sizes, for those of `graph`.
+
+        With the most external bytes with which it fits. None if there is no such plan, or it does
+        not fit what is held now. Of several, that for the smallest sizes is taken.
+        """
+        trace, given = graph.captured.trace, self._settings.given
+        alike = (g for g in self._registry.graphs if g.status.kind == graph.status.kind)
+        plans = [g.planned for g in alike if g is not graph and g.planned is not None]
+        lenders = [p for p in plans if p.layout is None and covers(p.problem.trace, trace)]
+        if not lenders or given.file is not None or given.rules:
+            return None
+        lender = min(lenders, key=lambda p: sum(b.nbytes for b in p.problem.trace.buffers))
+        profile = scaled(lender.problem.profile, lender.problem.trace, trace)
+        planned = self._made(graph, partial(self.planner.resized, planned=lender, profile=profile))
+        if planned is None:
+            return None
+        most = planned.external_bytes + planned.spare_bytes
+        fits = self._residency.external_bytes(graph, inputs) <= most
+        return (planned, most) if fits else None
+
     def forward_only_program(
         self, graph: PlannedGraph, resident_bytes: int, profiled: Program
     ) -> tuple[Program, int]:
@@ -150,6 +172,21 @@ class Plans:
             make = partial(self.planner.plan, profiled=profiled, lean=lean)
             planned = self._take(graph, self._made(graph, make))
         log.info("%s", self._announcement(graph, planned))
+        return planned
+
+    def resized(self, graph: PlannedGraph, profiled: Profiling) -> Planned | None:
+        """The plan that `profiled` ran (`lent`), with the workspaces measured; None if too large.
+
+        Raises SpillError or HostMemoryError if the outer tiers have no room.
+        """
+        lent, profile = profiled.lent, profiled.profile()
+        assert lent is not None  # noqa: S101 - the caller checked it
+        make = partial(self.planner.resized, planned=lent, profile=profile)
+        planned = self._made(graph, make)
+        if planned is None:
+            return None
+        planned = self._take(graph, planned)
+        log.info("as for larger sizes: %s", self._announcement(graph, planned))
         return planned
 
     def tighter(self, graph: PlannedGraph, planned: Planned) -> Planned:
@@ -245,8 +282,15 @@ class Plans:
             worker.dismiss()  # the planning worker waits: the step needs its memory
         self.bound_memory({graph: planned})  # first: pinning host memory uses device memory
         nbytes = {tier: planned.predicted.peak(tier) for tier in (Tier.HOST, Tier.DISK)}
-        others = (g.planned for g in self._registry.active() if g is not graph)
-        if not nbytes[Tier.HOST] and any(p and p.predicted.peak(Tier.HOST) for p in others):
+        others = [
+            (g, g.planned.predicted)
+            for g in self._registry.active()
+            if g is not graph and g.planned
+        ]
+        for other, timeline in others:  # sizes that take turns use the same memory
+            if other.status.kind == graph.status.kind and not self._registry.waiting(other):
+                nbytes = {tier: max(own, timeline.peak(tier)) for tier, own in nbytes.items()}
+        if not nbytes[Tier.HOST] and any(timeline.peak(Tier.HOST) for _, timeline in others):
             del nbytes[Tier.HOST]  # the reserved host memory of other plans stays
         try:
             self._driver.reserve(nbytes)

@@ -1,12 +1,14 @@
 """Profiling: measures a graph in its first steps, which run the floor program.
 
+If the same graph has a plan for larger sizes, they run that, and are fewer.
+
 One step (two on a GPU) is checked against the trace and metered; the next ones are timed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outcore.capture import Captured
 from outcore.execute import Driver, Executable, Instruments, build, checker
@@ -16,6 +18,7 @@ from outcore.ir.program import Program
 from outcore.ir.trace import Ref, Trace
 from outcore.measure import Reading, Stopwatch
 from outcore.runtime.calls import nbytes_of
+from outcore.runtime.planned import Planned
 from outcore.runtime.session import Visit
 
 TIMED_STEPS = 3
@@ -55,7 +58,10 @@ class Profiling:
     stopwatch: Stopwatch
     """Times of ops in timed steps."""
     most_resident_bytes: int
-    """The most external bytes with which the floor program fits the budget."""
+    """The most external bytes with which the program fits the budget."""
+    lent: Planned | None
+    """The plan for larger sizes that profiled steps run instead of the floor program. Times are
+    known then, and no steps are timed."""
     readings_left: int
     """Metered steps until one counts, that one included."""
     latest: Reading | None = None
@@ -90,7 +96,8 @@ class Profiling:
     @property
     def done(self) -> bool:
         """Whether enough was measured to plan."""
-        return self.workspace_bytes is not None and self.timed_steps >= TIMED_STEPS
+        timed = self.lent is not None or self.timed_steps >= TIMED_STEPS
+        return self.workspace_bytes is not None and timed
 
     @property
     def executable(self) -> Executable:
@@ -147,6 +154,8 @@ class Profiling:
     def profile(self) -> Profile:
         """The measured profile. Call it once `done` is true."""
         assert self.workspace_bytes is not None  # noqa: S101 - `done` says so
+        if self.lent is not None:
+            return replace(self.lent.problem.profile, workspace_bytes=self.workspace_bytes)
         seconds = self.stopwatch.seconds(len(self.trace.ops))
         return Profile(seconds, self.workspace_bytes, Source.MEASURED)
 
@@ -158,8 +167,11 @@ def begin_profiling(
     driver: Driver,
     readings: int,
     mark: Callable[[], object],
+    lent: Planned | None = None,
 ) -> Profiling:
-    """Build the floor program with its instruments; `readings` of its steps are to be metered.
+    """Build `program` with its instruments; `readings` of its steps are to be metered.
+
+    `program` is the floor program, or that of the plan `lent`.
 
     `mark` is called as each op begins and ends: these are the times for which the meter is read.
     """
@@ -181,5 +193,6 @@ def begin_profiling(
         first,
         stopwatch,
         most_resident_bytes,
+        lent,
         readings,
     )

@@ -1,0 +1,60 @@
+"""resized: what a plan for larger sizes says about the same graph at smaller ones.
+
+A plan names gaps: buffers and the ops around them. At other sizes these are the same, and if no
+buffer is larger, the plan needs no more memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from outcore.estimate import flops
+from outcore.ir.profile import Profile, Source
+from outcore.ir.trace import Trace
+
+
+def covers(larger: Trace, trace: Trace) -> bool:
+    """Whether `trace` has the ops and buffers of `larger`, and no buffer is larger.
+
+    Op by op, with the same buffers read and made, so that each plan for one is one for the other.
+    Linear in the number of ops and buffers.
+    """
+    return all(a == b for a, b in zip(_outline(larger), _outline(trace), strict=True)) and all(
+        most.nbytes >= each.nbytes and (most.role, most.borrowed) == (each.role, each.borrowed)
+        for most, each in zip(larger.buffers, trace.buffers, strict=True)
+    )
+
+
+def _outline(trace: Trace) -> Iterator[object]:
+    """What of a trace does not depend on sizes."""
+    yield len(trace.ops), len(trace.buffers), trace.boundary
+    yield [(op.target, op.phase, op.effects) for op in trace.ops]
+    yield trace.reads
+    yield trace.writes
+    for values in (trace.inputs, trace.tangents):
+        yield [trace.values[value].buffer for value in values]
+    for results in (trace.outputs, trace.gradients):
+        yield [trace.value_buffers(result) for result in results]
+    buffers = [value.buffer for value in trace.values]
+    yield [(d.op, buffers[d.source], buffers[d.target]) for d in trace.donations]
+
+
+def scaled(profile: Profile, larger: Trace, trace: Trace) -> Profile:
+    """An estimate of the profile of `trace`, from that of `larger`, which `covers` it.
+
+    The time of an op shrinks with its arithmetic, or with its bytes if it has none. Workspaces are
+    taken to be as large as they are for larger sizes.
+    """
+    work, most = _work(trace), _work(larger)
+    parts = (min(1.0, some / all_) if all_ else 1.0 for some, all_ in zip(work, most, strict=True))
+    seconds = tuple(s * part for s, part in zip(profile.seconds, parts, strict=True))
+    return Profile(seconds, profile.workspace_bytes, Source.ESTIMATED)
+
+
+def _work(trace: Trace) -> list[float]:
+    """Per op, its floating-point operations; if it has none, the bytes that it reads and makes."""
+    moved = (
+        sum(trace.buffers[b].nbytes for b in (*read, *made))
+        for read, made in zip(trace.reads, trace.writes, strict=True)
+    )
+    return [some or float(nbytes) for some, nbytes in zip(flops(trace), moved, strict=True)]
