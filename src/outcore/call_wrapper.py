@@ -40,15 +40,15 @@ RAN_UNCOMPILED = (
 )
 
 UNSEEN = (
-    "a training call reached no graph: torch.compile ran it as plain PyTorch, as it does after too "
-    "many input shapes, and the budget does not cover it. TORCH_LOGS=recompiles,graph_breaks shows "
-    "why"
+    "a training call reached no graph: torch.compile ran it as plain PyTorch, as it does once it "
+    "has compiled a function too often, and the budget does not cover it. "
+    "TORCH_LOGS=recompiles,graph_breaks shows why"
 )
 
 UNSEEN_PART = (
-    "a part of the model was called with more input shapes than torch.compile compiles: calls with "
-    "further shapes run as plain PyTorch, and the budget does not cover them. Pad its inputs to a "
-    "few sizes; TORCH_LOGS=recompiles shows what differs"
+    "a part of the model was called in more ways than torch.compile compiles: further ones run as "
+    "plain PyTorch, and the budget does not cover them. TORCH_LOGS=recompiles shows what differs "
+    "between calls"
 )
 
 UNCOMPILED = (
@@ -73,7 +73,7 @@ LOOKS = 2
 after more has been compiled."""
 
 LIMIT = "Dynamo recompile limit exceeded"
-"""Prefix of torch's counter for functions that it compiles for no more shapes."""
+"""Prefix of torch's counter for functions that it compiles no more."""
 
 CALLERS = 7
 """Stack levels from where a wrapper warns to where its model is called."""
@@ -81,8 +81,9 @@ CALLERS = 7
 NOT_TRACED = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 """Folders of code that torch never compiles by itself."""
 
-MOST_SHAPES = 64
-"""Input shapes that a wrapped model is compiled for; with any further shape it runs uncompiled.
+MOST_COMPILED = 64
+"""How often torch compiles a function of a wrapped model: other sizes do not count, other constants
+do. Calls that differ further run uncompiled.
 
 Before torch 2.13 this limit cannot be passed to torch.compile. There the limit is
 torch._dynamo.config.recompile_limit, 8.
@@ -136,7 +137,7 @@ class CallWrapper:
         model = self._model()
         assert model is not None  # noqa: S101 - it is being called
         if not torch.is_grad_enabled():
-            # Nothing to plan, and each new shape would count toward torch's limit on shapes.
+            # Nothing to plan, and it would count toward torch's limit on recompiles.
             return self._run_uncompiled(model, args, kwargs)
         if must_run_uncompiled():
             self._note_uncompiled(model)
@@ -305,7 +306,7 @@ def _trains(model: nn.Module) -> bool:
 
 
 def _limits() -> int:
-    """How many times torch refused to compile a function for yet another shape."""
+    """How many times torch refused to compile a function once more."""
     return sum(often for text, often in counters["unimplemented"].items() if text.startswith(LIMIT))
 
 
@@ -358,7 +359,7 @@ def _apart() -> dict[str, Any]:
     known = inspect.signature(torch.compile).parameters
     if "recompile_limit" not in known:
         return {}
-    return {"isolate_recompiles": True, "recompile_limit": MOST_SHAPES}
+    return {"isolate_recompiles": True, "recompile_limit": MOST_COMPILED}
 
 
 def _run(self: nn.Module, hooks: str, /, *args: Any, **kwargs: Any) -> Any:

@@ -356,7 +356,6 @@ class TestWrap:
             module(torch.ones(2, 4)).sum().backward()
         assert all(outcore.handle(module).engaged for module in modules)
 
-    @LIMITED
     def test_each_shape_has_a_plan_of_its_own(self) -> None:
         module = outcore.wrap(nn.Linear(4, 4), "1GiB", strict=True)
         for n in range(1, 11):
@@ -367,46 +366,46 @@ class TestWrap:
         assert not outcore.handle(module).notes
 
     @LIMITED
-    def test_past_the_most_shapes_it_runs_plainly(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(call_wrapper, "MOST_SHAPES", 2)
-        module = outcore.wrap(nn.Linear(4, 4), "1GiB")
-        for n in range(1, 3):
-            module(torch.ones(n, 4)).sum().backward()
+    def test_past_the_most_recompiles_it_runs_plainly(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(call_wrapper, "MOST_COMPILED", 2)
+        module = outcore.wrap(Named(), "1GiB")
+        for name in "ab":
+            module(torch.ones(2, 4), name).sum().backward()
         with pytest.warns(UserWarning, match="reached no graph"):
-            module(torch.ones(3, 4)).sum().backward()
-        module(torch.ones(4, 4)).sum().backward()  # no second warning
+            module(torch.ones(2, 4), "c").sum().backward()
+        module(torch.ones(2, 4), "d").sum().backward()  # no second warning
         engine = outcore.handle(module).engine
         assert engine is not None
         assert len(engine.graphs) == engine.steps.calls == 2
         assert outcore.handle(module).notes == [call_wrapper.UNSEEN]
 
     @LIMITED
-    def test_past_the_most_shapes_there_is_an_error_where_that_is_strict(
+    def test_past_the_most_recompiles_there_is_an_error_where_that_is_strict(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(call_wrapper, "MOST_SHAPES", 1)
-        module = outcore.wrap(nn.Linear(4, 4), "1GiB", strict=True)
-        module(torch.ones(1, 4)).sum().backward()
-        for n in range(2, 4):
+        monkeypatch.setattr(call_wrapper, "MOST_COMPILED", 1)
+        module = outcore.wrap(Named(), "1GiB", strict=True)
+        module(torch.ones(2, 4), "a").sum().backward()
+        for name in "bc":
             with pytest.raises(NotEngagedError) as caught:
-                module(torch.ones(n, 4))
-            assert "the budget does not cover all of Linear: a training call reached" in str(
+                module(torch.ones(2, 4), name)
+            assert "the budget does not cover all of Named: a training call reached" in str(
                 caught.value
             )
-        module(torch.ones(1, 4)).sum().backward()
+        module(torch.ones(2, 4), "a").sum().backward()
 
     @LIMITED
     @pytest.mark.parametrize("strict", [False, True])
-    def test_past_the_most_shapes_of_a_part_it_is_told(
+    def test_past_the_most_recompiles_of_a_part_it_is_told(
         self, monkeypatch: pytest.MonkeyPatch, *, strict: bool
     ) -> None:
-        """Like an expert that gets another number of tokens in each step."""
-
         class Mixed(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.outer, self.expert = nn.Linear(4, 4), Small()
-                self.tokens = 0
+                self.outer, self.expert = nn.Linear(4, 4), Named()
+                self.name = ""
 
             def forward(self, x: Tensor) -> Tensor:
                 y: Tensor = self.mixed(self.outer(x))
@@ -414,23 +413,23 @@ class TestWrap:
 
             @torch.compiler.disable(recursive=False)
             def mixed(self, x: Tensor) -> Tensor:
-                y: Tensor = self.expert(batch(0, self.tokens))
+                y: Tensor = self.expert(torch.ones(2, 4), self.name)
                 return y.sum() + x.sum()
 
-        monkeypatch.setattr(call_wrapper, "MOST_SHAPES", 3)
+        monkeypatch.setattr(call_wrapper, "MOST_COMPILED", 3)
         module = outcore.wrap(Mixed(), "1GiB", strict=strict)
         raised: list[str] = []
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            for n in range(1, 7):
-                module.tokens = n
+            for name in "abcdef":
+                module.name = name
                 try:
                     module(torch.ones(2, 4)).backward()
                 except NotEngagedError as error:
                     raised.append(str(error))
         warned = [str(each.message) for each in told]
         assert len(raised) == strict
-        found = [text for text in (*raised, *warned) if "called with more input shapes" in text]
+        found = [text for text in (*raised, *warned) if "called in more ways" in text]
         assert len(found) == 1
         assert call_wrapper.UNSEEN not in outcore.handle(module).notes
 
@@ -441,18 +440,18 @@ class TestWrap:
         class Experts(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.outer, self.expert = nn.Linear(4, 4), Small()
+                self.outer, self.expert = nn.Linear(4, 4), Named()
 
             def forward(self, x: Tensor) -> Tensor:
-                y: Tensor = self.outer(x).sum()
-                for n in range(1, 5):
+                y: Tensor = self.outer(x)
+                for name in "abcd":
                     torch._dynamo.graph_break()
-                    y = y + self.expert(batch(0, n)).sum()
-                return y
+                    y = y + self.expert(x, name)
+                return y.sum()
 
-        monkeypatch.setattr(call_wrapper, "MOST_SHAPES", 2)
+        monkeypatch.setattr(call_wrapper, "MOST_COMPILED", 2)
         module = outcore.wrap(Experts(), "1GiB")
-        with pytest.warns(UserWarning, match="a part of the model was called with more"):
+        with pytest.warns(UserWarning, match="a part of the model was called in more ways"):
             module(torch.ones(2, 4)).backward()
 
     def test_a_call_that_asks_for_no_gradient_itself_is_no_miss(self) -> None:
@@ -488,7 +487,7 @@ class TestWrap:
         assert said == f"outcore: {note}"
 
     def test_evaluation_uses_up_none_of_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(call_wrapper, "MOST_SHAPES", 2)
+        monkeypatch.setattr(call_wrapper, "MOST_COMPILED", 2)
         module = outcore.wrap(nn.Linear(4, 4), "1GiB", strict=True)
         plain = copy.deepcopy(module)
         for n in range(1, 6):
@@ -514,6 +513,18 @@ class TestWrap:
         engine = outcore.handle(module).engine
         assert engine is not None
         assert len(engine.graphs) == engine.steps.calls == 1 + len(shapes)
+
+
+class Named(nn.Module):
+    """A layer that torch compiles anew for each name that it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, name: str) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y * 2 if name == "z" else y
 
 
 class Counting(nn.Module):

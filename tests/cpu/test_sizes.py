@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 import warnings
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from outcore import Backend
 from outcore.capture import sizes
 from outcore.errors import CaptureError
+from outcore.runtime import by_size, planning
 from tests.cpu.test_pitfalls import run_in_threads
 from tests.cpu.training import PROFILED_STEPS, Broken, Small, batch, mean_square, same, snapshot
 
@@ -72,7 +74,7 @@ def test_a_smaller_last_batch_leaves_the_others_their_plan() -> None:
     usual, last = backend.engine.registry.statuses()
     assert usual.planned is not None
     assert usual.planned.plan.policy == "swap-all"
-    assert last.planned is None, "it came twice"
+    assert last.planned is not None, "at its second call"
 
 
 def test_a_part_of_a_tensor_whose_own_size_is_symbolic() -> None:
@@ -179,27 +181,140 @@ def test_inputs_that_overlap_in_one_call_only() -> None:
             assert torch.equal(mine[0], theirs[0])
 
 
-@pytest.mark.parametrize("strict", [True, False])
-def test_there_is_a_bound(monkeypatch: pytest.MonkeyPatch, *, strict: bool) -> None:
+def test_as_many_sizes_as_one_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph used longest ago is dropped, with what it holds; its plan is remembered."""
+    monkeypatch.setattr(by_size, "MOST_SIZES", 3)
+    backend = Backend(budget=MOVING, policy="swap-all", strict=True)
+    usual = [4] * (PROFILED_STEPS + 1)
+    alike(Small(), backend, [*usual, 3, 2, 5, 6, 7, 4], dynamic=True)
+    assert backend.engine is not None
+    gc.collect()
+    graphs = backend.engine.graphs
+    assert len(graphs) == 3
+    latest = max(graphs, key=lambda graph: graph.status.history.last_step)
+    assert latest.planned is not None, "the usual size: captured again, and given its plan"
+    assert not backend.report().notes
+
+
+def test_a_graph_with_an_outstanding_call_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_size, "MOST_SIZES", 2)
+    module, backend = nn.Linear(4, 4), Backend(budget="1GiB", strict=True)
+    plain = copy.deepcopy(module)
+    call = torch.compile(module, backend=backend, dynamic=True)
+    losses = [mean_square(call(torch.full((n, 4), 0.5))) for n in range(2, 7)]
+    expected = [mean_square(plain(torch.full((n, 4), 0.5))) for n in range(2, 7)]
+    for one, other in zip(losses, expected, strict=True):
+        one.backward()
+        other.backward()
+    assert same([snapshot(module, losses[0])], [snapshot(plain, expected[0])])
+    call(torch.ones(7, 4)).sum().backward()
+    gc.collect()
+    assert backend.engine is not None
+    assert len(backend.engine.graphs) == 5, "one came, and one went"
+
+
+def test_smaller_sizes_get_the_plan_of_larger_ones() -> None:
+    """Only the checked steps come first, and those run the plan already."""
+    backend = Backend(budget=MOVING, policy="swap-all", strict=True)
+    usual = [4] * (PROFILED_STEPS + 1)
+    alike(Small(), backend, [*usual, 3, 3, 1, 1, 4], dynamic=True)
+    assert backend.engine is not None
+    plans = [status.planned for status in backend.engine.registry.known()]
+    moves = [None if plan is None else len(plan.plan.moves) for plan in plans]
+    assert moves[0] == moves[1], "the plan of the usual size, at three rows"
+    assert moves[0]
+    assert moves[2] == 0, "one row fits as it is"
+    report = backend.report()
+    assert report.state == "planned"
+    assert report.measured_peak_bytes is not None
+    assert report.predicted_peak_bytes is not None
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes <= report.budget_bytes
+
+
+def test_larger_sizes_are_profiled() -> None:
+    backend = Backend(budget=MOVING, policy="swap-all", strict=True)
+    alike(Small(), backend, [*[3] * (PROFILED_STEPS + 1), 4, 4], dynamic=True)
+    assert backend.engine is not None
+    first, second = (status.planned for status in backend.engine.registry.known())
+    assert first is not None
+    assert second is None
+
+
+def test_a_plan_that_does_not_fit_after_all_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workspaces measured at the smaller size turn out to be too large for it."""
+    backend = Backend(budget=MOVING, policy="swap-all", strict=True)
+    fitting = planning.Planner.resized
+    calls: list[int] = []
+
+    def refused(self: Any, shares: Any, planned: Any, profile: Any) -> Any:
+        calls.append(1)
+        return None if len(calls) == 2 else fitting(self, shares, planned, profile)
+
+    monkeypatch.setattr(planning.Planner, "resized", refused)
+    usual, other = [4] * (PROFILED_STEPS + 1), [3] * (PROFILED_STEPS + 2)
+    alike(Small(), backend, [*usual, *other], dynamic=True)
+    assert len(calls) == 2
+    assert backend.engine is not None
+    assert all(status.planned for status in backend.engine.registry.known())
+
+
+def test_slices_of_all_are_not_traced() -> None:
+    """torch leaves them out of graphs with numbers: the first size keeps its plan."""
+
+    class Sliced(Small):
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = super().forward(x[:, slice(0, None)])
+            return y[slice(0, None), :]
+
+    backend = Backend(budget="1GiB", strict=True)
+    alike(Sliced(), backend, [4, 3, 4])
+    assert backend.engine is not None
+    first, _, again = (status.digest for status in backend.engine.registry.known())
+    assert first == again
+
+
+def test_new_sizes_under_autocast() -> None:
+    """What is described anew has its casts already."""
+    module = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 8))
+    plain, backend = copy.deepcopy(module), Backend(budget="1GiB", strict=True)
+    call = torch.compile(module, backend=backend, dynamic=True)
+    eager = torch.compile(plain, backend="aot_eager", dynamic=False)
+    for n in (4, 5, 1, 4):
+        with torch.autocast("cpu", torch.bfloat16):
+            found = step(module, call, n, torch.ones(n, 8))
+            assert same([found], [step(plain, eager, n, torch.ones(n, 8))]), n
+
+
+def beside(n: int) -> tuple[Tensor, Tensor]:
+    """Two parts of one tensor, so that one graph does not do for all sizes."""
+    whole = torch.ones(2 * n, 4)
+    return whole[:n], whole[n:]
+
+
+def test_there_is_a_bound_where_torch_compiles_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizes, "MOST_SIZES", 3)
-    module = nn.Linear(4, 4)
-    backend = Backend(budget="1GiB", strict=strict)
-    call = torch.compile(lambda x, n: module(x) * n, backend=backend, dynamic=True)
+    module, backend = nn.Linear(4, 4), Backend(budget="1GiB")
+    call = torch.compile(lambda x, y: module(x) * y, backend=backend, dynamic=True)
     for n in (2, 3, 4):
-        call(torch.ones(2, 4), n).sum().backward()
-    if strict:
-        with pytest.raises(CaptureError, match="more than 3 combinations of sizes; pad"):
-            call(torch.ones(2, 4), 5)
-    else:
-        with pytest.warns(UserWarning, match="more than 3 combinations of sizes; pad"):
-            call(torch.ones(2, 4), 5).sum().backward()
-        module.zero_grad()
-        call(torch.ones(2, 4), 6).sum().backward()
-        assert module.bias.grad is not None
-        assert bool((module.bias.grad == 12).all())
-    call(torch.ones(2, 4), 4).sum().backward()
+        call(*beside(n)).sum().backward()
+    with pytest.warns(UserWarning, match="more than 3 combinations of sizes; pad"):
+        call(*beside(5)).sum().backward()
+    module.zero_grad()
+    call(*beside(6)).sum().backward()
+    assert module.bias.grad is not None
+    assert bool((module.bias.grad == 6).all())
+    call(*beside(4)).sum().backward()
     assert backend.engine is not None
     assert len(backend.engine.graphs) == 3, "those that had come are as they were"
+
+
+def test_past_that_bound_strict_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "MOST_SIZES", 1)
+    module, backend = nn.Linear(4, 4), Backend(budget="1GiB", strict=True)
+    call = torch.compile(lambda x, y: module(x) * y, backend=backend, dynamic=True)
+    call(*beside(2)).sum().backward()
+    with pytest.raises(CaptureError, match="more than 1 combinations of sizes; pad"):
+        call(*beside(3))
 
 
 class Doubling(TorchFunctionMode):

@@ -184,7 +184,7 @@ def _is_number(node: Node) -> bool:
 
 
 def _takes_all(node: Node, args: Sequence[Any], made: Any) -> bool:
-    """Whether a call takes a slice of all, or undoes that: only with symbols does torch trace it."""
+    """Whether a call takes a slice of all, or undoes that. torch traces it only with symbols."""
     return node.target in (_SLICE, _SLICE_BACKWARD) and args[0].shape == made.shape
 
 

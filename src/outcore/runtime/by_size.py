@@ -61,8 +61,9 @@ class BySize:
         self._runners[key] = runner
         if len(self._runners) > MOST_SIZES:
             waiting = runner.engine.registry.waiting
-            idle = (k for k, r in self._runners.items() if k != key and not waiting(r.graph))
-            self._runners.pop(next(idle, key))
+            idle = [k for k, r in self._runners.items() if k != key and not waiting(r.graph)]
+            for oldest in idle[:1]:
+                del self._runners[oldest]
         return runner
 
     def _runner_of(self, stand_in: Any) -> Runner:
