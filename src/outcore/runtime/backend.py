@@ -227,11 +227,17 @@ class Backend:
             joint, reasons = fused(joint, num_fwd_outputs)
             self._note_unfused(reasons)
         try:
-            graph, (forward, backward) = self._graph(joint, joint_inputs, num_fwd_outputs, static)
+            graph = self._graph(joint, num_fwd_outputs, static)
         except CaptureError as error:
             self._refuse(error)
             return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs)
-        outside = shells(forward, backward, num_fwd_outputs, graph.captured.overwritten)
+        halves = default_partition(
+            joint,
+            joint_inputs,
+            num_fwd_outputs=num_fwd_outputs,
+            static_lifetime_input_indices=static,
+        )
+        outside = shells(*halves, num_fwd_outputs, graph.captured.overwritten)
         runner = Runner(graph, outside.saved_inputs)
         outside.forward.meta[KEY] = outside.backward.meta[KEY] = runner
         return outside.forward, outside.backward
@@ -262,16 +268,14 @@ class Backend:
             if self.options.fuse:
                 made, reasons = fused(made, outputs)
                 self._note_unfused(reasons)
-            return Runner(self._graph(made, (), outputs, static)[0], saved)
+            return Runner(self._graph(made, outputs, static), saved)
 
         by_size = BySize(symbolic, len(saved), make)
         outside.forward.meta[KEY] = outside.backward.meta[KEY] = by_size
         return outside.forward, outside.backward
 
-    def _graph(
-        self, joint: GraphModule, joint_inputs: Any, outputs: int, static: list[int]
-    ) -> tuple[PlannedGraph, tuple[GraphModule, GraphModule]]:
-        """The graph of `joint`, registered with the engine of its device, and its two halves.
+    def _graph(self, joint: GraphModule, outputs: int, static: list[int]) -> PlannedGraph:
+        """The graph of `joint`, registered with the engine of its device.
 
         Raises CaptureError if it cannot be planned.
         """
@@ -282,15 +286,19 @@ class Backend:
         engine = self._engine(captured.device)
         if any(op.target.startswith(CONDITION) for op in captured.trace.ops):
             self._note(BRANCHES)
-        forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=outputs)
-        fallback: Executable = in_core(
-            boxed(forward), boxed(backward), outputs, len(captured.constants)
-        )
+        constants = len(captured.constants)
+
+        def fallback() -> Executable:
+            forward, backward = default_partition(
+                joint, None, num_fwd_outputs=outputs, static_lifetime_input_indices=static
+            )
+            return in_core(boxed(forward), boxed(backward), outputs, constants)
+
         graph = PlannedGraph(engine, captured, fallback)
         engine.add(graph)
         self._note_capture(engine.steps.number)
         self.capture_seconds += time.perf_counter() - start
-        return graph, (forward, backward)
+        return graph
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

@@ -16,6 +16,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeGuard
 from weakref import WeakKeyDictionary, ref
 
@@ -56,9 +57,11 @@ class PlannedGraph:
     Only its runner holds it, so it is freed with the code that torch compiled.
     """
 
-    def __init__(self, engine: Engine, captured: Captured, fallback: Executable) -> None:
+    def __init__(
+        self, engine: Engine, captured: Captured, fallback: Callable[[], Executable]
+    ) -> None:
         self.engine, self.captured = engine, captured
-        self.fallback = fallback
+        self._fallback = fallback
         self.digest = digest(captured.trace)
         kind = tuple(op.target for op in captured.trace.ops)
         self.status = GraphStatus(kind=kind, digest=self.digest)
@@ -93,6 +96,11 @@ class PlannedGraph:
         """How often a kernel did not do what was captured."""
         self.recorded = 0
         """`Recorder.asked` when this graph was last recorded."""
+
+    @cached_property
+    def fallback(self) -> Executable:
+        """What runs the graph in-core."""
+        return self._fallback()
 
     @property
     def planned(self) -> Planned | None:
