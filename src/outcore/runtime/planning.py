@@ -182,16 +182,20 @@ class Planner:
         """The plan of the graph at larger sizes, `planned`, for its sizes, with its `profile`.
 
         If everything fits at its sizes, it is kept. Memory outside the graph is assumed to be what
-        it is at the larger sizes. None if the plan does not fit with `profile`.
+        it is at the larger sizes. A layout is not taken over: the allocator gets room instead. None
+        if the plan does not fit with `profile`.
         """
         trace = shares.graph.captured.trace
         problem = replace(planned.problem, trace=trace, profile=profile)
-        made = self.solver.under(problem, make_plan({}, "keep-all"))
+        made, room = self.solver.under(problem, make_plan({}, "keep-all")), 0
         if not fits(problem, made.program):
-            plan, digests = planned.plan, (digest(problem), digest(trace))
+            least = self.solver.settings.rooms[0]
+            room = planned.room_bytes if planned.layout is None else least
+            less = replace(problem, budget_bytes=problem.budget_bytes - room)
+            plan, digests = planned.plan, (digest(less), digest(trace))
             plan = make_plan(plan.by_gap, plan.policy, *digests, plan.by_op)
-            made = self.solver.under(problem, plan)
-            if not fits(problem, made.program):
+            made = self.solver.under(less, plan)
+            if not fits(less, made.program):
                 return None
         return replace(
             planned,
@@ -200,6 +204,8 @@ class Planner:
             program=made.program,
             predicted=made.predicted,
             in_core=made.in_core,
+            room_bytes=room,
+            layout=None,
             replanned=None,
             note="",
         )

@@ -139,7 +139,7 @@ class Plans:
         trace, given = graph.captured.trace, self._settings.given
         alike = (g for g in self._registry.graphs if g.status.kind == graph.status.kind)
         plans = [g.planned for g in alike if g is not graph and g.planned is not None]
-        lenders = [p for p in plans if p.layout is None and covers(p.problem.trace, trace)]
+        lenders = [p for p in plans if covers(p.problem.trace, trace)]
         if not lenders or given.file is not None or given.rules:
             return None
         lender = min(lenders, key=lambda p: sum(b.nbytes for b in p.problem.trace.buffers))
