@@ -471,9 +471,8 @@ class TestWrap:
             module(torch.ones(2, 4), teach=True)
         assert not outcore.handle(module).notes
 
-    @LIMITED
     def test_steps_of_which_none_is_like_another_are_told_of_once(self) -> None:
-        """A Python number in the model is a constant of the graph."""
+        """A Python number in the model is a size of the graph."""
         module = Counting()
         outcore.wrap(module, "1GiB")
         with warnings.catch_warnings(record=True) as caught:
@@ -481,7 +480,7 @@ class TestWrap:
             for step in range(24):
                 module.calls -= step % 8 == 7  # a repeat now and then changes nothing
                 module(torch.ones(2, 4)).sum().backward()
-        (said,) = [str(w.message) for w in caught if "captures new graphs" in str(w.message)]
+        (said,) = [str(w.message) for w in caught if "needs a new graph" in str(w.message)]
         assert "a counter in the model" in said
         (note,) = outcore.handle(module).report().notes
         assert said == f"outcore: {note}"

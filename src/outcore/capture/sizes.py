@@ -7,8 +7,8 @@ that is not possible, it is compiled anew for sizes that it has not had before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any, Final
 
@@ -70,7 +70,7 @@ class BySizes:
         self._once: Call | None = None
         """What is called for all sizes, unless inputs overlap: torch does not check that."""
         if not _overlapping(example_inputs):
-            with suppress(CaptureError):
+            with suppress(CaptureError), _as_capture_errors():
                 self._once = symbolic(module, example_inputs)
 
     def __call__(self, *args: Any) -> Any:
@@ -116,19 +116,26 @@ class BySizes:
         numbers = {i: _number(args[i]) for i in self._numbers}
         module = _with_numbers(self.module, numbers)
         others = [x for i, x in enumerate(args) if i not in numbers]
-        try:
+        with _as_capture_errors():
             call = self._compiled(module, others)
-        except (OutcoreError, MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # from torch, for example for a size that is read from data
-            what, *_ = str(error).splitlines() or [""]
-            reason = f"its sizes are not known before it runs ({type(error).__name__}: {what})"
-            raise CaptureError(reason=reason) from error
 
         def without_numbers(*args: Any) -> Any:
             return call(*(x for i, x in enumerate(args) if i not in numbers))
 
         return without_numbers
+
+
+@contextmanager
+def _as_capture_errors() -> Iterator[None]:
+    """Raise CaptureError for what torch cannot compile."""
+    try:
+        yield
+    except (OutcoreError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # for example for a size that is read from data
+        what, *_ = str(error).splitlines() or [""]
+        reason = f"its sizes are not known before it runs ({type(error).__name__}: {what})"
+        raise CaptureError(reason=reason) from error
 
 
 def _with_numbers(module: GraphModule, numbers: Mapping[int, float]) -> GraphModule:

@@ -310,16 +310,16 @@ class Backend:
             self._note(f"fuse: torch's compiler failed, so some ops run one by one ({first})")
 
     def _note_capture(self, step: int) -> None:
-        """Warn once if almost every step brings a new graph: none of them is ever planned."""
+        """Warn once if almost every step brings a new graph, which takes longer than the step."""
         latest = self._captured_at
         if step in latest or len(latest) == RESTLESS_STEPS:
             return
         latest[:] = [each for each in latest if each > step - OF_STEPS] + [step]
         if len(latest) == RESTLESS_STEPS:
             text = (
-                "torch captures new graphs in step after step, and outcore plans only graphs that "
-                "repeat: something differs each time, such as a counter in the model or the sizes "
-                "of inputs. TORCH_LOGS=recompiles shows what"
+                "step after step needs a new graph, which takes time: something differs each time, "
+                "such as the sizes of inputs (pad them to few) or a counter in the model "
+                "(TORCH_LOGS=recompiles,dynamic may show it)"
             )
             self.notes.append(text)
             warnings.warn(f"outcore: {text}", stacklevel=2)
