@@ -34,7 +34,7 @@ from outcore.runtime.profiling import Profiling
 from outcore.runtime.ranks import naming_the_rank
 from outcore.runtime.registry import Registry
 from outcore.runtime.residency import Residency
-from outcore.runtime.resized import covers, scaled
+from outcore.runtime.lending import covers, scaled
 from outcore.runtime.shares import Shares
 from outcore.runtime.trial import Trial
 from outcore.units import format_bytes, format_seconds
