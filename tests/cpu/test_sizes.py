@@ -441,3 +441,42 @@ def test_what_is_not_differentiated_is_left_to_torch() -> None:
             x = torch.rand(n, 4)
             assert torch.equal(call(x), module(x))
     assert backend.engine is None
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+@pytest.mark.parametrize("by", ["size", "factor"])
+def test_resampling_is_traced_once(monkeypatch: pytest.MonkeyPatch, mode: str, by: str) -> None:
+    """To a size that depends on another one, and by a factor."""
+
+    class Resampled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution = nn.Conv2d(3, 3, 3, stride=2, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            to: dict[str, Any] = {"size": x.shape[2:]} if by == "size" else {"scale_factor": 1.5}
+            made: Tensor = nn.functional.interpolate(self.convolution(x), **to, mode=mode)
+            return made
+
+    monkeypatch.setattr(sizes.BySizes, "_new_call", None)
+    module, backend = Resampled(), Backend(budget="1GiB", strict=True)
+    plain = copy.deepcopy(module)
+    call = torch.compile(module, backend=backend, dynamic=True)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for rows, side in ((2, 8), (3, 11), (2, 16), (4, 9)):
+            x = batch(0, rows, side)
+            assert same([step(module, call, 0, x)], [step(plain, plain, 0, x)]), (rows, side)
+    assert backend.engine is not None
+    assert len(backend.engine.graphs) == 4
+
+
+def test_torch_cannot_trace_symbolic_sizes() -> None:
+    """Then each combination of sizes is compiled by itself."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Softshrink())
+    plain, backend = copy.deepcopy(module), Backend(budget="1GiB", strict=True)
+    call = torch.compile(module, backend=backend, dynamic=True)
+    for rows in (2, 3, 2, 5):
+        x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(rows))
+        assert same([step(module, call, 0, x)], [step(plain, plain, 0, x)]), rows
+    assert backend.engine is not None
+    assert len(backend.engine.graphs) == 3

@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any, Final
 
 import torch
+from torch._dynamo.exc import RestartAnalysis
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -127,12 +128,12 @@ class BySizes:
 
 @contextmanager
 def _as_capture_errors() -> Iterator[None]:
-    """Raise CaptureError for what torch cannot compile."""
+    """Turn what torch raises, for example for a size that is read from data, into CaptureError."""
     try:
         yield
-    except (OutcoreError, MemoryError, torch.OutOfMemoryError):
+    except (OutcoreError, RestartAnalysis, MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # for example for a size that is read from data
+    except Exception as error:
         what, *_ = str(error).splitlines() or [""]
         reason = f"its sizes are not known before it runs ({type(error).__name__}: {what})"
         raise CaptureError(reason=reason) from error
