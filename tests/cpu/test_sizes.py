@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from outcore import Backend
-from outcore.capture import sizes
+from outcore.capture import Symbolic, sizes
 from outcore.errors import CaptureError
 from outcore.runtime import by_size, planning
 from tests.cpu.test_pitfalls import run_in_threads
@@ -480,3 +480,57 @@ def test_torch_cannot_trace_symbolic_sizes() -> None:
         assert same([step(module, call, 0, x)], [step(plain, plain, 0, x)]), rows
     assert backend.engine is not None
     assert len(backend.engine.graphs) == 3
+
+
+def test_more_outstanding_calls_than_graphs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_size, "MOST_SIZES", 3)
+    module, backend = nn.Linear(4, 4), Backend(budget="1GiB", strict=True)
+    plain = copy.deepcopy(module)
+    call = torch.compile(module, backend=backend, dynamic=True)
+    outstanding = [(call(batch_of(n)), plain(batch_of(n))) for n in (2, 3, 4, 5, 6, 7)]
+    assert backend.engine is not None
+    assert len(backend.engine.graphs) == 6
+    while outstanding:
+        ends = []
+        for results, of in zip(outstanding.pop(), (module, plain), strict=True):
+            of.zero_grad()
+            results.square().sum().backward()
+            ends.append(snapshot(of, results))
+        assert same(ends[:1], ends[1:])
+    del results
+    call(batch_of(8)).sum().backward()
+    assert len(backend.engine.graphs) == 3
+
+
+def batch_of(rows: int) -> Tensor:
+    return torch.randn(rows, 4, generator=torch.Generator().manual_seed(rows))
+
+
+def test_a_call_outlives_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may drop a graph whose forward call has begun."""
+    monkeypatch.setattr(by_size, "MOST_SIZES", 1)
+    monkeypatch.setattr(by_size, "_waits", lambda _: False)
+    module = nn.Linear(4, 4)
+    plain, backend = copy.deepcopy(module), Backend(budget="1GiB", strict=True)
+    call = torch.compile(module, backend=backend, dynamic=True)
+    losses = [call(batch_of(n)).square().sum() for n in (2, 3, 4)]
+    for loss, n in zip(losses, (2, 3, 4), strict=True):
+        loss.backward()
+        plain(batch_of(n)).square().sum().backward()
+    assert same([snapshot(module, loss)], [snapshot(plain, loss)])
+    del loss, losses
+    gc.collect()
+    assert backend.engine is not None
+    assert len(backend.engine.graphs) == 1
+
+
+def test_sizes_without_a_graph_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def at(_: Any, args: Any) -> Any:
+        tried.append(args)
+        raise CaptureError(reason="of a test")
+
+    monkeypatch.setattr(Symbolic, "at", at)
+    alike(nn.Sequential(nn.Conv2d(3, 3, 3)), Backend(budget="1GiB"), [2, 3, 2, 3], dynamic=True)
+    assert len(tried) == 2

@@ -72,7 +72,7 @@ def _by_sizes(op: OpOverload) -> Callable[..., Any]:
 
     def resampled(of: Tensor, sizes: Any, *corners_and_factors: Any) -> Any:
         *corners, factors = corners_and_factors
-        made = upsample_compute_output_size(of.shape, sizes, factors)
+        made: Any = upsample_compute_output_size(of.shape, sizes, factors)  # type: ignore[no-untyped-call]  # torch leaves it so
         return whole(of, made, *corners, *(factors or [None] * len(made)))
 
     return resampled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Final
@@ -9,10 +10,11 @@ from typing import Any, Final
 from outcore.capture import Sized, Symbolic, UnknownSizesError, as_dynamo_compiles
 from outcore.errors import CaptureError
 from outcore.runtime.runner import Runner
+from outcore.runtime.store import Stores
 
 MOST_SIZES: Final = 64
 """The most combinations of sizes whose graphs are kept: then the one used longest ago is dropped,
-with its plan, unless it has an outstanding call."""
+with its plan. Those with an outstanding call are kept."""
 
 
 class BySize:
@@ -26,8 +28,12 @@ class BySize:
         self, symbolic: Symbolic, saved_inputs: int, make: Callable[[Sized], Runner]
     ) -> None:
         self.symbolic, self.saved_inputs, self._make = symbolic, saved_inputs, make
-        self._runners: OrderedDict[Hashable, Runner] = OrderedDict()
-        """Runners by sizes, the one used longest ago first."""
+        self._runners: OrderedDict[Hashable, Runner | None] = OrderedDict()
+        """Runners by sizes, the one used longest ago first; None for sizes that have no graph."""
+        self._stores: Stores | None = None
+        """Those of the engine; None before the first call."""
+        self._lock = threading.Lock()
+        """Held while `_runners` is read or changed."""
 
     def __deepcopy__(self, _: dict[int, Any]) -> BySize:
         """Itself: as for Runner."""
@@ -36,37 +42,52 @@ class BySize:
     def forward(self, args: list[Any]) -> list[Any]:
         """As `Runner.forward`. Raises UnknownSizesError, before it does anything."""
         key = self.symbolic.key(args)
-        runner = self._runners.get(key)
-        if runner is None:
+        known, runner = self._find(key)
+        if not known:
             with as_dynamo_compiles():
-                runner = self._runners.get(key) or self._new(key, args)
-        self._runners.move_to_end(key)
+                known, runner = self._find(key)  # another thread may have made it meanwhile
+                if not known:
+                    runner = self._new(key, args)
+        if runner is None:
+            raise UnknownSizesError
         given = [args[i] for i in self.symbolic.given]
         args.clear()
-        return runner.forward(given)
+        results = runner.forward(given)
+        self._stores = runner.engine.stores
+        self._stores.find(results[-1]).runner = runner
+        return results
 
     def backward(self, args: list[Any]) -> tuple[Any, ...]:
         """As `Runner.backward`; the gradients of inputs that are numbers are None."""
-        runner = self._runner_of(args[self.saved_inputs])
+        assert self._stores is not None  # noqa: S101 - forward sets it
+        runner = self._stores.find(args[self.saved_inputs]).runner
         gradients: list[Any] = [None] * self.symbolic.inputs
         for position, gradient in zip(self.symbolic.given, runner.backward(args), strict=True):
             gradients[position] = gradient
         return tuple(gradients)
 
-    def _new(self, key: Hashable, args: list[Any]) -> Runner:
+    def _find(self, key: Hashable) -> tuple[bool, Runner | None]:
+        """Whether sizes have been called before, and the Runner for them."""
+        with self._lock:
+            known = key in self._runners
+            if known:
+                self._runners.move_to_end(key)
+            return known, self._runners.get(key)
+
+    def _new(self, key: Hashable, args: list[Any]) -> Runner | None:
         try:
             runner = self._make(self.symbolic.at(args))
-        except CaptureError as error:
-            raise UnknownSizesError from error
-        self._runners[key] = runner
-        if len(self._runners) > MOST_SIZES:
-            waiting = runner.engine.registry.waiting
-            idle = [k for k, r in self._runners.items() if k != key and not waiting(r.graph)]
-            for oldest in idle[:1]:
-                del self._runners[oldest]
+        except CaptureError:
+            runner = None
+        with self._lock:
+            self._runners[key] = runner
+            if len(self._runners) > MOST_SIZES:
+                idle = [k for k, r in self._runners.items() if k != key and not _waits(r)]
+                for each in idle[: len(self._runners) - MOST_SIZES]:
+                    del self._runners[each]
         return runner
 
-    def _runner_of(self, stand_in: Any) -> Runner:
-        engine = next(iter(self._runners.values())).engine
-        graph = engine.stores.find(stand_in).visit.owner()
-        return next(runner for runner in self._runners.values() if runner.graph is graph)
+
+def _waits(runner: Runner | None) -> bool:
+    """Whether calls of a Runner are outstanding."""
+    return runner is not None and bool(runner.engine.registry.waiting(runner.graph))

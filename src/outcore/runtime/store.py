@@ -32,6 +32,7 @@ class Store:
     `visit`: the record of the two calls. `lane`: what the copies go through. `crossing`: the
     tensors and other values that backward gets. `versions`: for each of these how often that tensor
     had been written as the forward call ended; None for what is not a tensor, or may change.
+    `runner`: what runs the backward call, if that may be dropped before (`BySize`).
     """
 
     visit: Visit
@@ -40,6 +41,7 @@ class Store:
     crossing: list[Any]
     versions: Sequence[int | None] = ()
     number: int = field(default_factory=lambda: next(_numbers))
+    runner: Any = None
 
     def check_versions(self) -> None:
         """Raise StepError if something that backward will read was overwritten since."""
@@ -62,7 +64,7 @@ class Store:
         """Drop everything held. Called once, from any thread, also from a finalizer."""
         self.lane.close()  # first, so that no copy holds what is freed below
         self.crossing.clear()
-        self.versions = ()
+        self.versions, self.runner = (), None
 
 
 class _Name(bytearray):
