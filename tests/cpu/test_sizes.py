@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 from outcore import Backend
 from outcore.capture import Symbolic, sizes
@@ -534,3 +535,19 @@ def test_sizes_without_a_graph_are_tried_once(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Symbolic, "at", at)
     alike(nn.Sequential(nn.Conv2d(3, 3, 3)), Backend(budget="1GiB"), [2, 3, 2, 3], dynamic=True)
     assert len(tried) == 2
+
+
+def test_checkpoints_with_dropout() -> None:
+    """torch's partitioner then has backward draw the same numbers again."""
+
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Dropout(0.3), nn.Conv2d(8, 3, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = checkpoint(self.inner, x, use_reentrant=False)
+            return made
+
+    backend = Backend(budget="1GiB", strict=True, policy="swap-all")
+    alike(Inside(), backend, [2, 3, 4, *[3] * (PROFILED_STEPS + 2), 2], dynamic=True)

@@ -30,7 +30,7 @@ from torch._higher_order_ops.triton_kernel_wrap import (
     triton_kernel_wrapper_mutation,
 )
 from torch._prims_common import clone_preserve_strides, suggest_memory_format
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -70,6 +70,7 @@ __all__ = [
     "must_run_uncompiled",
     "mutated_inputs",
     "normalized_by_cudnn",
+    "partition_later",
     "noticing_hooks",
     "plain",
     "runs_in_backward",
@@ -109,6 +110,21 @@ def default_partition(
         parts: tuple[GraphModule, GraphModule]
         parts = partitioners.default_partition(joint, joint_inputs, **options)
     return parts
+
+
+def partition_later(
+    joint: GraphModule, forward_outputs: int, static_inputs: Sequence[int]
+) -> tuple[GraphModule, GraphModule]:
+    """`default_partition` when AOTAutograd is done: torch's passes look for its fake tensor mode."""
+    described = (n.meta.get("val") for n in joint.graph.find_nodes(op="placeholder"))
+    mode = next(val.fake_mode for val in described if isinstance(val, FakeTensor))
+    with tracing(TracingContext(mode)):
+        return default_partition(
+            joint,
+            None,
+            num_fwd_outputs=forward_outputs,
+            static_lifetime_input_indices=list(static_inputs),
+        )
 
 
 _KERNELS = {

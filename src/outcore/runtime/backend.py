@@ -23,6 +23,7 @@ from outcore.capture import (
     Sized,
     Symbolic,
     aot_autograd,
+    as_dynamo_compiles,
     as_kernels,
     boxed,
     by_cudnn,
@@ -32,6 +33,7 @@ from outcore.capture import (
     fused,
     is_symbolic,
     is_within,
+    partition_later,
     passing,
     prepare,
     shells,
@@ -289,9 +291,8 @@ class Backend:
         constants = len(captured.constants)
 
         def fallback() -> Executable:
-            forward, backward = default_partition(
-                joint, None, num_fwd_outputs=outputs, static_lifetime_input_indices=static
-            )
+            with as_dynamo_compiles():
+                forward, backward = partition_later(joint, outputs, static)
             return in_core(boxed(forward), boxed(backward), outputs, constants)
 
         graph = PlannedGraph(engine, captured, fallback)
