@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_impls import op_implementations_dict
 from torch.nn.functional import hardshrink, interpolate, softshrink
 
 import outcore
@@ -76,9 +77,11 @@ def test_they_are_one_op_each(name: str) -> None:
 
 
 def test_torch_traces_as_before_afterwards() -> None:
-    op = ATEN.upsample_bilinear2d.vec
-    before = dict(op.py_kernels)
-    assert torch.DispatchKey.Autograd in before
+    op, key = ATEN.upsample_bilinear2d.vec, torch.DispatchKey.Autograd
+    before, described = dict(op.py_kernels), dict(op_implementations_dict)
+    assert key in before
     with as_kernels():
-        assert torch.DispatchKey.Autograd not in op.py_kernels
+        assert op.py_kernels[key] is not before[key]
+        assert ATEN.upsample_bilinear2d_backward.default in op_implementations_dict
     assert op.py_kernels == before
+    assert op_implementations_dict == described
