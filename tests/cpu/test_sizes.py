@@ -19,7 +19,9 @@ from torch.utils.checkpoint import checkpoint
 from outcore import Backend
 from outcore.capture import Symbolic, sizes
 from outcore.errors import CaptureError
-from outcore.runtime import by_size, planning
+from outcore.runtime import by_size
+from outcore.runtime.graph import PlannedGraph
+from outcore.runtime.plans import Plans
 from tests.cpu.test_pitfalls import run_in_threads
 from tests.cpu.training import PROFILED_STEPS, Broken, Small, batch, mean_square, same, snapshot
 
@@ -244,17 +246,15 @@ def test_larger_sizes_are_profiled() -> None:
 def test_a_plan_that_does_not_fit_after_all_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The workspaces measured at the smaller size turn out to be too large for it."""
     backend = Backend(budget=MOVING, policy="swap-all", strict=True)
-    fitting = planning.Planner.resized
-    calls: list[int] = []
+    asked: list[PlannedGraph] = []
 
-    def refused(self: Any, shares: Any, planned: Any, profile: Any) -> Any:
-        calls.append(1)
-        return None if len(calls) == 2 else fitting(self, shares, planned, profile)
+    def refused(_: Any, graph: PlannedGraph, __: Any) -> None:
+        asked.append(graph)
 
-    monkeypatch.setattr(planning.Planner, "resized", refused)
+    monkeypatch.setattr(Plans, "take_lent", refused)
     usual, other = [4] * (PROFILED_STEPS + 1), [3] * (PROFILED_STEPS + 2)
     alike(Small(), backend, [*usual, *other], dynamic=True)
-    assert len(calls) == 2
+    assert len(asked) == 1
     assert backend.engine is not None
     assert all(status.planned for status in backend.engine.registry.known())
 

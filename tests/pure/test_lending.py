@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from outcore.ir.plan import make_plan
 from outcore.ir.profile import Source
-from outcore.ir.trace import Trace
+from outcore.ir.trace import Role, Trace
 from outcore.ir.verify_plan import verify_plan
 from outcore.ir.verify_program import verify_program
 from outcore.lower import lower
@@ -18,9 +18,19 @@ from tests.pure.strategies import planned, problems, traces
 
 
 def resized(trace: Trace, sizes: list[int]) -> Trace:
-    """The trace with these sizes of its buffers, in turn."""
+    """The trace with these sizes of its buffers, in turn, except for those of weights."""
     pairs = zip(trace.buffers, sizes * len(trace.buffers), strict=False)
-    return replace(trace, buffers=tuple(replace(b, nbytes=n) for b, n in pairs))
+    weights = Role.PARAM, Role.STATE
+    made = (b if b.role in weights else replace(b, nbytes=n) for b, n in pairs)
+    return replace(trace, buffers=tuple(made))
+
+
+@given(traces())
+def test_weights_of_another_size_are_another_network(trace: Trace) -> None:
+    weights = [b for b in trace.buffers if b.role in (Role.PARAM, Role.STATE) and b.nbytes]
+    assume(weights)
+    less = tuple(replace(b, nbytes=b.nbytes // 2) if b in weights else b for b in trace.buffers)
+    assert not covers(trace, replace(trace, buffers=less))
 
 
 @given(traces(), st.lists(st.integers(0, 1 << 20), min_size=1))

@@ -27,6 +27,7 @@ from outcore.ir.store import digest
 from outcore.ir.verify import verify_trace
 from outcore.measure import Reading, says_memory
 from outcore.runtime.execution import PlannedExecution
+from outcore.runtime.lending import Origin, weights_of
 from outcore.runtime.observations import Observations
 from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.planned import Planned
@@ -82,6 +83,9 @@ class PlannedGraph:
         """State of the other graphs (`_how_others_stand`) when this one last found no plan and
         waited for some of them. It does not try again until that state changes or the wait ends.
         None: no such attempt."""
+        self.origin: Origin | None = None
+        """What tells it apart from other graphs, but not from the same graph at other sizes. None
+        before its first call."""
         self.may_borrow = True
         """Whether it may be profiled with the plan that the graph has for larger sizes. False once
         that turned out to need too much memory."""
@@ -198,20 +202,25 @@ class PlannedGraph:
         if not own and self.execution is not None:
             self._leave_layout(self.execution)
         self.engine.observer.called(self, own, inputs)
+        self.origin = self.origin or self._origin(inputs)
         waiting = 1 + own
         self.status.most_outstanding = max(self.status.most_outstanding, waiting)
         if self.retired:
             return self.fallback
         if self.execution is not None:
             return self._followed(self.execution, waiting, inputs)
-        if self.profiling is None:
-            try:
-                self.profiling = self._begin(inputs)
-            except InfeasibleError as error:
-                if self.engine.contention.make_room(self, error):
-                    error.add_note(AGAIN)
-                raise
-        return self._profiled(self.profiling, own, inputs)
+        profiling = self._begun(inputs) if self.profiling is None else self.profiling
+        return self._profiled(profiling, own, inputs)
+
+    def _begun(self, inputs: list[Any]) -> Profiling:
+        """As `_begin`, as the first attempt of a call: if nothing fits, others may make room."""
+        try:
+            self.profiling = self._begin(inputs)
+        except InfeasibleError as error:
+            if self.engine.contention.make_room(self, error):
+                error.add_note(AGAIN)
+            raise
+        return self.profiling
 
     def _profiled(self, profiling: Profiling, own: int, inputs: list[Any]) -> Executable:
         """The executable while the graph has no plan; once enough is known, that of a new plan.
@@ -234,7 +243,7 @@ class PlannedGraph:
         if not profiling.done or self._follows_the_unplanned(profiling):
             return self._unplanned(profiling, resident)
         if profiling.lent is not None:
-            return self._resized(profiling, inputs)
+            return self._lent(profiling, inputs, fits=fits)
         return self._first(profiling, resident)
 
     def _first(self, profiling: Profiling, resident: int) -> Executable:
@@ -260,14 +269,13 @@ class PlannedGraph:
         self.observed.met = None
         return profiling.executable
 
-    def _resized(self, profiling: Profiling, inputs: list[Any]) -> Executable:
-        """The executable of the plan lent by larger sizes. If it is too large, profile anew."""
-        planned = self.engine.plans.resized(self, profiling)
+    def _lent(self, profiling: Profiling, inputs: list[Any], *, fits: bool) -> Executable:
+        """The executable of the plan lent by larger sizes. If it does not fit, profile anew."""
+        planned = self.engine.plans.take_lent(self, profiling) if fits else None
         if planned is not None:
             return self.settle(planned).executable
-        self.may_borrow = False
-        self.profiling = self._begin(inputs)
-        return self.profiling.executable
+        self.may_borrow, self.profiling = False, None
+        return self._begun(inputs).executable
 
     def _unplanned(self, profiling: Profiling, resident_bytes: int) -> Executable:
         """The profiling executable; the one of `Keeping` if no backward calls come and it fits."""
@@ -362,6 +370,12 @@ class PlannedGraph:
         if trial is None or not trial.done:
             return execution
         return self.settle(self.engine.plan_after(self, trial))
+
+    def _origin(self, inputs: list[Any]) -> Origin:
+        beside = (g for g in self.engine.registry.outstanding(self) if g.origin is not None)
+        weights = weights_of(self.captured.trace, inputs)
+        around = frozenset((g.status.kind, g.origin.weights) for g in beside if g.origin)
+        return Origin(self.status.kind, self.status.place, weights, around)
 
     def _begin(self, inputs: list[Any]) -> Profiling:
         """Begin to profile. Raises InfeasibleError if not even the floor program fits."""

@@ -1,33 +1,58 @@
-"""resized: what a plan for larger sizes says about the same graph at smaller ones.
+"""lending: what a plan for larger sizes says about the same graph at smaller ones.
 
-A plan names gaps: buffers and the ops around them. At other sizes these are the same, and if no
-buffer is larger, the plan needs no more memory.
+A plan names gaps: buffers and the ops around them. At other sizes these are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from outcore.estimate import flops
 from outcore.ir.profile import Profile, Source
-from outcore.ir.trace import Trace
+from outcore.ir.trace import Role, Trace
+
+_WEIGHTS = Role.PARAM, Role.STATE
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The place of a graph in the model and in the step, whatever its sizes."""
+
+    kind: tuple[str, ...]
+    """As `GraphStatus.kind`."""
+    place: int
+    """As `GraphStatus.place`."""
+    weights: tuple[int, ...]
+    """Addresses of its parameters and module buffers."""
+    around: frozenset[tuple[tuple[str, ...], tuple[int, ...]]]
+    """Kind and weights of the graphs whose calls were outstanding at its first call."""
+
+
+def weights_of(trace: Trace, inputs: Sequence[Any]) -> tuple[int, ...]:
+    """Addresses of the parameters and module buffers among the forward `inputs`."""
+    roles = (trace.buffers[trace.values[value].buffer].role for value in trace.inputs)
+    pairs = zip(inputs, roles, strict=False)  # constants come last, and are not passed
+    return tuple(given.data_ptr() for given, role in pairs if role in _WEIGHTS)
 
 
 def covers(larger: Trace, trace: Trace) -> bool:
     """Whether `trace` has the ops and buffers of `larger`, and no buffer is larger.
 
     Op by op, with the same buffers read and made, so that each plan for one is one for the other.
-    Linear in the number of ops and buffers.
+    Parameters have the same size. Linear in the number of ops and buffers.
     """
     return all(a == b for a, b in zip(_outline(larger), _outline(trace), strict=True)) and all(
-        most.nbytes >= each.nbytes and (most.role, most.borrowed) == (each.role, each.borrowed)
-        for most, each in zip(larger.buffers, trace.buffers, strict=True)
+        most.nbytes >= each.nbytes for most, each in zip(larger.buffers, trace.buffers, strict=True)
     )
 
 
 def _outline(trace: Trace) -> Iterator[object]:
     """What of a trace does not depend on sizes."""
-    yield len(trace.ops), len(trace.buffers), trace.boundary
+    yield len(trace.ops), trace.boundary
+    sizes = (b.nbytes if b.role in _WEIGHTS else None for b in trace.buffers)
+    yield [(b.role, b.borrowed, size) for b, size in zip(trace.buffers, sizes, strict=True)]
     yield [(op.target, op.phase, op.effects) for op in trace.ops]
     yield trace.reads
     yield trace.writes

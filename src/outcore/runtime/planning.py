@@ -27,9 +27,10 @@ from outcore.ir.memory import fits, held_bytes, pause_bytes, peak, retained_byte
 from outcore.ir.plan import make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
-from outcore.ir.program import Program
+from outcore.ir.program import Free, Program
 from outcore.ir.store import digest
 from outcore.ir.timeline import Timeline
+from outcore.ir.trace import Trace
 from outcore.lower import lower
 from outcore.policies import Policy, floor_plan, lean_plans, leanest_plan
 from outcore.policies.chen import ChenSqrt
@@ -178,37 +179,53 @@ class Planner:
         return replace(planned, profiled=taken)
 
     @gc_paused()
-    def resized(self, shares: Shares, planned: Planned, profile: Profile) -> Planned | None:
-        """The plan of the graph at larger sizes, `planned`, for its sizes, with its `profile`.
+    def lent(
+        self, shares: Shares, lender: Planned, profile: Profile, leaving_bytes: int
+    ) -> tuple[Planned, int] | None:
+        """The plan `lender`, which is for larger sizes, for the sizes of the graph of `shares`.
 
-        If everything fits at its sizes, it is kept. Memory outside the graph is assumed to be what
-        it is at the larger sizes. A layout is not taken over: the allocator gets room instead. None
-        if the plan does not fit with `profile`.
+        Also the bytes that its checked steps leave of the budget. They hold inputs until the call
+        comes back. `profile` is for the graph's sizes; `leaving_bytes` are left to later graphs
+        while it waits. If everything fits at its sizes, it is kept. What is held outside the graph
+        is taken to be as at the larger sizes. A layout is not taken over: the allocator gets room
+        instead. None if checked steps do not fit.
         """
-        trace = shares.graph.captured.trace
-        problem = replace(planned.problem, trace=trace, profile=profile)
-        made, room = self.solver.under(problem, make_plan({}, "keep-all")), 0
-        if not fits(problem, made.program):
-            least = self.solver.settings.rooms[0]
-            room = planned.room_bytes if planned.layout is None else least
-            less = replace(problem, budget_bytes=problem.budget_bytes - room)
-            plan, digests = planned.plan, (digest(less), digest(trace))
-            plan = make_plan(plan.by_gap, plan.policy, *digests, plan.by_op)
-            made = self.solver.under(less, plan)
-            if not fits(less, made.program):
-                return None
-        return replace(
-            planned,
-            problem=problem,
-            plan=made.plan,
-            program=made.program,
-            predicted=made.predicted,
-            in_core=made.in_core,
-            room_bytes=room,
-            layout=None,
-            replanned=None,
-            note="",
+        captured, solver = shares.graph.captured, self.solver
+        trace, capacity = captured.trace, lender.problem.hardware.capacity
+        host, disk = (shares.outer(tier, capacity(tier)) for tier in (Tier.HOST, Tier.DISK))
+        problem = replace(
+            lender.problem,
+            trace=trace,
+            profile=profile,
+            host_budget_bytes=host,
+            disk_budget_bytes=disk,
         )
+        between = max(problem.between_bytes, leaving_bytes)
+        least = solver.settings.rooms[0]
+        room = lender.room_bytes if lender.layout is None else least
+        plan, digests = lender.plan, (digest(problem), digest(trace))
+        moving = make_plan(plan.by_gap, plan.policy, *digests, plan.by_op)
+        for plan, left in ((make_plan({}, "keep-all"), 0), (moving, room)):
+            less = replace(problem, budget_bytes=problem.budget_bytes - left, between_bytes=between)
+            made = solver.under(less, plan)
+            held = checked_bytes(trace, made.program, lender.external.gone, captured.overwritten)
+            spare = less.budget_bytes - peak(less, made.program, Tier.DEVICE).nbytes - held
+            if fits(less, made.program) and spare >= 0:
+                lent = replace(
+                    lender,
+                    problem=problem,
+                    plan=plan,
+                    program=made.program,
+                    predicted=simulate(problem, made.program),
+                    in_core=made.in_core,
+                    profiled=None,
+                    room_bytes=left,
+                    layout=None,
+                    replanned=None,
+                    note="",
+                )
+                return lent, spare
+        return None
 
     @gc_paused()
     def plan_for_calls(self, shares: Shares, planned: Planned) -> Planned:
@@ -570,6 +587,23 @@ def _forward_peak_bytes(problem: Problem, program: Program) -> int:
     """The device peak of the forward call alone."""
     held = held_bytes(problem, program, Tier.DEVICE)
     return max(held[: program.boundary], default=0)
+
+
+def checked_bytes(
+    trace: Trace, program: Program, gone: Iterable[int], overwritten: Iterable[int]
+) -> int:
+    """Bytes that a checked step holds in addition to what `program` holds.
+
+    To be able to begin again, it holds all inputs until the call comes back, and copies of those
+    that AOTAutograd overwrites (at positions `overwritten`). `gone` are inputs that nothing else
+    holds.
+    """
+    actions = (instruction.action for instruction in program.body)
+    freed = {x.slot for x in actions if isinstance(x, Free)} & {*program.arguments}
+    let_go = {program.slots[slot].buffer for slot in freed}.union(gone)
+    given = [trace.values[value].buffer for value in trace.inputs]
+    held = [*let_go.intersection(given), *(given[position] for position in overwritten)]
+    return sum(trace.buffers[buffer].nbytes for buffer in held)
 
 
 def left_bytes(planned: Planned) -> int:

@@ -21,22 +21,24 @@ from outcore import worker
 from outcore.errors import HostMemoryError, InfeasibleError, OutcoreError, SpillError
 from outcore.execute import Driver
 from outcore.ir.hardware import Tier
+from outcore.ir.memory import fits
 from outcore.ir.program import Program
 from outcore.runtime.announce import announcement
 from outcore.runtime.drift import Drift
 from outcore.runtime.graph import PlannedGraph
+from outcore.runtime.lending import covers, scaled
 from outcore.runtime.margin import margin_bytes
 from outcore.runtime.metering import Metering
 from outcore.runtime.options import Settings
 from outcore.runtime.planned import Planned
-from outcore.runtime.planning import Planner
+from outcore.runtime.planning import Planner, left_bytes
 from outcore.runtime.profiling import Profiling
 from outcore.runtime.ranks import naming_the_rank
 from outcore.runtime.registry import Registry
 from outcore.runtime.residency import Residency
-from outcore.runtime.lending import covers, scaled
 from outcore.runtime.shares import Shares
 from outcore.runtime.trial import Trial
+from outcore.simulate import simulate
 from outcore.units import format_bytes, format_seconds
 
 T = TypeVar("T")
@@ -133,23 +135,38 @@ class Plans:
     def lent(self, graph: PlannedGraph, inputs: Sequence[Any]) -> tuple[Planned, int] | None:
         """The plan that the same graph has for larger sizes, for those of `graph`.
 
-        With the most external bytes with which it fits. None if there is no such plan, or it does
-        not fit what is held now. Of several, that for the smallest sizes is taken.
+        With the most external bytes with which its checked steps fit. None if there is no such
+        plan, or it does not fit beside what is held now. Of several, that for the smallest sizes is
+        taken. Not for graphs with several outstanding calls, or whose backward calls are repeated.
         """
         trace, given = graph.captured.trace, self._settings.given
-        alike = (g for g in self._registry.graphs if g.status.kind == graph.status.kind)
-        plans = [g.planned for g in alike if g is not graph and g.planned is not None]
-        lenders = [p for p in plans if covers(p.problem.trace, trace)]
-        if not lenders or given.file is not None or given.rules:
+        if given.file is not None or given.rules or graph.status.most_outstanding > 1:
             return None
-        lender = min(lenders, key=lambda p: sum(b.nbytes for b in p.problem.trace.buffers))
+        lenders = [
+            (sum(buffer.nbytes for buffer in planned.problem.trace.buffers), planned)
+            for each in self._registry.graphs
+            if (planned := each.planned) is not None
+            and each is not graph
+            and each.origin == graph.origin
+            and planned.calls == 1
+            and planned.retaining_bytes is None
+            and covers(planned.problem.trace, trace)
+        ]
+        if not lenders:
+            return None
+        _, lender = min(lenders, key=lambda pair: pair[0])
+        others = any(each.status.kind != graph.status.kind for each in self._registry.graphs)
+        leaving = left_bytes(lender) if others else 0
         profile = scaled(lender.problem.profile, lender.problem.trace, trace)
-        planned = self._made(graph, partial(self.planner.resized, planned=lender, profile=profile))
-        if planned is None:
+        make = partial(self.planner.lent, lender=lender, profile=profile, leaving_bytes=leaving)
+        found = self._made(graph, make)
+        if found is None:
             return None
-        most = planned.external_bytes + planned.spare_bytes
-        fits = self._residency.external_bytes(graph, inputs) <= most
-        return (planned, most) if fits else None
+        planned, spare = found
+        resident = self._residency.resident_bytes()
+        self._driver.bound_memory(resident, self._settings.budget_bytes)
+        most = planned.external_bytes + spare
+        return (planned, most) if self._residency.external_bytes(graph, inputs) <= most else None
 
     def forward_only_program(
         self, graph: PlannedGraph, resident_bytes: int, profiled: Program
@@ -174,18 +191,18 @@ class Plans:
         log.info("%s", self._announcement(graph, planned))
         return planned
 
-    def resized(self, graph: PlannedGraph, profiled: Profiling) -> Planned | None:
+    def take_lent(self, graph: PlannedGraph, profiled: Profiling) -> Planned | None:
         """The plan that `profiled` ran (`lent`), with the workspaces measured; None if too large.
 
         Raises SpillError or HostMemoryError if the outer tiers have no room.
         """
-        lent, profile = profiled.lent, profiled.profile()
+        lent = profiled.lent
         assert lent is not None  # noqa: S101 - the caller checked it
-        make = partial(self.planner.resized, planned=lent, profile=profile)
-        planned = self._made(graph, make)
-        if planned is None:
+        problem = replace(lent.problem, profile=profiled.profile())
+        if not fits(problem, lent.program):
             return None
-        planned = self._take(graph, planned)
+        predicted = simulate(problem, lent.program)
+        planned = self._take(graph, replace(lent, problem=problem, predicted=predicted))
         log.info("as for larger sizes: %s", self._announcement(graph, planned))
         return planned
 
@@ -281,24 +298,32 @@ class Plans:
         if self._device.type == "cpu":
             worker.dismiss()  # the planning worker waits: the step needs its memory
         self.bound_memory({graph: planned})  # first: pinning host memory uses device memory
-        nbytes = {tier: planned.predicted.peak(tier) for tier in (Tier.HOST, Tier.DISK)}
-        others = [
-            (g, g.planned.predicted)
-            for g in self._registry.active()
-            if g is not graph and g.planned
-        ]
-        for other, timeline in others:  # sizes that take turns use the same memory
-            if other.status.kind == graph.status.kind and not self._registry.waiting(other):
-                nbytes = {tier: max(own, timeline.peak(tier)) for tier, own in nbytes.items()}
-        if not nbytes[Tier.HOST] and any(timeline.peak(Tier.HOST) for _, timeline in others):
-            del nbytes[Tier.HOST]  # the reserved host memory of other plans stays
         try:
-            self._driver.reserve(nbytes)
+            self._reserve(graph, planned)
         except OutcoreError:
             self.bound_memory()  # the previous plans stay in force
             raise
         self._remember((graph.digest, graph.status.place), planned)
         return planned
+
+    def _reserve(self, graph: PlannedGraph, planned: Planned) -> None:
+        """Reserve room for `planned` in the outer tiers. Raises SpillError or HostMemoryError.
+
+        Sizes that take turns use the same host memory. So as much of it is kept as the most that
+        one of them needs, if that is possible.
+        """
+        nbytes = {tier: planned.predicted.peak(tier) for tier in (Tier.HOST, Tier.DISK)}
+        others = [g for g in self._registry.active() if g is not graph]
+        held = {g: g.planned.predicted.peak(Tier.HOST) for g in others if g.planned}
+        if not nbytes[Tier.HOST] and any(held.values()):
+            del nbytes[Tier.HOST]  # the reserved host memory of other plans stays
+        kind, waiting = graph.status.kind, self._registry.waiting
+        turns = [n for g, n in held.items() if g.status.kind == kind and not waiting(g)]
+        most = max(turns, default=0)
+        if most > nbytes.get(Tier.HOST, most):
+            with contextlib.suppress(OutcoreError):
+                return self._driver.reserve(nbytes | {Tier.HOST: most})
+        return self._driver.reserve(nbytes)
 
     def _remember(self, key: tuple[str, int], planned: Planned) -> None:
         self._metering.forget_peak()

@@ -50,9 +50,9 @@ class Profiling:
     """Op that runs inner graphs, such as the branches of a condition -> the least bytes of its
     workspace. A step may not run all of them, so the meter may see less."""
     checked: Executable
-    """The floor program that checks each op against the trace, with timers."""
+    """The program with timers, which checks each op against the trace."""
     timed: Executable
-    """The floor program with timers only."""
+    """The program with timers only."""
     first: Stopwatch
     """Times of ops in checked steps, by which the meter's events are assigned to ops."""
     stopwatch: Stopwatch
@@ -60,8 +60,8 @@ class Profiling:
     most_resident_bytes: int
     """The most external bytes with which the program fits the budget."""
     lent: Planned | None
-    """The plan for larger sizes that profiled steps run instead of the floor program. Times are
-    known then, and no steps are timed."""
+    """The plan for larger sizes that profiled steps run instead of the floor program; None if they
+    run that. With it, times are estimated, and no steps are timed."""
     readings_left: int
     """Metered steps until one counts, that one included."""
     latest: Reading | None = None
