@@ -213,7 +213,7 @@ def test_a_graph_with_an_outstanding_call_is_not_dropped(monkeypatch: pytest.Mon
     call(torch.ones(7, 4)).sum().backward()
     gc.collect()
     assert backend.engine is not None
-    assert len(backend.engine.graphs) == 5, "one came, and one went"
+    assert len(backend.engine.graphs) == 2, "once one came, those that had come back went"
 
 
 def test_smaller_sizes_get_the_plan_of_larger_ones() -> None:

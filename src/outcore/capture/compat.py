@@ -115,7 +115,7 @@ def default_partition(
 def partition_later(
     joint: GraphModule, forward_outputs: int, static_inputs: Sequence[int]
 ) -> tuple[GraphModule, GraphModule]:
-    """`default_partition` when AOTAutograd is done: passes of torch look for the fake tensor mode."""
+    """`default_partition` after AOTAutograd is done: torch's passes look for the fake mode."""
     described = (n.meta.get("val") for n in joint.graph.find_nodes(op="placeholder"))
     mode = next(val.fake_mode for val in described if isinstance(val, FakeTensor))
     with tracing(TracingContext(mode)):

@@ -1,0 +1,189 @@
+"""A graph at smaller sizes runs the plan that it has for larger ones, within the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from outcore import Backend
+from outcore.ir.profile import Source
+from outcore.measure import Reading
+from outcore.runtime.graph import PlannedGraph
+from outcore.runtime.planned import Planned
+from outcore.runtime.planning import left_bytes
+from outcore.runtime.session import Visit
+from tests.cpu.training import PROFILED_STEPS, mean_square
+
+BUDGET = 8 << 20
+LARGE, SMALL = 16000, 14000
+LAYERS, SIDES = 12, 16
+
+
+class Scaled(nn.Module):
+    """Layers that each save a map of `SIDES` times as many numbers as the input has."""
+
+    def __init__(self, sides: int = SIDES) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList(torch.rand(sides, 1) for _ in range(LAYERS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for scale in self.scales:
+            x = torch.sigmoid(x * scale)
+        return x.square().mean()
+
+
+class Reduced(Scaled):
+    """The same after a large input, which is read only there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.view(8, SIDES, -1).mean(0))
+
+
+@pytest.fixture
+def peaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[bool, int]]]:
+    """For each metered step of a graph, whether it ran a plan that was lent, and its peak."""
+    found: list[tuple[bool, int]] = []
+    metered = PlannedGraph.metered
+
+    def noted(self: PlannedGraph, reading: Reading, visit: Visit) -> None:
+        lent = self.profiling is not None and self.profiling.lent is not None
+        found.append((lent, reading.peak_bytes()))
+        metered(self, reading, visit)
+
+    monkeypatch.setattr(PlannedGraph, "metered", noted)
+    return found
+
+
+def plans(backend: Backend) -> list[Planned | None]:
+    assert backend.engine is not None
+    return [status.planned for status in backend.engine.registry.known()]
+
+
+def backend_of(budget: int = BUDGET) -> Backend:
+    return Backend(budget=budget, policy="swap-all", strict=True)
+
+
+def test_a_checked_step_of_it_is_within_the_budget(peaks: list[tuple[bool, int]]) -> None:
+    backend = backend_of()
+    call = torch.compile(Scaled(), backend=backend, dynamic=True)
+    for n in [LARGE] * (PROFILED_STEPS + 1) + [SMALL] * 3:
+        call(torch.full((1, n), 0.5)).backward()
+    large, small = plans(backend)
+    assert large is not None
+    assert small is not None
+    assert small.problem.profile.source is Source.ESTIMATED
+    assert small.plan.choices == large.plan.choices
+    assert max(peak for lent, peak in peaks if lent) <= BUDGET
+    report = backend.report()
+    assert report.measured_peak_bytes is not None
+    assert report.predicted_peak_bytes is not None
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes <= BUDGET
+
+
+def test_checked_steps_hold_inputs_that_the_plan_does_not(peaks: list[tuple[bool, int]]) -> None:
+    """Nobody holds the input but the checked step, which may have to begin again."""
+    given, budget = 8 * SIDES * LARGE * 4, 2 * BUDGET
+    backend = backend_of(budget)
+    call = torch.compile(Reduced(), backend=backend, dynamic=True)
+    for n in [LARGE] * (PROFILED_STEPS + 1) + [LARGE - 100] * 2:
+        call(torch.rand(8 * SIDES, n)).backward()
+    large, _ = plans(backend)
+    assert large is not None
+    assert 0 in large.external.gone
+    assert not any(lent for lent, _ in peaks), "it has no room for the input"
+    assert max(peak for _, peak in peaks) + given <= budget, "the meter began after it was made"
+
+
+def test_not_with_several_calls_at_once(peaks: list[tuple[bool, int]]) -> None:
+    """The plan says what one call holds beside the others, which are not planned anew."""
+    backend = backend_of()
+    call = torch.compile(Scaled(), backend=backend, dynamic=True)
+    for n in [LARGE] * (PROFILED_STEPS + 4) + [SMALL] * 4:
+        losses = [call(torch.full((1, n), 0.5)) for _ in range(3)]
+        for loss in losses:
+            loss.backward()
+    large, _ = plans(backend)
+    assert large is not None
+    assert large.calls == 3
+    assert not any(lent for lent, _ in peaks)
+    assert max(peak for _, peak in peaks[-4:]) <= BUDGET
+
+
+def test_not_to_another_network() -> None:
+    backend = backend_of()
+    wide = torch.compile(Scaled(), backend=backend, dynamic=False)
+    narrow = torch.compile(Scaled(SIDES - 4), backend=backend, dynamic=False)
+    twin = torch.compile(Scaled(), backend=backend, dynamic=False)
+    for _ in range(PROFILED_STEPS + 1):
+        wide(torch.full((1, LARGE), 0.5)).backward()
+    for _ in range(2):
+        narrow(torch.full((1, LARGE), 0.5)).backward()
+        twin(torch.full((1, SMALL), 0.5)).backward()
+    first, *others = plans(backend)
+    assert first is not None
+    assert others == [None, None]
+
+
+def test_not_where_more_is_held_by_now() -> None:
+    """Between the checked step and the next one, something else has taken memory."""
+    backend = backend_of()
+    call = torch.compile(Scaled(), backend=backend, dynamic=True)
+    for n in [LARGE] * (PROFILED_STEPS + 1) + [LARGE - 500]:
+        call(torch.full((1, n), 0.5)).backward()
+    more = torch.zeros(BUDGET // 3 // 4)
+    call(torch.full((1, LARGE - 500), 0.5)).backward()
+    large, small = plans(backend)
+    assert large is not None
+    assert small is None
+    assert len(more)
+
+
+def test_what_later_graphs_need_stays_free() -> None:
+    """The first graph would fit in-core at its smaller size, but then the second would not fit."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = Scaled(), Scaled()
+
+        def forward(self, x: Tensor) -> Tensor:
+            for scale in self.one.scales:
+                x = torch.sigmoid(x * scale)
+            torch._dynamo.graph_break()
+            for scale in self.other.scales:
+                x = torch.sigmoid(x * scale)
+            return x
+
+    budget = 3 * BUDGET // 2
+    backend = backend_of(budget)
+    call = torch.compile(Two(), backend=backend, dynamic=True)
+    for n in [LARGE] * (PROFILED_STEPS + 4) + [SMALL] * (PROFILED_STEPS + 2):
+        mean_square(call(torch.full((1, n), 0.5))).backward()
+    first, _, again, last = plans(backend)
+    assert first is not None
+    assert again is not None
+    assert last is not None
+    assert left_bytes(again) >= left_bytes(first)
+    report = backend.report()
+    assert report.measured_peak_bytes is not None
+    assert report.measured_peak_bytes <= budget
+
+
+def test_a_graph_that_was_made_for_its_sizes_can_run_in_core() -> None:
+    """Its halves are made only now."""
+    module, backend = Scaled(), backend_of()
+    call = torch.compile(module, backend=backend, dynamic=True)
+    for n in (LARGE, SMALL):
+        module.zero_grad()
+        call(torch.full((1, n), 0.5)).backward()
+    expected = [scale.grad for scale in module.scales]
+    backend.close()
+    module.zero_grad()
+    call(torch.full((1, SMALL), 0.5)).backward()
+    for scale, gradient in zip(module.scales, expected, strict=True):
+        assert gradient is not None
+        assert scale.grad is not None
+        assert torch.equal(scale.grad, gradient)
