@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -43,7 +41,7 @@ class Reduced(Scaled):
 
 
 @pytest.fixture
-def peaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[bool, int]]]:
+def peaks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int]]:
     """For each metered step of a graph, whether it ran a plan that was lent, and its peak."""
     found: list[tuple[bool, int]] = []
     metered = PlannedGraph.metered
