@@ -186,7 +186,7 @@ def test_inputs_that_overlap_in_one_call_only() -> None:
 
 def test_as_many_sizes_as_one_likes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph used longest ago is dropped, with what it holds; its plan is remembered."""
-    monkeypatch.setattr(by_size, "MOST_SIZES", 3)
+    monkeypatch.setattr(by_size, "MOST_GRAPHS", 3)
     backend = Backend(budget=MOVING, policy="swap-all", strict=True)
     usual = [4] * (PROFILED_STEPS + 1)
     alike(Small(), backend, [*usual, 3, 2, 5, 6, 7, 4], dynamic=True)
@@ -200,7 +200,7 @@ def test_as_many_sizes_as_one_likes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_graph_with_an_outstanding_call_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_size, "MOST_SIZES", 2)
+    monkeypatch.setattr(by_size, "MOST_GRAPHS", 2)
     module, backend = nn.Linear(4, 4), Backend(budget="1GiB", strict=True)
     plain = copy.deepcopy(module)
     call = torch.compile(module, backend=backend, dynamic=True)
@@ -484,7 +484,7 @@ def test_torch_cannot_trace_symbolic_sizes() -> None:
 
 
 def test_more_outstanding_calls_than_graphs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_size, "MOST_SIZES", 3)
+    monkeypatch.setattr(by_size, "MOST_GRAPHS", 3)
     module, backend = nn.Linear(4, 4), Backend(budget="1GiB", strict=True)
     plain = copy.deepcopy(module)
     call = torch.compile(module, backend=backend, dynamic=True)
@@ -509,7 +509,7 @@ def batch_of(rows: int) -> Tensor:
 
 def test_a_call_outlives_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread may drop a graph whose forward call has begun."""
-    monkeypatch.setattr(by_size, "MOST_SIZES", 1)
+    monkeypatch.setattr(by_size, "MOST_GRAPHS", 1)
     monkeypatch.setattr(by_size, "_waits", lambda _: False)
     module = nn.Linear(4, 4)
     plain, backend = copy.deepcopy(module), Backend(budget="1GiB", strict=True)

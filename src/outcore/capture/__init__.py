@@ -33,14 +33,13 @@ from outcore.capture.recapture import capture_again
 from outcore.capture.recurrent import is_recurrent, recurrent_apart, recurrent_layers
 from outcore.capture.shells import Shells, shells
 from outcore.capture.sizes import BySizes, is_symbolic
-from outcore.capture.symbolic import Sized, Symbolic, UnknownSizesError
+from outcore.capture.symbolic import Symbolic, UnknownSizesError
 from outcore.capture.tracing import as_kernels
 
 __all__ = [
     "BySizes",
     "Captured",
     "Shells",
-    "Sized",
     "Symbolic",
     "UnknownSizesError",
     "aot_autograd",

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -26,22 +25,20 @@ from outcore.capture.sites import site
 from outcore.capture.tracing import as_kernels
 from outcore.errors import CaptureError
 
-_SLICE, _SLICE_BACKWARD = torch.ops.aten.slice.Tensor, torch.ops.aten.slice_backward.default
+SYMBOLS: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""Types of numbers that are symbolic."""
+
+_SLICES = torch.ops.aten.slice.Tensor, torch.ops.aten.slice_backward.default
+_OF_SYMBOLS = "eager_input_vals", "tensor_meta"
+"""Keys of nodes' metadata that describe more than `val` does, with symbols."""
 
 
 class UnknownSizesError(Exception):
     """A graph with symbolic sizes cannot be made for the sizes that it is called with."""
 
 
-SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-def _is_symbolic(made: Any) -> bool:
-    if isinstance(made, list | tuple):
-        return any(map(_is_symbolic, made))
-    if isinstance(made, Tensor):
-        return any(isinstance(n, SYMBOLS) for n in _lie(made))
-    return isinstance(made, SYMBOLS)
+def _is_symbolic(described: Tensor) -> bool:
+    return any(isinstance(n, SYMBOLS) for n in _lie(described))
 
 
 def _lie(tensor: Tensor) -> tuple[Any, ...]:
@@ -52,15 +49,6 @@ def _lie(tensor: Tensor) -> tuple[Any, ...]:
 def layout(tensor: Tensor) -> tuple[Any, ...]:
     """Shape, strides and offset, in one tuple."""
     return *tensor.shape, *tensor.stride(), tensor.storage_offset()
-
-
-@dataclass(frozen=True, slots=True)
-class Sized:
-    """A joint graph with numbers, made from a symbolic one."""
-
-    joint: GraphModule
-    static_inputs: list[int]
-    """As for `capture`."""
 
 
 class Symbolic:
@@ -88,14 +76,15 @@ class Symbolic:
         self.overwritten = frozenset(mutated_inputs(joint.graph.output_node(), self._primals))
         """As `Captured.overwritten`."""
         static = set(static_inputs)
-        self._static = [new for new, old in enumerate(self.given) if old in static]
+        self.static_inputs = [new for new, old in enumerate(self.given) if old in static]
+        """As for `capture`, of the graphs with numbers."""
 
     def key(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """The numbers and sizes that a graph for the forward inputs `args` depends on."""
         numbers = tuple(args[i] for i in self._numbers)
         return numbers, tuple(layout(args[i]) for i in self._sized)
 
-    def at(self, args: Sequence[Any]) -> Sized:
+    def at(self, args: Sequence[Any]) -> GraphModule:
         """The graph for forward inputs like `args`, without those that are numbers.
 
         Raises CaptureError if its results cannot be described.
@@ -103,7 +92,7 @@ class Symbolic:
         mode = FakeTensorMode()
         with as_kernels(), enable_python_dispatcher(), without_autocast(), torch.no_grad():
             try:
-                return Sized(self._made(mode, args), self._static)
+                return self._made(mode, args)
             except CaptureError:
                 raise
             except Exception as error:  # ops may raise anything under fake tensors
@@ -185,7 +174,7 @@ def _is_number(node: Node) -> bool:
 
 def _takes_all(node: Node, args: Sequence[Any], made: Any) -> bool:
     """Whether a call takes a slice of all, or undoes that. torch traces it only with symbols."""
-    return node.target in (_SLICE, _SLICE_BACKWARD) and args[0].shape == made.shape
+    return node.target in _SLICES and args[0].shape == made.shape
 
 
 def _input(mode: FakeTensorMode, given: Any, described: Tensor, symbols: Mapping[Any, int]) -> Any:
@@ -219,7 +208,7 @@ def _value(arg: Any) -> Any:
 
 def _copied(graph: Graph, node: Node, args: Any, kwargs: Any, made: Any) -> Node:
     copy = graph.create_node(node.op, node.target, args, kwargs, node.name)
-    copy.meta = {**node.meta, "val": made}
+    copy.meta = {k: v for k, v in node.meta.items() if k not in _OF_SYMBOLS} | {"val": made}
     return copy
 
 

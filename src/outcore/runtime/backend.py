@@ -20,7 +20,6 @@ from torch.fx import GraphModule
 
 from outcore.capture import (
     BySizes,
-    Sized,
     Symbolic,
     aot_autograd,
     as_dynamo_compiles,
@@ -265,12 +264,14 @@ class Backend:
         outside = shells(forward, backward, outputs, symbolic.overwritten)
         saved = tuple(map(symbolic.given.index, outside.saved_inputs))
 
-        def make(sized: Sized) -> Runner:
-            made, static = sized.joint, sized.static_inputs
+        def make(args: Sequence[Any]) -> Runner:
+            start = time.perf_counter()
+            made = symbolic.at(args)
+            self.capture_seconds += time.perf_counter() - start
             if self.options.fuse:
                 made, reasons = fused(made, outputs)
                 self._note_unfused(reasons)
-            return Runner(self._graph(made, outputs, static), saved)
+            return Runner(self._graph(made, outputs, symbolic.static_inputs), saved)
 
         by_size = BySize(symbolic, len(saved), make)
         outside.forward.meta[KEY] = outside.backward.meta[KEY] = by_size

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final
 
-from outcore.capture import Sized, Symbolic, UnknownSizesError, as_dynamo_compiles
+from outcore.capture import Symbolic, UnknownSizesError, as_dynamo_compiles
 from outcore.errors import CaptureError
 from outcore.runtime.runner import Runner
 from outcore.runtime.store import Stores
 
-MOST_SIZES: Final = 64
+MOST_GRAPHS: Final = 64
 """The most combinations of sizes whose graphs are kept: then the one used longest ago is dropped,
 with its plan. Those with an outstanding call are kept."""
 
@@ -20,12 +20,12 @@ with its plan. Those with an outstanding call are kept."""
 class BySize:
     """A Runner for each combination of sizes of a symbolic graph, made when it is first called.
 
-    `make` makes one from a graph with numbers; it raises CaptureError if that cannot be planned.
+    `make` makes one for forward inputs like those given; it raises CaptureError if it cannot.
     `saved_inputs` is how many inputs the forward call returns as saved tensors.
     """
 
     def __init__(
-        self, symbolic: Symbolic, saved_inputs: int, make: Callable[[Sized], Runner]
+        self, symbolic: Symbolic, saved_inputs: int, make: Callable[[Sequence[Any]], Runner]
     ) -> None:
         self.symbolic, self.saved_inputs, self._make = symbolic, saved_inputs, make
         self._runners: OrderedDict[Hashable, Runner | None] = OrderedDict()
@@ -76,14 +76,14 @@ class BySize:
 
     def _new(self, key: Hashable, args: list[Any]) -> Runner | None:
         try:
-            runner = self._make(self.symbolic.at(args))
+            runner = self._make(args)
         except CaptureError:
             runner = None
         with self._lock:
             self._runners[key] = runner
-            if len(self._runners) > MOST_SIZES:
+            if len(self._runners) > MOST_GRAPHS:
                 idle = [k for k, r in self._runners.items() if k != key and not _waits(r)]
-                for each in idle[: len(self._runners) - MOST_SIZES]:
+                for each in idle[: len(self._runners) - MOST_GRAPHS]:
                     del self._runners[each]
         return runner
 
