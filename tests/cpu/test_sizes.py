@@ -243,6 +243,15 @@ def test_larger_sizes_are_profiled() -> None:
     assert second is None
 
 
+def test_one_of_many_sizes_is_planned_sooner() -> None:
+    """It is checked, timed once, and planned at its third call, whatever comes in between."""
+    backend = Backend(budget=MOVING, policy="swap-all", strict=True)
+    alike(Small(), backend, [3, 4, 5, 6, 6, 7, 6], dynamic=True)
+    assert backend.engine is not None
+    found = [status.planned for status in backend.engine.registry.known()]
+    assert [plan is not None for plan in found] == [False, False, False, True, False]
+
+
 def test_a_plan_that_does_not_fit_after_all_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The workspaces measured at the smaller size turn out to be too large for it."""
     backend = Backend(budget=MOVING, policy="swap-all", strict=True)

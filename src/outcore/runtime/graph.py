@@ -31,7 +31,7 @@ from outcore.runtime.lending import Origin, weights_of
 from outcore.runtime.observations import Observations
 from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.planned import Planned
-from outcore.runtime.profiling import Keeping, Profiling, begin_profiling
+from outcore.runtime.profiling import MANY_SIZES, Keeping, Profiling, begin_profiling
 from outcore.runtime.session import Interlude, Visit
 from outcore.runtime.status import MOST_STEPS_WITHOUT_BACKWARD, GraphStatus, State
 from outcore.runtime.store import Store
@@ -228,6 +228,8 @@ class PlannedGraph:
         `own`: outstanding calls of this graph. Raises InfeasibleError if no plan is found and no
         other graph can be planned first or hold less.
         """
+        if self.engine.registry.sizes_beside(self) >= MANY_SIZES:
+            profiling.enough_steps = 1
         keeping = profiling.keeping
         if self._keeps_on(keeping):
             return keeping.executable

@@ -25,6 +25,10 @@ TIMED_STEPS = 3
 """Timed calls (forward and backward) before planning, after those that are checked and metered.
 A graph that is called several times in a step needs fewer steps."""
 
+MANY_SIZES = 3
+"""If a graph has come with so many other sizes, each of them is timed only once: it is not known
+when it will come again."""
+
 
 @dataclass(slots=True)
 class Keeping:
@@ -87,6 +91,8 @@ class Profiling:
     left_over_bytes: int | None = None
     """Bytes that were freed in each timed step while the graph waited and were not part of that
     step: the least of the steps. None: not known."""
+    enough_steps: int = TIMED_STEPS
+    """Timed calls after which the graph is planned."""
     timed_steps: int = 0
     """Timed backward calls so far, since `again` if that was called: several in a step if the graph
     is called several times."""
@@ -96,7 +102,7 @@ class Profiling:
     @property
     def done(self) -> bool:
         """Whether enough was measured to plan."""
-        timed = self.lent is not None or self.timed_steps >= TIMED_STEPS
+        timed = self.lent is not None or self.timed_steps >= self.enough_steps
         return self.workspace_bytes is not None and timed
 
     @property

@@ -68,6 +68,11 @@ class Registry:
         found.pop(graph, None)
         return found
 
+    def sizes_beside(self, graph: PlannedGraph) -> int:
+        """Number of other sizes for which there is a graph like `graph`."""
+        alike = {g.digest for g in self.graphs if g.origin == graph.origin}
+        return len(alike - {graph.digest})
+
     def waiting(self, graph: PlannedGraph) -> int:
         """Number of outstanding calls of `graph`."""
         return len(self.stores.of(graph))
