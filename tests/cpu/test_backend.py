@@ -1067,10 +1067,10 @@ class TestMeter:
         backend = Backend(budget="1GiB")
         call = torch.compile(Wide(), backend=backend, dynamic=False)
         for _ in range(2):
-            for rows in (*[256] * 12, 128):
+            for rows in (*[256] * 12, 384):
                 call(torch.ones(rows, 64)).sum().backward()
         report = backend.report()
-        assert report.state == "profiling", "the smaller batch came but twice"
+        assert report.state == "profiling", "the larger batch came but twice"
         assert report.measured_peak_bytes is not None
 
     def test_a_graph_that_is_never_planned(self) -> None:
