@@ -33,8 +33,10 @@ class Origin:
 def weights_of(trace: Trace, inputs: Sequence[Any]) -> tuple[int, ...]:
     """Addresses of the parameters and module buffers among the forward `inputs`."""
     roles = (trace.buffers[trace.values[value].buffer].role for value in trace.inputs)
-    pairs = zip(inputs, roles, strict=False)  # constants come last, and are not passed
-    return tuple(given.data_ptr() for given, role in pairs if role in _WEIGHTS)
+    # Constants come last, and are not passed. torch passes None for tokens, which order effects.
+    pairs = zip(inputs, roles, strict=False)
+    given = (each for each, role in pairs if role in _WEIGHTS and each is not None)
+    return tuple(each.data_ptr() for each in given)
 
 
 def covers(larger: Trace, trace: Trace) -> bool:
