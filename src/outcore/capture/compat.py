@@ -14,7 +14,7 @@ from torch._dynamo import compiled_autograd
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.convert_frame import compile_lock
-from torch._dynamo.exc import ShortenTraceback
+from torch._dynamo.exc import RestartAnalysis, ShortenTraceback
 from torch._dynamo.variables.torch_function import TorchFunctionModeStackStateManager
 from torch._functorch import config, partitioners
 from torch._functorch.aot_autograd import aot_function
@@ -47,6 +47,7 @@ from outcore.errors import CaptureError
 __all__ = [
     "DISABLED",
     "SETTINGS_OF_THREADS",
+    "RestartAnalysis",
     "ShortenTraceback",
     "aot_autograd",
     "aot_function",

@@ -13,11 +13,10 @@ from itertools import chain
 from typing import Any, Final
 
 import torch
-from torch._dynamo.exc import RestartAnalysis
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from outcore.capture.compat import as_dynamo_compiles, carry_sources
+from outcore.capture.compat import RestartAnalysis, as_dynamo_compiles, carry_sources
 from outcore.capture.symbolic import SYMBOLS, UnknownSizesError, layout
 from outcore.errors import CaptureError, OutcoreError
 

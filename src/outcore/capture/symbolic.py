@@ -93,7 +93,7 @@ class Symbolic:
         with as_kernels(), enable_python_dispatcher(), without_autocast(), torch.no_grad():
             try:
                 return self._made(mode, args)
-            except CaptureError:
+            except (CaptureError, MemoryError):
                 raise
             except Exception as error:  # ops may raise anything under fake tensors
                 what, *_ = str(error).splitlines() or [""]

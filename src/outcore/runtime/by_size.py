@@ -13,8 +13,8 @@ from outcore.runtime.runner import Runner
 from outcore.runtime.store import Stores
 
 MOST_GRAPHS: Final = 64
-"""The most combinations of sizes whose graphs are kept: then the one used longest ago is dropped,
-with its plan. Those with an outstanding call are kept."""
+"""The most combinations of sizes whose graphs are kept: then the one used longest ago is dropped.
+Those with an outstanding call are kept."""
 
 
 class BySize:

@@ -374,9 +374,9 @@ class PlannedGraph:
         return self.settle(self.engine.plan_after(self, trial))
 
     def _origin(self, inputs: list[Any]) -> Origin:
-        beside = (g for g in self.engine.registry.outstanding(self) if g.origin is not None)
+        beside = (graph.origin for graph in self.engine.registry.outstanding(self))
         weights = weights_of(self.captured.trace, inputs)
-        around = frozenset((g.status.kind, g.origin.weights) for g in beside if g.origin)
+        around = frozenset((each.kind, each.weights) for each in beside if each is not None)
         return Origin(self.status.kind, self.status.place, weights, around)
 
     def _begin(self, inputs: list[Any]) -> Profiling:
