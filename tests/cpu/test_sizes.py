@@ -283,6 +283,49 @@ def test_slices_of_all_are_not_traced() -> None:
     assert first == again
 
 
+def test_what_follows_a_slice_of_all_lies_as_if_there_were_none() -> None:
+    """The slice's gradient would be contiguous; that of what it slices is not."""
+
+    class Repeated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.inner(x).unflatten(2, (2, 4)).transpose(1, 2)[:, :, :]
+            z = y[:, :, None, slice(0, None)].expand(-1, -1, 3, -1, -1).flatten(1, 2)
+            whole: Tensor = self.outer(z.mT.mT.mean(1).repeat(1, 1, 2))[:, slice(0, None)]
+            return whole.mT
+
+    backend = Backend(budget="1GiB", strict=True)
+    module = Repeated()
+    plain, call = copy.deepcopy(module), torch.compile(module, backend=backend)
+    for seed, n in enumerate((4, 3, 4, 6)):
+        x = torch.randn(2, n, 8)
+        assert same([step(module, call, seed, x)], [step(plain, plain, seed, x)]), n
+    assert backend.engine is not None
+    first, _, again, _ = (status.digest for status in backend.engine.registry.known())
+    assert first == again
+
+
+def test_views_of_what_passes_of_torch_replace() -> None:
+    """torch turns numbers that depend on sizes into tensors, and says so of the products alone."""
+
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = super().forward(x)
+            return (y.sum((1, 2)) * x.shape[1] ** -0.5).unsqueeze(1).expand(-1, 4)
+
+    backend = Backend(budget="1GiB", strict=True)
+    module = Scaled(8, 8)
+    plain, call = copy.deepcopy(module), torch.compile(module, backend=backend)
+    for seed, n in enumerate((4, 3, 6)):
+        x = torch.randn(2, n, 8)
+        found, expected = step(module, call, seed, x), step(plain, plain, seed, x)
+        torch.testing.assert_close(found, expected)
+    assert not backend.report().notes
+
+
 def test_new_sizes_under_autocast() -> None:
     """What is described anew has its casts already."""
     module = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 8))

@@ -17,7 +17,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from outcore.capture.compat import RestartAnalysis, as_dynamo_compiles, carry_sources
-from outcore.capture.symbolic import SYMBOLS, UnknownSizesError, layout
+from outcore.capture.described import SYMBOLS, layout
+from outcore.capture.symbolic import UnknownSizesError
 from outcore.errors import CaptureError, OutcoreError
 
 MOST_SIZES: Final = 64

@@ -1,54 +1,39 @@
 """symbolic: make joint graphs with numbers from one with symbolic sizes.
 
 torch needs many seconds to trace the step of a large model. If it does so with symbolic sizes, once
-is enough: a graph for further sizes is the same graph, with its results described anew.
+is enough: a graph for further sizes is the same graph, with numbers in place of symbols.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
-from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
+from outcore import aten
 from outcore.capture.call_memory import attribute
 from outcore.capture.compat import mutated_inputs, plain, without_autocast
+from outcore.capture.described import SYMBOLS, Described, Fakes, described, layout, storages
 from outcore.capture.phases import arguments
 from outcore.capture.sites import site
 from outcore.capture.tracing import as_kernels
 from outcore.errors import CaptureError
 
-SYMBOLS: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
-"""Types of numbers that are symbolic."""
-
-_SLICES = torch.ops.aten.slice.Tensor, torch.ops.aten.slice_backward.default
-_OF_SYMBOLS = "eager_input_vals", "tensor_meta"
+_SLICES: Final = torch.ops.aten.slice.Tensor, torch.ops.aten.slice_backward.default
+_OF_SYMBOLS: Final = "eager_input_vals", "tensor_meta"
 """Keys of nodes' metadata that describe more than `val` does, with symbols."""
 
 
 class UnknownSizesError(Exception):
     """A graph with symbolic sizes cannot be made for the sizes that it is called with."""
-
-
-def _is_symbolic(described: Tensor) -> bool:
-    return any(isinstance(n, SYMBOLS) for n in _lie(described))
-
-
-def _lie(tensor: Tensor) -> tuple[Any, ...]:
-    """Shape, strides, offset and storage size: all numbers that describe where a tensor lies."""
-    return *layout(tensor), tensor.untyped_storage().nbytes()
-
-
-def layout(tensor: Tensor) -> tuple[Any, ...]:
-    """Shape, strides and offset, in one tuple."""
-    return *tensor.shape, *tensor.stride(), tensor.storage_offset()
 
 
 class Symbolic:
@@ -65,19 +50,26 @@ class Symbolic:
         self.joint, self.forward_outputs = joint, forward_outputs
         for node in joint.graph.nodes:
             _check(joint, node)
-        self._primals, _ = arguments(joint)
-        described = [node.meta["val"] for node in self._primals]
-        self.given = [i for i, x in enumerate(described) if isinstance(x, Tensor)]
+        self.primals, _ = arguments(joint)
+        """Nodes of the forward inputs."""
+        inputs = [node.meta["val"] for node in self.primals]
+        self.given = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
         """Positions of the forward inputs that are tensors: those of the graphs with numbers."""
-        self._numbers = [i for i, x in enumerate(described) if not isinstance(x, Tensor)]
-        self._sized = [i for i in self.given if _is_symbolic(described[i])]
-        self.inputs = len(described)
+        self._numbers = [i for i, x in enumerate(inputs) if not isinstance(x, Tensor)]
+        self._sized = [i for i in self.given if _is_symbolic(inputs[i])]
+        self.inputs = len(inputs)
         """How many forward inputs there are."""
-        self.overwritten = frozenset(mutated_inputs(joint.graph.output_node(), self._primals))
+        self.overwritten = frozenset(mutated_inputs(joint.graph.output_node(), self.primals))
         """As `Captured.overwritten`."""
         static = set(static_inputs)
         self.static_inputs = [new for new, old in enumerate(self.given) if old in static]
         """As for `capture`, of the graphs with numbers."""
+        self.described = {
+            node: described(node.meta["val"])
+            for node in joint.graph.nodes
+            if node.op != "output" and not _is_number(node)
+        }
+        """Node -> what it makes, as torch described it. Numbers are left out."""
 
     def key(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """The numbers and sizes that a graph for the forward inputs `args` depends on."""
@@ -89,61 +81,120 @@ class Symbolic:
 
         Raises CaptureError if its results cannot be described.
         """
-        mode = FakeTensorMode()
         with as_kernels(), enable_python_dispatcher(), without_autocast(), torch.no_grad():
             try:
-                return self._made(mode, args)
+                return _Copy(self, args).made()
             except (CaptureError, MemoryError):
                 raise
-            except Exception as error:  # ops may raise anything under fake tensors
+            except Exception as error:  # expressions and ops may raise anything
                 what, *_ = str(error).splitlines() or [""]
                 reason = f"it cannot be described for other sizes ({type(error).__name__}: {what})"
                 raise CaptureError(reason=reason) from error
 
-    def _made(self, mode: FakeTensorMode, args: Sequence[Any]) -> GraphModule:
-        symbols = self._symbols(args)
-        inputs = dict(zip(self._primals, args, strict=True))
-        graph = Graph()
-        new: dict[Node, Any] = {}
-        """Node -> its copy, or the number that replaces it."""
-        for node in self.joint.graph.nodes:
-            if node.op == "output":
-                _finish(graph, node, new, self.forward_outputs, self.given)
-            elif node.op == "placeholder" and not isinstance(node.meta["val"], Tensor):
-                new[node] = inputs[node]
-            elif node.op == "placeholder":
-                described = node.meta["val"]
-                made = _input(mode, inputs.get(node), described, symbols)
-                new[node] = _copied(graph, node, (), {}, made)
-            elif node.op == "get_attr":
-                held = mode.from_tensor(attribute(self.joint, node), static_shapes=True)
-                new[node] = _copied(graph, node, (), {}, held)
-            else:
-                args_, kwargs = map_aggregate((node.args, node.kwargs), _by(new))
-                values = map_aggregate((args_, kwargs), _value)
-                with mode:
-                    made = node.target(*values[0], **values[1])
-                new[node] = made
-                if _takes_all(node, values[0], made):
-                    new[node] = args_[0]
-                elif not _is_number(node):
-                    new[node] = _copied(graph, node, args_, kwargs, made)
-        return GraphModule(self.joint, graph)
-
-    def _symbols(self, args: Sequence[Any]) -> Mapping[Any, int]:
+    def symbols(self, args: Sequence[Any]) -> Mapping[Any, int]:
         """Torch's symbols -> their values, by the forward inputs `args`."""
         found: dict[Any, int] = {}
         for i in (*self._numbers, *self._sized):
-            described = self._primals[i].meta["val"]
+            known = self.primals[i].meta["val"]
             pairs = (
-                zip(_lie(described), _lie(args[i]), strict=True)
-                if isinstance(described, Tensor)
-                else [(described, args[i])]
+                zip(_lie(known), _lie(args[i]), strict=True)
+                if isinstance(known, Tensor)
+                else [(known, args[i])]
             )
             for symbolic, number in pairs:
                 if isinstance(symbolic, SYMBOLS) and symbolic.node.expr.is_Symbol:
                     found.setdefault(symbolic.node.expr, number)
         return found
+
+
+class _Copy:
+    """Copies a graph, with numbers in place of symbols: those of the forward inputs `args`."""
+
+    def __init__(self, symbolic: Symbolic, args: Sequence[Any]) -> None:
+        self.symbolic, self.joint = symbolic, symbolic.joint
+        self.args = dict(zip(symbolic.primals, args, strict=True))
+        self.fakes = Fakes(symbolic.symbols(args))
+        self.graph = Graph()
+        self.new: dict[Node, Any] = {}
+        """Node -> its copy, or the number that replaces it."""
+        self.otherwise: set[Node] = set()
+        """Nodes whose results do not lie as torch described, because an op before is left out."""
+
+    def made(self) -> GraphModule:
+        """The copy. To be called once."""
+        for node in self.joint.graph.nodes:
+            if node.op == "output":
+                outputs, given = self.symbolic.forward_outputs, self.symbolic.given
+                _finish(self.graph, node, self.new, outputs, given)
+            elif node.op == "call_function":
+                self.new[node] = self._call(node)
+            else:
+                self.new[node] = self._held(node)
+        return GraphModule(self.joint, self.graph)
+
+    def _held(self, node: Node) -> Any:
+        """The copy of an input or a constant; the number that is given for a symbol."""
+        constant = node.op == "get_attr"
+        given = attribute(self.joint, node) if constant else self.args.get(node)
+        if node not in self.symbolic.described:
+            return given
+        known = self.symbolic.described[node]
+        tangent = given is None  # it is not given yet
+        made = self.fakes.made(known) if tangent else self.fakes.like(plain(given), known)
+        return self._copied(node, (), {}, made)
+
+    def _call(self, node: Node) -> Any:
+        """The copy of a call; its result if that is a number."""
+        args: Any
+        kwargs: Any
+        args, kwargs = map_aggregate((node.args, node.kwargs), _by(self.new))
+        if _is_number(node):
+            return self._run(node, args, kwargs)
+        known = self.symbolic.described[node]
+        if node.target in _SLICES and self._takes_all(args[0], known):
+            self._take(node, args[0].meta["val"])
+            return args[0]
+        if self._holds(node, known):
+            made = self.fakes.made(known)
+        else:
+            made = self._run(node, args, kwargs)
+            self._take(node, made)
+        return self._copied(node, args, kwargs, made)
+
+    def _holds(self, node: Node, known: Any) -> bool:
+        """Whether what torch says of a call is true of its copy.
+
+        Not if an argument lies otherwise. Nor if passes have replaced an argument: then a view does
+        not share its memory, by what is said of the two.
+        """
+        if not isinstance(node.target, OpOverload):
+            return False
+        if not self.otherwise.isdisjoint(node.all_input_nodes):
+            return False
+        made = storages(known)
+        if aten.may_alias(node.target):
+            given = (storages(self.symbolic.described.get(n)) for n in node.all_input_nodes)
+            return made <= set(chain.from_iterable(given))
+        return made.isdisjoint(self.fakes.storages)
+
+    def _takes_all(self, whole: Node, known: Described) -> bool:
+        """Whether a call slices all, or undoes that. torch traces it only with symbols."""
+        return tuple(whole.meta["val"].shape) == self.fakes.shape(known)
+
+    def _take(self, node: Node, made: Any) -> None:
+        if not self.fakes.take(made, self.symbolic.described[node]):
+            self.otherwise.add(node)
+
+    def _run(self, node: Node, args: Any, kwargs: Any) -> Any:
+        """What a call makes of fake tensors."""
+        args, kwargs = map_aggregate((args, kwargs), _value)
+        with self.fakes.mode:
+            return node.target(*args, **kwargs)  # type: ignore[operator]  # it is a call
+
+    def _copied(self, node: Node, args: Any, kwargs: Any, made: Any) -> Node:
+        copy = self.graph.create_node(node.op, node.target, args, kwargs, node.name)
+        copy.meta = {k: v for k, v in node.meta.items() if k not in _OF_SYMBOLS} | {"val": made}
+        return copy
 
 
 def _check(joint: GraphModule, node: Node) -> None:
@@ -172,32 +223,6 @@ def _is_number(node: Node) -> bool:
     return isinstance(made, (*SYMBOLS, bool, int, float))
 
 
-def _takes_all(node: Node, args: Sequence[Any], made: Any) -> bool:
-    """Whether a call takes a slice of all, or undoes that. torch traces it only with symbols."""
-    return node.target in _SLICES and args[0].shape == made.shape
-
-
-def _input(mode: FakeTensorMode, given: Any, described: Tensor, symbols: Mapping[Any, int]) -> Any:
-    """A fake tensor for what is `given`; for a tangent, which is not given yet, as described."""
-    if given is not None:
-        return mode.from_tensor(plain(given).detach(), static_shapes=True)
-    size = _number(described.untyped_storage().nbytes(), symbols)
-    numbers = [_number(n, symbols) for n in layout(described)]
-    sides = described.dim()
-    with mode:
-        whole = torch.empty(
-            size // described.itemsize, dtype=described.dtype, device=described.device
-        )
-        made = whole.as_strided(numbers[:sides], numbers[sides:-1], numbers[-1])
-        made = torch._conj(made) if described.is_conj() else made
-        return torch._neg_view(made) if described.is_neg() else made
-
-
-def _number(size: Any, symbols: Mapping[Any, int]) -> int:
-    """The value of a size. Raises TypeError if it is not determined by the forward inputs."""
-    return int(size.node.expr.xreplace(symbols)) if isinstance(size, SYMBOLS) else size
-
-
 def _by(new: Mapping[Node, Any]) -> Any:
     return lambda arg: new[arg] if isinstance(arg, Node) else arg
 
@@ -206,10 +231,13 @@ def _value(arg: Any) -> Any:
     return arg.meta["val"] if isinstance(arg, Node) else arg
 
 
-def _copied(graph: Graph, node: Node, args: Any, kwargs: Any, made: Any) -> Node:
-    copy = graph.create_node(node.op, node.target, args, kwargs, node.name)
-    copy.meta = {k: v for k, v in node.meta.items() if k not in _OF_SYMBOLS} | {"val": made}
-    return copy
+def _is_symbolic(known: Tensor) -> bool:
+    return any(isinstance(n, SYMBOLS) for n in _lie(known))
+
+
+def _lie(tensor: Tensor) -> tuple[Any, ...]:
+    """Shape, strides, offset and storage size: all numbers that describe where a tensor lies."""
+    return *layout(tensor), tensor.untyped_storage().nbytes()
 
 
 def _finish(

@@ -1,0 +1,141 @@
+"""described: what torch says of tensors with symbolic sizes; fake tensors with numbers for that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, UntypedStorage
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx.node import map_aggregate
+
+SYMBOLS: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""Types of numbers that are symbolic."""
+
+
+def layout(tensor: Tensor) -> tuple[Any, ...]:
+    """Shape, strides and offset, in one tuple."""
+    return *tensor.shape, *tensor.stride(), tensor.storage_offset()
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A tensor as torch described it. Sizes that are symbolic are sympy expressions."""
+
+    shape: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    offset: Any
+    nbytes: Any
+    """Of the whole storage."""
+    storage: int
+    """Tensors that share a storage have the same number here."""
+    dtype: torch.dtype
+    device: torch.device
+    conj: bool
+    neg: bool
+
+
+def described(made: Any) -> Any:
+    """`made`, with a Described for each tensor in it."""
+    return map_aggregate(made, _described)
+
+
+def _described(made: Any) -> Any:
+    if not isinstance(made, Tensor):
+        return made
+    storage = made.untyped_storage()
+    return Described(
+        tuple(map(_expression, made.shape)),
+        tuple(map(_expression, made.stride())),
+        _expression(made.storage_offset()),
+        _expression(storage.nbytes()),
+        storage._cdata,
+        made.dtype,
+        made.device,
+        made.is_conj(),
+        made.is_neg(),
+    )
+
+
+def storages(described: Any) -> set[int]:
+    """`Described.storage` of each tensor that is `described`."""
+    if isinstance(described, list | tuple):
+        return set().union(*map(storages, described))
+    return {described.storage} if isinstance(described, Described) else set()
+
+
+def _expression(size: Any) -> Any:
+    """A size as the sympy expression that it stands for; a number as it is."""
+    return size.node.expr if isinstance(size, SYMBOLS) else size
+
+
+class Fakes:
+    """Makes the fake tensors of one graph from what torch described, with numbers for `symbols`.
+
+    No op runs for that: ops would make the same fake tensors, but take most of the time.
+    """
+
+    def __init__(self, symbols: Mapping[Any, int]) -> None:
+        self.mode = FakeTensorMode()
+        self._symbols = symbols
+        self._known: dict[Any, int] = {}
+        """Expression -> its value."""
+        self.storages: dict[int, UntypedStorage] = {}
+        """`Described.storage` -> the storage of the fake tensors made so far."""
+
+    def like(self, given: Tensor, described: Described) -> Tensor:
+        """A fake tensor for a `given` input, which torch `described`."""
+        fake = self.mode.from_tensor(given.detach(), static_shapes=True)
+        self.storages[described.storage] = fake.untyped_storage()
+        return fake
+
+    def made(self, described: Any) -> Any:
+        """Fake tensors as `described`."""
+        return map_aggregate(described, self._made)
+
+    def take(self, made: Any, described: Any) -> bool:
+        """Take the fake tensors `made` for those `described`; return whether they lie like them."""
+        if isinstance(described, list | tuple):
+            alike = [self.take(*pair) for pair in zip(made, described, strict=True)]
+            return all(alike)
+        if not isinstance(described, Described):
+            return True
+        storage = made.untyped_storage()
+        self.storages[described.storage] = storage
+        sizes = *described.shape, *described.stride, described.offset, described.nbytes
+        return (*layout(made), storage.nbytes()) == tuple(map(self._number, sizes))
+
+    def shape(self, described: Described) -> tuple[int, ...]:
+        """The shape of what is `described`."""
+        return tuple(map(self._number, described.shape))
+
+    def _made(self, described: Any) -> Any:
+        if not isinstance(described, Described):
+            return described
+        storage = self.storages.get(described.storage)
+        if storage is None:
+            nbytes = self._number(described.nbytes)
+            storage = torch.empty(nbytes, dtype=torch.uint8, device="meta").untyped_storage()
+            self.storages[described.storage] = storage
+        lying = torch.empty(0, dtype=described.dtype, device="meta").set_(
+            storage,
+            self._number(described.offset),
+            self.shape(described),
+            tuple(map(self._number, described.stride)),
+        )
+        fake: Tensor = FakeTensor(self.mode, lying, described.device)
+        if described.conj or described.neg:
+            with self.mode:
+                fake = torch._conj(fake) if described.conj else fake
+                fake = torch._neg_view(fake) if described.neg else fake
+        return fake
+
+    def _number(self, size: Any) -> int:
+        """The value of a size. Raises TypeError if the forward inputs do not determine it."""
+        if isinstance(size, int):
+            return size
+        if size not in self._known:
+            self._known[size] = int(size.xreplace(self._symbols))
+        return self._known[size]
