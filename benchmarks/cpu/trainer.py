@@ -152,4 +152,4 @@ def _rehearse(mode: Mode) -> None:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     if driver is not None:
-        driver.bound_memory(0, 0)  # releases what it kept for its next tensors
+        driver.bound_memory(int, 0)  # releases what it kept for its next tensors

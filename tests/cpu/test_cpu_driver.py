@@ -541,28 +541,28 @@ def bounding(folder, limits):
 
 def test_a_driver_lifts_the_bound_that_it_set(tmp_path, limits):
     driver = bounding(tmp_path, limits)
-    driver.bound_memory(0, 1000)
-    driver.bound_memory(0, 2000)
+    driver.bound_memory(int, 1000)
+    driver.bound_memory(int, 2000)
     assert limits.said[-1] >= 2000
-    driver.bound_memory(0, None)
+    driver.bound_memory(int, None)
     assert limits.said[-1] is None
     assert None not in limits.said[:1]
 
 
 def test_a_driver_does_not_lift_the_bound_of_another(tmp_path, limits):
     first, second = bounding(tmp_path, limits), bounding(tmp_path, limits)
-    first.bound_memory(0, 1000)
-    second.bound_memory(0, 2000)
-    first.bound_memory(0, None)
+    first.bound_memory(int, 1000)
+    second.bound_memory(int, 2000)
+    first.bound_memory(int, None)
     del first
     assert limits.said[-1] >= 2000
-    second.bound_memory(0, None)
+    second.bound_memory(int, None)
     assert limits.said[-1] is None
 
 
 def test_a_driver_that_is_collected_bounds_nothing(tmp_path, limits):
     driver = bounding(tmp_path, limits)
-    driver.bound_memory(0, 1000)
+    driver.bound_memory(int, 1000)
     del driver
     gc.collect()
     assert limits.said[-1] is None

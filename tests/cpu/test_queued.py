@@ -179,9 +179,9 @@ def test_what_is_on_the_host_anyway_stays_there(driver: QueuedDriver, device: La
 
 
 def test_a_new_plan_begins_with_nothing_kept(driver: QueuedDriver, device: LateDevice) -> None:
-    driver.bound_memory(0, None)
+    driver.bound_memory(int, None)
     assert device.trims == 0, "nothing is moved"
-    driver.bound_memory(0, 1 << 20)
+    driver.bound_memory(int, 1 << 20)
     assert device.trims == 1
 
 

@@ -184,9 +184,15 @@ def test_inputs_that_overlap_in_one_call_only() -> None:
             assert torch.equal(mine[0], theirs[0])
 
 
+def keep(monkeypatch: pytest.MonkeyPatch, graphs: int, ops: int = 0) -> None:
+    """Let so many graphs be kept, and as many more as have no more ops together than `ops`."""
+    monkeypatch.setattr(by_size, "KEPT_GRAPHS", graphs)
+    monkeypatch.setattr(by_size, "KEPT_OPS", ops)
+
+
 def test_as_many_sizes_as_one_likes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph used longest ago is dropped, with what it holds; its plan is remembered."""
-    monkeypatch.setattr(by_size, "MOST_GRAPHS", 3)
+    keep(monkeypatch, 3)
     backend = Backend(budget=MOVING, policy="swap-all", strict=True)
     usual = [4] * (PROFILED_STEPS + 1)
     alike(Small(), backend, [*usual, 3, 2, 5, 6, 7, 4], dynamic=True)
@@ -200,7 +206,7 @@ def test_as_many_sizes_as_one_likes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_graph_with_an_outstanding_call_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_size, "MOST_GRAPHS", 2)
+    keep(monkeypatch, 2)
     module, backend = nn.Linear(4, 4), Backend(budget="1GiB", strict=True)
     plain = copy.deepcopy(module)
     call = torch.compile(module, backend=backend, dynamic=True)
@@ -214,6 +220,22 @@ def test_a_graph_with_an_outstanding_call_is_not_dropped(monkeypatch: pytest.Mon
     gc.collect()
     assert backend.engine is not None
     assert len(backend.engine.graphs) == 2, "once one came, those that had come back went"
+
+
+def test_more_graphs_are_kept_if_they_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, backend = nn.Linear(4, 4), Backend(budget="1GiB", strict=True)
+    keep(monkeypatch, graphs=2, ops=1_000)
+    call = torch.compile(module, backend=backend, dynamic=True)
+    for n in range(2, 6):
+        mean_square(call(torch.ones(n, 4))).backward()
+    assert backend.engine is not None
+    graphs = backend.engine.graphs
+    assert len(graphs) == 4
+    keep(monkeypatch, graphs=2, ops=3 * len(graphs[0].captured.trace.ops))
+    del graphs
+    mean_square(call(torch.ones(6, 4))).backward()
+    gc.collect()
+    assert len(backend.engine.graphs) == 3
 
 
 def test_smaller_sizes_get_the_plan_of_larger_ones() -> None:
@@ -293,9 +315,10 @@ def test_what_follows_a_slice_of_all_lies_as_if_there_were_none() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             y = self.inner(x).unflatten(2, (2, 4)).transpose(1, 2)[:, :, :]
-            z = y[:, :, None, slice(0, None)].expand(-1, -1, 3, -1, -1).flatten(1, 2)
-            whole: Tensor = self.outer(z.mT.mT.mean(1).repeat(1, 1, 2))[:, slice(0, None)]
-            return whole.mT
+            z: Tensor = y[:, :, None, slice(0, None)].expand(-1, -1, 3, -1, -1).flatten(1, 2)
+            whole: Tensor = self.outer(z.mean(1).repeat(1, 1, 2))
+            whole = whole[:, slice(0, None)]
+            return whole.transpose(1, 2)
 
     backend = Backend(budget="1GiB", strict=True)
     module = Repeated()
@@ -314,7 +337,8 @@ def test_views_of_what_passes_of_torch_replace() -> None:
     class Scaled(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             y: Tensor = super().forward(x)
-            return (y.sum((1, 2)) * x.shape[1] ** -0.5).unsqueeze(1).expand(-1, 4)
+            scale: float = x.shape[1] ** -0.5
+            return (y.sum((1, 2)) * scale).unsqueeze(1).expand(-1, 4)
 
     backend = Backend(budget="1GiB", strict=True)
     module = Scaled(8, 8)
@@ -536,7 +560,7 @@ def test_torch_cannot_trace_symbolic_sizes() -> None:
 
 
 def test_more_outstanding_calls_than_graphs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_size, "MOST_GRAPHS", 3)
+    keep(monkeypatch, 3)
     module, backend = nn.Linear(4, 4), Backend(budget="1GiB", strict=True)
     plain = copy.deepcopy(module)
     call = torch.compile(module, backend=backend, dynamic=True)
@@ -561,7 +585,7 @@ def batch_of(rows: int) -> Tensor:
 
 def test_a_call_outlives_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread may drop a graph whose forward call has begun."""
-    monkeypatch.setattr(by_size, "MOST_GRAPHS", 1)
+    keep(monkeypatch, 1)
     monkeypatch.setattr(by_size, "_waits", lambda _: False)
     module = nn.Linear(4, 4)
     plain, backend = copy.deepcopy(module), Backend(budget="1GiB", strict=True)

@@ -9,7 +9,7 @@ numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -149,7 +149,7 @@ class AdversarialDriver:
         """Return None: it has no allocator."""
         return None
 
-    def bound_memory(self, held_bytes: int, most_bytes: int | None) -> None:
+    def bound_memory(self, held_bytes: Callable[[], int], most_bytes: int | None) -> None:
         """Do nothing."""
 
     def disk_bytes_written(self) -> int:

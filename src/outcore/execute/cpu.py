@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 import torch
@@ -285,7 +285,7 @@ class CpuDriver:
         now = self.arena.figures()
         return Ledger(now.live_bytes, now.start, now.stop)
 
-    def bound_memory(self, held_bytes: int, most_bytes: int | None) -> None:
+    def bound_memory(self, held_bytes: Callable[[], int], most_bytes: int | None) -> None:
         """Bound resident memory by `most_bytes`.
 
         With an arena, the bound applies to the arena's memory, with some room for holes
@@ -301,7 +301,7 @@ class CpuDriver:
             return
         trim()
         with contextlib.suppress(OSError):
-            external = max(0, resident_bytes() - held_bytes)
+            external = max(0, resident_bytes() - held_bytes())
             self.limit_resident(external + most_bytes)
 
     def _bound_arena(self, arena: Arena, nbytes: int | None) -> None:

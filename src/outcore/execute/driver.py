@@ -179,11 +179,11 @@ class Driver(Protocol):
         """What the driver's own allocator holds now; None if it has none that counts."""
         ...
 
-    def bound_memory(self, held_bytes: int, most_bytes: int | None) -> None:
+    def bound_memory(self, held_bytes: Callable[[], int], most_bytes: int | None) -> None:
         """Keep the device memory of the process near `most_bytes`, if the driver can.
 
-        `held_bytes` is what tensors hold now. None for `most_bytes` removes the bound: freed memory
-        is then kept for speed.
+        `held_bytes` counts what tensors hold, for drivers that ask. None for `most_bytes` removes
+        the bound: freed memory is then kept for speed.
         """
         ...
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Final
@@ -257,7 +257,7 @@ class QueuedDriver:
         """Return None: callers read the counters of the device's own allocator instead."""
         return None
 
-    def bound_memory(self, held_bytes: int, most_bytes: int | None) -> None:
+    def bound_memory(self, held_bytes: Callable[[], int], most_bytes: int | None) -> None:
         """If there is a bound, empty the allocator's cache: later requests have other sizes.
 
         If the allocator could get little more memory, it would otherwise have to empty its cache

@@ -105,6 +105,8 @@ class Backend:
         self.parameters = Parameters()
         self.plain_calls = Tally()
         """Calls of graphs that cannot be planned, or that have nothing to differentiate."""
+        self._compiled_anew = False
+        """Whether torch compiled something since a graph was last added."""
         self._captured_at: list[int] = []
         """Numbers of the latest steps in which a new graph was captured."""
 
@@ -135,6 +137,7 @@ class Backend:
             inference_compiler=partial(_plain, self.plain_calls, self.parameters),
             partition_fn=self._apart if compiles_autograd() else partition or self._partition,
         )
+        self._compiled_anew = True
         with passing(), as_kernels():
             compiled: Call = compiler(module, inputs)
         return compiled
@@ -297,7 +300,8 @@ class Backend:
             return in_core(boxed(forward), boxed(backward), outputs, constants)
 
         graph = PlannedGraph(engine, captured, fallback)
-        engine.add(graph)
+        engine.add(graph, compiled=self._compiled_anew or self.options.fuse)
+        self._compiled_anew = False
         self._note_capture(engine.steps.number)
         self.capture_seconds += time.perf_counter() - start
         return graph

@@ -9,12 +9,17 @@ from typing import Any, Final
 
 from outcore.capture import Symbolic, UnknownSizesError, as_dynamo_compiles
 from outcore.errors import CaptureError
+from outcore.gc_paused import gc_paused
 from outcore.runtime.runner import Runner
 from outcore.runtime.store import Stores
 
-MOST_GRAPHS: Final = 64
-"""The most combinations of sizes whose graphs are kept: then the one used longest ago is dropped.
-Those with an outstanding call are kept."""
+KEPT_GRAPHS: Final = 64
+"""The graphs of so many combinations of sizes are kept. With more, the one used longest ago is
+dropped, unless it has an outstanding call."""
+
+KEPT_OPS: Final = 100_000
+"""More graphs than `KEPT_GRAPHS` are kept while they have no more ops than this together. An op
+takes some 9 KiB of the host's memory."""
 
 
 class BySize:
@@ -44,7 +49,7 @@ class BySize:
         key = self.symbolic.key(args)
         known, runner = self._find(key)
         if not known:
-            with as_dynamo_compiles():
+            with as_dynamo_compiles(), gc_paused():
                 known, runner = self._find(key)  # another thread may have made it meanwhile
                 if not known:
                     runner = self._new(key, args)
@@ -81,11 +86,23 @@ class BySize:
             runner = None
         with self._lock:
             self._runners[key] = runner
-            if len(self._runners) > MOST_GRAPHS:
-                idle = [k for k, r in self._runners.items() if k != key and not _waits(r)]
-                for each in idle[: len(self._runners) - MOST_GRAPHS]:
-                    del self._runners[each]
+            self._drop(key)
         return runner
+
+    def _drop(self, latest: Hashable) -> None:
+        """Drop graphs if there are too many, but not that for the sizes `latest`."""
+        sizes = {key: _ops(runner) for key, runner in self._runners.items()}
+        kept, ops = len(sizes), sum(sizes.values())
+        for key, number in sizes.items():
+            if kept <= KEPT_GRAPHS or ops <= KEPT_OPS:
+                return
+            if key != latest and not _waits(self._runners[key]):
+                del self._runners[key]
+                kept, ops = kept - 1, ops - number
+
+
+def _ops(runner: Runner | None) -> int:
+    return 0 if runner is None else len(runner.graph.captured.trace.ops)
 
 
 def _waits(runner: Runner | None) -> bool:

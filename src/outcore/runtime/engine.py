@@ -59,15 +59,18 @@ class Engine:
         """The graphs whose compiled code torch still has, oldest first."""
         return self.registry.graphs
 
-    def add(self, graph: PlannedGraph) -> None:
+    def add(self, graph: PlannedGraph, *, compiled: bool = True) -> None:
         """Add a captured graph. If its trace was planned before (a recompile), it gets that plan.
+
+        `compiled`: whether a compiler ran for it. Copies for further sizes need none.
 
         Forgets what is known of graphs that torch has dropped. With `strict`, raises DigestError
         if the file of plans is known to have no plan for the graph.
         """
         self.plans.check_known(graph, checked=False)
         self.registry.add(graph)
-        self.residency.captured()
+        if compiled:
+            self.residency.compiled()
         self.plans.give_known(graph)
         self.metering.renew_tries()
 
@@ -80,7 +83,7 @@ class Engine:
             for graph in self.graphs:
                 graph.retire(reason)
             self.metering.end(whole=False)
-            self.driver.bound_memory(0, None)
+            self.driver.bound_memory(self.residency.resident_bytes, None)
             if not len(self.stores):
                 self.driver.close()
 

@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary, ref
 from outcore.capture import Captured, capture_again
 from outcore.errors import CaptureError, InfeasibleError, OutcoreError
 from outcore.execute import Executable, MismatchError, build
+from outcore.gc_paused import gc_paused
 from outcore.ir.store import digest
 from outcore.ir.verify import verify_trace
 from outcore.measure import Reading, says_memory
@@ -212,6 +213,7 @@ class PlannedGraph:
         profiling = self._begun(inputs) if self.profiling is None else self.profiling
         return self._profiled(profiling, own, inputs)
 
+    @gc_paused()
     def _begun(self, inputs: list[Any]) -> Profiling:
         """As `_begin`, as the first attempt of a call: if nothing fits, others may make room."""
         try:

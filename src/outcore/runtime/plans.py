@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from outcore.execute import Driver
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import fits
 from outcore.ir.program import Program
+from outcore.ir.trace import Trace
 from outcore.runtime.announce import announcement
 from outcore.runtime.drift import Drift
 from outcore.runtime.graph import PlannedGraph
@@ -121,7 +123,7 @@ class Plans:
         collected = False
         while True:
             budget = self._settings.budget_bytes
-            self._driver.bound_memory(self._residency.resident_bytes(), budget)
+            self._driver.bound_memory(self._residency.resident_bytes, budget)
             resident, shares = self._residency.external_bytes(graph, inputs), self._shares(graph)
             try:
                 with naming_the_rank():
@@ -129,7 +131,7 @@ class Plans:
             except InfeasibleError:
                 if collected:
                     raise
-            # Garbage counts as resident memory, and captures in this step may have left some.
+            # Garbage counts as resident memory, and compilers may have left some in this step.
             collected = self._residency.collect(again=True)
 
     def lent(self, graph: PlannedGraph, inputs: Sequence[Any]) -> tuple[Planned, int] | None:
@@ -142,19 +144,21 @@ class Plans:
         trace, given = graph.captured.trace, self._settings.given
         if given.file is not None or given.rules or graph.status.most_outstanding > 1:
             return None
-        lenders = [
-            (sum(buffer.nbytes for buffer in planned.problem.trace.buffers), planned)
+        needed = _total_bytes(trace)
+        larger = [
+            (nbytes, planned)
             for each in self._registry.graphs
             if (planned := each.planned) is not None
             and each is not graph
             and each.origin == graph.origin
             and planned.calls == 1
             and planned.retaining_bytes is None
-            and covers(planned.problem.trace, trace)
+            and (nbytes := _total_bytes(planned.problem.trace)) >= needed
         ]
-        if not lenders:
+        in_order = (planned for _, planned in sorted(larger, key=itemgetter(0)))
+        lender = next((each for each in in_order if covers(each.problem.trace, trace)), None)
+        if lender is None:
             return None
-        _, lender = min(lenders, key=lambda pair: pair[0])
         others = any(each.status.kind != graph.status.kind for each in self._registry.graphs)
         leaving = left_bytes(lender) if others else 0
         profile = scaled(lender.problem.profile, lender.problem.trace, trace)
@@ -163,8 +167,7 @@ class Plans:
         if found is None:
             return None
         planned, spare = found
-        resident = self._residency.resident_bytes()
-        self._driver.bound_memory(resident, self._settings.budget_bytes)
+        self._driver.bound_memory(self._residency.resident_bytes, self._settings.budget_bytes)
         most = planned.external_bytes + spare
         return (planned, most) if self._residency.external_bytes(graph, inputs) <= most else None
 
@@ -345,7 +348,11 @@ class Plans:
             came = {g: g.status.growth.unplanned_bytes for g in active if g not in latest}
             known = [p.peak_bytes + came.get(g, 0) for g, p in active.items() if p]
             bound = max(known) if len(known) == len(active) else self._settings.budget_bytes
-        self._driver.bound_memory(self._residency.resident_bytes(), bound)
+        self._driver.bound_memory(self._residency.resident_bytes, bound)
+
+
+def _total_bytes(trace: Trace) -> int:
+    return sum(buffer.nbytes for buffer in trace.buffers)
 
 
 def _tell(drift: Drift, planned: Planned) -> Planned:

@@ -32,38 +32,38 @@ class Residency:
         self._collected_in = -1
         """Number of the step with the latest garbage collection."""
         self._littered = False
-        """Whether a graph was captured since then."""
-        self._captured_at: tuple[int, int] | None = None
-        """(forward calls, backward calls) counted at the latest capture, until its garbage is
-        collected."""
+        """Whether a graph was compiled since then."""
+        self._compiled_at: tuple[int, int] | None = None
+        """(forward calls, backward calls) counted when a graph was last compiled, until the garbage
+        of that is collected."""
 
-    def captured(self) -> None:
-        """Note that a graph was captured: compilers leave garbage, results of calls among it."""
+    def compiled(self) -> None:
+        """Note that a graph was compiled: compilers leave garbage, results of calls among it."""
         steps = self._registry.steps
-        self._littered, self._captured_at = True, (steps.calls, steps.returns)
+        self._littered, self._compiled_at = True, (steps.calls, steps.returns)
 
     def tidy(self) -> None:
-        """Before a call begins, collect the garbage that captures of an earlier step left.
+        """Before a call begins, collect the garbage that compilers left in an earlier step.
 
         No later step makes any of it, and calls whose results are among it would stay outstanding
         forever.
         """
-        if self._captured_at is None:
+        if self._compiled_at is None:
             return
-        steps, (calls, returns) = self._registry.steps, self._captured_at
+        steps, (calls, returns) = self._registry.steps, self._compiled_at
         if steps.returns > returns or (steps.calls > calls and not len(self._registry.stores)):
-            self._captured_at = None
+            self._compiled_at = None
             self.collect(again=True)
 
     def sweep(self) -> None:
-        """Collect the garbage of captures before a count that plans will be made with."""
+        """Collect the garbage of compilers before a count that plans will be made with."""
         if self._littered:
             self.collect()
 
     def collect(self, *, again: bool = False) -> bool:
         """Collect garbage; returns whether it did. It is slow, so once a step is enough.
 
-        It does so again in the same step if a graph was captured since, or with `again`, for when
+        It does so again in the same step if a graph was compiled since, or with `again`, for when
         there is no room for what is counted.
         """
         known = self._collected_in == self._registry.steps.number and not self._littered
