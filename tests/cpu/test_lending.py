@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Mapping
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from outcore import Backend
+from outcore.execute.queued import QueuedDriver
+from outcore.ir.hardware import Tier
 from outcore.ir.profile import Source
-from outcore.measure import Reading
+from outcore.measure import Reading, resident_bytes
+from outcore.runtime import engine
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.planned import Planned
 from outcore.runtime.planning import left_bytes
 from outcore.runtime.session import Visit
+from tests.cpu.queues import LateDevice
 from tests.cpu.training import PROFILED_STEPS, mean_square
 
 BUDGET = 8 << 20
@@ -168,6 +176,29 @@ def test_what_later_graphs_need_stays_free() -> None:
     report = backend.report()
     assert report.measured_peak_bytes is not None
     assert report.measured_peak_bytes <= budget
+
+
+def test_host_memory_of_the_largest_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To register it again takes long. The largest size may come seldom."""
+    asked: list[int | None] = []
+    reserve = QueuedDriver.reserve
+
+    def noted(self: QueuedDriver, nbytes: Mapping[Tier, int]) -> None:
+        asked.append(nbytes.get(Tier.HOST))
+        reserve(self, nbytes)
+
+    monkeypatch.setattr(QueuedDriver, "reserve", noted)
+    late = partial(QueuedDriver, LateDevice())
+    monkeypatch.setattr(engine, "open_driver", lambda _, folder, __: late(folder))
+    gc.collect()
+    backend = backend_of(2 * BUDGET + resident_bytes(torch.device("cpu")))
+    call = torch.compile(Scaled(), backend=backend, dynamic=True)
+    for n in [LARGE] * (PROFILED_STEPS + 2) + [SMALL, SMALL - 100] * 6 + [SMALL - 200] * 3:
+        call(torch.full((1, n), 0.5)).backward()
+    assert all(plans(backend))
+    assert len(asked) == 4
+    assert asked[0]
+    assert len(set(asked)) == 1
 
 
 def test_a_graph_that_was_made_for_its_sizes_can_run_in_core() -> None:

@@ -313,12 +313,12 @@ class Plans:
         """Reserve room for `planned` in the outer tiers. Raises SpillError or HostMemoryError.
 
         Sizes that take turns use the same host memory. So as much of it is kept as the most that
-        one of them needs, if that is possible.
+        one of them needs, if that is possible. It may not have come for long.
         """
         nbytes = {tier: planned.predicted.peak(tier) for tier in (Tier.HOST, Tier.DISK)}
-        others = [g for g in self._registry.active() if g is not graph]
+        others = [g for g in self._registry.graphs if g is not graph]
         held = {g: g.planned.predicted.peak(Tier.HOST) for g in others if g.planned}
-        if not nbytes[Tier.HOST] and any(held.values()):
+        if not nbytes[Tier.HOST] and any(map(held.get, self._registry.active())):
             del nbytes[Tier.HOST]  # the reserved host memory of other plans stays
         kind, waiting = graph.status.kind, self._registry.waiting
         turns = [n for g, n in held.items() if g.status.kind == kind and not waiting(g)]

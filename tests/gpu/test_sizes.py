@@ -1,0 +1,95 @@
+"""Inputs of changing sizes on a GPU: smaller ones run the plan of larger ones."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from benchmarks.kit.modes import same_graph
+from outcore import Backend
+from outcore.execute.queued import QueuedDriver
+from outcore.ir.hardware import Tier
+from outcore.ir.profile import Source
+from tests.cpu.training import Deep, mean_square, same, snapshot
+from tests.gpu.test_layout import nearly_full
+from tests.gpu.training import PROFILED_STEPS, ROOMY_BYTES, part
+
+LAYERS, COLUMNS = 8, 1 << 18
+"""Each layer saves a map of 16 MiB."""
+LARGE_STEPS = PROFILED_STEPS + 2
+SHARES = [8] * LARGE_STEPS + [6, 7, 6, 5, 7, 5, 6, 7, 5, 8, 7, 8]
+"""Sizes of the inputs, in eighths of `COLUMNS`."""
+
+
+def trained(backend, shares=SHARES, layers=LAYERS, columns=COLUMNS):
+    """The results of a step for each size, and the peaks of allocated memory."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = Deep(layers).cuda()
+    call = torch.compile(module, backend=backend)
+    seen, peaks = [], []
+    for seed, share in enumerate(shares):
+        seeded = torch.Generator().manual_seed(seed)
+        maps = torch.randn(16, columns * share // 8, generator=seeded).cuda()
+        torch.cuda.reset_peak_memory_stats()
+        module.zero_grad()
+        loss = mean_square(call(maps))
+        loss.backward()
+        seen.append(snapshot(module, loss))
+        torch.cuda.synchronize()
+        peaks.append(torch.cuda.max_memory_allocated())
+    return seen, peaks
+
+
+@pytest.fixture
+def budget():
+    roomy = Backend(budget=ROOMY_BYTES)
+    trained(roomy, SHARES[: PROFILED_STEPS + 1])
+    return part(roomy, 0.7)
+
+
+@pytest.mark.parametrize("policy", ["swap-all", "search"])
+def test_smaller_ones_run_the_plan_of_larger_ones(policy, budget):
+    expected, _ = trained(same_graph)
+    gc.collect()
+    backend = Backend(budget=budget, policy=policy, strict=True)
+    found, peaks = trained(backend)
+    assert same(found, expected)
+    large, *smaller = (status.planned for status in backend.engine.registry.known())
+    assert large.plan.moves
+    assert [plan.problem.profile.source for plan in smaller] == [Source.ESTIMATED] * 3
+    report = backend.report()
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes <= budget
+    assert max(peaks[LARGE_STEPS:]) <= budget
+
+
+def test_host_memory_is_registered_once(budget, monkeypatch):
+    """Smaller sizes use what was registered for the largest one: registering takes long."""
+    asked = []
+    reserve = QueuedDriver.reserve
+
+    def noted(self, nbytes):
+        asked.append(nbytes.get(Tier.HOST))
+        reserve(self, nbytes)
+
+    monkeypatch.setattr(QueuedDriver, "reserve", noted)
+    trained(Backend(budget=budget, policy="swap-all", strict=True))
+    assert len(asked) == 4
+    assert asked[0]
+    assert len(set(asked)) == 1
+
+
+def test_on_a_nearly_full_device():
+    """The layout is for one size; the others get room for the allocator instead."""
+    shares = [*SHARES[:LARGE_STEPS], 6, 6, 6, 8]
+    expected, _ = trained(same_graph, shares, layers=20, columns=4 * COLUMNS)
+    with nearly_full():
+        backend = Backend(strict=True)
+        found, _ = trained(backend, shares, layers=20, columns=4 * COLUMNS)
+    assert same(found, expected)
+    plans = [status.planned for status in backend.engine.registry.known()]
+    assert all(plans)
+    assert plans[0].plan.moves
+    assert backend.report().measured_peak_bytes <= backend.engine.settings.budget_bytes
