@@ -61,6 +61,8 @@ def test_smaller_ones_run_the_plan_of_larger_ones(policy, budget):
     assert plans[0].plan.moves
     assert [plan.problem.profile.source for plan in plans].count(Source.ESTIMATED) == 3
     report = backend.report()
+    assert report.measured_peak_bytes is not None
+    assert report.predicted_peak_bytes is not None
     assert report.measured_peak_bytes <= report.predicted_peak_bytes <= budget
     assert max(peaks[LARGE_STEPS:]) <= budget
 
@@ -92,4 +94,6 @@ def test_on_a_nearly_full_device():
     plans = [status.planned for status in backend.engine.registry.known()]
     assert all(plans)
     assert plans[0].plan.moves
-    assert backend.report().measured_peak_bytes <= backend.engine.settings.budget_bytes
+    measured = backend.report().measured_peak_bytes
+    assert measured is not None
+    assert measured <= backend.engine.settings.budget_bytes
