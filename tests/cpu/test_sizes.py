@@ -350,6 +350,114 @@ def test_views_of_what_passes_of_torch_replace() -> None:
     assert not backend.report().notes
 
 
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each size that is copied from a symbolic graph, whether that went well."""
+    made: list[bool] = []
+    new = by_size.BySize._new
+
+    def noted(self: by_size.BySize, *args: Any) -> Any:
+        runner = new(self, *args)
+        made.append(runner is not None)
+        return runner
+
+    monkeypatch.setattr(by_size.BySize, "_new", noted)
+    return made
+
+
+def test_ops_that_return_sizes_too(copies: list[bool]) -> None:
+    """As kernels for attention do on a GPU."""
+    library = torch.library.Library("outcore_test_sizes", "FRAGMENT")
+    library.define("along(Tensor x) -> (Tensor, SymInt)")
+    library.define("along_back(Tensor g, SymInt n) -> Tensor")
+    for key in ("CPU", "Meta"):
+        library.impl("along", lambda x: (x * x.shape[0], x.shape[0]), key)
+        library.impl("along_back", lambda g, n: g * n, key)
+    ops = torch.ops.outcore_test_sizes
+
+    def keep_size(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.n = output[1]
+
+    def backward(ctx: Any, gradient: Tensor, _: Any) -> Any:
+        return ops.along_back(gradient, ctx.n)
+
+    name = "outcore_test_sizes::along"
+    torch.library.register_autograd(name, backward, setup_context=keep_size, lib=library)
+
+    class Along(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = ops.along(super().forward(x))[0]
+            return y
+
+    module = Along(8, 8)
+    plain, call = copy.deepcopy(module), torch.compile(module, backend=Backend(budget="1GiB"))
+    for seed, n in enumerate((4, 5, 6)):
+        x = torch.ones(n, 8)
+        assert same([step(module, call, seed, x)], [step(plain, plain, seed, x)]), n
+    assert copies == [True, True]
+    library._destroy()
+
+
+def test_parts_of_larger_tensors_are_copied_too(copies: list[bool]) -> None:
+    """Nothing but the bytes of the larger tensor tells how large it is."""
+
+    class Part(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            whole: Tensor = x[:, 0].sin() + x.transpose(1, 2)[..., 0]
+            y: Tensor = super().forward(whole)
+            return y
+
+    module = Part(8, 8)
+    plain, call = copy.deepcopy(module), torch.compile(module, backend=Backend(budget="1GiB"))
+    for seed, n in enumerate((4, 5, 6, 8)):
+        x = torch.randn(n + 3, 2, 8)[2 : n + 2]
+        assert same([step(module, call, seed, x)], [step(plain, plain, seed, x)]), n
+    assert copies == [True, True, True]
+
+
+def test_the_first_size_keeps_its_plan_in_a_batch_of_one(copies: list[bool]) -> None:
+    """The strides of a side of 1 are others with symbols."""
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(8, 24), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            size = x.shape[0], x.shape[1], 2, 4
+            q, k, v = (t.view(size).transpose(1, 2) for t in self.inner(x).split(8, 2))
+            found = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+            whole: Tensor = self.outer(found.transpose(1, 2).reshape(x.shape))
+            return whole
+
+    module, backend = Heads(), Backend(budget="1GiB", strict=True)
+    plain, call = copy.deepcopy(module), torch.compile(module, backend=backend)
+    for seed, n in enumerate((4, 5, 4)):
+        x = torch.randn(1, n, 8)
+        assert same([step(module, call, seed, x)], [step(plain, plain, seed, x)]), n
+    assert copies == [True, True]
+    assert backend.engine is not None
+    first, _, again = (status.digest for status in backend.engine.registry.known())
+    assert first == again
+
+
+def test_padding_that_pads_nothing() -> None:
+    """It lies as what it pads."""
+
+    class Padded(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = super().forward(x[0]).t()
+            return nn.functional.pad(y, (0, 3 - x.shape[1])).sin()
+
+    module, backend = Padded(8, 8), Backend(budget="1GiB", strict=True)
+    plain, call = copy.deepcopy(module), torch.compile(module, backend=backend)
+    for seed, n in enumerate((4, 5, 6)):
+        x = torch.randn(1, n, 8)
+        assert same([step(module, call, seed, x)], [step(plain, plain, seed, x)]), n
+    assert backend.engine is not None
+    assert not any(graph.corrections for graph in backend.engine.graphs)
+
+
 def test_new_sizes_under_autocast() -> None:
     """What is described anew has its casts already."""
     module = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 8))

@@ -14,6 +14,9 @@ from torch.fx.node import map_aggregate
 SYMBOLS: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
 """Types of numbers that are symbolic."""
 
+_NUMBERS: Final = dict(zip(SYMBOLS, (int, float, bool), strict=True))
+"""Type of a symbolic number -> that of its value."""
+
 
 def layout(tensor: Tensor) -> tuple[Any, ...]:
     """Shape, strides and offset, in one tuple."""
@@ -74,7 +77,7 @@ def _expression(size: Any) -> Any:
 class Fakes:
     """Makes the fake tensors of one graph from what torch described, with numbers for `symbols`.
 
-    No op runs for that: ops would make the same fake tensors, but take most of the time.
+    Ops would make the same fake tensors, but take most of the time.
     """
 
     def __init__(self, symbols: Mapping[Any, int]) -> None:
@@ -92,7 +95,7 @@ class Fakes:
         return fake
 
     def made(self, described: Any) -> Any:
-        """Fake tensors as `described`."""
+        """Fake tensors as `described`, and numbers in place of symbols."""
         return map_aggregate(described, self._made)
 
     def take(self, made: Any, described: Any) -> bool:
@@ -112,6 +115,8 @@ class Fakes:
         return tuple(map(self._number, described.shape))
 
     def _made(self, described: Any) -> Any:
+        if isinstance(described, SYMBOLS):
+            return _NUMBERS[type(described)](described.node.expr.xreplace(self._symbols))
         if not isinstance(described, Described):
             return described
         storage = self.storages.get(described.storage)

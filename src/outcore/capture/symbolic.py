@@ -22,12 +22,15 @@ from outcore import aten
 from outcore.capture.call_memory import attribute
 from outcore.capture.compat import mutated_inputs, plain, without_autocast
 from outcore.capture.described import SYMBOLS, Described, Fakes, described, layout, storages
+from outcore.capture.layouts import VIEWS
 from outcore.capture.phases import arguments
 from outcore.capture.sites import site
 from outcore.capture.tracing import as_kernels
 from outcore.errors import CaptureError
 
 _SLICES: Final = torch.ops.aten.slice.Tensor, torch.ops.aten.slice_backward.default
+_BY_NUMBERS: Final = (torch.ops.aten.constant_pad_nd.default,)
+"""Ops whose results lie otherwise for some numbers: without padding, as the argument."""
 _OF_SYMBOLS: Final = "eager_input_vals", "tensor_meta"
 """Keys of nodes' metadata that describe more than `val` does, with symbols."""
 
@@ -93,17 +96,20 @@ class Symbolic:
 
     def symbols(self, args: Sequence[Any]) -> Mapping[Any, int]:
         """Torch's symbols -> their values, by the forward inputs `args`."""
-        found: dict[Any, int] = {}
+        known: list[tuple[Any, int]] = []
         for i in (*self._numbers, *self._sized):
-            known = self.primals[i].meta["val"]
+            given = self.primals[i].meta["val"]
             pairs = (
-                zip(_lie(known), _lie(args[i]), strict=True)
-                if isinstance(known, Tensor)
-                else [(known, args[i])]
+                zip(_lie(given), _lie(args[i]), strict=True)
+                if isinstance(given, Tensor)
+                else [(given, args[i])]
             )
-            for symbolic, number in pairs:
-                if isinstance(symbolic, SYMBOLS) and symbolic.node.expr.is_Symbol:
-                    found.setdefault(symbolic.node.expr, number)
+            known += [(x.node.expr, n) for x, n in pairs if isinstance(x, SYMBOLS)]
+        found = {x: n for x, n in reversed(known) if x.is_Symbol}
+        for expression, number in known:  # such as the bytes of a larger tensor that one is part of
+            times, symbol = expression.as_coeff_Mul()
+            if symbol.is_Symbol and symbol not in found and number % times == 0:
+                found[symbol] = number // int(times)
         return found
 
 
@@ -118,7 +124,7 @@ class _Copy:
         self.new: dict[Node, Any] = {}
         """Node -> its copy, or the number that replaces it."""
         self.otherwise: set[Node] = set()
-        """Nodes whose results do not lie as torch described, because an op before is left out."""
+        """Nodes whose results do not lie as torch described."""
 
     def made(self) -> GraphModule:
         """The copy. To be called once."""
@@ -162,12 +168,15 @@ class _Copy:
         return self._copied(node, args, kwargs, made)
 
     def _holds(self, node: Node, known: Any) -> bool:
-        """Whether what torch says of a call is true of its copy.
+        """Whether to trust what torch says of a call: then the op need not run.
 
-        Not if an argument lies otherwise. Nor if passes have replaced an argument: then a view does
-        not share its memory, by what is said of the two.
+        Not if an argument lies otherwise, or where the layout hangs on numbers in another way than
+        on symbols. Nor if passes have replaced an argument: then a view does not share its memory,
+        by what is said of the two.
         """
-        if not isinstance(node.target, OpOverload):
+        if not isinstance(node.target, OpOverload) or node.target in _BY_NUMBERS:
+            return False
+        if node.target in VIEWS and 1 in self.fakes.shape(known):
             return False
         if not self.otherwise.isdisjoint(node.all_input_nodes):
             return False

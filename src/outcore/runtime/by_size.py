@@ -14,12 +14,11 @@ from outcore.runtime.runner import Runner
 from outcore.runtime.store import Stores
 
 KEPT_GRAPHS: Final = 64
-"""The graphs of so many combinations of sizes are kept. With more, the one used longest ago is
-dropped, unless it has an outstanding call."""
+"""The graphs of at least so many combinations of sizes are kept."""
 
 KEPT_OPS: Final = 100_000
-"""More graphs than `KEPT_GRAPHS` are kept while they have no more ops than this together. An op
-takes some 9 KiB of the host's memory."""
+"""More graphs are kept while they have no more ops than this together. Then the one used longest
+ago is dropped, unless it has an outstanding call. An op takes some 9 KiB of the host's memory."""
 
 
 class BySize:
@@ -102,7 +101,7 @@ class BySize:
 
 
 def _ops(runner: Runner | None) -> int:
-    return 0 if runner is None else len(runner.graph.captured.trace.ops)
+    return 1 if runner is None else len(runner.graph.captured.trace.ops)
 
 
 def _waits(runner: Runner | None) -> bool:
