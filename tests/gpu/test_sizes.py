@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import sdpa_kernel
 
 from benchmarks.kit.modes import same_graph
 from outcore import Backend
 from outcore.execute.queued import QueuedDriver
 from outcore.ir.hardware import Tier
 from outcore.ir.profile import Source
+from outcore.runtime.by_size import BySize
 from tests.cpu.training import Deep, mean_square, same, snapshot
+from tests.gpu.test_attention import KERNELS, WIDTH, Block
 from tests.gpu.test_layout import nearly_full
 from tests.gpu.training import PROFILED_STEPS, ROOMY_BYTES, part
 
@@ -97,3 +101,33 @@ def test_on_a_nearly_full_device():
     measured = backend.report().measured_peak_bytes
     assert measured is not None
     assert measured <= backend.engine.settings.budget_bytes
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_attention_over_any_length_is_traced_once(kernel, monkeypatch):
+    """Some of its kernels return lengths to the host: numbers, in the copies."""
+    made = []
+    new = BySize._new
+
+    def noted(self, *args):
+        runner = new(self, *args)
+        made.append(runner is not None)
+        return runner
+
+    monkeypatch.setattr(BySize, "_new", noted)
+    backend = Backend(budget=ROOMY_BYTES, strict=True)
+    found: list[Any] = []
+    expected: list[Any] = []
+    for seen, way in ((expected, same_graph), (found, backend)):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module = Block(0.0).cuda().to(KERNELS[kernel])
+        call = torch.compile(module, backend=way)
+        for n in (48, 40, 56, 40):
+            module.zero_grad()
+            with sdpa_kernel(kernel):
+                loss = mean_square(call(torch.ones(8, n, WIDTH).cuda().to(KERNELS[kernel])))
+                loss.backward()
+            seen.append(snapshot(module, loss))
+    assert same(found, expected)
+    assert made == [True, True]
