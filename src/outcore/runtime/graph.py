@@ -90,6 +90,9 @@ class PlannedGraph:
         self.may_borrow = True
         """Whether it may be profiled with the plan that the graph has for larger sizes. False once
         that turned out to need too much memory."""
+        self.may_lend = True
+        """Whether a plan for it may be made from its checked steps alone, for smaller sizes. False
+        once none was found."""
         self.lean = False
         """Whether the graph is profiled with the leanest program, because device memory ran out."""
         self.tightened = False

@@ -45,9 +45,12 @@ def covers(larger: Trace, trace: Trace) -> bool:
     Op by op, with the same buffers read and made, so that each plan for one is one for the other.
     Parameters have the same size. Linear in the number of ops and buffers.
     """
-    return all(a == b for a, b in zip(_outline(larger), _outline(trace), strict=True)) and all(
-        most.nbytes >= each.nbytes for most, each in zip(larger.buffers, trace.buffers, strict=True)
-    )
+    if len(larger.buffers) != len(trace.buffers):
+        return False
+    pairs = zip(larger.buffers, trace.buffers, strict=True)
+    if any(most.nbytes < each.nbytes for most, each in pairs):
+        return False
+    return all(a == b for a, b in zip(_outline(larger), _outline(trace), strict=True))
 
 
 def _outline(trace: Trace) -> Iterator[object]:

@@ -54,14 +54,16 @@ class Observer:
     def base(
         self, graph: PlannedGraph, profiling: Profiling, own: int, resident_bytes: int
     ) -> None:
-        """Note the external memory as a timed call begins.
+        """Note the external memory as a timed call begins, or the first call of a checked step.
 
-        Checked calls do not count, as they also hold their inputs until they come back.
+        Other checked calls do not count, as those before them also hold their inputs.
         `resident_bytes`: all external memory, without what the graph's own outstanding calls alone
         hold.
         """
-        if profiling.executable is profiling.timed:
-            base_bytes = resident_bytes - self._residency.others_bytes(graph)
+        base_bytes = resident_bytes - self._residency.others_bytes(graph)
+        if profiling.executable is profiling.checked and not own:
+            profiling.checking(base_bytes)
+        elif profiling.executable is profiling.timed:
             beyond = profiling.began(base_bytes, first=not own)
             graph.observed.called.note(own, self._registry.outstanding(graph), beyond)
 

@@ -72,6 +72,10 @@ class Profiling:
     """The reading of the latest metered step."""
     workspace_bytes: tuple[int, ...] | None = None
     """Metered workspace of each op. None until a metered step counts."""
+    checked_workspace_bytes: tuple[int, ...] | None = None
+    """The same by the latest metered step, whether it counts or not. None: there was none."""
+    checked_base_bytes: int = 0
+    """The most external bytes as the first call of a checked step began."""
     between_bytes: int = 0
     """The most that the rest of the step needs while the graph waits, beyond `lingering_bytes` and
     the tangents."""
@@ -126,6 +130,22 @@ class Profiling:
             self.base_bytes, self.first_bytes = max(known, base_bytes), base_bytes
         return base_bytes - self.first_bytes
 
+    def checking(self, base_bytes: int) -> None:
+        """Note the external memory as the first call of a checked step begins."""
+        self.checked_base_bytes = max(self.checked_base_bytes, base_bytes)
+
+    def from_checks(self, base_bytes: int) -> Profiling:
+        """What checked steps alone tell, for a plan before any step is timed.
+
+        Call it once `checked_workspace_bytes` is known. `base_bytes`: the external memory now.
+        """
+        return replace(
+            self,
+            workspace_bytes=self.checked_workspace_bytes,
+            stopwatch=self.first,
+            base_bytes=max(self.checked_base_bytes, base_bytes),
+        )
+
     def waited(self, left_over_bytes: int) -> None:
         """Note the bytes freed while the graph waited in one timed step."""
         before = left_over_bytes if self.left_over_bytes is None else self.left_over_bytes
@@ -142,12 +162,13 @@ class Profiling:
             return  # the step ran another program
         if reading is not self.latest:
             self.latest, self.readings_left = reading, self.readings_left - 1
-        if self.readings_left > 0:
-            return
         spans = (self.first.last(op) for op in range(len(self.trace.ops)))
         observed = (reading.workspace_bytes(a, b) for a, b in spans)
-        self.workspace_bytes = tuple(max(n, self.within.get(i, 0)) for i, n in enumerate(observed))
+        checked = tuple(max(n, self.within.get(i, 0)) for i, n in enumerate(observed))
+        self.checked_workspace_bytes = checked
         self._take_pause(reading, visit)
+        if self.readings_left <= 0:
+            self.workspace_bytes = checked
 
     def _take_pause(self, reading: Reading, visit: Visit) -> None:
         tangents = nbytes_of(self.trace, tuple(map(Ref, self.trace.tangents)))
