@@ -12,6 +12,7 @@ from outcore.runtime.drift import WATCHED_STEPS
 from outcore.runtime.fragments import Fragments
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.growth import Growth
+from outcore.runtime.lenders import Lenders
 from outcore.runtime.metering import Metering
 from outcore.runtime.observer import Observer
 from outcore.runtime.options import Settings
@@ -49,6 +50,7 @@ class Engine:
         )
         self.contention = Contention(self.registry, self.metering, self.plans)
         self.growth = Growth(settings, self.steps, self.residency, self.metering, self.plans)
+        self.lenders = Lenders(settings, self.registry, self.residency, self.plans, self.growth)
         self.placing = Placing(self.stores, self.metering)
         leave = self.placing.give_up
         self.fragments = Fragments(settings, device, self.registry, self.plans, leave)

@@ -387,7 +387,7 @@ class PlannedGraph:
     def _begin(self, inputs: list[Any]) -> Profiling:
         """Begin to profile. Raises InfeasibleError if not even the floor program fits."""
         engine, lent = self.engine, None
-        found = engine.plans.lent(self, inputs) if self.may_borrow and not self.lean else None
+        found = engine.lenders.lent(self, inputs) if self.may_borrow and not self.lean else None
         if found is not None:
             lent, most = found
             program = lent.program

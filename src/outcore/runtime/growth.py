@@ -24,6 +24,7 @@ from outcore.units import format_bytes
 if TYPE_CHECKING:  # a graph calls its engine's Growth
     from outcore.runtime.execution import PlannedExecution
     from outcore.runtime.graph import PlannedGraph
+    from outcore.runtime.planned import Planned
 
 MOST_COLLECTIONS = 8
 """Steps in which garbage is collected before it is counted as held. A program that leaves much
@@ -69,17 +70,30 @@ class Growth:
         base = self._base_beyond(graph, execution, inputs)
         if base is None or self._is_refused(graph, base):
             return execution
-        # Memory that has grown twice before keeps growing: plan for as much again as came so far.
-        ahead = status.growth.planned_bytes if status.growth.replans > 1 else 0
+        first = status.refused.growth_bytes == inf
         try:
-            found = self._plans.beside_more(graph, planned, base, ahead)
+            return self.replan(graph, planned, base)
         except OutcoreError as error:
             if self._settings.strict:
                 raise
-            if status.refused.growth_bytes == inf:
+            if first:
                 self._tell(base - planned.external.base_bytes, error)
-            status.refused.growth_bytes = base - margin_bytes(self._settings.budget_bytes)
             return execution
+
+    def replan(self, graph: PlannedGraph, planned: Planned, base_bytes: int) -> PlannedExecution:
+        """The execution of a new plan with room for `base_bytes` of external memory.
+
+        Raises OutcoreError (usually InfeasibleError) if no plan is found; it is not tried again for
+        about as much.
+        """
+        status = graph.status
+        # Memory that has grown twice before keeps growing: plan for as much again as came so far.
+        ahead = status.growth.planned_bytes if status.growth.replans > 1 else 0
+        try:
+            found = self._plans.beside_more(graph, planned, base_bytes, ahead)
+        except OutcoreError:
+            status.refused.growth_bytes = base_bytes - margin_bytes(self._settings.budget_bytes)
+            raise
         status.growth.replans += 1
         status.growth.planned_bytes += found.external.base_bytes - planned.external.base_bytes
         return graph.settle(found)

@@ -1,56 +1,138 @@
-"""lenders: find the larger sizes whose plan a graph may run (`lending`)."""
+"""lenders: the plans for larger sizes of a graph, which smaller ones may run (`lending`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from outcore.errors import OutcoreError
 from outcore.ir.trace import Trace
+from outcore.runtime.growth import Growth
 from outcore.runtime.lending import covers
+from outcore.runtime.margin import margin_bytes
+from outcore.runtime.options import Settings
+from outcore.runtime.plans import Plans
+from outcore.runtime.profiling import MANY_SIZES
+from outcore.runtime.registry import Registry
+from outcore.runtime.residency import Residency
 
-if TYPE_CHECKING:  # plans are made for graphs
+if TYPE_CHECKING:  # a graph calls its engine's Lenders
     from outcore.runtime.graph import PlannedGraph
     from outcore.runtime.planned import Planned
-    from outcore.runtime.profiling import Profiling
 
 
-def planned_lender(graph: PlannedGraph, graphs: Sequence[PlannedGraph]) -> Planned | None:
-    """The plan of the smallest sizes that are large enough for `graph`; None if there is none."""
-    needed = _total_bytes(graph.captured.trace)
-    larger = [
-        (nbytes, planned)
-        for each in _alike(graph, graphs)
-        if (planned := each.planned) is not None
-        and planned.calls == 1
-        and planned.retaining_bytes is None
-        and (nbytes := _total_bytes(planned.problem.trace)) >= needed
-    ]
-    in_order = (planned for _, planned in sorted(larger, key=itemgetter(0)))
-    return next((p for p in in_order if covers(p.problem.trace, graph.captured.trace)), None)
+class Lenders:
+    """Finds the plan of the same graph at larger sizes, and makes or renews it if there is a need.
+
+    The graph at those sizes may never be called again.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        residency: Residency,
+        plans: Plans,
+        growth: Growth,
+    ) -> None:
+        self._settings, self._registry, self._residency = settings, registry, residency
+        self._plans, self._growth = plans, growth
+
+    def lent(self, graph: PlannedGraph, inputs: Sequence[Any]) -> tuple[Planned, int] | None:
+        """The plan that the same graph has for larger sizes, for those of `graph`.
+
+        With the most external bytes with which its checked steps fit. None if there is no such
+        plan, or it does not fit beside what is held now. Of several, that for the smallest sizes is
+        taken. Not for graphs with several outstanding calls, or whose backward calls are repeated.
+        """
+        given = self._settings.given
+        if given.file is not None or given.rules or graph.status.most_outstanding > 1:
+            return None
+        lender = self._planned(graph) or self._planned_from_checks(graph, inputs)
+        if lender is None:
+            return None
+        found, planned = None, lender.planned
+        while found is None and planned is not None:
+            found = self._plans.lent(graph, inputs, planned)
+            planned = None if found else self._with_more_room(lender, planned, graph, inputs)
+        return found
+
+    def _planned(self, graph: PlannedGraph) -> PlannedGraph | None:
+        """The graph with a plan for the smallest sizes that are large enough for `graph`."""
+        needed = _total_bytes(graph.captured.trace)
+        planned = [
+            (nbytes, each)
+            for each in self._alike(graph)
+            if each.planned is not None
+            and each.planned.calls == 1
+            and each.planned.retaining_bytes is None
+            and (nbytes := _total_bytes(each.captured.trace)) >= needed
+        ]
+        return _first_that_covers(sorted(planned, key=itemgetter(0)), graph)
+
+    def _planned_from_checks(
+        self, graph: PlannedGraph, inputs: Sequence[Any]
+    ) -> PlannedGraph | None:
+        """The graph for the largest sizes, with a new plan from what its checked steps showed.
+
+        If sizes hardly return, none is ever timed. None if there are few sizes, or if no plan is
+        found.
+        """
+        if self._registry.sizes_beside(graph) < MANY_SIZES:
+            return None
+        checked = [
+            (_total_bytes(each.captured.trace), each)
+            for each in self._alike(graph)
+            if each.profiling is not None
+            and each.profiling.checked_workspace_bytes is not None
+            and each.profiling.lent is None
+            and each.may_lend
+            and each.status.most_outstanding == 1
+            and not each.status.retained
+        ]
+        lender = _first_that_covers(sorted(checked, key=itemgetter(0), reverse=True), graph)
+        if lender is None or lender.profiling is None:
+            return None
+        self._residency.sweep()
+        base_bytes = self._residency.base_bytes(graph, inputs)
+        try:
+            lender.settle(self._plans.first(lender, lender.profiling.from_checks(base_bytes)))
+        except OutcoreError:
+            lender.may_lend = False
+        else:
+            return lender
+        self._residency.collect(again=True)  # the error's frames hold inputs of the call
+        return None
+
+    def _with_more_room(
+        self, lender: PlannedGraph, planned: Planned, graph: PlannedGraph, inputs: Sequence[Any]
+    ) -> Planned | None:
+        """A plan for `lender` with room for what is held now, as a call of `graph` begins.
+
+        None if its plan `planned` has that room, or no plan has.
+        """
+        base_bytes = self._residency.base_bytes(graph, inputs)
+        margin = margin_bytes(self._settings.budget_bytes)
+        known = base_bytes <= planned.external.base_bytes + margin
+        if known or base_bytes >= lender.status.refused.growth_bytes:
+            return None
+        with contextlib.suppress(OutcoreError):
+            return self._growth.replan(lender, planned, base_bytes).planned
+        self._residency.collect(again=True)  # as above
+        return None
+
+    def _alike(self, graph: PlannedGraph) -> Iterator[PlannedGraph]:
+        graphs = self._registry.graphs
+        return (each for each in graphs if each is not graph and each.origin == graph.origin)
 
 
-def checked_lender(
-    graph: PlannedGraph, graphs: Sequence[PlannedGraph]
-) -> tuple[PlannedGraph, Profiling] | None:
-    """The largest sizes for `graph` that have no plan, but a metered step, with its profiling."""
-    checked = [
-        (_total_bytes(each.captured.trace), each, profiling)
-        for each in _alike(graph, graphs)
-        if (profiling := each.profiling) is not None
-        and each.may_lend
-        and profiling.checked_workspace_bytes is not None
-        and profiling.lent is None
-        and each.status.most_outstanding == 1
-        and not each.status.retained
-    ]
-    in_order = sorted(checked, key=itemgetter(0), reverse=True)
+def _first_that_covers(
+    lenders: Sequence[tuple[int, PlannedGraph]], graph: PlannedGraph
+) -> PlannedGraph | None:
     trace = graph.captured.trace
-    return next(((g, p) for _, g, p in in_order if covers(g.captured.trace, trace)), None)
-
-
-def _alike(graph: PlannedGraph, graphs: Iterable[PlannedGraph]) -> Iterable[PlannedGraph]:
-    return (each for each in graphs if each is not graph and each.origin == graph.origin)
+    return next((each for _, each in lenders if covers(each.captured.trace, trace)), None)
 
 
 def _total_bytes(trace: Trace) -> int:

@@ -26,14 +26,13 @@ from outcore.ir.program import Program
 from outcore.runtime.announce import announcement
 from outcore.runtime.drift import Drift
 from outcore.runtime.graph import PlannedGraph
-from outcore.runtime.lenders import checked_lender, planned_lender
 from outcore.runtime.lending import scaled
 from outcore.runtime.margin import margin_bytes
 from outcore.runtime.metering import Metering
 from outcore.runtime.options import Settings
 from outcore.runtime.planned import Planned
 from outcore.runtime.planning import Planner, left_bytes
-from outcore.runtime.profiling import MANY_SIZES, Profiling
+from outcore.runtime.profiling import Profiling
 from outcore.runtime.ranks import naming_the_rank
 from outcore.runtime.registry import Registry
 from outcore.runtime.residency import Residency
@@ -133,21 +132,15 @@ class Plans:
             # Garbage counts as resident memory, and compilers may have left some in this step.
             collected = self._residency.collect(again=True)
 
-    def lent(self, graph: PlannedGraph, inputs: Sequence[Any]) -> tuple[Planned, int] | None:
-        """The plan that the same graph has for larger sizes, for those of `graph`.
+    def lent(
+        self, graph: PlannedGraph, inputs: Sequence[Any], lender: Planned
+    ) -> tuple[Planned, int] | None:
+        """The plan `lender`, that of the same graph for larger sizes, for those of `graph`.
 
-        With the most external bytes with which its checked steps fit. None if there is no such
-        plan and none can be made (`_from_checks`), or it does not fit beside what is held now. Of
-        several, that for the smallest sizes is taken. Not for graphs with several outstanding
-        calls, or whose backward calls are repeated.
+        With the most external bytes with which its checked steps fit. None if they do not fit
+        beside what is held now.
         """
-        given, status, graphs = self._settings.given, graph.status, self._registry.graphs
-        if given.file is not None or given.rules or status.most_outstanding > 1:
-            return None
-        lender = planned_lender(graph, graphs) or self._from_checks(graph, inputs)
-        if lender is None:
-            return None
-        others = any(each.status.kind != status.kind for each in graphs)
+        others = any(each.status.kind != graph.status.kind for each in self._registry.graphs)
         leaving = left_bytes(lender) if others else 0
         profile = scaled(lender.problem.profile, lender.problem.trace, graph.captured.trace)
         make = partial(self.planner.lent, lender=lender, profile=profile, leaving_bytes=leaving)
@@ -158,29 +151,6 @@ class Plans:
         self._driver.bound_memory(self._residency.resident_bytes, self._settings.budget_bytes)
         most = planned.external_bytes + spare
         return (planned, most) if self._residency.external_bytes(graph, inputs) <= most else None
-
-    def _from_checks(self, graph: PlannedGraph, inputs: Sequence[Any]) -> Planned | None:
-        """A plan for the largest sizes of the same graph so far, from their checked steps alone.
-
-        If sizes hardly return, none is ever timed. None if there are few sizes, if the graph shares
-        its steps with others, or if no plan is found.
-        """
-        registry = self._registry
-        shared = any(each.status.kind != graph.status.kind for each in registry.active())
-        if registry.sizes_beside(graph) < MANY_SIZES or shared or len(registry.stores):
-            return None
-        found = checked_lender(graph, registry.graphs)
-        if found is None:
-            return None
-        largest, profiling = found
-        self._residency.sweep()
-        base_bytes = self._residency.base_bytes(graph, inputs)
-        try:
-            return largest.settle(self.first(largest, profiling.from_checks(base_bytes))).planned
-        except OutcoreError:
-            largest.may_lend = False
-        self._residency.collect(again=True)  # the error's frames hold inputs of the call
-        return None
 
     def forward_only_program(
         self, graph: PlannedGraph, resident_bytes: int, profiled: Program
@@ -299,7 +269,7 @@ class Plans:
         return planned
 
     def _shares(self, graph: PlannedGraph) -> Shares:
-        return self.planner.shares(graph, self._registry.active())
+        return self.planner.shares(graph, self._registry.running_with(graph))
 
     def _announcement(self, graph: PlannedGraph, planned: Planned) -> str:
         return announcement(planned, self._settings.policy, self._registry.number(graph))

@@ -134,10 +134,10 @@ class Profiling:
         """Note the external memory as the first call of a checked step begins."""
         self.checked_base_bytes = max(self.checked_base_bytes, base_bytes)
 
-    def from_checks(self, base_bytes: int) -> Profiling:
+    def from_checks(self, base_bytes: int = 0) -> Profiling:
         """What checked steps alone tell, for a plan before any step is timed.
 
-        Call it once `checked_workspace_bytes` is known. `base_bytes`: the external memory now.
+        Call it once `checked_workspace_bytes` is known. `base_bytes`: external memory now.
         """
         return replace(
             self,

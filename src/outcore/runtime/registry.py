@@ -35,6 +35,14 @@ class Registry:
         waiting = self.stores.counts()
         return [g for g in self.graphs if g in waiting or self._recent(g.status)]
 
+    def running_with(self, graph: PlannedGraph) -> list[PlannedGraph]:
+        """The active graphs; if `graph` is idle, also it and those that shared steps with it."""
+        active = {*self.active()}
+        if graph not in active:
+            beside = (g for g in self.graphs if g in graph.observed or graph in g.observed)
+            active.update((graph, *beside))
+        return [g for g in self.graphs if g in active]
+
     def statuses(self) -> list[GraphStatus]:
         """Statuses of the graphs that run or ran lately; torch may have dropped their code."""
         waiting = self.stores.counts()

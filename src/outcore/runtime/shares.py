@@ -406,10 +406,13 @@ def _input_gradient_bytes(trace: Trace) -> int:
 
 def _profile(graph: PlannedGraph) -> Profile:
     """The measured profile of a graph; zeros before it was measured."""
+    profiling = graph.profiling
     if graph.planned is not None:
         return graph.planned.problem.profile
-    if graph.profiling is not None and graph.profiling.done:
-        return graph.profiling.profile()
+    if profiling is not None and profiling.done:
+        return profiling.profile()
+    if profiling is not None and profiling.checked_workspace_bytes is not None:
+        return profiling.from_checks().profile()
     return Profile.unknown(len(graph.captured.trace.ops))
 
 
