@@ -214,6 +214,11 @@ def test_where_no_size_returns(
     assert all(lent)
     assert moved == [i > 2 and n < max(STREAM[:i]) for i, n in enumerate(STREAM)]
     assert max(peak for _, peak in peaks) <= budget
+    report = backend.report()
+    assert report.state == "planned"
+    assert report.measured_peak_bytes is not None
+    assert report.predicted_peak_bytes is not None
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes <= budget
 
 
 def test_where_no_size_returns_and_more_is_held_by_now(peaks: list[tuple[bool, int]]) -> None:

@@ -393,6 +393,7 @@ class PlannedGraph:
             program = lent.program
         else:
             program, most = engine.plans.floor_program(self, inputs, leanest=self.lean)
+        self.status.lent = lent
         driver, mark = engine.driver, engine.metering.mark
         return begin_profiling(self.captured, program, most, driver, engine.readings, mark, lent)
 
@@ -555,7 +556,7 @@ class PlannedGraph:
 
     def retire(self, reason: str) -> None:
         """Run in-core from now on, without a warning."""
-        self.status.state, self.status.reason = State.IN_CORE, reason
+        self.status.state, self.status.reason, self.status.lent = State.IN_CORE, reason, None
         self._unfollow()
         self.retired, self.profiling = True, None
         self.engine.contention.tell(self)

@@ -36,7 +36,7 @@ class Metering:
 
     @property
     def peak_bytes(self) -> int | None:
-        """The highest of the latest metered peaks of the active graphs, in fully planned steps.
+        """The highest of the latest metered peaks of the active graphs, in steps that run plans.
 
         None if no such step was metered.
         """
@@ -112,8 +112,8 @@ class Metering:
     ) -> bool:
         """End the session, if there is one and this thread is not inside a backward call.
 
-        `whole`: the session covered one whole step. Returns whether it did and no graph was
-        profiled in it. `beside`: the graph that begins the next step; it does not count.
+        `whole`: the session covered one whole step. Returns whether it did and all graphs in it
+        were settled. `beside`: the graph that begins the next step; it does not count.
         `early`: more may come before the next step.
         """
         session = self.session
@@ -128,7 +128,8 @@ class Metering:
         if leader is not None and session.lost:
             leader.unmetered(Obstacle.ANOTHER_PROFILER)
         settled = whole and self._registry.settled(session.step, beside)
-        for graph in came_through if settled and session.peak_bytes is not None else ():
+        counts = whole and self._registry.follow_plans(session.step, beside)
+        for graph in came_through if counts and session.peak_bytes is not None else ():
             if isinstance(graph, PlannedGraph):
                 status = graph.status
                 status.peak_bytes, status.after_is_whole = session.peak_bytes, not early

@@ -57,6 +57,8 @@ class Planned:
     plan has no such room."""
     calls: int = 1
     """The number of calls of the graph that may be outstanding at once."""
+    checking_bytes: int = 0
+    """What its steps hold besides while they are checked; 0 once the graph is planned."""
     others_bytes: int = 0
     """What all of these calls but one hold, and the gone buffers that the one rereads (`Calls`). A
     part of `problem.outside_bytes`."""
@@ -74,9 +76,9 @@ class Planned:
 
     @property
     def peak_bytes(self) -> int:
-        """The device peak, with the memory that a layout holds free."""
+        """The device peak, with the memory that a layout holds free, and `checking_bytes`."""
         laid = 0 if self.layout is None else self.layout.peak_bytes
-        return max(laid, self.predicted.peak(Tier.DEVICE))
+        return max(laid, self.predicted.peak(Tier.DEVICE)) + self.checking_bytes
 
     @property
     def spare_bytes(self) -> int:

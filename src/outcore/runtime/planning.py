@@ -219,6 +219,7 @@ class Planner:
                     predicted=simulate(problem, made.program),
                     in_core=made.in_core,
                     profiled=None,
+                    checking_bytes=held,
                     room_bytes=left,
                     layout=None,
                     replanned=None,

@@ -186,7 +186,8 @@ class Plans:
         if not fits(problem, lent.program):
             return None
         predicted = simulate(problem, lent.program)
-        planned = self._take(graph, replace(lent, problem=problem, predicted=predicted))
+        found = replace(lent, problem=problem, predicted=predicted, checking_bytes=0)
+        planned = self._take(graph, found)
         log.info("as for larger sizes: %s", self._announcement(graph, planned))
         return planned
 

@@ -94,9 +94,17 @@ class Registry:
 
         `beside`: a graph to leave out.
         """
-        called = [s for s in self.statuses() if s.history.last_step >= step]
-        counted = [s for s in called if beside is None or s is not beside.status]
-        return bool(counted) and all(s.settled for s in counted)
+        called = self._called_since(step, beside)
+        return bool(called) and all(s.settled for s in called)
+
+    def follow_plans(self, step: int, beside: PlannedGraph | None = None) -> bool:
+        """As `settled`, for graphs whose checked steps run a plan, too."""
+        called = self._called_since(step, beside)
+        return bool(called) and all(s.settled or s.lent is not None for s in called)
+
+    def _called_since(self, step: int, beside: PlannedGraph | None) -> list[GraphStatus]:
+        called = (s for s in self.statuses() if s.history.last_step >= step)
+        return [s for s in called if beside is None or s is not beside.status]
 
     def called(self, caller: PlannedGraph) -> None:
         """Count the forward call of `caller` that begins now.

@@ -88,6 +88,8 @@ class GraphStatus:
     state: State = State.PROFILING
     planned: Planned | None = None
     """The current plan; None while there is none."""
+    lent: Planned | None = None
+    """The plan for larger sizes that its checked steps run; None for others."""
     recent_work: deque[tuple[tuple[Moment, Moment], ...]] = field(
         default_factory=lambda: deque(maxlen=64)
     )
@@ -156,6 +158,11 @@ class GraphStatus:
         )
 
     @property
+    def follows(self) -> Planned | None:
+        """The plan that its steps run; None while they are profiled without one."""
+        return self.planned or self.lent
+
+    @property
     def planned_for(self) -> int:
         """Number of outstanding calls that its plans make room for.
 
@@ -167,7 +174,7 @@ class GraphStatus:
 
     def settle(self, planned: Planned) -> None:
         """Make `planned` the current plan, and forget what was measured under the previous one."""
-        self.planned, self.bound_seconds, self.measured = planned, None, None
+        self.planned, self.lent, self.bound_seconds, self.measured = planned, None, None, None
         self.recent_work.clear()
         self.steps = self.growth.unplanned_bytes = 0
         self.state = State.IN_CORE if planned.everything_kept else State.PLANNED

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # only for annotations: the backend makes its report here
 
 
 class Part(NamedTuple):
-    """A graph with a plan, and what it adds to a step."""
+    """A graph that follows a plan, and what it adds to a step."""
 
     status: GraphStatus
     planned: Planned
@@ -74,7 +74,7 @@ def report_of(backend: Backend, *, bound: bool = False) -> Report:
         disk_bytes_written=engine.driver.disk_bytes_written(),
         notes=(*backend.notes, *engine.driver.notes(), *reasons),
     )
-    if not any(g.planned for g in graphs):
+    if not any(g.follows for g in graphs):
         return common
     parts = list(_planned_steps(engine, graphs))
     report = _with_plans(common, engine, parts, everything)
@@ -171,14 +171,21 @@ def _state(graphs: Sequence[GraphStatus]) -> str:
     """The state of the graphs that somebody differentiates, if there are any; else of all."""
     order = (State.PROFILING, State.PLANNED, State.IN_CORE)
     asked = [g for g in graphs if g.planned or not g.settled] or graphs
-    first = min((order.index(g.state) for g in asked), default=2)
+    first = min((order.index(_way(g)) for g in asked), default=2)
     return str(order[first].value)
 
 
+def _way(graph: GraphStatus) -> State:
+    """The state of a graph, by the plan that its steps follow if they do."""
+    if graph.state is not State.PROFILING or graph.lent is None:
+        return graph.state
+    return State.IN_CORE if graph.lent.everything_kept else State.PLANNED
+
+
 def _planned_steps(engine: Engine, graphs: list[GraphStatus]) -> Iterator[Part]:
-    """The graphs that have a plan, and what each adds to a step."""
+    """The graphs that follow a plan, and what each adds to a step."""
     under_way = engine.steps.number if len(engine.stores) else None
-    found = [(graph, graph.planned) for graph in graphs if graph.planned is not None]
+    found = [(graph, plan) for graph in graphs if (plan := graph.follows) is not None]
     shares = _shares([graph for graph, _ in found], under_way)
     for (graph, planned), share in zip(found, shares, strict=True):
         if share:
@@ -191,7 +198,7 @@ def _with_plans(
 ) -> Report:
     """`common` with the figures of `parts`, and with the peaks of `everything`."""
     clock = engine.driver.clock
-    planned = [(g.planned, g.growth.unplanned_bytes) for g in everything if g.planned is not None]
+    planned = [(p, g.growth.unplanned_bytes) for g in everything if (p := g.follows) is not None]
     steps = [part.step for part in parts]
     named = list(_named([part.status for part in parts], everything))
     return replace(
