@@ -123,7 +123,7 @@ def test_while_it_is_profiled_the_next_step_takes_least(call: str) -> None:
     for _ in range(2):
         assert graph.profiling is not None
         graph.profiling.checked = failing(graph.profiling.checked, call, FULL)
-        graph.profiling.timed = failing(graph.profiling.timed, call, FULL)
+        graph.profiling.timed = failing(graph.profiling.make_timed(), call, FULL)
         buffers = copy.deepcopy(list(module.buffers()))
         with pytest.raises(torch.OutOfMemoryError) as caught:
             step(compiled)

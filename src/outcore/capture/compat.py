@@ -33,6 +33,7 @@ from torch._prims_common import clone_preserve_strides, suggest_memory_format
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx import GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import _BoxedCodeGen
 from torch.nn.utils.stateless import _reparametrize_module as with_states
@@ -47,6 +48,7 @@ from outcore.errors import CaptureError
 __all__ = [
     "DISABLED",
     "SETTINGS_OF_THREADS",
+    "LazyGraphModule",
     "RestartAnalysis",
     "ShortenTraceback",
     "aot_autograd",

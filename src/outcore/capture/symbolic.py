@@ -20,7 +20,7 @@ from torch.fx.node import map_aggregate
 
 from outcore import aten
 from outcore.capture.call_memory import attribute
-from outcore.capture.compat import mutated_inputs, plain, without_autocast
+from outcore.capture.compat import LazyGraphModule, mutated_inputs, plain, without_autocast
 from outcore.capture.described import SYMBOLS, Described, Fakes, described, layout, storages
 from outcore.capture.layouts import VIEWS
 from outcore.capture.phases import arguments
@@ -136,7 +136,7 @@ class _Copy:
                 self.new[node] = self._call(node)
             else:
                 self.new[node] = self._held(node)
-        return GraphModule(self.joint, self.graph)
+        return LazyGraphModule(self.joint, self.graph)  # nobody may ever run it as it is
 
     def _held(self, node: Node) -> Any:
         """The copy of an input or a constant; the number that is given for a symbol."""

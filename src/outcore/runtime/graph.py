@@ -136,7 +136,7 @@ class PlannedGraph:
             return 0
         keeping = self.profiling.keeping if self.may_keep else None
         kept = 0 if keeping is None else keeping.executable.private_bytes
-        return max(kept, self.profiling.timed.private_bytes)
+        return max(kept, self.profiling.checked.private_bytes)
 
     def adopt(self, planned: Planned) -> None:
         """Take over the plan of a graph with the same trace, and that graph's corrected trace."""
@@ -238,7 +238,7 @@ class PlannedGraph:
         keeping = profiling.keeping
         if self._keeps_on(keeping):
             return keeping.executable
-        if profiling.executable is profiling.timed:
+        if profiling.times:
             self.engine.residency.sweep()
         resident = self.engine.residency.external_bytes(self, inputs)
         fits = resident <= profiling.most_resident_bytes
@@ -290,9 +290,8 @@ class PlannedGraph:
             return profiling.executable
         keeping = profiling.keeping
         if keeping is None:
-            profiled = profiling.timed.program
-            assert profiled is not None  # noqa: S101 - profiled steps run a program
-            program, most = self.engine.plans.forward_only_program(self, resident_bytes, profiled)
+            plans, profiled = self.engine.plans, profiling.program
+            program, most = plans.forward_only_program(self, resident_bytes, profiled)
             generator = self.engine.driver.generator
             keeping = Keeping(build(self.captured.trace, program, generator), most)
             profiling.keeping = keeping
@@ -467,13 +466,13 @@ class PlannedGraph:
                 self._give_up(CaptureError(reason=reason))
         elif session is not None and session.sees(visit):
             session.visits.append(visit)
-            if self.profiling is not None and executable is self.profiling.timed:
+            if self.profiling is not None and self.times(executable):
                 self.profiling.timed_steps += 1  # another graph may be metered for many steps
         elif execution and executable is execution.executable and visit.once:
             self.status.note(tuple(visit.work))
         elif execution and (trial := execution.trial_by(executable)):
             trial.steps += visit.once
-        elif self.profiling is not None and executable is self.profiling.timed:
+        elif self.profiling is not None and self.times(executable):
             self.profiling.timed_steps += 1
 
     def unmetered(self, obstacle: Obstacle) -> None:

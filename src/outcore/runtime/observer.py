@@ -61,11 +61,11 @@ class Observer:
         hold.
         """
         base_bytes = resident_bytes - self._residency.others_bytes(graph)
-        if profiling.executable is profiling.checked and not own:
-            profiling.checking(base_bytes)
-        elif profiling.executable is profiling.timed:
+        if profiling.times:
             beyond = profiling.began(base_bytes, first=not own)
             graph.observed.called.note(own, self._registry.outstanding(graph), beyond)
+        elif not own:
+            profiling.checking(base_bytes)
 
     def returned(self, graph: PlannedGraph, store: Store, tangents: Sequence[Any]) -> None:
         """Note which calls are outstanding as a call comes back.

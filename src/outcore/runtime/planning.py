@@ -173,9 +173,7 @@ class Planner:
         planned = self._planned(shares, problem, external, room, in_haste=retained)
         if retained:
             planned = self._retaining(shares, planned)
-        taken = None
-        if profiled.timed.program is not None:
-            taken = Calls(problem, 1, others=True).taken(profiled.timed.program)
+        taken = Calls(problem, 1, others=True).taken(profiled.program)
         return replace(planned, profiled=taken)
 
     @gc_paused()
@@ -205,19 +203,22 @@ class Planner:
         room = lender.room_bytes if lender.layout is None else least
         plan, digests = lender.plan, (digest(problem), digest(trace))
         moving = make_plan(plan.by_gap, plan.policy, *digests, plan.by_op)
+        kept = solver.kept(problem)
         for plan, left in ((make_plan({}, "keep-all"), 0), (moving, room)):
             less = replace(problem, budget_bytes=problem.budget_bytes - left, between_bytes=between)
-            made = solver.under(less, plan)
-            held = checked_bytes(trace, made.program, lender.external.gone, captured.overwritten)
-            spare = less.budget_bytes - peak(less, made.program, Tier.DEVICE).nbytes - held
-            if fits(less, made.program) and spare >= 0:
+            program = replace(kept, plan_digest=digest(plan))
+            if plan.choices or plan.variants:
+                program = lower(less, plan, fast=True)
+            held = checked_bytes(trace, program, lender.external.gone, captured.overwritten)
+            spare = less.budget_bytes - peak(less, program, Tier.DEVICE).nbytes - held
+            if spare >= 0 and fits(less, program):
                 lent = replace(
                     lender,
                     problem=problem,
                     plan=plan,
-                    program=made.program,
-                    predicted=simulate(problem, made.program),
-                    in_core=made.in_core,
+                    program=program,
+                    predicted=simulate(problem, program),
+                    in_core=simulate(problem, kept),
                     profiled=None,
                     checking_bytes=held,
                     room_bytes=left,

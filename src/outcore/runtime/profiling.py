@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from outcore.capture import Captured
 from outcore.execute import Driver, Executable, Instruments, build, checker
@@ -53,10 +54,12 @@ class Profiling:
     within: Mapping[int, int]
     """Op that runs inner graphs, such as the branches of a condition -> the least bytes of its
     workspace. A step may not run all of them, so the meter may see less."""
+    program: Program
+    """What profiled steps run."""
     checked: Executable
     """The program with timers, which checks each op against the trace."""
-    timed: Executable
-    """The program with timers only."""
+    make_timed: Callable[[], Executable]
+    """Makes the program with timers only. Called when the first step is to be timed."""
     first: Stopwatch
     """Times of ops in checked steps, by which the meter's events are assigned to ops."""
     stopwatch: Stopwatch
@@ -97,6 +100,8 @@ class Profiling:
     step: the least of the steps. None: not known."""
     enough_steps: int = TIMED_STEPS
     """Timed calls after which the graph is planned."""
+    timed: Executable | None = None
+    """The result of `make_timed`; None before."""
     timed_steps: int = 0
     """Timed backward calls so far, since `again` if that was called: several in a step if the graph
     is called several times."""
@@ -112,12 +117,20 @@ class Profiling:
     @property
     def executable(self) -> Executable:
         """What the next profiled step runs."""
-        return self.checked if self.workspace_bytes is None else self.timed
+        if not self.times:
+            return self.checked
+        self.timed = self.timed or self.make_timed()
+        return self.timed
+
+    @property
+    def times(self) -> bool:
+        """Whether steps are timed by now; before, they are checked."""
+        return self.workspace_bytes is not None
 
     @property
     def times_pause(self) -> bool:
         """Whether steps are timed by now, and one of them is to be metered."""
-        return self.workspace_bytes is not None and self.wants_pause
+        return self.times and self.wants_pause
 
     def again(self) -> None:
         """Time steps again, because other graphs hold less from now on."""
@@ -215,8 +228,9 @@ def begin_profiling(
     return Profiling(
         trace,
         captured.within,
+        program,
         build(trace, program, generator, both, first.note, checker(trace), marked),
-        build(trace, program, generator, timed, stopwatch.note, clock=clock.now),
+        partial(build, trace, program, generator, timed, stopwatch.note, clock=clock.now),
         first,
         stopwatch,
         most_resident_bytes,
