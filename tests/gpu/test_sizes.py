@@ -71,6 +71,25 @@ def test_smaller_ones_run_the_plan_of_larger_ones(policy, budget):
     assert max(peaks[LARGE_STEPS:]) <= budget
 
 
+@pytest.mark.parametrize("policy", ["swap-all", "search"])
+def test_where_no_size_returns(policy, budget):
+    """The largest one is planned from its first step, for the others."""
+    shares = [56, 64, 52, 48, 60, 44, 62, 58, 46, 54]
+    expected, _ = trained(same_graph, shares, columns=COLUMNS // 8)
+    gc.collect()
+    backend = Backend(budget=budget, policy=policy, strict=True)
+    found, peaks = trained(backend, shares, columns=COLUMNS // 8)
+    assert same(found, expected)
+    known = backend.engine.registry.known()
+    assert [status.planned is not None for status in known] == [i == 1 for i in range(10)]
+    assert known[1].planned.plan.moves
+    assert all(status.lent is not None for status in known[3:])
+    report = backend.report()
+    assert report.state == "planned"
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes <= budget
+    assert max(peaks) <= budget
+
+
 def test_host_memory_is_registered_once(budget, monkeypatch):
     """Smaller sizes use what was registered for the largest one: registering takes long."""
     asked = []
