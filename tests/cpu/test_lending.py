@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import pytest
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from outcore import Backend
-from outcore.errors import HostMemoryError
 from outcore.execute.queued import QueuedDriver
 from outcore.ir.hardware import Tier
 from outcore.ir.profile import Source
@@ -20,8 +19,6 @@ from outcore.runtime import engine
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.planned import Planned
 from outcore.runtime.planning import left_bytes
-from outcore.runtime.plans import Plans
-from outcore.runtime.profiling import Profiling
 from outcore.runtime.session import Visit
 from tests.cpu.queues import LateDevice
 from tests.cpu.training import PROFILED_STEPS
@@ -49,22 +46,6 @@ class Reduced(Scaled):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.view(8, SIDES, -1).mean(0))
-
-
-class Two(nn.Module):
-    """Twice the layers, in two graphs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.other = Scaled(), Scaled()
-
-    def forward(self, x: Tensor) -> Tensor:
-        for scale in self.one.scales:
-            x = torch.sigmoid(x * scale)
-        torch._dynamo.graph_break()
-        for scale in self.other.scales:
-            x = torch.sigmoid(x * scale)
-        return x.square().mean()
 
 
 @pytest.fixture
@@ -169,6 +150,19 @@ def test_not_where_more_is_held_by_now() -> None:
 def test_what_later_graphs_need_stays_free() -> None:
     """The first graph would fit in-core at its smaller size, but then the second would not fit."""
 
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = Scaled(), Scaled()
+
+        def forward(self, x: Tensor) -> Tensor:
+            for scale in self.one.scales:
+                x = torch.sigmoid(x * scale)
+            torch._dynamo.graph_break()
+            for scale in self.other.scales:
+                x = torch.sigmoid(x * scale)
+            return x.square().mean()
+
     budget = 3 * BUDGET // 2
     backend = backend_of(budget)
     call = torch.compile(Two(), backend=backend, dynamic=True)
@@ -182,83 +176,6 @@ def test_what_later_graphs_need_stays_free() -> None:
     report = backend.report()
     assert report.measured_peak_bytes is not None
     assert report.measured_peak_bytes <= budget
-
-
-STREAM = [15000, LARGE, 14500, 13000, 15500, 14800, 15700, 16500, 13500, 15900, 16300, 14100]
-"""No size returns. From the fourth on there are three others, one of them larger but for 16500."""
-
-
-def gradients(module: nn.Module, call: Callable[[Tensor], Tensor], n: int) -> list[Tensor]:
-    module.zero_grad()
-    call(torch.full((1, n), 0.5)).backward()
-    return [p.grad for p in module.parameters() if p.grad is not None]
-
-
-@pytest.mark.parametrize(("network", "parts"), [(Scaled, 1), (Two, 2)])
-def test_where_no_size_returns(
-    network: type[nn.Module], parts: int, peaks: list[tuple[bool, int]]
-) -> None:
-    """The largest one so far is planned from its checked step; the smaller ones run that plan."""
-    budget = (1 + parts) * BUDGET // 2
-    module, backend = network(), backend_of(budget)
-    plain = torch.compile(module, backend="aot_eager", dynamic=True)
-    expected = [gradients(module, plain, n) for n in STREAM]
-    call = torch.compile(module, backend=backend, dynamic=True)
-    moved = []
-    for n, gradient in zip(STREAM, expected, strict=True):
-        assert all(map(torch.equal, gradients(module, call, n), gradient))
-        assert backend.engine is not None
-        latest = [graph.profiling for graph in backend.engine.graphs[-parts:]]
-        lent = [profiling.lent for profiling in latest if profiling is not None]
-        moved.append(lent[0] is not None and bool(lent[0].plan.moves))
-    assert all(lent)
-    assert moved == [i > 2 and n < max(STREAM[:i]) for i, n in enumerate(STREAM)]
-    assert max(peak for _, peak in peaks) <= budget
-    report = backend.report()
-    assert report.state == "planned"
-    assert report.measured_peak_bytes is not None
-    assert report.predicted_peak_bytes is not None
-    assert report.measured_peak_bytes <= report.predicted_peak_bytes <= budget
-
-
-def test_where_no_size_returns_and_more_is_held_by_now(peaks: list[tuple[bool, int]]) -> None:
-    """The largest size is planned anew for the others, although it is not called any more."""
-    backend = backend_of()
-    call = torch.compile(Scaled(), backend=backend, dynamic=True)
-    for n in STREAM[:6]:
-        call(torch.full((1, n), 0.5)).backward()
-    before = plans(backend)[1]
-    assert backend.engine is not None
-    backend.engine.close_step()
-    peaks.clear()
-    more = torch.zeros(BUDGET // 4 // 4)
-    call(torch.full((1, STREAM[6]), 0.5)).backward()
-    backend.engine.close_step()
-    after = plans(backend)[1]
-    assert before is not None
-    assert after is not None
-    assert after.external.base_bytes >= more.nbytes > before.external.base_bytes
-    ((lent, peak),) = peaks
-    assert lent
-    assert peak + more.nbytes <= BUDGET
-
-
-def test_where_no_plan_is_found_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each size is profiled, and the largest one is tried once."""
-    tried = []
-
-    def refused(_: Plans, graph: PlannedGraph, __: Profiling) -> Planned:
-        tried.append(graph)
-        raise HostMemoryError(reason="there is none", needed_bytes=1)
-
-    monkeypatch.setattr(Plans, "first", refused)
-    backend = backend_of()
-    call = torch.compile(Scaled(), backend=backend, dynamic=True)
-    for n in STREAM[:5]:
-        call(torch.full((1, n), 0.5)).backward()
-    assert backend.engine is not None
-    assert tried == [backend.engine.graphs[1]]
-    assert plans(backend) == [None] * 5
 
 
 def test_host_memory_of_the_largest_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ class BySize:
         for key, number in sizes.items():
             if kept <= KEPT_GRAPHS or ops <= KEPT_OPS:
                 return
-            if key != latest and not _waits(self._runners[key]):
+            if key != latest and not _is_needed(self._runners[key]):
                 del self._runners[key]
                 kept, ops = kept - 1, ops - number
 
@@ -104,6 +104,10 @@ def _ops(runner: Runner | None) -> int:
     return 1 if runner is None else len(runner.graph.captured.trace.ops)
 
 
-def _waits(runner: Runner | None) -> bool:
-    """Whether calls of a Runner are outstanding."""
-    return runner is not None and bool(runner.engine.registry.waiting(runner.graph))
+def _is_needed(runner: Runner | None) -> bool:
+    """Whether calls of a Runner are outstanding, or its plan was lent to other sizes lately."""
+    if runner is None:
+        return False
+    registry, graph = runner.engine.registry, runner.graph
+    lately = graph.lent_in >= 0 and registry.steps.number - graph.lent_in <= KEPT_GRAPHS
+    return lately or bool(registry.waiting(graph))

@@ -134,7 +134,20 @@ class Contention:
 
         Returns False if none can.
         """
-        return self.keep_less() or self._ask(graph, error)
+        return self.keep_less() or self._lend_nothing(graph) or self._ask(graph, error)
+
+    def _lend_nothing(self, graph: PlannedGraph) -> bool:
+        """Have graphs that are checked under a lent plan before `graph` run the floor program.
+
+        That holds less while they wait. Graphs for other sizes of them borrow no plan either.
+        Returns False if there are none.
+        """
+        earlier = [g for g in self._registry.active() if g in graph.observed and g.may_borrow]
+        lent = [g for g in earlier if g.profiling is not None and g.profiling.lent is not None]
+        for each in lent:
+            each.may_borrow = False
+            self._registry.without_loans.update(filter(None, [each.origin]))
+        return bool(lent)
 
     def keep_less(self) -> bool:
         """Stop graphs without backward calls from keeping everything (`Keeping`).

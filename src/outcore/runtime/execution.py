@@ -23,8 +23,8 @@ class PlannedExecution:
     planned: Planned
     executable: Executable
     adopted: bool = False
-    """Whether the plan was made for another graph of the same trace, and it has not been checked
-    yet that it fits here."""
+    """Whether the plan was made for another graph of the same trace, or while the graph was not
+    called, and it has not been checked yet that it fits here."""
     foreseen_bytes: int | None = None
     """The most that the allocator may report as a call begins, if no more external memory is held
     than was planned for; without what outstanding calls of other graphs hold (`Growth`). None: not

@@ -89,10 +89,9 @@ class PlannedGraph:
         before its first call."""
         self.may_borrow = True
         """Whether it may be profiled with the plan that the graph has for larger sizes. False once
-        that turned out to need too much memory."""
-        self.may_lend = True
-        """Whether a plan for it may be made from its checked steps alone, for smaller sizes. False
-        once none was found."""
+        that turned out to need too much memory, or to leave too little."""
+        self.lent_in = -1
+        """The number of the latest step whose sizes its plan was lent to; -1: there was none."""
         self.lean = False
         """Whether the graph is profiled with the leanest program, because device memory ran out."""
         self.tightened = False
@@ -213,6 +212,8 @@ class PlannedGraph:
             return self.fallback
         if self.execution is not None:
             return self._followed(self.execution, waiting, inputs)
+        if self.status.lent is not None and not (self.may_borrow or own):
+            self._unprofile()
         profiling = self._begun(inputs) if self.profiling is None else self.profiling
         return self._profiled(profiling, own, inputs)
 
@@ -281,7 +282,8 @@ class PlannedGraph:
         planned = self.engine.plans.take_lent(self, profiling) if fits else None
         if planned is not None:
             return self.settle(planned).executable
-        self.may_borrow, self.profiling = False, None
+        self.may_borrow = False
+        self._unprofile()
         return self._begun(inputs).executable
 
     def _unplanned(self, profiling: Profiling, resident_bytes: int) -> Executable:
@@ -405,9 +407,14 @@ class PlannedGraph:
         self.observed.unchecked = True
         self.engine.contention.tell(self)
         self._unfollow()
+        self._unprofile()
         self.captured = replace(self.captured, joint=None)
-        self.profiling, self.execution = None, PlannedExecution(planned, executable)
+        self.execution = PlannedExecution(planned, executable)
         return self.execution
+
+    def _unprofile(self) -> None:
+        """Forget the profile, and what its steps run."""
+        self.profiling = self.status.lent = None
 
     def _unfollow(self) -> None:
         if self.execution is not None:
@@ -434,7 +441,7 @@ class PlannedGraph:
             self.captured = self._corrected(error)
         except CaptureError as final:
             self._give_up(final)
-        self.profiling = None
+        self._unprofile()
 
     def _corrected(self, error: CaptureError) -> Captured:
         """The graph as it really behaves. Raises CaptureError if that cannot be determined."""
@@ -538,7 +545,8 @@ class PlannedGraph:
                 f"{format_bytes(self.engine.settings.budget_bytes)}: lower it if the device has "
                 f"less memory free, or use a smaller batch{hope}"
             )
-            self.lean, self.profiling = True, None
+            self.lean = True
+            self._unprofile()
             return
         numbers = (
             f"outcore's plan needs {format_bytes(planned.peak_bytes)} at most, of "
@@ -555,9 +563,10 @@ class PlannedGraph:
 
     def retire(self, reason: str) -> None:
         """Run in-core from now on, without a warning."""
-        self.status.state, self.status.reason, self.status.lent = State.IN_CORE, reason, None
+        self.status.state, self.status.reason = State.IN_CORE, reason
         self._unfollow()
-        self.retired, self.profiling = True, None
+        self._unprofile()
+        self.retired = True
         self.engine.contention.tell(self)
         self.captured = replace(self.captured, joint=None)
 

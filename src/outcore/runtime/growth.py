@@ -70,30 +70,25 @@ class Growth:
         base = self._base_beyond(graph, execution, inputs)
         if base is None or self._is_refused(graph, base):
             return execution
-        first = status.refused.growth_bytes == inf
         try:
             return self.replan(graph, planned, base)
         except OutcoreError as error:
             if self._settings.strict:
                 raise
-            if first:
+            if status.refused.growth_bytes == inf:
                 self._tell(base - planned.external.base_bytes, error)
+            status.refused.growth_bytes = base - margin_bytes(self._settings.budget_bytes)
             return execution
 
     def replan(self, graph: PlannedGraph, planned: Planned, base_bytes: int) -> PlannedExecution:
         """The execution of a new plan with room for `base_bytes` of external memory.
 
-        Raises OutcoreError (usually InfeasibleError) if no plan is found; it is not tried again for
-        about as much.
+        Raises OutcoreError (usually InfeasibleError) if no plan is found.
         """
         status = graph.status
         # Memory that has grown twice before keeps growing: plan for as much again as came so far.
         ahead = status.growth.planned_bytes if status.growth.replans > 1 else 0
-        try:
-            found = self._plans.beside_more(graph, planned, base_bytes, ahead)
-        except OutcoreError:
-            status.refused.growth_bytes = base_bytes - margin_bytes(self._settings.budget_bytes)
-            raise
+        found = self._plans.beside_more(graph, planned, base_bytes, ahead)
         status.growth.replans += 1
         status.growth.planned_bytes += found.external.base_bytes - planned.external.base_bytes
         return graph.settle(found)

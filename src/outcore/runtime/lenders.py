@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from outcore.errors import OutcoreError
 from outcore.ir.trace import Trace
 from outcore.runtime.growth import Growth
-from outcore.runtime.lending import covers
+from outcore.runtime.lending import Origin, covers
 from outcore.runtime.margin import margin_bytes
 from outcore.runtime.options import Settings
 from outcore.runtime.plans import Plans
@@ -39,6 +38,10 @@ class Lenders:
     ) -> None:
         self._settings, self._registry, self._residency = settings, registry, residency
         self._plans, self._growth = plans, growth
+        self._shared: set[Origin] = set()
+        """Origins of graphs whose calls were outstanding as others began."""
+        self._refused: dict[Origin, int] = {}
+        """Origin -> external bytes for which no plan was found last."""
 
     def lent(self, graph: PlannedGraph, inputs: Sequence[Any]) -> tuple[Planned, int] | None:
         """The plan that the same graph has for larger sizes, for those of `graph`.
@@ -47,8 +50,10 @@ class Lenders:
         plan, or it does not fit beside what is held now. Of several, that for the smallest sizes is
         taken. Not for graphs with several outstanding calls, or whose backward calls are repeated.
         """
-        given = self._settings.given
-        if given.file is not None or given.rules or graph.status.most_outstanding > 1:
+        given, registry = self._settings.given, self._registry
+        self._shared.update(g.origin for g in registry.outstanding(graph) if g.origin is not None)
+        refused = graph.origin in registry.without_loans
+        if refused or given.file is not None or given.rules or graph.status.most_outstanding > 1:
             return None
         lender = self._planned(graph) or self._planned_from_checks(graph, inputs)
         if lender is None:
@@ -57,6 +62,8 @@ class Lenders:
         while found is None and planned is not None:
             found = self._plans.lent(graph, inputs, planned)
             planned = None if found else self._with_more_room(lender, planned, graph, inputs)
+        if found is not None:
+            lender.lent_in = registry.steps.number
         return found
 
     def _planned(self, graph: PlannedGraph) -> PlannedGraph | None:
@@ -77,10 +84,13 @@ class Lenders:
     ) -> PlannedGraph | None:
         """The graph for the largest sizes, with a new plan from what its checked steps showed.
 
-        If sizes hardly return, none is ever timed. None if there are few sizes, or if no plan is
-        found.
+        If sizes hardly return, none is ever timed. None if there are few sizes, if no plan is
+        found, or if calls of other graphs were outstanding together with its calls: it is not known
+        which of their sizes come next, and how much room those need.
         """
-        if self._registry.sizes_beside(graph) < MANY_SIZES:
+        origin = graph.origin
+        few = self._registry.sizes_beside(graph) < MANY_SIZES
+        if few or origin is None or origin.around or origin in self._shared:
             return None
         checked = [
             (_total_bytes(each.captured.trace), each)
@@ -88,20 +98,24 @@ class Lenders:
             if each.profiling is not None
             and each.profiling.checked_workspace_bytes is not None
             and each.profiling.lent is None
-            and each.may_lend
             and each.status.most_outstanding == 1
             and not each.status.retained
         ]
         lender = _first_that_covers(sorted(checked, key=itemgetter(0), reverse=True), graph)
         if lender is None or lender.profiling is None:
             return None
-        self._residency.sweep()
         base_bytes = self._residency.base_bytes(graph, inputs)
+        if self._is_refused(origin, base_bytes):
+            return None
+        if self._residency.collect():
+            base_bytes = self._residency.base_bytes(graph, inputs)
         try:
-            lender.settle(self._plans.first(lender, lender.profiling.from_checks(base_bytes)))
+            planned = self._plans.first(lender, lender.profiling.from_checks(base_bytes))
         except OutcoreError:
-            lender.may_lend = False
+            self._refused[origin] = base_bytes
         else:
+            lender.settle(planned).adopted = True
+            lender.observed.called.note(0, {}, 0)  # a call of it will show what is held beyond that
             return lender
         self._residency.collect(again=True)  # the error's frames hold inputs of the call
         return None
@@ -111,17 +125,28 @@ class Lenders:
     ) -> Planned | None:
         """A plan for `lender` with room for what is held now, as a call of `graph` begins.
 
-        None if its plan `planned` has that room, or no plan has.
+        `planned`, which had no room, if garbage was collected. None if there is no such plan, or it
+        is not external memory for which there is no room.
         """
-        base_bytes = self._residency.base_bytes(graph, inputs)
-        margin = margin_bytes(self._settings.budget_bytes)
-        known = base_bytes <= planned.external.base_bytes + margin
-        if known or base_bytes >= lender.status.refused.growth_bytes:
+        most = planned.external.base_bytes + margin_bytes(self._settings.budget_bytes)
+        base_bytes, origin = self._residency.base_bytes(graph, inputs), lender.origin
+        if base_bytes <= most or origin is None or self._is_refused(origin, base_bytes):
             return None
-        with contextlib.suppress(OutcoreError):
+        if self._residency.collect():
+            base_bytes = self._residency.base_bytes(graph, inputs)
+            if base_bytes <= most:
+                return planned
+        try:
             return self._growth.replan(lender, planned, base_bytes).planned
+        except OutcoreError:
+            self._refused[origin] = base_bytes
         self._residency.collect(again=True)  # as above
         return None
+
+    def _is_refused(self, origin: Origin, base_bytes: int) -> bool:
+        """Whether no plan was found with about `base_bytes` held, or less."""
+        margin, refused = margin_bytes(self._settings.budget_bytes), self._refused.get(origin)
+        return refused is not None and base_bytes > refused - margin
 
     def _alike(self, graph: PlannedGraph) -> Iterator[PlannedGraph]:
         graphs = self._registry.graphs

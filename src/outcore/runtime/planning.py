@@ -229,6 +229,24 @@ class Planner:
                 return lent, spare
         return None
 
+    def beside(self, planned: Planned, external_bytes: int) -> Planned:
+        """The same plan with room for `external_bytes` of external memory, if that is more.
+
+        The caller knows that it fits.
+        """
+        more = external_bytes - planned.external_bytes
+        if more <= 0:
+            return planned
+        problem, external = planned.problem, planned.external
+        problem = replace(problem, outside_bytes=problem.outside_bytes + more)
+        return replace(
+            planned,
+            problem=problem,
+            predicted=simulate(problem, planned.program),
+            external=replace(external, base_bytes=external.base_bytes + more),
+            external_bytes=external_bytes,
+        )
+
     @gc_paused()
     def plan_for_calls(self, shares: Shares, planned: Planned) -> Planned:
         """A new plan for the most outstanding calls seen. Raises InfeasibleError as `plan` does."""

@@ -149,8 +149,10 @@ class Plans:
             return None
         planned, spare = found
         self._driver.bound_memory(self._residency.resident_bytes, self._settings.budget_bytes)
-        most = planned.external_bytes + spare
-        return (planned, most) if self._residency.external_bytes(graph, inputs) <= most else None
+        held, most = self._residency.external_bytes(graph, inputs), planned.external_bytes + spare
+        if held > most:
+            return None
+        return self.planner.beside(planned, held), most
 
     def forward_only_program(
         self, graph: PlannedGraph, resident_bytes: int, profiled: Program

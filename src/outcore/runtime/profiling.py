@@ -148,15 +148,16 @@ class Profiling:
         self.checked_base_bytes = max(self.checked_base_bytes, base_bytes)
 
     def from_checks(self, base_bytes: int = 0) -> Profiling:
-        """What checked steps alone tell, for a plan before any step is timed.
+        """What is known already, for a plan before enough steps are timed.
 
         Call it once `checked_workspace_bytes` is known. `base_bytes`: external memory now.
         """
+        timed = self.timed_steps > 0
         return replace(
             self,
-            workspace_bytes=self.checked_workspace_bytes,
-            stopwatch=self.first,
-            base_bytes=max(self.checked_base_bytes, base_bytes),
+            workspace_bytes=self.workspace_bytes or self.checked_workspace_bytes,
+            stopwatch=self.stopwatch if timed else self.first,
+            base_bytes=max(self.base_bytes or 0, self.checked_base_bytes, base_bytes),
         )
 
     def waited(self, left_over_bytes: int) -> None:

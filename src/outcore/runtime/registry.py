@@ -5,6 +5,7 @@ from __future__ import annotations
 from weakref import ref
 
 from outcore.runtime.graph import PlannedGraph
+from outcore.runtime.lending import Origin
 from outcore.runtime.status import GraphStatus
 from outcore.runtime.steps import Steps
 from outcore.runtime.store import Stores
@@ -22,6 +23,9 @@ class Registry:
         self.stores, self.steps = stores, steps
         self.most_graphs = 0
         """The most graphs registered at once."""
+        self.without_loans: set[Origin] = set()
+        """Origins of graphs that run no plan for larger sizes any more: graphs after them in the
+        step found no room."""
         self._entries: list[tuple[ref[PlannedGraph], GraphStatus]] = []
         """(graph, its status), in order of capture."""
 

@@ -159,8 +159,8 @@ class GraphStatus:
 
     @property
     def follows(self) -> Planned | None:
-        """The plan that its steps run; None while they are profiled without one."""
-        return self.planned or self.lent
+        """The plan that its steps run; None while they run another program."""
+        return self.planned or (None if self.settled else self.lent)
 
     @property
     def planned_for(self) -> int:
@@ -174,7 +174,7 @@ class GraphStatus:
 
     def settle(self, planned: Planned) -> None:
         """Make `planned` the current plan, and forget what was measured under the previous one."""
-        self.planned, self.lent, self.bound_seconds, self.measured = planned, None, None, None
+        self.planned, self.bound_seconds, self.measured = planned, None, None
         self.recent_work.clear()
         self.steps = self.growth.unplanned_bytes = 0
         self.state = State.IN_CORE if planned.everything_kept else State.PLANNED

@@ -177,9 +177,10 @@ def _state(graphs: Sequence[GraphStatus]) -> str:
 
 def _way(graph: GraphStatus) -> State:
     """The state of a graph, by the plan that its steps follow if they do."""
-    if graph.state is not State.PROFILING or graph.lent is None:
+    plan = graph.follows
+    if graph.state is not State.PROFILING or plan is None:
         return graph.state
-    return State.IN_CORE if graph.lent.everything_kept else State.PLANNED
+    return State.IN_CORE if plan.everything_kept else State.PLANNED
 
 
 def _planned_steps(engine: Engine, graphs: list[GraphStatus]) -> Iterator[Part]:

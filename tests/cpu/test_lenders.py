@@ -1,0 +1,217 @@
+"""Streams of sizes that hardly return: the largest so far is planned for the others."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from outcore import Backend
+from outcore.errors import HostMemoryError, InfeasibleError
+from outcore.execute.arena import own_arena
+from outcore.runtime import by_size
+from outcore.runtime.graph import AGAIN, PlannedGraph
+from outcore.runtime.planned import Planned
+from outcore.runtime.plans import Plans
+from outcore.runtime.profiling import Profiling
+from outcore.runtime.status import MOST_STEPS_WITHOUT_BACKWARD
+from tests.cpu.test_lending import BUDGET, LARGE, Scaled, backend_of, plans
+from tests.cpu.test_lending import peaks as peaks
+from tests.cpu.training import PROFILED_STEPS
+
+STREAM = [15000, LARGE, 14500, 13000, 15500, 14800, 15700, 16500, 13500, 15900, 16300, 14100]
+"""No size returns. From the fourth on there are three others, one of them larger but for 16500."""
+
+
+class Pair(nn.Module):
+    """A graph for each of two inputs; the first one waits while the second one runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = Scaled(), Scaled()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = self.one(x)
+        torch._dynamo.graph_break()
+        y = y + x
+        for scale in list(self.other.scales)[:3]:
+            y = torch.sigmoid(y * scale)
+        return y.square().mean()
+
+
+def row(n: int) -> Tensor:
+    return torch.full((1, n), 0.5)
+
+
+def gradients(module: nn.Module, call: Callable[..., Tensor], *sizes: int) -> list[Tensor]:
+    module.zero_grad()
+    call(*map(row, sizes)).backward()
+    return [p.grad for p in module.parameters() if p.grad is not None]
+
+
+def lent(backend: Backend) -> list[bool]:
+    """For each graph, whether its checked steps run a plan for larger sizes."""
+    assert backend.engine is not None
+    return [graph.status.lent is not None for graph in backend.engine.graphs]
+
+
+def is_predicted(backend: Backend) -> bool:
+    """Whether the latest metered step was within the prediction, and that within the budget."""
+    assert backend.engine is not None
+    backend.engine.close_step()
+    report = backend.report()
+    measured, predicted = report.measured_peak_bytes, report.predicted_peak_bytes
+    assert measured is not None
+    assert predicted is not None
+    return measured <= predicted <= report.budget_bytes
+
+
+def test_the_largest_is_planned_from_its_checked_step(peaks: list[tuple[bool, int]]) -> None:
+    module, backend = Scaled(), backend_of()
+    plain = torch.compile(module, backend="aot_eager", dynamic=True)
+    expected = [gradients(module, plain, n) for n in STREAM]
+    call = torch.compile(module, backend=backend, dynamic=True)
+    for i, (n, gradient) in enumerate(zip(STREAM, expected, strict=True)):
+        assert all(map(torch.equal, gradients(module, call, n), gradient))
+        assert lent(backend)[-1] == (i > 2 and n < max(STREAM[:i]))
+        if lent(backend)[-1]:
+            assert is_predicted(backend)
+    assert backend.report().state == "planned"
+    assert [plan is not None for plan in plans(backend)] == [n in {LARGE, 16500} for n in STREAM]
+    assert max(peak for _, peak in peaks) <= BUDGET
+
+
+@contextmanager
+def held_more(nbytes: int) -> Iterator[None]:
+    more = torch.zeros(nbytes // 4)
+    yield
+    del more
+
+
+@pytest.mark.parametrize("divisor", [4, 16])
+def test_more_is_held_by_now(divisor: int) -> None:
+    """Plans that are too small are made anew, although their sizes are not called any more."""
+    backend = backend_of()
+    call = torch.compile(Scaled(), backend=backend, dynamic=True)
+    for n in STREAM[:6]:
+        call(row(n)).backward()
+    with held_more(BUDGET // divisor):
+        for n in (15700, 12000, 11000, 10000):
+            call(row(n)).backward()
+            assert lent(backend)[-1]
+            assert is_predicted(backend)
+
+
+def test_more_is_held_as_the_lender_is_called() -> None:
+    backend = backend_of()
+    call = torch.compile(Scaled(), backend=backend, dynamic=True)
+    for n in STREAM[:6]:
+        call(row(n)).backward()
+    with held_more(BUDGET // 4):
+        for _ in range(PROFILED_STEPS + 1):
+            call(row(LARGE)).backward()
+        assert is_predicted(backend)
+    with held_more(2 * BUDGET // 3), pytest.raises(InfeasibleError):
+        call(row(LARGE)).backward()
+
+
+@pytest.mark.skipif(own_arena() is None, reason="nothing counts what tensors hold")
+def test_garbage_is_not_held() -> None:
+    backend = backend_of()
+    call = torch.compile(Scaled(), backend=backend, dynamic=True)
+    for n in STREAM[:6]:
+        call(row(n)).backward()
+    before = plans(backend)
+    gc.collect()
+    gc.disable()
+    try:
+        cycle: list[object] = [torch.zeros(BUDGET // 3 // 4)]
+        cycle.append(cycle)
+        del cycle
+        call(row(15700)).backward()
+    finally:
+        gc.enable()
+    assert lent(backend)[-1]
+    assert plans(backend)[1] is before[1]
+
+
+def test_where_no_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each size is profiled, and no other is tried while as much is held."""
+    tried = []
+
+    def refused(_: Plans, graph: PlannedGraph, __: Profiling) -> Planned:
+        tried.append(graph)
+        raise HostMemoryError(reason="there is none", needed_bytes=1)
+
+    monkeypatch.setattr(Plans, "first", refused)
+    backend = backend_of()
+    call = torch.compile(Scaled(), backend=backend, dynamic=True)
+    for n in STREAM[:7]:
+        call(row(n)).backward()
+    assert backend.engine is not None
+    assert tried == [backend.engine.graphs[1]]
+    assert plans(backend) == [None] * 7
+
+
+def test_lenders_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_size, "KEPT_GRAPHS", 4)
+    monkeypatch.setattr(by_size, "KEPT_OPS", 0)
+    backend = backend_of()
+    call = torch.compile(Scaled(), backend=backend, dynamic=True)
+    for n in (*STREAM[:3], *range(14000, 13000, -100)):
+        call(row(n)).backward()
+    gc.collect()
+    assert len(lent(backend)) == 4
+    assert [plan is not None for plan in plans(backend)].count(True) == 1
+    assert lent(backend).count(True) == 3
+
+
+def test_not_if_calls_of_several_sizes_are_outstanding_at_once(
+    peaks: list[tuple[bool, int]],
+) -> None:
+    """It is not known which sizes come after it, and how much room they need."""
+    budget = 5 << 20
+    backend = backend_of(budget)
+    call = torch.compile(Scaled(), backend=backend, dynamic=True)
+    for n in range(9000, 10500, 300):
+        losses = [call(row(each)) for each in (n, n - 1000, n + 5000)]
+        torch.stack(losses).sum().backward()
+    assert not any(lent(backend))
+    assert max(peak for _, peak in peaks) <= budget
+
+
+def test_what_comes_after_finds_no_room() -> None:
+    """Then it gets that room in the next step, and later sizes leave it free, too."""
+    module = Pair()
+    backend, plain = backend_of(9 << 20), copy.deepcopy(module)
+    call = torch.compile(module, backend=backend, dynamic=True)
+    for _ in range(PROFILED_STEPS + 4):
+        call(row(LARGE), row(2100)).backward()
+    notes: list[str] = []
+    for n, k in [(13000, 40000)] * 3 + [(12900, 39000), (12800, 39500)]:
+        try:
+            found = gradients(module, call, n, k)
+        except InfeasibleError as error:
+            notes += error.__notes__
+        else:
+            assert all(map(torch.equal, found, gradients(plain, plain, n, k)))
+    assert [AGAIN in note for note in notes] == [True]
+
+
+def test_a_graph_that_nobody_differentiates_follows_no_plan() -> None:
+    backend = backend_of()
+    call = torch.compile(Scaled(), backend=backend, dynamic=True)
+    for n in STREAM[:6]:
+        call(row(n)).backward()
+    follows = []
+    for _ in range(MOST_STEPS_WITHOUT_BACKWARD + 2):
+        call(row(15700))
+        assert backend.engine is not None
+        follows.append(backend.engine.graphs[-1].status.follows is not None)
+    assert follows[0]
+    assert not follows[-1]
