@@ -195,7 +195,7 @@ def test_as_many_sizes_as_one_likes(monkeypatch: pytest.MonkeyPatch) -> None:
     keep(monkeypatch, 3)
     backend = Backend(budget=MOVING, policy="swap-all", strict=True)
     usual = [4] * (PROFILED_STEPS + 1)
-    alike(Small(), backend, [*usual, 3, 2, 5, 6, 7, 4], dynamic=True)
+    alike(Small(), backend, [*usual, 5, 6, 7, 8, 9, 4], dynamic=True)
     assert backend.engine is not None
     gc.collect()
     graphs = backend.engine.graphs
@@ -694,7 +694,7 @@ def batch_of(rows: int) -> Tensor:
 def test_a_call_outlives_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread may drop a graph whose forward call has begun."""
     keep(monkeypatch, 1)
-    monkeypatch.setattr(by_size, "_waits", lambda _: False)
+    monkeypatch.setattr(by_size, "_is_needed", lambda _: False)
     module = nn.Linear(4, 4)
     plain, backend = copy.deepcopy(module), Backend(budget="1GiB", strict=True)
     call = torch.compile(module, backend=backend, dynamic=True)

@@ -142,8 +142,8 @@ class Contention:
         That holds less while they wait. Graphs for other sizes of them borrow no plan either.
         Returns False if there are none.
         """
-        earlier = [g for g in self._registry.active() if g in graph.observed and g.may_borrow]
-        lent = [g for g in earlier if g.profiling is not None and g.profiling.lent is not None]
+        earlier = [g for g in self._registry.active() if g in graph.observed]
+        lent = [g for g in earlier if g.status.lent is not None and g.may_borrow]
         for each in lent:
             each.may_borrow = False
             self._registry.without_loans.update(filter(None, [each.origin]))

@@ -132,9 +132,11 @@ class Metering:
         for graph in came_through if counts and session.peak_bytes is not None else ():
             if isinstance(graph, PlannedGraph):
                 status = graph.status
-                status.peak_bytes, status.after_is_whole = session.peak_bytes, not early
-                known = (status.after_bytes, session.after_bytes)
-                status.after_bytes = max(n for n in known if n is not None)
+                status.peak_bytes = session.peak_bytes
+                if settled:
+                    known = (status.after_bytes, session.after_bytes)
+                    status.after_bytes = max(n for n in known if n is not None)
+                    status.after_is_whole = not early
         return settled
 
     def mark(self) -> int:
