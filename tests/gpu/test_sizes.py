@@ -86,6 +86,8 @@ def test_where_no_size_returns(policy, budget):
     assert all(status.lent is not None for status in known[3:])
     report = backend.report()
     assert report.state == "planned"
+    assert report.measured_peak_bytes is not None
+    assert report.predicted_peak_bytes is not None
     assert report.measured_peak_bytes <= report.predicted_peak_bytes <= budget
     assert max(peaks) <= budget
 
