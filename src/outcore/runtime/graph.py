@@ -394,9 +394,10 @@ class PlannedGraph:
             program = lent.program
         else:
             program, most = engine.plans.floor_program(self, inputs, leanest=self.lean)
+        driver, mark, readings = engine.driver, engine.metering.mark, engine.readings
+        begun = begin_profiling(self.captured, program, most, driver, readings, mark, lent)
         self.status.lent = lent
-        driver, mark = engine.driver, engine.metering.mark
-        return begin_profiling(self.captured, program, most, driver, engine.readings, mark, lent)
+        return begun
 
     def settle(self, planned: Planned) -> PlannedExecution:
         """Follow `planned` from the next step on; returns its execution."""
