@@ -144,8 +144,9 @@ def test_where_no_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each size is profiled, and no other is tried while as much is held."""
     tried = []
 
-    def refused(_: Plans, graph: PlannedGraph, __: Profiling) -> Planned:
+    def refused(_: Plans, graph: PlannedGraph, __: Profiling, *, as_profiled: bool) -> Planned:
         tried.append(graph)
+        assert not as_profiled
         raise HostMemoryError(reason="there is none", needed_bytes=1)
 
     monkeypatch.setattr(Plans, "first", refused)
@@ -171,17 +172,30 @@ def test_lenders_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lent(backend).count(True) == 3
 
 
-def test_not_if_calls_of_several_sizes_are_outstanding_at_once(
-    peaks: list[tuple[bool, int]],
-) -> None:
-    """It is not known which sizes come after it, and how much room they need."""
+def test_several_calls_before_the_first_backward(peaks: list[tuple[bool, int]]) -> None:
+    """Each leaves as much to the next ones, whatever their sizes, as if it were profiled."""
     budget = 5 << 20
     backend = backend_of(budget)
     call = torch.compile(Scaled(), backend=backend, dynamic=True)
-    for n in range(9000, 10500, 300):
+    for n in range(10500, 8700, -300):
         losses = [call(row(each)) for each in (n, n - 1000, n + 5000)]
         torch.stack(losses).sum().backward()
-    assert not any(lent(backend))
+        assert not all(lent(backend)[-3:]) or is_predicted(backend)
+    assert lent(backend).count(True) > 5
+    assert max(peak for _, peak in peaks) <= budget
+
+
+def test_several_graphs_of_sizes_of_their_own(peaks: list[tuple[bool, int]]) -> None:
+    """What waits leaves as much to the second graph, whatever its size, as if it were profiled."""
+    budget, module = 9 << 20, Pair()
+    backend, plain = backend_of(budget), copy.deepcopy(module)
+    call = torch.compile(module, backend=backend, dynamic=True)
+    sizes = [*zip(STREAM, (9000, 7000, 27000, 5000, 12000, 26000, 28000, 9500), strict=False)]
+    expected = [gradients(plain, plain, n, k) for n, k in sizes]
+    for (n, k), gradient in zip(sizes, expected, strict=True):
+        assert all(map(torch.equal, gradients(module, call, n, k), gradient))
+    assert lent(backend)[::2].count(True) == 4
+    assert any(lent(backend)[1::2])
     assert max(peak for _, peak in peaks) <= budget
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from outcore.errors import OutcoreError
 from outcore.ir.trace import Trace
@@ -40,6 +41,8 @@ class Lenders:
         self._plans, self._growth = plans, growth
         self._shared: set[Origin] = set()
         """Origins of graphs whose calls were outstanding as others began."""
+        self._early: WeakSet[PlannedGraph] = WeakSet()
+        """Graphs that were planned from checked steps alone."""
         self._refused: dict[Origin, int] = {}
         """Origin -> external bytes for which no plan was found last."""
 
@@ -60,7 +63,8 @@ class Lenders:
             return None
         found, planned = None, lender.planned
         while found is None and planned is not None:
-            found = self._plans.lent(graph, inputs, planned)
+            careful = graph.origin in self._shared and lender in self._early
+            found = self._plans.lent(graph, inputs, planned, as_profiled=careful)
             planned = None if found else self._with_more_room(lender, planned, graph, inputs)
         if found is not None:
             lender.lent_in = registry.steps.number
@@ -84,13 +88,12 @@ class Lenders:
     ) -> PlannedGraph | None:
         """The graph for the largest sizes, with a new plan from what its checked steps showed.
 
-        If sizes hardly return, none is ever timed. None if there are few sizes, if no plan is
-        found, or if calls of other graphs were outstanding together with its calls: it is not known
-        which of their sizes come next, and how much room those need.
+        If sizes hardly return, none is ever timed. None if there are few sizes, or if no plan is
+        found. It is not known which sizes of later graphs come next, and how much room they need.
+        So its calls may hold no more while they wait than profiled ones.
         """
         origin = graph.origin
-        few = self._registry.sizes_beside(graph) < MANY_SIZES
-        if few or origin is None or origin.around or origin in self._shared:
+        if self._registry.sizes_beside(graph) < MANY_SIZES or origin is None:
             return None
         checked = [
             (_total_bytes(each.captured.trace), each)
@@ -110,12 +113,14 @@ class Lenders:
         if self._residency.collect():
             base_bytes = self._residency.base_bytes(graph, inputs)
         try:
-            planned = self._plans.first(lender, lender.profiling.from_checks(base_bytes))
+            known = lender.profiling.from_checks(base_bytes)
+            planned = self._plans.first(lender, known, as_profiled=origin in self._shared)
         except OutcoreError:
             self._refused[origin] = base_bytes
         else:
             lender.settle(planned).adopted = True
-            lender.observed.called.note(0, {}, 0)  # a call of it will show what is held beyond that
+            lender.observed.called.count_firsts()  # calls of it show what is held beyond that
+            self._early.add(lender)
             return lender
         self._residency.collect(again=True)  # the error's frames hold inputs of the call
         return None
@@ -128,7 +133,7 @@ class Lenders:
         `planned`, which had no room, if garbage was collected. None if there is no such plan, or it
         is not external memory for which there is no room.
         """
-        most = planned.external.base_bytes + margin_bytes(self._settings.budget_bytes)
+        most = planned.external.base_bytes
         base_bytes, origin = self._residency.base_bytes(graph, inputs), lender.origin
         if base_bytes <= most or origin is None or self._is_refused(origin, base_bytes):
             return None
@@ -136,8 +141,9 @@ class Lenders:
             base_bytes = self._residency.base_bytes(graph, inputs)
             if base_bytes <= most:
                 return planned
+        margin = margin_bytes(self._settings.budget_bytes)  # else the next step may need a bit more
         try:
-            return self._growth.replan(lender, planned, base_bytes).planned
+            return self._growth.replan(lender, planned, base_bytes + margin).planned
         except OutcoreError:
             self._refused[origin] = base_bytes
         self._residency.collect(again=True)  # as above

@@ -129,6 +129,13 @@ class Mixes:
         """Calls of another graph that were outstanding every time that no own call was."""
         return 0 if self._before is None else self._before.get(graph, 0)
 
+    def count_firsts(self) -> None:
+        """Count no excess for the mixes of first calls of steps: external memory is known there."""
+        for mix in self._mixes:
+            if not mix.own and mix.excess_bytes is None:
+                mix.excess_bytes = 0
+                self._known[_key(0, mix.others)] = 0
+
     def note(self, own: int, others: Counts, excess_bytes: int | None = None) -> bool:
         """Note the outstanding calls as a call begins or comes back; returns whether it is news."""
         mix = Mix(own, _weakly(others), excess_bytes)

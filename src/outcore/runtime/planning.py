@@ -132,10 +132,13 @@ class Planner:
         return shares.problem(self.solver.hardware(), profile, resident_bytes)
 
     @gc_paused()
-    def plan(self, shares: Shares, profiled: Profiling, *, lean: bool = False) -> Planned:
+    def plan(
+        self, shares: Shares, profiled: Profiling, *, lean: bool = False, as_profiled: bool = False
+    ) -> Planned:
         """The first plan of a graph, from its profile. Everything is kept if that fits.
 
         `lean`: graphs without a plan may be left the least that they need, as none of them waits.
+        `as_profiled`: calls may hold no more while they wait than they did while profiled.
 
         Raises InfeasibleError if no plan of the policy fits the budget. If other graphs have no
         plan yet, or alternate with this one within a step, the budget that the error names is only
@@ -147,7 +150,8 @@ class Planner:
         if lean:
             rooms += replace(shares, unplanned_lean=True).rooms(hardware, external)[-1:]
         try:
-            return _first(partial(self._beside, shares, profiled, external), rooms)
+            make = partial(self._beside, shares, profiled, external, as_profiled=as_profiled)
+            return _first(make, rooms)
         except InfeasibleError as error:
             others = (graph for graph in shares.active if graph is not shares.graph)
             error.at_least |= any(graph.planned is None for graph in others) or bool(
@@ -159,7 +163,13 @@ class Planner:
             raise
 
     def _beside(
-        self, shares: Shares, profiled: Profiling, external: ExternalMemory, room: Room
+        self,
+        shares: Shares,
+        profiled: Profiling,
+        external: ExternalMemory,
+        room: Room,
+        *,
+        as_profiled: bool,
     ) -> Planned:
         """The plan with `room` for external memory. Raises InfeasibleError as `plan` does."""
         hardware, profile = self.solver.hardware(), profiled.profile()
@@ -169,22 +179,36 @@ class Planner:
             shares.paused_bytes(hardware, external, room),
         )
         problem = shares.problem(hardware, profile, room.nbytes, between)
+        more = max(0, pause_bytes(problem, profiled.program) - between) if as_profiled else 0
+        problem = replace(problem, between_bytes=between + more)
         retained = shares.graph.status.retained
         planned = self._planned(shares, problem, external, room, in_haste=retained)
         if retained:
             planned = self._retaining(shares, planned)
+        if more:  # it was to be left free, but nothing needs it yet
+            needed = planned.problem.between_bytes - more
+            problem = replace(planned.problem, between_bytes=needed)
+            predicted = simulate(problem, planned.program)
+            in_core = simulate(problem, self.solver.kept(problem))
+            planned = replace(planned, problem=problem, predicted=predicted, in_core=in_core)
         taken = Calls(problem, 1, others=True).taken(profiled.program)
         return replace(planned, profiled=taken)
 
     @gc_paused()
     def lent(
-        self, shares: Shares, lender: Planned, profile: Profile, leaving_bytes: int
+        self,
+        shares: Shares,
+        lender: Planned,
+        profile: Profile,
+        leaving_bytes: int,
+        floor: Program | None = None,
     ) -> tuple[Planned, int] | None:
         """The plan `lender`, which is for larger sizes, for the sizes of the graph of `shares`.
 
         Also the bytes that its checked steps leave of the budget. They hold inputs until the call
         comes back. `profile` is for the graph's sizes; `leaving_bytes` are left to later graphs
-        while it waits. If everything fits at its sizes, it is kept. What is held outside the graph
+        while it waits, and as much as under the program `floor`. If everything fits at its sizes,
+        it is kept. What is held outside the graph
         is taken to be as at the larger sizes. A layout is not taken over: the allocator gets room
         instead. None if checked steps do not fit.
         """
@@ -199,6 +223,7 @@ class Planner:
             disk_budget_bytes=disk,
         )
         between = max(problem.between_bytes, leaving_bytes)
+        pause = 0 if floor is None else pause_bytes(problem, floor)
         least = solver.settings.rooms[0]
         room = lender.room_bytes if lender.layout is None else least
         plan, digests = lender.plan, (digest(problem), digest(trace))
@@ -208,7 +233,10 @@ class Planner:
             less = replace(problem, budget_bytes=problem.budget_bytes - left, between_bytes=between)
             program = replace(kept, plan_digest=digest(plan))
             if plan.choices or plan.variants:
-                program = lower(less, plan, fast=True)
+                waiting = replace(less, between_bytes=max(between, pause))
+                program = lower(waiting, plan, fast=True)
+            if pause_bytes(problem, program) < pause:
+                continue
             held = checked_bytes(trace, program, lender.external.gone, captured.overwritten)
             spare = less.budget_bytes - peak(less, program, Tier.DEVICE).nbytes - held
             if spare >= 0 and fits(less, program):

@@ -133,17 +133,28 @@ class Plans:
             collected = self._residency.collect(again=True)
 
     def lent(
-        self, graph: PlannedGraph, inputs: Sequence[Any], lender: Planned
+        self,
+        graph: PlannedGraph,
+        inputs: Sequence[Any],
+        lender: Planned,
+        *,
+        as_profiled: bool = False,
     ) -> tuple[Planned, int] | None:
         """The plan `lender`, that of the same graph for larger sizes, for those of `graph`.
 
         With the most external bytes with which its checked steps fit. None if they do not fit
-        beside what is held now.
+        beside what is held now. `as_profiled`: calls may hold no more while they wait than if they
+        were profiled without it. Raises InfeasibleError if not even the floor program fits then.
         """
+        floor = None
+        if as_profiled:
+            floor, _ = self.floor_program(graph, inputs, leanest=False)
         others = any(each.status.kind != graph.status.kind for each in self._registry.graphs)
         leaving = left_bytes(lender) if others else 0
         profile = scaled(lender.problem.profile, lender.problem.trace, graph.captured.trace)
-        make = partial(self.planner.lent, lender=lender, profile=profile, leaving_bytes=leaving)
+        make = partial(
+            self.planner.lent, lender=lender, profile=profile, leaving_bytes=leaving, floor=floor
+        )
         found = self._made(graph, make)
         if found is None:
             return None
@@ -165,14 +176,18 @@ class Plans:
 
     # ---- made ----------------------------------------------------------------------------------
 
-    def first(self, graph: PlannedGraph, profiled: Profiling) -> Planned:
+    def first(
+        self, graph: PlannedGraph, profiled: Profiling, *, as_profiled: bool = False
+    ) -> Planned:
         """The first plan of `graph`, from its profile. Everything is kept if that fits.
 
-        Raises InfeasibleError if no plan of the policy fits the budget.
+        `as_profiled`: calls may hold no more while they wait than they did while profiled. Raises
+        InfeasibleError if no plan of the policy fits the budget.
         """
         with naming_the_rank():
             lean = all(g.planned is not None for g in self._registry.outstanding(graph))
-            make = partial(self.planner.plan, profiled=profiled, lean=lean)
+            plan = self.planner.plan
+            make = partial(plan, profiled=profiled, lean=lean, as_profiled=as_profiled)
             planned = self._take(graph, self._made(graph, make))
         log.info("%s", self._announcement(graph, planned))
         return planned
