@@ -199,6 +199,18 @@ def test_several_graphs_of_sizes_of_their_own(peaks: list[tuple[bool, int]]) -> 
     assert max(peak for _, peak in peaks) <= budget
 
 
+def test_later_calls_find_as_much_room_whoever_lends() -> None:
+    """A size that came twice, and plans made anew for more that is held, leave as much, too."""
+    backend, module = backend_of(9 << 20), Pair()
+    call = torch.compile(module, backend=backend, dynamic=True)
+    for n, k in [*((n, 2100) for n in STREAM[:5]), (14000, 9000), (14000, 9000), (13500, 9000)]:
+        gradients(module, call, n, k)
+    with held_more((9 << 20) // 40):
+        for n, k in [(13100, 9000), (12900, 9000), (12800, 38000)]:
+            gradients(module, call, n, k)
+            assert lent(backend)[-2]
+
+
 def test_what_comes_after_finds_no_room() -> None:
     """Then it gets that room in the next step, and later sizes leave it free, too."""
     module = Pair()

@@ -51,7 +51,8 @@ class Reduced(Scaled):
 @pytest.fixture
 def peaks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int]]:
     """For each metered step of a graph, whether it ran a plan that was lent, and its peak."""
-    gc.collect()  # steps of earlier tests
+    torch._dynamo.reset()
+    gc.collect()  # ends what earlier tests left under way
     found: list[tuple[bool, int]] = []
     metered = PlannedGraph.metered
 

@@ -143,7 +143,8 @@ class Contention:
         Returns False if there are none.
         """
         earlier = [g for g in self._registry.active() if g in graph.observed]
-        lent = [g for g in earlier if g.status.lent is not None and g.may_borrow]
+        given = [(g, g.status.lent) for g in earlier if g.may_borrow]
+        lent = [g for g, plan in given if plan is not None and not plan.bounded]
         for each in lent:
             each.may_borrow = False
             self._registry.without_loans.update(filter(None, [each.origin]))

@@ -57,6 +57,10 @@ class Planned:
     plan has no such room."""
     calls: int = 1
     """The number of calls of the graph that may be outstanding at once."""
+    early: bool = False
+    """Whether it was made, for these or for larger sizes, before a step was timed."""
+    bounded: bool = False
+    """Whether calls hold no more while they wait than under the program of profiled steps."""
     checking_bytes: int = 0
     """What its steps hold besides while they are checked; 0 once the graph is planned."""
     others_bytes: int = 0

@@ -185,14 +185,24 @@ class Planner:
         planned = self._planned(shares, problem, external, room, in_haste=retained)
         if retained:
             planned = self._retaining(shares, planned)
-        if more:  # it was to be left free, but nothing needs it yet
-            needed = planned.problem.between_bytes - more
-            problem = replace(planned.problem, between_bytes=needed)
-            predicted = simulate(problem, planned.program)
-            in_core = simulate(problem, self.solver.kept(problem))
-            planned = replace(planned, problem=problem, predicted=predicted, in_core=in_core)
+        if more:  # that much is left free, but nothing needs it yet
+            planned = self._needing_less(shares, planned, more)
         taken = Calls(problem, 1, others=True).taken(profiled.program)
-        return replace(planned, profiled=taken)
+        return replace(planned, profiled=taken, early=profiled.early, bounded=as_profiled)
+
+    def _needing_less(self, shares: Shares, planned: Planned, less_bytes: int) -> Planned:
+        """The same plan, evaluated with `less_bytes` less needed between the two calls."""
+        between = planned.problem.between_bytes - less_bytes
+        problem = replace(planned.problem, between_bytes=between)
+        if not planned.everything_kept:
+            between = max(between, shares.most_bytes(problem.hardware))
+        in_core = replace(problem, between_bytes=between)
+        return replace(
+            planned,
+            problem=problem,
+            predicted=simulate(problem, planned.program),
+            in_core=simulate(in_core, self.solver.kept(problem)),
+        )
 
     @gc_paused()
     def lent(
@@ -207,10 +217,10 @@ class Planner:
 
         Also the bytes that its checked steps leave of the budget. They hold inputs until the call
         comes back. `profile` is for the graph's sizes; `leaving_bytes` are left to later graphs
-        while it waits, and as much as under the program `floor`. If everything fits at its sizes,
-        it is kept. What is held outside the graph
-        is taken to be as at the larger sizes. A layout is not taken over: the allocator gets room
-        instead. None if checked steps do not fit.
+        while it waits, and no less than the program `floor` leaves, if that is given. If everything
+        fits at its sizes, it is kept. What is held outside the graph is taken to be as at the
+        larger sizes. A layout is not taken over: the allocator gets room instead. None if checked
+        steps do not fit.
         """
         captured, solver = shares.graph.captured, self.solver
         trace, capacity = captured.trace, lender.problem.hardware.capacity
@@ -248,6 +258,7 @@ class Planner:
                     predicted=simulate(problem, program),
                     in_core=simulate(problem, kept),
                     profiled=None,
+                    bounded=floor is not None,
                     checking_bytes=held,
                     room_bytes=left,
                     layout=None,
@@ -408,7 +419,9 @@ class Planner:
         again = self._planned(shares, alone, planned.external, room, in_haste=retained)
         if retained:
             again = self._retaining(shares, again)
-        return replace(again, replanned=planned.replanned, profiled=planned.profiled)
+        return replace(
+            again, replanned=planned.replanned, profiled=planned.profiled, early=planned.early
+        )
 
     @gc_paused()
     def plan_tighter(self, shares: Shares, planned: Planned) -> Planned:

@@ -102,6 +102,8 @@ class Profiling:
     """Timed calls after which the graph is planned."""
     timed: Executable | None = None
     """The result of `make_timed`; None before."""
+    early: bool = False
+    """Whether it is made by `from_checks`."""
     timed_steps: int = 0
     """Timed backward calls so far, since `again` if that was called: several in a step if the graph
     is called several times."""
@@ -158,6 +160,7 @@ class Profiling:
             workspace_bytes=self.workspace_bytes or self.checked_workspace_bytes,
             stopwatch=self.stopwatch if timed else self.first,
             base_bytes=max(self.base_bytes or 0, self.checked_base_bytes, base_bytes),
+            early=True,
         )
 
     def waited(self, left_over_bytes: int) -> None:

@@ -112,8 +112,8 @@ class GraphStatus:
     measured: Timeline | None = None
     """Timeline of a step recorded under the current plan. None if none was recorded."""
     peak_bytes: int | None = None
-    """Device peak of the latest metered step with this graph in which no graph was profiled. None
-    if there is none since peaks were last forgotten."""
+    """Device peak of the latest metered step with this graph in which all graphs ran plans. None if
+    there is none since peaks were last forgotten."""
     after_bytes: int | None = None
     """Device peak from the last backward call of that step to the next step, such as that of the
     optimizer's step."""
