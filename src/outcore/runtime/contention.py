@@ -143,8 +143,9 @@ class Contention:
         Returns False if there are none.
         """
         earlier = [g for g in self._registry.active() if g in graph.observed]
-        given = [(g, g.status.lent) for g in earlier if g.may_borrow]
-        lent = [g for g, plan in given if plan is not None and not plan.bounded]
+        plans = [(g, g.status.lent) for g in earlier]
+        unbounded = [g for g, plan in plans if plan is not None and not plan.bounded]
+        lent = [g for g in unbounded if g.may_borrow]
         for each in lent:
             each.may_borrow = False
             self._registry.without_loans.update(filter(None, [each.origin]))
