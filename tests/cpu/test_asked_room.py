@@ -138,11 +138,11 @@ def peak_bytes(step: Callable[[], None]) -> int:
 class Towers:
     """Two towers, each a graph; steps call some of them in a given order."""
 
-    def __init__(self, budget: str) -> None:
+    def __init__(self, budget: str, **options: Any) -> None:
         torch._dynamo.reset()
         torch.manual_seed(0)
         self.modules = nn.ModuleList((Tower(layers=12), Tower(layers=13)))
-        self.backend = Backend(budget=budget, policy="pooch")
+        self.backend = Backend(budget=budget, policy="pooch", **options)
         self.calls = compiled(self.backend, *self.modules)
         self.x = torch.randn(2048, 64)
 
@@ -175,14 +175,9 @@ def test_planned_graphs_that_come_to_wait_for_each_other_make_room(apart: int) -
 
 @pytest.mark.parametrize("alone", [0, 8])
 def test_a_graph_that_comes_later_is_left_room_to_be_profiled(alone: int) -> None:
-    """The planned graph holds less from its next call on, so the step can be run again."""
+    """What the planned graph holds is moved away once; from its next call on it holds less."""
     towers = Towers("7.5MiB")
     towers.steps((0,), times=alone)
-    if alone:
-        with pytest.raises(InfeasibleError) as raised:
-            towers.step((0, 1))
-        assert "run the step again" in "".join(raised.value.__notes__)
-        del raised
     towers.steps((0, 1), times=PATIENCE)
     assert all(graph.planned is not None for graph in graphs(towers.backend))
     towers.inside((0, 1))

@@ -129,6 +129,10 @@ class AdversarialDriver:
         self.lanes: list[AdversarialLane] = []
         """Those that are open."""
 
+    def queue(self) -> object:
+        """Return None: work is done at once."""
+        return None
+
     def hardware(self, budgets: Mapping[Tier, int]) -> Hardware:
         """Describe a machine with made-up links, the same every time."""
         link = Link(bytes_per_second=float(1 << 30), latency_seconds=1e-4)

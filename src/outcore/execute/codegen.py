@@ -24,6 +24,7 @@ import torch
 from outcore import aten
 from outcore.ir.hardware import Tier
 from outcore.ir.layout import Layout
+from outcore.ir.memory import private_slots
 from outcore.ir.program import Copy, Free, Instruction, Program, Run, Stream
 from outcore.ir.trace import Arg, Effect, Op, Ref, Symbol, Trace, Value, refs
 from outcore.ir.verify import ITEM_BYTES
@@ -52,6 +53,10 @@ class Source:
     backward: str
     names: dict[str, object] = field(default_factory=dict)
     """The globals that the text needs, besides those that `build` adds."""
+    private: tuple[int, ...] = ()
+    """Positions in what crosses of the tensors that only outcore holds (`ir.memory`)."""
+    copies: tuple[int, ...] = ()
+    """Positions in what crosses of the handles of copies."""
 
 
 def generate(
@@ -111,7 +116,14 @@ class _Writer:
             *_indent((*self._verbs(backward), *_unpack(crossing, "C"), *tangents, *backward)),
             f"    return {gradients}",
         ]
-        return Source("\n".join([*forward, "", ""]), "\n".join([*backward, ""]), self.names)
+        private = {f"s{slot.id}" for slot in private_slots(self.trace, self.program)}
+        return Source(
+            "\n".join([*forward, "", ""]),
+            "\n".join([*backward, ""]),
+            self.names,
+            tuple(i for i, name in enumerate(crossing) if name in private),
+            tuple(i for i, name in enumerate(crossing) if name[0] == "k"),
+        )
 
     def _verbs(self, lines: Iterable[str]) -> Iterator[str]:
         """Lines that bind the methods of the lane that `lines` call."""

@@ -228,6 +228,10 @@ class CpuDriver:
         self._closed = False
         self._lock = threading.Lock()
 
+    def queue(self) -> object:
+        """Return None: work is done at once."""
+        return None
+
     def hardware(self, budgets: Mapping[Tier, int]) -> Hardware:
         """Describe RAM and disk, with their links as measured now (a fraction of a second).
 

@@ -149,6 +149,10 @@ class Driver(Protocol):
         """The clock that times work on the device."""
         ...
 
+    def queue(self) -> object:
+        """What this thread computes on now: equal if work is done in order. None: the thread."""
+        ...
+
     def hardware(self, budgets: Mapping[Tier, int]) -> Hardware:
         """Describe this device and its nearest outer tier: measured links, given capacities."""
         ...

@@ -33,7 +33,7 @@ DREW = (
 )
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Executable:
     """Two compiled functions that run the forward and the backward call of a step.
 
@@ -41,6 +41,8 @@ class Executable:
     gradients`. Both empty the lists that they are given.
     """
 
+    trace: Trace | None
+    """The trace of `program`; None as that."""
     program: Program | None
     """The program that the functions were generated from; None if the graph runs as torch captured
     it."""
@@ -56,6 +58,10 @@ class Executable:
     """Where large tensors lie on a GPU; None: where the allocator finds room."""
     private_bytes: int = 0
     """Device bytes that an outstanding call alone holds, by its program (`ir.memory`)."""
+    private: tuple[int, ...] = ()
+    """Positions in `crossing` of the tensors that hold them."""
+    copies: tuple[int, ...] = ()
+    """Positions in `crossing` of the handles of copies."""
 
 
 def build(
@@ -102,6 +108,7 @@ def build(
         exec(compile(part, file, "exec"), names)  # noqa: S102 - our own generated text
     text = source.forward + source.backward
     executable = Executable(
+        trace,
         program,
         names["forward"],
         names["backward"],
@@ -109,6 +116,8 @@ def build(
         text,
         layout,
         private_bytes(trace, program),
+        source.private,
+        source.copies,
     )
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     weakref.finalize(executable, linecache.cache.pop, file, None).atexit = False

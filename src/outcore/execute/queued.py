@@ -110,6 +110,10 @@ class QueuedDriver:
         generator: Generator = self.device.generator
         return generator
 
+    def queue(self) -> object:
+        """The queue on which this thread computes."""
+        return self.device.current()
+
     def hardware(self, budgets: Mapping[Tier, int]) -> Hardware:
         """Describe this device and the host, with the links as measured (under a second)."""
         host = 0 if self.device.shares_memory else budgets.get(Tier.HOST, 0)

@@ -5,8 +5,8 @@ Everything here follows from the Program and its Problem; nothing runs.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 
 from outcore.ir.hardware import Tier
 from outcore.ir.problem import Problem
@@ -78,9 +78,27 @@ def crossing_bytes(program: Program) -> int:
 
 def private_bytes(trace: Trace, program: Program) -> int:
     """The part of `crossing_bytes` that only outcore holds: what forward does not return."""
+    return sum(slot.nbytes for slot in private_slots(trace, program))
+
+
+def private_slots(trace: Trace, program: Program) -> tuple[Slot, ...]:
+    """The slots of `private_bytes`."""
     returned = set(trace.value_buffers(trace.outputs))
     crossing = _crossing(program).values()
-    return sum(slot.nbytes for slot in crossing if slot.buffer not in returned)
+    return tuple(slot for slot in crossing if slot.buffer not in returned)
+
+
+def bytes_ahead(problem: Problem, program: Program) -> tuple[int, int]:
+    """The most device bytes that are held beyond those held as a call begins, for both calls.
+
+    That of the forward call covers the time between the two calls, too (`between_bytes`).
+    """
+    alone = replace(problem, outside_bytes=0, between_bytes=0)
+    held, cut = held_bytes(alone, program, Tier.DEVICE), program.boundary
+    arguments = sum(slot.nbytes for slot in _on_device(program, program.arguments))
+    waiting = _pause_bytes(program)
+    forward = max((*held[:cut], waiting + problem.between_bytes)) - arguments
+    return max(0, forward), max(0, max(held[cut:], default=0) - waiting)
 
 
 def reread_bytes(trace: Trace, program: Program, buffers: Collection[int]) -> int:
@@ -92,11 +110,19 @@ def reread_bytes(trace: Trace, program: Program, buffers: Collection[int]) -> in
 
 def pause_bytes(problem: Problem, program: Program) -> int:
     """Device bytes that the budget leaves free between the two calls, once the tangents exist."""
-    passed_in = (program.slots[s] for s in (*program.arguments, *program.tangents))
-    held = sum(slot.nbytes for slot in passed_in if slot.tier is Tier.DEVICE)
+    return problem.limit_bytes(Tier.DEVICE) - problem.outside_bytes - _pause_bytes(program)
+
+
+def _pause_bytes(program: Program) -> int:
+    """Device bytes held between the two calls, once the tangents exist."""
+    passed_in = _on_device(program, (*program.arguments, *program.tangents))
     actions = (instruction.action for instruction in program.body[: program.boundary])
-    held += sum(_change(program, action, Tier.DEVICE) for action in actions)
-    return problem.limit_bytes(Tier.DEVICE) - problem.outside_bytes - held
+    made = sum(_change(program, action, Tier.DEVICE) for action in actions)
+    return sum(slot.nbytes for slot in passed_in) + made
+
+
+def _on_device(program: Program, slots: Iterable[int]) -> list[Slot]:
+    return [slot for s in slots if (slot := program.slots[s]).tier is Tier.DEVICE]
 
 
 def _crossing(program: Program) -> dict[int, Slot]:

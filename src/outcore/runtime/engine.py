@@ -9,6 +9,7 @@ import torch
 from outcore.execute import Driver, open_driver
 from outcore.runtime.contention import Contention
 from outcore.runtime.drift import WATCHED_STEPS
+from outcore.runtime.eviction import Eviction
 from outcore.runtime.fragments import Fragments
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.growth import Growth
@@ -48,6 +49,7 @@ class Engine:
         self.plans = Plans(
             settings, device, self.driver, self.registry, self.residency, self.metering
         )
+        self.eviction = Eviction(settings, self.driver, self.registry, self.residency, self.plans)
         self.contention = Contention(self.registry, self.metering, self.plans)
         self.growth = Growth(settings, self.steps, self.residency, self.metering, self.plans)
         self.lenders = Lenders(settings, self.registry, self.residency, self.plans, self.growth)

@@ -29,6 +29,8 @@ class PlannedExecution:
     """The most that the allocator may report as a call begins, if no more external memory is held
     than was planned for; without what outstanding calls of other graphs hold (`Growth`). None: not
     known yet."""
+    lean: Executable | None = None
+    """A program of little memory for calls that find too little room (`Eviction`); None before."""
     watch: Watch = field(default_factory=Watch)
     trial: Trial | None = None
     """The trial under way: the plan's steps took another time than predicted."""

@@ -219,14 +219,21 @@ class PlannedGraph:
 
     @gc_paused()
     def _begun(self, inputs: list[Any]) -> Profiling:
-        """As `_begin`, as the first attempt of a call: if nothing fits, others may make room."""
-        try:
-            self.profiling = self._begin(inputs)
-        except InfeasibleError as error:
-            if self.engine.contention.make_room(self, error):
-                error.add_note(AGAIN)
-            raise
-        return self.profiling
+        """As `_begin`, as the first attempt of a call: if nothing fits, others make room.
+
+        What waiting calls hold is moved away, and their graphs hold less from their next calls on.
+        """
+        while True:
+            try:
+                self.profiling = self._begin(inputs)
+            except InfeasibleError as error:
+                others_hold_less = self.engine.contention.make_room(self, error)
+                if not self.engine.eviction.make_room_for(error):
+                    if others_hold_less:
+                        error.add_note(AGAIN)
+                    raise
+            else:
+                return self.profiling
 
     def _profiled(self, profiling: Profiling, own: int, inputs: list[Any]) -> Executable:
         """The executable while the graph has no plan; once enough is known, that of a new plan.
@@ -477,7 +484,8 @@ class PlannedGraph:
             if self.profiling is not None and self.times(executable):
                 self.profiling.timed_steps += 1  # another graph may be metered for many steps
         elif execution and executable is execution.executable and visit.once:
-            self.status.note(tuple(visit.work))
+            if not visit.evicted:
+                self.status.note(tuple(visit.work))
         elif execution and (trial := execution.trial_by(executable)):
             trial.steps += visit.once
         elif self.profiling is not None and self.times(executable):

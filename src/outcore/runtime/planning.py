@@ -101,6 +101,20 @@ class Planner:
         return program, resident_bytes + spare
 
     @gc_paused()
+    def lean_program(
+        self, shares: Shares, planned: Planned, held_bytes: int, between_bytes: int
+    ) -> Program:
+        """A program of little memory for one call of a planned graph.
+
+        `held_bytes`: all that is held outside the call; `between_bytes`: what is made while it
+        waits. Raises InfeasibleError if even the leanest program does not fit beside that.
+        """
+        hardware, profile = self.solver.hardware(), planned.problem.profile
+        problem = shares.problem(hardware, profile, held_bytes, between_bytes)
+        problem, plan = self.solver.solve(shares, problem, floor_plan)
+        return lower(replace(problem, budget_bytes=1), plan, fast=True)
+
+    @gc_paused()
     def forward_only_program(
         self, shares: Shares, resident_bytes: int, profiled: Program
     ) -> tuple[Program, int]:

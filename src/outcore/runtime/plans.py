@@ -21,7 +21,7 @@ from outcore import worker
 from outcore.errors import HostMemoryError, InfeasibleError, OutcoreError, SpillError
 from outcore.execute import Driver
 from outcore.ir.hardware import Tier
-from outcore.ir.memory import fits
+from outcore.ir.memory import extent_bytes, fits
 from outcore.ir.program import Program
 from outcore.runtime.announce import announcement
 from outcore.runtime.drift import Drift
@@ -131,6 +131,21 @@ class Plans:
                     raise
             # Garbage counts as resident memory, and compilers may have left some in this step.
             collected = self._residency.collect(again=True)
+
+    def lean_program(
+        self, graph: PlannedGraph, planned: Planned, inputs: Sequence[Any], between_bytes: int
+    ) -> Program:
+        """A program of little memory for the call of `graph` that begins, beside all that waits.
+
+        `between_bytes`: what is made while it waits. Raises InfeasibleError if none fits, and
+        SpillError or HostMemoryError if the outer tiers have no room for it.
+        """
+        own = sum(store.private_bytes for store in self._registry.stores.of(graph))
+        held = own + self._residency.external_bytes(graph, inputs)
+        program = self.planner.lean_program(self._shares(graph), planned, held, between_bytes)
+        outer = {tier: extent_bytes(program, tier) for tier in (Tier.HOST, Tier.DISK)}
+        self._driver.reserve({tier: nbytes for tier, nbytes in outer.items() if nbytes})
+        return program
 
     def lent(
         self,

@@ -171,7 +171,8 @@ class Profiling:
     def metered(self, reading: Reading, visit: Visit) -> None:
         """Take the workspaces from a checked step, and what was held between the two calls."""
         if self.workspace_bytes is not None:
-            if visit.call_tensors is not None and self.wants_pause:  # a timed one
+            timed = visit.call_tensors is not None and not visit.evicted
+            if timed and self.wants_pause:
                 self.wants_pause = False
                 self._take_pause(reading, visit)
             return

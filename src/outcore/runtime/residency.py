@@ -27,7 +27,7 @@ class Residency:
     """Counts memory on a device, and collects garbage that would count as held."""
 
     def __init__(self, device: torch.device, driver: Driver, registry: Registry) -> None:
-        self._device, self._driver, self._registry = device, driver, registry
+        self.device, self._driver, self._registry = device, driver, registry
         self._elsewhere = Elsewhere()
         self._collected_in = -1
         """Number of the step with the latest garbage collection."""
@@ -75,7 +75,7 @@ class Residency:
 
     def resident_bytes(self, external: Sequence[torch.Tensor | torch.UntypedStorage] = ()) -> int:
         """Bytes that live tensors hold, without the tensors and storages in `external`."""
-        return resident_bytes(self._device, external, self._driver.ledger(), self._elsewhere)
+        return resident_bytes(self.device, external, self._driver.ledger(), self._elsewhere)
 
     def external_bytes(self, graph: PlannedGraph, inputs: Sequence[Any]) -> int:
         """Bytes that live tensors hold outside `graph` as a call of it begins.
@@ -118,19 +118,19 @@ class Residency:
         """What a call of `graph` is given: inputs and constants."""
         trace = graph.captured.trace
         things = (*inputs, *graph.captured.constants)
-        return call_tensors(trace, zip(trace.inputs, things, strict=True), self._device)
+        return call_tensors(trace, zip(trace.inputs, things, strict=True), self.device)
 
     def returned(self, graph: PlannedGraph, results: Sequence[Any]) -> CallTensors:
         """What a call of `graph` returned. `results` may go on after the outputs of the trace."""
         trace = graph.captured.trace
         pairs = zip(trace.outputs, results, strict=False)
         tensors = ((ref.value, each) for ref, each in pairs if isinstance(ref, Ref))
-        return call_tensors(trace, tensors, self._device)
+        return call_tensors(trace, tensors, self.device)
 
     def allocated_bytes(self) -> int | None:
         """Bytes that the allocator has given out; None if nothing counts them."""
-        if self._device.type == "cuda":
-            return allocated_bytes(self._device)
+        if self.device.type == "cuda":
+            return allocated_bytes(self.device)
         ledger = self._driver.ledger()
         return None if ledger is None else ledger.live_bytes
 
@@ -156,7 +156,7 @@ class Residency:
 
     def storages(self, tensors: Iterable[Any]) -> Storages:
         """The storages of `tensors` that `level_bytes` counts."""
-        return storages_of(tensors, self._device, self._counted)
+        return storages_of(tensors, self.device, self._counted)
 
     def begin_pause(self, graph: PlannedGraph, own: CallTensors) -> Pause | None:
         """What is held as a forward call of `graph` ends; None if `level_bytes` is None.

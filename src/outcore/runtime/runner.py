@@ -62,6 +62,7 @@ class Runner:
         graph.begin_call()
         while True:  # until the trace is right
             executable = graph.executable_for(inputs)
+            executable = self.engine.eviction.before_forward(graph, executable, inputs)
             visit = Visit(ref(graph), self._replay_of(executable, inputs))
             noted = graph.observed.latest_mix_uncounted or graph.times(executable)
             given = residency.given(graph, inputs) if noted else None
@@ -98,11 +99,14 @@ class Runner:
         graph.begin_backward(store, tangents, again=again)
         given = list(tangents) if visit.replay is not None else []
         state = None if visit.replay is None else driver.generator.get_state()
-        visit.backward_start, start = self.engine.metering.enter(), driver.clock.now()
+        visit.backward_start = self.engine.metering.enter()
+        self.engine.eviction.before_backward(graph, store)
+        start = driver.clock.now()
         inputs: list[Any] | None = None
         try:
-            crossing = list(store.crossing) if again else store.crossing
             with call(store.lane, tangents, store.crossing, again=again):
+                store.fetch()
+                crossing = list(store.crossing) if again else store.crossing
                 gradients = self._gradients(store.executable, crossing, tangents, store.lane)
             give(store.lane, gradients, last=not again)
         except CaptureError as error:
@@ -146,7 +150,8 @@ class Runner:
         if execution and (recording := execution.recording_by(executable)):
             recording.lane = id(lane)
         versions = versions_of(crossing, overwritten)
-        return [*results, *saved], Store(visit, executable, lane, crossing, versions)
+        queue = self.engine.driver.queue()
+        return [*results, *saved], Store(visit, executable, lane, crossing, versions, queue)
 
     def _gradients(
         self, executable: Executable, crossing: list[Any], tangents: list[Any], lane: Lane

@@ -337,7 +337,7 @@ class Shares:
 
         Their problem counts no memory outside the graph, nor between its calls.
         """
-        number, profile = graph.status.planned_for, _profile(graph)
+        number, profile = graph.status.planned_for, profile_of(graph)
         program = None if graph.planned is None or self.ignore_plans else graph.planned.program
         trace, calls = graph.captured.trace, self.known.get(graph)
         if (
@@ -404,7 +404,7 @@ def _input_gradient_bytes(trace: Trace) -> int:
     return nbytes_of(trace, found)  # gradients of inputs that were joined lie in one buffer
 
 
-def _profile(graph: PlannedGraph) -> Profile:
+def profile_of(graph: PlannedGraph) -> Profile:
     """The measured profile of a graph; zeros before it was measured."""
     profiling = graph.profiling
     if graph.planned is not None:

@@ -6,23 +6,36 @@ tensor's storage, that is, with its autograd graph, whether or not backward ran.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from outcore.errors import StepError
 from outcore.execute import Executable, Lane
+from outcore.ir.hardware import Tier
 from outcore.runtime.session import Visit
 
 Owner: TypeAlias = weakref.ref[Any]
 """The graph of a forward call, weakly."""
 
 _numbers = count()
+
+
+class Away(NamedTuple):
+    """Tensors of a waiting call that were moved to an outer tier until it comes back."""
+
+    lane: Lane
+    """Holds them. Its regions are numbered as `positions`."""
+    positions: tuple[int, ...]
+    """Where they belong in `Store.crossing`, which has None there meanwhile."""
+    tier: Tier
+    nbytes: int
+    """What they held."""
 
 
 @dataclass(slots=True)
@@ -32,16 +45,20 @@ class Store:
     `visit`: the record of the two calls. `lane`: what the copies go through. `crossing`: the
     tensors and other values that backward gets. `versions`: for each of these how often that tensor
     had been written as the forward call ended; None for what is not a tensor, or may change.
-    `runner`: what runs the backward call, if that may be dropped before (`BySize`).
+    `queue`: what the forward call computed on (`Driver.queue`). `runner`: what runs the backward
+    call, if that may be dropped before (`BySize`).
     """
 
     visit: Visit
     executable: Executable
     lane: Lane
     crossing: list[Any]
-    versions: Sequence[int | None] = ()
+    versions: list[int | None] = field(default_factory=list)
+    queue: object = None
     number: int = field(default_factory=lambda: next(_numbers))
     runner: Any = None
+    away: list[Away] = field(default_factory=list)
+    """What was moved out of `crossing`, to make room for another call (`Eviction`)."""
 
     def check_versions(self) -> None:
         """Raise StepError if something that backward will read was overwritten since."""
@@ -58,13 +75,35 @@ class Store:
     @property
     def private_bytes(self) -> int:
         """Bytes that only this call holds; 0 once backward has taken the crossing."""
-        return self.executable.private_bytes if self.crossing else 0
+        return self.executable.private_bytes - self.away_bytes if self.crossing else 0
+
+    @property
+    def away_bytes(self) -> int:
+        """Bytes that were moved away."""
+        return sum(each.nbytes for each in self.away)
+
+    def fetch(self) -> None:
+        """Bring back what was moved away: the call comes back. Raises SpillError if that fails.
+
+        On a device with queues this must be called on `queue`, as whatever the call computes.
+        """
+        while self.away:
+            lane, positions = self.away[0].lane, self.away[0].positions
+            copies = [lane.copy_in(region) for region in range(len(positions))]
+            for position, (tensor, handle) in zip(positions, copies, strict=True):
+                lane.wait(handle)
+                self.crossing[position] = tensor
+            self.away.pop(0)
+            lane.close()
 
     def release(self) -> None:
         """Drop everything held. Called once, from any thread, also from a finalizer."""
         self.lane.close()  # first, so that no copy holds what is freed below
+        for each in self.away:
+            each.lane.close()
         self.crossing.clear()
-        self.versions, self.runner = (), None
+        self.versions.clear()
+        self.runner = None
 
 
 class _Name(bytearray):
@@ -124,6 +163,16 @@ class Stores:
         if follow:
             weakref.finalize(name, self.drop, store.number).atexit = False
         return torch.frombuffer(name, dtype=torch.int64)
+
+    def put_away(self, store: Store, away: Away) -> None:
+        """Drop from `store` what was moved away, until it is fetched."""
+        store.away.append(away)
+        store.visit.evicted = True
+        with contextlib.suppress(IndexError):  # another thread's finalizer may have emptied it
+            for position in away.positions:
+                store.crossing[position] = store.versions[position] = None
+        if store.number not in self._live:
+            away.lane.close()
 
     def find(self, stand_in: torch.Tensor) -> Store:
         """The store that `stand_in` names. Raises StepError if it is gone."""

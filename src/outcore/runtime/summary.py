@@ -216,7 +216,7 @@ def _with_plans(
             *_plan_notes(named),
             *_peak_notes(engine, [p for p, _ in planned]),
             *_after_notes(engine),
-            *filter(None, [engine.fragments.note, engine.placing.note]),
+            *filter(None, [engine.eviction.note, engine.fragments.note, engine.placing.note]),
             *_drift_notes(named, clock, engine.settings.drift),
         ),
     )

@@ -1,0 +1,240 @@
+"""What waiting calls hold is moved away when another call finds too little room beside them."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from outcore import Backend
+from outcore.errors import InfeasibleError, SpillError
+from outcore.runtime.eviction import Eviction
+from outcore.runtime.graph import AGAIN
+from tests.cpu.test_asked_room import PATIENCE, Towers
+from tests.cpu.test_budget_kept import Tower
+from tests.cpu.training import mean_square
+
+Array = np.ndarray[Any, Any]
+
+BUDGET = "7.5MiB"
+ALONE = 8
+"""Steps of one tower, after which it is planned."""
+
+
+def eviction(backend: Backend) -> Eviction:
+    assert backend.engine is not None
+    return backend.engine.eviction
+
+
+def gradients(towers: Towers) -> list[Tensor]:
+    found = [p.grad for p in towers.modules.parameters() if p.grad is not None]
+    return [gradient.clone() for gradient in found]
+
+
+def expected(towers: Towers, *orders: Sequence[int]) -> list[list[Array]]:
+    """The gradients of steps in plain PyTorch, in memory that is not counted."""
+    calls, towers.calls = towers.calls, list(towers.modules)
+    found = []
+    for order in orders:
+        towers.step(order)
+        found.append([gradient.numpy().copy() for gradient in gradients(towers)])
+    towers.calls = calls
+    towers.modules.zero_grad()
+    return found
+
+
+def same(found: list[Tensor], plain: list[Array]) -> bool:
+    return len(found) == len(plain) and all(map(np.array_equal, found, plain))
+
+
+def alone(budget: str = BUDGET, **options: Any) -> Towers:
+    """Two towers, of which one is planned, and fills the budget."""
+    towers = Towers(budget, **options)
+    towers.steps((0,), times=ALONE)
+    return towers
+
+
+def test_a_graph_that_comes_late_is_profiled_at_once() -> None:
+    towers = alone()
+    (plain,) = expected(towers, (0, 1))
+    towers.step((0, 1))
+    assert same(gradients(towers), plain)
+    assert eviction(towers.backend).times
+    note = towers.backend.report().notes[-1]
+    assert note == eviction(towers.backend).note
+    assert "to the disk" in note
+
+
+def test_it_happens_no_more_once_graphs_hold_less() -> None:
+    towers = alone()
+    towers.step((0, 1))
+    times = eviction(towers.backend).times
+    towers.steps((0, 1), times=PATIENCE)
+    assert eviction(towers.backend).times == times
+    towers.inside((0, 1))
+
+
+@pytest.mark.parametrize(
+    ("before", "order", "budget"),
+    [
+        (((0, 1),), (0, 1, 1, 0), "7MiB"),
+        (((1,), (0,)), (0, 1, 0), "5.5MiB"),
+        (((1,), (0,)), (0, 1, 0), "10MiB"),  # what is made between the two calls counts, too
+    ],
+)
+def test_another_order_of_planned_calls_stays_inside_the_budget(
+    before: Sequence[Sequence[int]], order: Sequence[int], budget: str
+) -> None:
+    towers = Towers(budget)
+    (plain,) = expected(towers, order)
+    towers.steps(*before, times=ALONE)
+    towers.inside(order)
+    assert same(gradients(towers), plain)
+    assert eviction(towers.backend).times
+
+
+def test_any_orders_at_any_time() -> None:
+    """Some calls never come back."""
+    rng = random.Random(0)
+    towers = Towers("7MiB")
+    orders = [tuple(rng.choices((0, 1), k=rng.randint(1, 4))) for _ in range(30)]
+    plain = dict(zip(orders, expected(towers, *orders), strict=True))
+    towers.steps((0,), (1,), times=ALONE)
+    waiting: list[Tensor] = []
+    for order in orders:
+        try:
+            if rng.random() < 0.3:
+                waiting = [towers.calls[order[0]](towers.x.detach().requires_grad_())]
+            towers.step(order)
+        except InfeasibleError:  # planned with too little room
+            towers.modules.zero_grad()
+        else:
+            assert same(gradients(towers), plain[order])
+        if rng.random() < 0.5:
+            waiting.clear()
+    assert eviction(towers.backend).times
+    assert waiting is not None
+
+
+@contextmanager
+def moved_away(backend: Backend) -> Iterator[None]:
+    """Everything that waiting calls hold is moved away as any of them comes back."""
+    moving: Any = eviction(backend)
+    moving.before_backward = lambda *_: moving._moved_bytes(1 << 40)
+    try:
+        yield
+    finally:
+        del moving.before_backward
+
+
+@pytest.mark.parametrize("order", [(0,), (1, 0), (0, 1, 1)])
+def test_what_was_moved_away_comes_back(order: Sequence[int]) -> None:
+    towers = Towers("16MiB")
+    (plain,) = expected(towers, order)
+    towers.steps(order, times=ALONE)
+    with moved_away(towers.backend):
+        towers.step(order)
+    assert same(gradients(towers), plain)
+    assert eviction(towers.backend).times
+
+
+def test_another_backward_call_finds_it_again() -> None:
+    towers = Towers("16MiB")
+    towers.steps((0,), times=ALONE)
+
+    def twice(call: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        towers.modules.zero_grad()
+        loss = mean_square(call(towers.x.detach().requires_grad_()))
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return gradients(towers)
+
+    plain = [gradient.numpy() for gradient in twice(towers.modules[0])]
+    twice(towers.calls[0])
+    with moved_away(towers.backend):
+        assert same(twice(towers.calls[0]), plain)
+
+
+def test_a_call_that_never_comes_back_leaves_nothing_behind() -> None:
+    towers = alone()
+    engine = towers.backend.engine
+    assert engine is not None
+    result = towers.calls[0](towers.x.detach().requires_grad_())
+    eviction(towers.backend)._moved_bytes(1 << 40)
+    (store,) = engine.stores.all()
+    assert store.private_bytes == 0
+    ((lane, *_),) = store.away
+    del result, store
+    gc.collect()
+    assert not len(engine.stores)
+    with pytest.raises(SpillError):
+        lane.wait(lane.copy_in(0)[1])
+
+
+def test_without_room_on_the_disk_things_stay_where_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Then the step is an error, and the next one has room."""
+    towers = alone()
+    (plain,) = expected(towers, (0, 1))
+    disk_budget = eviction(towers.backend)._settings.disk_budget_bytes
+    check = Eviction._check_disk
+    monkeypatch.setattr(Eviction, "_check_disk", lambda self, n: check(self, n + disk_budget))
+    with pytest.raises(InfeasibleError) as raised:
+        towers.step((0, 1))
+    assert AGAIN in raised.value.__notes__
+    assert not eviction(towers.backend).times
+    del raised
+    towers.step((0, 1))
+    assert same(gradients(towers), plain)
+
+
+def test_an_error_on_the_way_back_is_that_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    towers = alone()
+    (plain,) = expected(towers, (0, 1))
+    engine = towers.backend.engine
+    assert engine is not None
+    open_lane = type(engine.driver).open_lane
+    opened: list[Any] = []
+
+    def noted(*args: Any) -> Any:
+        opened.append(open_lane(*args))
+        return opened[-1]
+
+    monkeypatch.setattr(type(engine.driver), "open_lane", noted)
+    result = towers.calls[0](towers.x.detach().requires_grad_())
+    eviction(towers.backend)._moved_bytes(1 << 40)
+    opened[-1].close()
+    with pytest.raises(SpillError):
+        mean_square(result).backward()
+    del result
+    towers.step((0, 1))
+    assert same(gradients(towers), plain)
+
+
+def test_what_others_hold_stays() -> None:
+    """Inputs and results of calls are not moved: nothing would be freed."""
+    torch._dynamo.reset()
+    backend = Backend(budget="16MiB", policy="keep-all")
+    module = Tower(layers=2)
+    call = torch.compile(module, backend=backend, dynamic=False)
+    x = torch.randn(2048, 64, requires_grad=True)
+    for _ in range(ALONE):
+        mean_square(call(x)).backward()
+    result = call(x)
+    engine = backend.engine
+    assert engine is not None
+    (store,) = engine.stores.all()
+    held = sum(t.nbytes for t in store.crossing if isinstance(t, Tensor))
+    eviction(backend)._moved_bytes(1 << 40)
+    kept = sum(t.nbytes for t in store.crossing if isinstance(t, Tensor))
+    assert held - kept == store.executable.private_bytes == store.away_bytes
+    assert kept > 0
+    mean_square(result).backward()
