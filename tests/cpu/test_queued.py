@@ -18,10 +18,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from outcore.errors import HostMemoryError, VerifyError
 from outcore.execute import build
 from outcore.execute.driver import CopySpan, EmptyLane, Region
+from outcore.execute.handles import QueuedCopy
 from outcore.execute.lane import QueuedLane
 from outcore.execute.queued import HOST_ALIGNMENT_BYTES, QueuedDriver
 from outcore.ir.hardware import Tier
-from outcore.ir.plan import Offload
+from outcore.ir.plan import Offload, make_plan
 from outcore.ir.program import Copy, Program, Slot
 from outcore.lower import lower
 from tests.cpu.queues import LateDevice, RaceError
@@ -460,14 +461,18 @@ class Queued(Trained):
     """A planned model whose next steps run on a device of queues."""
 
     def queued_step(
-        self, deaf: int = 0, program: Program | None = None
+        self, deaf: int = 0, program: Program | None = None, evict_to: Tier | None = None
     ) -> tuple[list[torch.Tensor], LateDevice]:
+        """A step; if `evict_to` is given, what waits is moved there between the two calls."""
         engine = self.graph.engine
         device = LateDevice()
         device.deaf = deaf
         engine.driver = QueuedDriver(device)
         trace, program = self.graph.captured.trace, program or on_tiers(self.program, Tier.HOST)
         self.follow(build(trace, program, device.generator, POISONED))
+        moving: Any = engine.eviction
+        moving._driver, moving._tiers = engine.driver, lambda: [evict_to] if evict_to else []
+        moving.before_backward = lambda *_: moving._moved_bytes(1 << 40)
         result = self.step()
         device.check_given_back()
         engine.driver.close()
@@ -507,6 +512,54 @@ def test_a_missed_wait_is_caught() -> None:
     assert caught == device.waits
 
 
+def kept(trained: Queued) -> Program:
+    """The program that keeps everything, which needs more than the budget."""
+    planned = trained.graph.planned
+    assert planned is not None
+    return lower(replace(planned.problem, budget_bytes=1 << 40), make_plan({}))
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("tier", [Tier.HOST, Tier.DISK])
+def test_what_is_moved_away_while_it_waits_comes_back(keeps: bool, tier: Tier) -> None:
+    trained = Queued("swap-all")
+    program = kept(trained) if keeps else None
+    expected = trained.step()
+    _, before = trained.queued_step(program=program)
+    got, device = trained.queued_step(program=program, evict_to=tier)
+    assert same([got], [expected])
+    assert device.copies > before.copies
+
+
+class DeafLane(QueuedLane):
+    """A lane in which the compute queue waits for no copy out."""
+
+    __slots__ = ()
+
+    def wait(self, handle: QueuedCopy, /) -> None:
+        if handle.direction == "in":
+            super().wait(handle)
+
+
+def test_what_is_moved_away_is_freed_after_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = Queued("swap-all")
+    expected, program = trained.step(), kept(trained)
+    open_lane = QueuedDriver.open_lane
+
+    def deaf(self: QueuedDriver, regions: dict[int, Region]) -> Any:
+        lane: Any = open_lane(self, regions)
+        if regions:
+            lane.__class__ = DeafLane
+        return lane
+
+    monkeypatch.setattr(QueuedDriver, "open_lane", deaf)
+    try:
+        got, _ = trained.queued_step(program=program, evict_to=Tier.HOST)
+    except RaceError:
+        return
+    assert not same([got], [expected])
+
+
 @pytest.fixture(scope="module")
 def trained() -> Queued:
     return Queued("swap-all")
@@ -529,6 +582,7 @@ def test_any_plan_runs_without_races(
     problem = replace(planned.problem, budget_bytes=1 << 40)
     plan = data.draw(plans(problem))
     program = on_tiers(lower(problem, plan), *data.draw(st.sampled_from(TIERS)))
-    got, device = trained.queued_step(program=program)
+    evict_to = data.draw(st.sampled_from((None, Tier.HOST, Tier.DISK)))
+    got, device = trained.queued_step(program=program, evict_to=evict_to)
     assert same([got], [expected])
     assert device.copies >= sum(isinstance(choice, Offload) for _, choice in plan.choices)

@@ -147,6 +147,21 @@ def trained(
     return seen
 
 
+@pytest.fixture
+def moved_away(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What a call that waits holds is moved away before it comes back. Returns the bytes."""
+    backward, moved = Runner.backward, []
+
+    def first(self: Runner, args: list[Any]) -> Any:
+        if self.graph.planned is not None:
+            self.engine.placing.called()  # as another call would
+            moved.append(self.engine.eviction._moved_bytes(1 << 40))
+        return backward(self, args)
+
+    monkeypatch.setattr(Runner, "backward", first)
+    return moved
+
+
 def run(
     case: str, watch: Watch, monkeypatch: pytest.MonkeyPatch, *, again: bool = False
 ) -> list[Away]:
@@ -170,6 +185,18 @@ def test_all_is_ordered(
     found = run(case, watch, monkeypatch, again=again)
     assert same(list(map(back, found)), list(map(back, expected)))
     assert watch.device.computed["stage"] > 1
+    watch.device.check_given_back()
+
+
+@pytest.mark.parametrize("case", ["small", "normed"])
+def test_what_is_moved_away_is_ordered(
+    case: str, watch: Watch, moved_away: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = trained(case, "aot_eager")
+    found = run(case, watch, monkeypatch)
+    assert same(list(map(back, found)), list(map(back, expected)))
+    assert watch.device.computed["stage"] > 1
+    assert all(moved_away)
     watch.device.check_given_back()
 
 
