@@ -41,9 +41,8 @@ if TYPE_CHECKING:  # a graph calls its engine's Eviction
     from outcore.runtime.graph import PlannedGraph
 
 NOTE = (
-    "{times} a call found too little room beside calls that wait, and {nbytes} of what those hold "
-    "were moved to the {tiers} until they came back, which takes time: it should not happen in "
-    "many steps"
+    "{times} a call found too little room beside outstanding calls that no plan had counted, and "
+    "{nbytes} of what those hold were moved to the {tiers} until they came back, which takes time"
 )
 
 

@@ -279,13 +279,15 @@ RETAINED = (
 
 OUTSTANDING = (
     "up to {now} calls were outstanding at once (their backward had not run), and no known plan "
-    "has room for more than {planned} within the budget: the step may hold more than predicted"
+    "has room for more than {planned} within the budget: the step may hold more than predicted, "
+    "and what calls hold may be moved away until they come back, which takes time"
 )
 
 
 CROWDED = (
     "outstanding calls of other graphs, or tensors made between its calls, hold more than when it "
-    "was planned, and no known plan has room for that: the step may hold more than predicted"
+    "was planned, and no known plan has room for that: the step may hold more than predicted, and "
+    "what calls hold may be moved away until they come back, which takes time"
 )
 
 
