@@ -218,3 +218,29 @@ def test_a_graph_that_was_made_for_its_sizes_can_run_in_core() -> None:
         assert gradient is not None
         assert scale.grad is not None
         assert torch.equal(scale.grad, gradient)
+
+
+class Volumes(nn.Module):
+    """Convolutions of volumes with few numbers, which torch computes itself in a batch of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv3d(4, 4, 3, padding=1) for _ in range(LAYERS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.sigmoid(layer(x))
+        return x.square().mean()
+
+
+def test_a_batch_of_one_needs_larger_workspaces(peaks: list[tuple[bool, int]]) -> None:
+    budget = 5 << 19
+    backend = backend_of(budget)
+    call = torch.compile(Volumes(), backend=backend, dynamic=True)
+    for rows in [4] * (PROFILED_STEPS + 1) + [1] * 3:
+        call(torch.full((rows, 4, 8, 8, 64), 0.5)).backward()
+    assert max(peak for _, peak in peaks) <= budget
+    assert any(lent for lent, _ in peaks)
+    _, one = plans(backend)
+    assert one is not None
+    assert one.plan.moves

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from outcore.errors import OptionValueError
-from outcore.estimate import Efficiency, estimate, flops
+from outcore.estimate import Efficiency, columns, estimate, flops
 from outcore.ir.hardware import Hardware, Tier
 from outcore.ir.profile import Source
 from outcore.ir.trace import Arg, Phase, Ref, Role
@@ -128,6 +128,37 @@ def test_the_gradient_of_a_convolutions_input_alone():
     (op,) = trace.ops
     op = replace(op, args=(op.args[0], X, (192, 64, 8, 1), *op.args[1:]))
     assert flops(replace(trace, ops=(op,))) == (PRODUCTS,)
+
+
+ONE, CUBE, MADE = (1, 2, 6, 6, 6), (3, 2, 3, 3, 3), (1, 3, 4, 4, 4)
+COLUMNS = 4 * (2 * 3 * 3 * 3) * (4 * 4 * 4)
+GEOMETRY = (1, 1, 1), (0, 0, 0), (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("source", "kernel", "groups", "expected"),
+    [
+        (ONE, CUBE, 1, COLUMNS + 4 * 2 * 6 * 6 * 6),
+        ((2, *ONE[1:]), CUBE, 1, 0),
+        ((1, 2, 600, 60, 6), CUBE, 1, 0),
+        (ONE, (3, 1, 3, 3, 3), 2, 0),
+        (ONE, (3, 2, 1, 1, 1), 1, 0),
+        (ONE, (3, 2, 3, 4, 4), 1, 0),
+    ],
+    ids=["one", "two", "large", "groups", "1x1", "large kernel"],
+)
+def test_convolutions_that_torch_computes_itself(source, kernel, groups, expected):
+    more = (None, *GEOMETRY, False, (0, 0, 0), groups)
+    assert columns(one_op("aten.convolution.default", [source, kernel], MADE, *more)) == (expected,)
+
+
+def test_gradients_of_convolutions_that_torch_computes_itself():
+    more = ((3,), *GEOMETRY, False, (0, 0, 0), 1, (True, True, False))
+    trace = one_op("aten.convolution_backward.default", [MADE, ONE, CUBE], ONE, *more, results=2)
+    assert columns(trace) == (COLUMNS + 4 * 2 * 6 * 6 * 6,)
+    transposed = (None, *GEOMETRY, True, (0, 0, 0), 1)
+    trace = one_op("aten.convolution.default", [MADE, CUBE], ONE, *transposed)
+    assert columns(trace) == (COLUMNS + 4 * 2 * 6 * 6 * 6,)
 
 
 def test_the_longer_of_arithmetic_and_memory():

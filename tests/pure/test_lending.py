@@ -61,8 +61,8 @@ def test_a_plan_for_a_trace_is_one_for_all_that_it_covers(data: st.DataObject) -
 def test_scaled_times_are_no_longer(data: st.DataObject) -> None:
     problem = data.draw(problems())
     profile, trace = problem.profile, problem.trace
-    assert scaled(profile, trace, trace).seconds == profile.seconds
-    less = scaled(profile, trace, resized(trace, [0]))
+    assert scaled(profile, trace, trace, on_cpu=False).seconds == profile.seconds
+    less = scaled(profile, trace, resized(trace, [0]), on_cpu=False)
     assert all(a <= b for a, b in zip(less.seconds, profile.seconds, strict=True))
     assert less.workspace_bytes == profile.workspace_bytes
     assert less.source is Source.ESTIMATED

@@ -8,6 +8,7 @@ algorithms are not estimated. Alternatives with a workspace have a separate mode
 from __future__ import annotations
 
 from outcore.estimate.arithmetic import flops_of
+from outcore.estimate.columns import columns_bytes
 from outcore.estimate.roofline import TF32, TYPICAL, Efficiency, Machine, roofline_seconds
 from outcore.estimate.shapes import Shapes
 from outcore.estimate.winograd import winograd
@@ -15,7 +16,7 @@ from outcore.ir.hardware import Hardware
 from outcore.ir.profile import Cost, Profile, Source
 from outcore.ir.trace import Trace
 
-__all__ = ["TF32", "TYPICAL", "Efficiency", "estimate", "flops"]
+__all__ = ["TF32", "TYPICAL", "Efficiency", "columns", "estimate", "flops"]
 
 
 def estimate(
@@ -50,3 +51,9 @@ def flops(trace: Trace) -> tuple[float, ...]:
     """
     shapes = Shapes(trace)
     return tuple(flops_of(op, shapes) for op in trace.ops)
+
+
+def columns(trace: Trace) -> tuple[int, ...]:
+    """Workspaces of convolutions that torch computes itself on a CPU; 0 for all other ops."""
+    shapes = Shapes(trace)
+    return tuple(columns_bytes(op, shapes) for op in trace.ops)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outcore.estimate import flops
+from outcore.estimate import columns, flops
 from outcore.ir.profile import Profile, Source
 from outcore.ir.trace import Role, Trace
 
@@ -69,22 +69,38 @@ def _outline(trace: Trace) -> Iterator[object]:
     yield [(d.op, buffers[d.source], buffers[d.target]) for d in trace.donations]
 
 
-def scaled(profile: Profile, larger: Trace, trace: Trace) -> Profile:
+def scaled(profile: Profile, larger: Trace, trace: Trace, *, on_cpu: bool) -> Profile:
     """An estimate of the profile of `trace`, from that of `larger`, which `covers` it.
 
-    The time of an op shrinks with its arithmetic, or with its bytes if it has none. Workspaces are
-    taken to be as large as they are for larger sizes.
+    The time of an op shrinks with its arithmetic, or with its bytes if it has none.
     """
     work, most = _work(trace), _work(larger)
     parts = (min(1.0, some / all_) if all_ else 1.0 for some, all_ in zip(work, most, strict=True))
     seconds = tuple(s * part for s, part in zip(profile.seconds, parts, strict=True))
-    return Profile(seconds, profile.workspace_bytes, Source.ESTIMATED)
+    workspace_bytes = workspaces(profile.workspace_bytes, larger, trace, on_cpu=on_cpu)
+    return Profile(seconds, workspace_bytes, Source.ESTIMATED)
+
+
+def workspaces(
+    known: Sequence[int], other: Trace, trace: Trace, *, on_cpu: bool
+) -> tuple[int, ...]:
+    """An estimate of the workspaces of `trace`, from those `known` of the same ops in `other`.
+
+    They grow with the bytes of an op, but do not shrink: for smaller sizes, a library may choose
+    another algorithm.
+    """
+    least = columns(trace) if on_cpu else (0,) * len(trace.ops)
+    bytes_of_ops = zip(known, _moved(trace), _moved(other), strict=True)
+    grown = (n * here // there if here > there > 0 else n for n, here, there in bytes_of_ops)
+    return tuple(map(max, grown, least))
 
 
 def _work(trace: Trace) -> list[float]:
     """Per op, its floating-point operations; if it has none, the bytes that it reads and makes."""
-    moved = (
-        sum(trace.buffers[b].nbytes for b in (*read, *made))
-        for read, made in zip(trace.reads, trace.writes, strict=True)
-    )
-    return [some or float(nbytes) for some, nbytes in zip(flops(trace), moved, strict=True)]
+    return [some or float(n) for some, n in zip(flops(trace), _moved(trace), strict=True)]
+
+
+def _moved(trace: Trace) -> Iterator[int]:
+    """Per op, the bytes that it reads and makes."""
+    for read, made in zip(trace.reads, trace.writes, strict=True):
+        yield sum(trace.buffers[b].nbytes for b in (*read, *made))

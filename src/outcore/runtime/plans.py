@@ -67,7 +67,8 @@ class Plans:
         metering: Metering,
     ) -> None:
         self.planner = Planner(settings, driver)
-        self._settings, self._device, self._driver = settings, device, driver
+        self._settings, self._driver = settings, driver
+        self._on_cpu = device.type == "cpu"
         self._registry, self._residency, self._metering = registry, residency, metering
         self._remembered: OrderedDict[tuple[str, int], Planned] = OrderedDict()
         """(digest of the captured trace, `GraphStatus.place`) -> plan; the latest used last. Plans
@@ -166,7 +167,8 @@ class Plans:
             floor, _ = self.floor_program(graph, inputs, leanest=False)
         others = any(each.status.kind != graph.status.kind for each in self._registry.graphs)
         leaving = left_bytes(lender) if others else 0
-        profile = scaled(lender.problem.profile, lender.problem.trace, graph.captured.trace)
+        larger, trace = lender.problem.trace, graph.captured.trace
+        profile = scaled(lender.problem.profile, larger, trace, on_cpu=self._on_cpu)
         make = partial(
             self.planner.lent, lender=lender, profile=profile, leaving_bytes=leaving, floor=floor
         )
@@ -312,7 +314,7 @@ class Plans:
     def _take(self, graph: PlannedGraph, planned: Planned) -> Planned:
         """Reserve a plan's room in the outer tiers, and remember the plan."""
         planned = replace(planned, planning_seconds=graph.status.planning_seconds)
-        if self._device.type == "cpu":
+        if self._on_cpu:
             worker.dismiss()  # the planning worker waits: the step needs its memory
         self.bound_memory({graph: planned})  # first: pinning host memory uses device memory
         try:
