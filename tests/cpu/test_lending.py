@@ -244,3 +244,29 @@ def test_a_batch_of_one_needs_larger_workspaces(peaks: list[tuple[bool, int]]) -
     _, one = plans(backend)
     assert one is not None
     assert one.plan.moves
+
+
+class Skipping(nn.Module):
+    """A convolution with a workspace, between the uses of maps that backward does not need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList(torch.rand(1) for _ in range(LAYERS))
+        self.layer = nn.Conv3d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = [x * scale for scale in self.scales]
+        y = self.layer(x + sum(each.mean() for each in maps))
+        for each in maps:
+            y = y + each
+        loss: Tensor = y.mean()
+        return loss
+
+
+def test_workspaces_are_known_from_other_sizes(peaks: list[tuple[bool, int]]) -> None:
+    budget = 9 << 18
+    backend = backend_of(budget)
+    call = torch.compile(Skipping(), backend=backend, dynamic=True)
+    for sides in (48, 64, 48):
+        call(torch.full((1, 4, 8, 8, sides), 0.5)).backward()
+    assert max(peak for _, peak in peaks) <= budget

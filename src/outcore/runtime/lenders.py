@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from outcore.errors import OutcoreError
-from outcore.ir.trace import Trace
 from outcore.runtime.growth import Growth
-from outcore.runtime.lending import Origin, covers
+from outcore.runtime.lending import Origin, covers, total_bytes
 from outcore.runtime.margin import margin_bytes
 from outcore.runtime.options import Settings
 from outcore.runtime.plans import Plans
@@ -77,7 +76,7 @@ class Lenders:
 
     def _planned(self, graph: PlannedGraph) -> PlannedGraph | None:
         """The graph with a plan for the smallest sizes that are large enough for `graph`."""
-        needed = _total_bytes(graph.captured.trace)
+        needed = total_bytes(graph.captured.trace)
         planned = [
             (nbytes, each)
             for each in self._alike(graph)
@@ -85,7 +84,7 @@ class Lenders:
             and self._lends(each, each.planned)
             and each.planned.calls == 1
             and each.planned.retaining_bytes is None
-            and (nbytes := _total_bytes(each.captured.trace)) >= needed
+            and (nbytes := total_bytes(each.captured.trace)) >= needed
         ]
         return _first_that_covers(sorted(planned, key=itemgetter(0)), graph)
 
@@ -111,7 +110,7 @@ class Lenders:
         if self._registry.sizes_beside(graph) < MANY_SIZES or origin is None:
             return None
         checked = [
-            (_total_bytes(each.captured.trace), each)
+            (total_bytes(each.captured.trace), each)
             for each in self._alike(graph)
             if self._shown(each) is not None
             and each.status.most_outstanding == 1
@@ -194,7 +193,3 @@ def _first_that_covers(
 ) -> PlannedGraph | None:
     trace = graph.captured.trace
     return next((each for _, each in lenders if covers(each.captured.trace, trace)), None)
-
-
-def _total_bytes(trace: Trace) -> int:
-    return sum(buffer.nbytes for buffer in trace.buffers)

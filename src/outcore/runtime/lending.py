@@ -53,6 +53,11 @@ def covers(larger: Trace, trace: Trace) -> bool:
     return all(a == b for a, b in zip(_outline(larger), _outline(trace), strict=True))
 
 
+def total_bytes(trace: Trace) -> int:
+    """Bytes of all buffers together."""
+    return sum(buffer.nbytes for buffer in trace.buffers)
+
+
 def _outline(trace: Trace) -> Iterator[object]:
     """What of a trace does not depend on sizes."""
     yield len(trace.ops), trace.boundary

@@ -82,14 +82,31 @@ class Planner:
 
     @gc_paused()
     def floor_program(
-        self, shares: Shares, resident_bytes: int, *, leanest: bool = False
+        self,
+        shares: Shares,
+        resident_bytes: int,
+        workspace_bytes: Sequence[int] | None = None,
+        *,
+        leanest: bool = False,
     ) -> tuple[Program, int]:
         """The program for profiled steps, and the most external bytes with which it fits.
 
-        Copies do not overlap with compute, which keeps memory low. `leanest`: use the plan that
-        needs the least memory of all. Raises InfeasibleError if even that does not fit the budget.
+        Copies do not overlap with compute, which keeps memory low. `workspace_bytes`: an estimate,
+        for which there is room if any such program has it. `leanest`: use the plan that needs the
+        least memory of all. Raises InfeasibleError if even that does not fit the budget.
         """
         problem = self._unmeasured(shares, resident_bytes)
+        if workspace_bytes is not None:
+            profile = replace(problem.profile, workspace_bytes=tuple(workspace_bytes))
+            roomy = replace(problem, profile=profile)
+            with contextlib.suppress(InfeasibleError):
+                return self._floor_program(shares, roomy, resident_bytes, leanest=leanest)
+        return self._floor_program(shares, problem, resident_bytes, leanest=leanest)
+
+    def _floor_program(
+        self, shares: Shares, problem: Problem, resident_bytes: int, *, leanest: bool
+    ) -> tuple[Program, int]:
+        """As `floor_program`, for `problem`."""
         make = leanest_plan if leanest else floor_plan
         try:
             problem, plan = self.solver.solve(shares, problem, make)

@@ -26,7 +26,7 @@ from outcore.ir.program import Program
 from outcore.runtime.announce import announcement
 from outcore.runtime.drift import Drift
 from outcore.runtime.graph import PlannedGraph
-from outcore.runtime.lending import scaled
+from outcore.runtime.lending import scaled, total_bytes, workspaces
 from outcore.runtime.margin import margin_bytes
 from outcore.runtime.metering import Metering
 from outcore.runtime.options import Settings
@@ -119,14 +119,14 @@ class Plans:
 
         Raises InfeasibleError if even the leanest program does not fit the budget.
         """
-        collected = False
+        collected, known = False, self._workspaces(graph)
         while True:
             budget = self._settings.budget_bytes
             self._driver.bound_memory(self._residency.resident_bytes, budget)
             resident, shares = self._residency.external_bytes(graph, inputs), self._shares(graph)
             try:
                 with naming_the_rank():
-                    return self.planner.floor_program(shares, resident, leanest=leanest)
+                    return self.planner.floor_program(shares, resident, known, leanest=leanest)
             except InfeasibleError:
                 if collected:
                     raise
@@ -147,6 +147,20 @@ class Plans:
         outer = {tier: extent_bytes(program, tier) for tier in (Tier.HOST, Tier.DISK)}
         self._driver.reserve({tier: nbytes for tier, nbytes in outer.items() if nbytes})
         return program
+
+    def _workspaces(self, graph: PlannedGraph) -> tuple[int, ...] | None:
+        """The workspaces of a graph by those of the same graph at other sizes, the nearest ones.
+
+        None if none are known.
+        """
+        trace = graph.captured.trace
+        alike = (g for g in self._registry.graphs if g.status.kind == graph.status.kind)
+        found = [(g.captured.trace, known) for g in alike if (known := _metered(g)) is not None]
+        if not found:
+            return None
+        needed = total_bytes(trace)
+        other, known = min(found, key=lambda pair: abs(total_bytes(pair[0]) - needed))
+        return workspaces(known, other, trace, on_cpu=self._on_cpu)
 
     def lent(
         self,
@@ -365,6 +379,13 @@ class Plans:
             known = [p.peak_bytes + came.get(g, 0) for g, p in active.items() if p]
             bound = max(known) if len(known) == len(active) else self._settings.budget_bytes
         self._driver.bound_memory(self._residency.resident_bytes, bound)
+
+
+def _metered(graph: PlannedGraph) -> Sequence[int] | None:
+    """The workspaces of the ops of a graph; None if they are not known yet."""
+    if graph.planned is not None:
+        return graph.planned.problem.profile.workspace_bytes
+    return None if graph.profiling is None else graph.profiling.checked_workspace_bytes
 
 
 def _tell(drift: Drift, planned: Planned) -> Planned:
