@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import logging
 import threading
 import warnings
 from collections.abc import Iterator
@@ -653,6 +654,28 @@ def test_resampling_is_traced_once(monkeypatch: pytest.MonkeyPatch, mode: str, b
             assert same([step(module, call, 0, x)], [step(plain, plain, 0, x)]), (rows, side)
     assert backend.engine is not None
     assert len(backend.engine.graphs) == 4
+
+
+def test_resampling_to_a_single_number(caplog: pytest.LogCaptureFixture) -> None:
+    """Then the gradient's sides are numbers, although the size of the result has symbols."""
+
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.grid = nn.Parameter(torch.rand(1, 3, 4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            to = x.shape[2] // 4, x.shape[3] // 4
+            grid = nn.functional.interpolate(self.grid, to, mode="bicubic")
+            return nn.functional.avg_pool2d(x, 4) + grid
+
+    module, backend = Positions(), Backend(budget="1GiB", strict=True)
+    plain = copy.deepcopy(module)
+    call = torch.compile(module, backend=backend)
+    for sides in ((16, 16), (20, 16), (16, 20), (4, 4), (20, 24)):
+        x = torch.rand(2, 3, *sides)
+        assert same([step(module, call, 0, x)], [step(plain, plain, 0, x)]), sides
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_torch_cannot_trace_symbolic_sizes() -> None:

@@ -19,6 +19,7 @@ from torch._decomp.decompositions import upsample_compute_output_size
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_impls import op_implementations_dict
+from torch.utils._pytree import tree_leaves
 
 from outcore.capture.compat import suggest_memory_format
 
@@ -83,7 +84,8 @@ def _of_symbolic_sizes(
 ) -> Any:
     """The result of a resampling op's backward: torch's description takes only numbers."""
     given = {a.name: arg for a, arg in zip(op._schema.arguments[1:], args, strict=False)} | kwargs
-    if all(isinstance(n, int) for n in (*given[SHAPE], *gradient.shape)):
+    symbolic = (torch.SymInt, torch.SymFloat)
+    if not any(isinstance(n, symbolic) for n in tree_leaves(given) + list(gradient.shape)):
         return NotImplemented
     as_given = op._opname in AS_GIVEN
     lies = suggest_memory_format(gradient) if as_given else torch.contiguous_format
