@@ -91,9 +91,10 @@ class Planner:
     ) -> tuple[Program, int]:
         """The program for profiled steps, and the most external bytes with which it fits.
 
-        Copies do not overlap with compute, which keeps memory low. `workspace_bytes`: an estimate,
-        for which there is room if any such program has it. `leanest`: use the plan that needs the
-        least memory of all. Raises InfeasibleError if even that does not fit the budget.
+        Copies do not overlap with compute, which keeps memory low. `leanest`: use the plan that
+        needs the least memory of all. `workspace_bytes`: an estimate, for which there is room if
+        any such program has it; if none has, the leanest plan is used. Raises InfeasibleError if
+        even that does not fit the budget.
         """
         problem = self._unmeasured(shares, resident_bytes)
         if workspace_bytes is not None:
@@ -101,6 +102,7 @@ class Planner:
             roomy = replace(problem, profile=profile)
             with contextlib.suppress(InfeasibleError):
                 return self._floor_program(shares, roomy, resident_bytes, leanest=leanest)
+            leanest = True
         return self._floor_program(shares, problem, resident_bytes, leanest=leanest)
 
     def _floor_program(

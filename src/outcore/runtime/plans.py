@@ -19,6 +19,7 @@ import torch
 
 from outcore import worker
 from outcore.errors import HostMemoryError, InfeasibleError, OutcoreError, SpillError
+from outcore.estimate import columns
 from outcore.execute import Driver
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import extent_bytes, fits
@@ -151,13 +152,13 @@ class Plans:
     def _workspaces(self, graph: PlannedGraph) -> tuple[int, ...] | None:
         """The workspaces of a graph by those of the same graph at other sizes, the nearest ones.
 
-        None if none are known.
+        If none are known, those that sizes alone tell; None if there are none of those either.
         """
         trace = graph.captured.trace
         alike = (g for g in self._registry.graphs if g.status.kind == graph.status.kind)
         found = [(g.captured.trace, known) for g in alike if (known := _metered(g)) is not None]
         if not found:
-            return None
+            return columns(trace) if self._on_cpu else None
         needed = total_bytes(trace)
         other, known = min(found, key=lambda pair: abs(total_bytes(pair[0]) - needed))
         return workspaces(known, other, trace, on_cpu=self._on_cpu)
