@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import (
     Peak,
+    bytes_ahead,
     crossing_bytes,
     extent_bytes,
     fits,
@@ -209,6 +210,26 @@ def test_a_waiting_call_alone_holds_what_it_made_and_does_not_return(
     slots = [program.slots[s] for s in made if program.slots[s].tier is Tier.DEVICE]
     alone = sum(slot.nbytes for slot in slots if slot.buffer not in returned)
     assert private_bytes(problem.trace, program) == alone
+
+
+def test_each_call_needs_some_bytes_more_than_are_held_as_it_begins() -> None:
+    assert bytes_ahead(problem(outside_bytes=5000), program()) == (1000, 128 + 2 + 7)
+    assert bytes_ahead(problem(between_bytes=3), program()) == (1003, 128 + 2 + 7)
+
+
+@given(planned())
+def test_what_each_call_needs_more_adds_up_to_the_peak(
+    drawn: tuple[Problem, Plan, Program],
+) -> None:
+    problem, _, program = drawn
+    assume(program.boundary < len(program.body))  # else the pause has no position
+    ahead = bytes_ahead(problem, program)
+    slots = [program.slots[s] for s in program.arguments]
+    given = sum(slot.nbytes for slot in slots if slot.tier is Tier.DEVICE)
+    waiting = problem.limit_bytes(Tier.DEVICE) - problem.outside_bytes
+    waiting -= pause_bytes(problem, program)
+    most = max(ahead[0] + given, ahead[1] + waiting)
+    assert most == peak(problem, program, Tier.DEVICE).nbytes - problem.outside_bytes
 
 
 @given(planned())
