@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import (
+    Ahead,
     Peak,
-    bytes_ahead,
+    ahead,
     crossing_bytes,
     extent_bytes,
     fits,
@@ -213,22 +214,21 @@ def test_a_waiting_call_alone_holds_what_it_made_and_does_not_return(
 
 
 def test_each_call_needs_some_bytes_more_than_are_held_as_it_begins() -> None:
-    assert bytes_ahead(problem(outside_bytes=5000), program()) == (1000, 128 + 2 + 7)
-    assert bytes_ahead(problem(between_bytes=3), program()) == (1003, 128 + 2 + 7)
+    found = ahead(problem(outside_bytes=5000), program())
+    assert found == Ahead(100 + 40, 1000, 128 + 2 + 7)
+    assert found.until_backward(0) == 1000
+    assert found.until_backward(3) == 1003
+    assert found.in_all(3) == 1000 + 128 + 2 + 7
+    assert found.in_all(200) == 1200
 
 
 @given(planned())
-def test_what_each_call_needs_more_adds_up_to_the_peak(
-    drawn: tuple[Problem, Plan, Program],
-) -> None:
+def test_what_calls_need_more_adds_up_to_the_peak(drawn: tuple[Problem, Plan, Program]) -> None:
     problem, _, program = drawn
     assume(program.boundary < len(program.body))  # else the pause has no position
-    ahead = bytes_ahead(problem, program)
     slots = [program.slots[s] for s in program.arguments]
     given = sum(slot.nbytes for slot in slots if slot.tier is Tier.DEVICE)
-    waiting = problem.limit_bytes(Tier.DEVICE) - problem.outside_bytes
-    waiting -= pause_bytes(problem, program)
-    most = max(ahead[0] + given, ahead[1] + waiting)
+    most = given + max(0, ahead(problem, program).in_all(problem.between_bytes))
     assert most == peak(problem, program, Tier.DEVICE).nbytes - problem.outside_bytes
 
 

@@ -88,17 +88,38 @@ def private_slots(trace: Trace, program: Program) -> tuple[Slot, ...]:
     return tuple(slot for slot in crossing if slot.buffer not in returned)
 
 
-def bytes_ahead(problem: Problem, program: Program) -> tuple[int, int]:
-    """The most device bytes that are held beyond those held as a call begins, for both calls.
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Device bytes that two calls hold beyond those held as the call in question begins."""
 
-    That of the forward call covers the time between the two calls, too (`between_bytes`).
-    """
+    forward_bytes: int
+    """The most within the forward call."""
+    waiting_bytes: int
+    """After the forward call, once the tangents exist. Negative if it freed more than it made."""
+    backward_bytes: int
+    """The most within the backward call."""
+
+    def until_backward(self, between_bytes: int) -> int:
+        """The most until the backward call, for which the rest of the step needs that many."""
+        return max(self.forward_bytes, self.waiting_bytes + between_bytes)
+
+    def in_all(self, between_bytes: int) -> int:
+        """The most until the backward call is over."""
+        backward_bytes = self.waiting_bytes + self.backward_bytes
+        return max(self.until_backward(between_bytes), backward_bytes)
+
+
+def ahead(problem: Problem, program: Program) -> Ahead:
+    """What the two calls of `program` hold beyond what is held as they begin."""
     alone = replace(problem, outside_bytes=0, between_bytes=0)
     held, cut = held_bytes(alone, program, Tier.DEVICE), program.boundary
     arguments = sum(slot.nbytes for slot in _on_device(program, program.arguments))
-    waiting = _pause_bytes(program)
-    forward = max((*held[:cut], waiting + problem.between_bytes)) - arguments
-    return max(0, forward), max(0, max(held[cut:], default=0) - waiting)
+    waiting = _between_the_calls(program)
+    return Ahead(
+        max(0, max(held[:cut], default=0) - arguments),
+        waiting - arguments,
+        max(0, max(held[cut:], default=0) - waiting),
+    )
 
 
 def reread_bytes(trace: Trace, program: Program, buffers: Collection[int]) -> int:
@@ -110,10 +131,10 @@ def reread_bytes(trace: Trace, program: Program, buffers: Collection[int]) -> in
 
 def pause_bytes(problem: Problem, program: Program) -> int:
     """Device bytes that the budget leaves free between the two calls, once the tangents exist."""
-    return problem.limit_bytes(Tier.DEVICE) - problem.outside_bytes - _pause_bytes(program)
+    return problem.limit_bytes(Tier.DEVICE) - problem.outside_bytes - _between_the_calls(program)
 
 
-def _pause_bytes(program: Program) -> int:
+def _between_the_calls(program: Program) -> int:
     """Device bytes held between the two calls, once the tangents exist."""
     passed_in = _on_device(program, (*program.arguments, *program.tangents))
     actions = (instruction.action for instruction in program.body[: program.boundary])

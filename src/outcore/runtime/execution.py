@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING
 
 from outcore.execute import Executable
-from outcore.gauges import Moment
 from outcore.runtime.drift import Watch
 from outcore.runtime.planned import Planned
 from outcore.runtime.recording import Recording
+from outcore.runtime.session import Visit
 from outcore.runtime.trial import Trial
 
 if TYPE_CHECKING:  # a graph holds its execution
@@ -31,6 +32,8 @@ class PlannedExecution:
     known yet."""
     lean: Executable | None = None
     """A program of little memory for calls that find too little room (`Eviction`); None before."""
+    lean_refused_bytes: float = inf
+    """The least that a call lacked when no such program fitted; inf: there was no such call."""
     watch: Watch = field(default_factory=Watch)
     trial: Trial | None = None
     """The trial under way: the plan's steps took another time than predicted."""
@@ -69,14 +72,25 @@ class PlannedExecution:
         trial = self.trial
         return trial if trial is not None and trial.executable is executable else None
 
-    def end_recording(self, graph: PlannedGraph, recording: Recording, backward: Moment) -> None:
-        """Hand the recording to the recorder: its step is over; `backward`: when backward began."""
+    def end_recording(self, graph: PlannedGraph, recording: Recording, visit: Visit) -> None:
+        """Hand the recording of `visit` to the recorder.
+
+        If something was moved away meanwhile, drop it instead: the next step is recorded.
+        """
+        if visit.evicted:
+            self.drop_recording(graph)
+            return
         self.recording, graph.recorded = None, graph.engine.recorder.asked
-        recording.backward = backward
+        recording.backward = visit.work[1][0]
         graph.engine.recorder.finish(graph, recording)
+
+    def drop_recording(self, graph: PlannedGraph) -> None:
+        """Drop the recording under way, if there is one. The request stays."""
+        recording, self.recording = self.recording, None
+        if recording is not None:
+            graph.engine.recorder.drop(recording)
 
     def end(self, graph: PlannedGraph) -> None:
         """End the trial and the recording: the graph no longer follows this plan."""
         graph.engine.trials.end(self.trial)
-        if self.recording is not None:
-            graph.engine.recorder.drop(self.recording)
+        self.drop_recording(graph)

@@ -223,12 +223,14 @@ class PlannedGraph:
 
         What waiting calls hold is moved away, and their graphs hold less from their next calls on.
         """
+        others_hold_less: bool | None = None
         while True:
             try:
                 self.profiling = self._begin(inputs)
             except InfeasibleError as error:
-                others_hold_less = self.engine.contention.make_room(self, error)
-                if not self.engine.eviction.make_room_for(error):
+                if others_hold_less is None:
+                    others_hold_less = self.engine.contention.make_room(self, error)
+                if not self.engine.eviction.make_room_for(self, error):
                     if others_hold_less:
                         error.add_note(AGAIN)
                     raise
@@ -469,7 +471,7 @@ class PlannedGraph:
     def _finish(self, executable: Executable, visit: Visit) -> None:
         execution = self.execution
         if execution and (recording := execution.recording_by(executable)):
-            execution.end_recording(self, recording, visit.work[1][0])
+            execution.end_recording(self, recording, visit)
             return
         session = self.engine.metering.session
         elsewhere = visit.thread is not threading.current_thread()

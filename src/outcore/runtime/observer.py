@@ -98,7 +98,7 @@ class Observer:
         level_bytes = self._residency.level_bytes(graph)
         if level_bytes is not None:
             given = self._residency.storages(tangents)
-            graph.profiling.waited(pause.gone_bytes(level_bytes, given))
+            graph.profiling.waited(pause.gone_bytes(level_bytes + visit.away_bytes, given))
 
     def paused(
         self,

@@ -22,7 +22,7 @@ from outcore.errors import HostMemoryError, InfeasibleError, OutcoreError, Spill
 from outcore.estimate import columns
 from outcore.execute import Driver
 from outcore.ir.hardware import Tier
-from outcore.ir.memory import extent_bytes, fits
+from outcore.ir.memory import fits
 from outcore.ir.program import Program
 from outcore.runtime.announce import announcement
 from outcore.runtime.drift import Drift
@@ -139,15 +139,11 @@ class Plans:
     ) -> Program:
         """A program of little memory for the call of `graph` that begins, beside all that waits.
 
-        `between_bytes`: what is made while it waits. Raises InfeasibleError if none fits, and
-        SpillError or HostMemoryError if the outer tiers have no room for it.
+        `between_bytes`: what is made while it waits. Raises InfeasibleError if none fits.
         """
         own = sum(store.private_bytes for store in self._registry.stores.of(graph))
         held = own + self._residency.external_bytes(graph, inputs)
-        program = self.planner.lean_program(self._shares(graph), planned, held, between_bytes)
-        outer = {tier: extent_bytes(program, tier) for tier in (Tier.HOST, Tier.DISK)}
-        self._driver.reserve({tier: nbytes for tier, nbytes in outer.items() if nbytes})
-        return program
+        return self.planner.lean_program(self._shares(graph), planned, held, between_bytes)
 
     def _workspaces(self, graph: PlannedGraph) -> tuple[int, ...] | None:
         """The workspaces of a graph by those of the same graph at other sizes, the nearest ones.

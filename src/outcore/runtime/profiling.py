@@ -171,8 +171,7 @@ class Profiling:
     def metered(self, reading: Reading, visit: Visit) -> None:
         """Take the workspaces from a checked step, and what was held between the two calls."""
         if self.workspace_bytes is not None:
-            timed = visit.call_tensors is not None and not visit.evicted
-            if timed and self.wants_pause:
+            if visit.call_tensors is not None and self.wants_pause:  # a timed one
                 self.wants_pause = False
                 self._take_pause(reading, visit)
             return
@@ -191,8 +190,10 @@ class Profiling:
     def _take_pause(self, reading: Reading, visit: Visit) -> None:
         tangents = nbytes_of(self.trace, tuple(map(Ref, self.trace.tangents)))
         waiting = reading.level_bytes(visit.forward_stop)
-        lingering = reading.level_bytes(visit.backward_start) - waiting - tangents
+        level = reading.level_bytes(visit.backward_start) + visit.away_bytes
+        lingering = level - waiting - tangents
         peak = reading.peak_bytes(visit.forward_stop, visit.backward_start)
+        peak += max(0, visit.away_bytes)
         self.lingering_bytes = max(0, lingering)
         self.between_bytes = max(0, peak - waiting - self.lingering_bytes - tangents)
 

@@ -76,6 +76,7 @@ class Runner:
                 self.engine.begun(graph)
         visit.work.append((start, clock.now()))
         visit.forward_stop = self.engine.metering.leave()
+        visit.away_bytes = -self.engine.stores.away_bytes()
         stand_in = self.engine.stores.add(store, follow=stand_in_survives())
         if given is not None:
             visit.call_tensors = given | residency.returned(graph, results)
@@ -96,6 +97,7 @@ class Runner:
                 "torch.autograd.grad once for each gradient, with retain_graph=True"
             )
         visit, again = store.visit, keeps_graph()
+        visit.away_bytes += stores.away_bytes()
         graph.begin_backward(store, tangents, again=again)
         given = list(tangents) if visit.replay is not None else []
         state = None if visit.replay is None else driver.generator.get_state()

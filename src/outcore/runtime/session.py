@@ -82,6 +82,9 @@ class Visit:
     calls."""
     evicted: bool = False
     """Whether something was moved away while it waited (`Eviction`): its times do not count."""
+    away_bytes: int = 0
+    """How much more of what calls hold is away as the backward call begins than as the forward call
+    ended."""
 
     @property
     def once(self) -> bool:

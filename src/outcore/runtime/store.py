@@ -93,8 +93,8 @@ class Store:
             for position, (tensor, handle) in zip(positions, copies, strict=True):
                 lane.wait(handle)
                 self.crossing[position] = tensor
-            self.away.pop(0)
             lane.close()
+            del self.away[0]
 
     def release(self) -> None:
         """Drop everything held. Called once, from any thread, also from a finalizer."""
@@ -148,6 +148,10 @@ class Stores:
         calls = ((each(), calls) for each, calls in list(self._calls.items()))
         others = (c for each, c in calls if each is not None and each is not owner)
         return [store for each in others for store in list(each.values())]
+
+    def away_bytes(self) -> int:
+        """Bytes of all stores that were moved away."""
+        return sum(store.away_bytes for store in self.all())
 
     def add(self, store: Store, *, follow: bool) -> torch.Tensor:
         """Keep `store`; returns the stand-in that names it.
