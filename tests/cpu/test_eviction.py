@@ -16,6 +16,7 @@ from torch import Tensor
 from outcore import Backend
 from outcore.errors import InfeasibleError, SpillError
 from outcore.execute.arena import Arena, own_arena
+from outcore.ir.hardware import Tier
 from outcore.runtime.eviction import Eviction, choose
 from outcore.runtime.graph import AGAIN
 from tests.cpu.test_asked_room import PATIENCE, Towers, graphs, peak_bytes
@@ -270,6 +271,20 @@ def test_what_others_hold_stays() -> None:
     assert held - kept == store.executable.private_bytes == store.away_bytes
     assert kept > 0
     mean_square(result).backward()
+
+
+def test_room_on_the_disk_is_left_to_plans() -> None:
+    towers = alone(disk_budget="64MiB")
+    (graph,) = graphs(towers.backend)
+    assert graph.planned is not None
+    needed = graph.planned.predicted.peak(Tier.DISK)
+    assert needed > 0
+    assert eviction(towers.backend)._room_bytes(graph, Tier.DISK) == (64 << 20) - needed
+    towers.steps((0, 1), times=PATIENCE)
+    plans = [each.planned for each in graphs(towers.backend)]
+    needed = sum(plan.predicted.peak(Tier.DISK) for plan in plans if plan is not None)
+    for each in graphs(towers.backend):
+        assert eviction(towers.backend)._room_bytes(each, Tier.DISK) == (64 << 20) - needed
 
 
 @pytest.mark.parametrize(

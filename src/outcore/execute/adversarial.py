@@ -130,7 +130,7 @@ class AdversarialDriver:
         """Those that are open."""
 
     def queue(self) -> object:
-        """Return None: work is done at once."""
+        """Return None: work is done as it is given."""
         return None
 
     def hardware(self, budgets: Mapping[Tier, int]) -> Hardware:

@@ -229,7 +229,7 @@ class CpuDriver:
         self._lock = threading.Lock()
 
     def queue(self) -> object:
-        """Return None: work is done at once."""
+        """Return None: work is done as it is given."""
         return None
 
     def hardware(self, budgets: Mapping[Tier, int]) -> Hardware:

@@ -150,7 +150,7 @@ class Driver(Protocol):
         ...
 
     def queue(self) -> object:
-        """What this thread computes on now: equal if work is done in order. None: the thread."""
+        """What this thread computes on now. Work that is given to equal ones is done in order."""
         ...
 
     def hardware(self, budgets: Mapping[Tier, int]) -> Hardware:

@@ -95,12 +95,12 @@ class Eviction:
         program = executable.program
         if program is None or not len(self._registry.stores) or not _is_in_doubt(graph, executable):
             return executable
-        ahead, between = self._ahead_of(graph, executable), _between_bytes(graph)
-        self.move_away(graph, self._lacking(ahead.until_backward(between)), program=program)
+        needs, between = self._needs(graph, executable), _between_bytes(graph)
+        self.move_away(graph, self._lacking(needs.until_backward(between)), program=program)
         execution = graph.execution
         if execution is None or executable is not execution.executable:
             return executable
-        lacking = self._lacking_later(ahead.in_all(between))
+        lacking = self._lacking_later(needs.in_all(between))
         if lacking <= margin_bytes(self._settings.budget_bytes):
             return executable
         return self._lean(graph, execution, inputs, lacking) or executable
@@ -111,8 +111,8 @@ class Eviction:
         if executable.program is None or not self._others([store]):
             return
         if store.away or _is_in_doubt(graph, executable):
-            ahead = self._ahead_of(graph, executable)
-            lacking = self._lacking(store.away_bytes + ahead.backward_bytes)
+            needs = self._needs(graph, executable)
+            lacking = self._lacking(store.away_bytes + needs.backward_bytes)
             self.move_away(graph, lacking, but=[store])
 
     def make_room_for(self, graph: PlannedGraph, error: InfeasibleError) -> bool:
@@ -161,7 +161,7 @@ class Eviction:
         between = _between_bytes(graph)
         try:
             lean = execution.lean
-            if lean is None or self._lacking_later(self._ahead_of(graph, lean).in_all(between)) > 0:
+            if lean is None or self._lacking_later(self._needs(graph, lean).in_all(between)) > 0:
                 program = self._plans.lean_program(graph, execution.planned, inputs, between)
                 lean = build(graph.captured.trace, program, self._driver.generator)
             self._reserve(lean.program)
@@ -186,7 +186,7 @@ class Eviction:
         """As `_lacking`, once all that can be moved away is."""
         return self._lacking(ahead_bytes) - sum(s.private_bytes for s in self._others())
 
-    def _ahead_of(self, graph: PlannedGraph, executable: Executable) -> Ahead:
+    def _needs(self, graph: PlannedGraph, executable: Executable) -> Ahead:
         """What the calls of `executable` will hold beyond what is held as they begin."""
         trace, program = executable.trace, executable.program
         assert trace is not None  # noqa: S101 - callers ask for the program
