@@ -142,7 +142,7 @@ class Towers:
         torch._dynamo.reset()
         torch.manual_seed(0)
         self.modules = nn.ModuleList((Tower(layers=12), Tower(layers=13)))
-        self.backend = Backend(budget=budget, policy="pooch", **options)
+        self.backend = Backend(budget=budget, **{"policy": "pooch", **options})
         self.calls = compiled(self.backend, *self.modules)
         self.x = torch.randn(2048, 64)
 
