@@ -101,16 +101,16 @@ class Eviction:
         if execution is None or executable is not execution.executable:
             return executable
         lacking = self._lacking_later(needs.in_all(between))
-        if lacking <= margin_bytes(self._settings.budget_bytes):
+        if lacking <= margin_bytes(self._settings.budget_bytes):  # the margin is enough
             return executable
         return self._lean(graph, execution, inputs, lacking) or executable
 
     def before_backward(self, graph: PlannedGraph, store: Store) -> None:
         """Make room for the backward call of `store` and for what was moved out of it."""
         executable = store.executable
-        if executable.program is None or not self._others([store]):
+        if executable.program is None or not (store.away or _is_in_doubt(graph, executable)):
             return
-        if store.away or _is_in_doubt(graph, executable):
+        if self._others([store]):
             needs = self._needs(graph, executable)
             lacking = self._lacking(store.away_bytes + needs.backward_bytes)
             self.move_away(graph, lacking, but=[store])

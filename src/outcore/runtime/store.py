@@ -121,6 +121,8 @@ class Stores:
         self._live: dict[int, Store] = {}
         self._calls: dict[Owner, dict[int, Store]] = {}
         """The same stores by graph. A graph may have none: finalizers drop stores at any time."""
+        self._put_away = False
+        """Whether anything was ever moved away."""
 
     def __len__(self) -> int:
         """Number of outstanding forward calls."""
@@ -151,7 +153,7 @@ class Stores:
 
     def away_bytes(self) -> int:
         """Bytes of all stores that were moved away."""
-        return sum(store.away_bytes for store in self.all())
+        return sum(store.away_bytes for store in self.all()) if self._put_away else 0
 
     def add(self, store: Store, *, follow: bool) -> torch.Tensor:
         """Keep `store`; returns the stand-in that names it.
@@ -171,7 +173,7 @@ class Stores:
     def put_away(self, store: Store, away: Away) -> None:
         """Drop from `store` what was moved away, until it is fetched."""
         store.away.append(away)
-        store.visit.evicted = True
+        store.visit.evicted = self._put_away = True
         with contextlib.suppress(IndexError):  # another thread's finalizer may have emptied it
             for position in away.positions:
                 store.crossing[position] = store.versions[position] = None
