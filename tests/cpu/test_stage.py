@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from outcore import Backend
 from outcore.allocators import Card, Space, lay_out, requests
 from outcore.allocators.expandable import ExpandableSegments
+from outcore.execute import Driver, Executable, Lane
 from outcore.execute.placed import PlacedLane
 from outcore.execute.queued import QueuedDriver
 from outcore.ir.hardware import Tier
@@ -23,8 +24,11 @@ from outcore.ir.problem import Problem
 from outcore.ir.program import Program
 from outcore.ir.trace import Role
 from outcore.runtime import engine, headroom, options, placing, runner, solving
+from outcore.runtime.drift import Drift
+from outcore.runtime.placing import Placing
 from outcore.runtime.runner import Runner
 from tests.cpu.queues import LateDevice, RaceError, Watched
+from tests.cpu.test_drift import TickingDevice
 from tests.cpu.training import (
     PROFILED_STEPS,
     Away,
@@ -99,7 +103,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
     Calls are watched if their graph is planned: nothing is measured or compiled in them.
     """
-    device = LateDevice()
+    device = TickingDevice()
     watch = Watch(device)
     monkeypatch.setattr(engine, "open_driver", lambda _, folder, __: QueuedDriver(device, folder))
     monkeypatch.setattr(placing, "MOST_LOST", 1 + STEPS)
@@ -163,12 +167,17 @@ def moved_away(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def run(
-    case: str, watch: Watch, monkeypatch: pytest.MonkeyPatch, *, again: bool = False
+    case: str,
+    watch: Watch,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    again: bool = False,
+    backend: Any = None,
 ) -> list[Away]:
     budget = CASES[case][2] * MIB
     card = Card(budget, ExpandableSegments())
     monkeypatch.setattr(options, "_card", lambda _: card)
-    backend = Backend(budget=budget)
+    backend = backend or Backend(budget=budget)
     found = trained(case, backend, watch, again=again)
     planned = backend.engine.graphs[0].planned
     assert planned is not None
@@ -197,6 +206,28 @@ def test_what_is_moved_away_is_ordered(
     assert watch.device.computed["stage"] > 1
     assert all(moved_away)
     watch.device.check_given_back()
+
+
+def test_timed_steps_use_the_layout(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[bool, bool]] = []
+    open_lane = Placing.open_lane
+
+    def noted(self: Placing, driver: Driver, executable: Executable, *args: Any) -> Lane:
+        opened.append(("clock()" in executable.text, executable.layout is not None))
+        return open_lane(self, driver, executable, *args)
+
+    monkeypatch.setattr(Placing, "open_lane", noted)
+    backend = Backend(budget=CASES["small"][2] * MIB)
+    backend.record_step()
+    run("small", watch, monkeypatch, backend=backend)
+    assert (True, True) in opened[PROFILED_STEPS:]
+    assert (True, False) not in opened[PROFILED_STEPS:]
+    assert backend.engine is not None
+    (graph,), trials = backend.engine.graphs, backend.engine.trials
+    assert graph.planned is not None
+    trial = trials.begin(graph.captured.trace, graph.planned, Drift(1.0, 2.0, 8), step=0)
+    assert trial.executable.layout is graph.planned.layout
+    trials.end(trial)
 
 
 @pytest.mark.parametrize("case", ["deep", "wide"])

@@ -77,7 +77,13 @@ class Recorder:
 
         timed, trace = Instruments(timed=True), graph.captured.trace
         executable = build(
-            trace, planned.program, self.driver.generator, timed, note, clock=clock.now
+            trace,
+            planned.program,
+            self.driver.generator,
+            timed,
+            note,
+            clock=clock.now,
+            layout=planned.layout,
         )
         if not self.busy:
             self._stop()

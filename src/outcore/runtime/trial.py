@@ -91,7 +91,13 @@ class Trials:
         stopwatch = Stopwatch(planned.program, clock, reruns=True)
         timed = Instruments(timed=True)
         executable = build(
-            trace, planned.program, self.driver.generator, timed, stopwatch.note, clock=clock.now
+            trace,
+            planned.program,
+            self.driver.generator,
+            timed,
+            stopwatch.note,
+            clock=clock.now,
+            layout=planned.layout,
         )
         trial = Trial(planned, drift, executable, stopwatch, step)
         self.driver.record(trial.copies.append)
