@@ -199,7 +199,9 @@ class Comparison:
         row = timed(replace(row, first_step_seconds=first), self.workload.batch, turns, reference)
         if not (isinstance(contender.mode, Outcore) and contender.mode.fuse):
             row = self._compared(row, process.ask(Trainer.results))
-        row = judged(reported(_weighed(row, process), process.ask(Trainer.report)))
+        row = _weighed(row, process)
+        process.ask(Trainer.record)
+        row = judged(reported(row, process.ask(Trainer.report)))
         return replace(row, checks=(*contender.goals(row), *row.checks))
 
     def _turns_of(self, name: str, process: Process) -> tuple[Turns[Turn], Turns[Turn]]:

@@ -26,6 +26,8 @@ to get it again. If the allocator then releases memory in each step, its cache i
 more, or the plan is left for another one."""
 MOST_PLANS = 3
 """How often it warms up: again if the plan was left in the last steps."""
+STEPS_TO_RECORD = 2
+"""Steps until one is recorded: the first may be metered."""
 MOMENTUM = 0.9
 PROBE_SEED = 1
 
@@ -133,6 +135,13 @@ class Trainer:
     def memory(self) -> Memory | None:
         """The device's memory now; None if it is shared with the host."""
         return self.instruments.memory()
+
+    def record(self) -> None:
+        """Record a step of outcore for the report; nothing for other modes."""
+        if self.backend is not None:
+            self.backend.record_step()
+            for _ in range(STEPS_TO_RECORD):
+                self.train()
 
     def report(self) -> dict[str, Any]:
         """The report of outcore as plain values, with `placed_steps`; empty for other modes."""

@@ -56,6 +56,15 @@ class Training(Row):
 
     A step has the loss and the optimizer in addition.
     """
+    ops_of_planned_ratio: float | None = None
+    """Time of the ops in a recorded step, over their time in the profile; `wait_seconds` and
+    `between_seconds` are the rest of that step (`outcore.report.recorded`)."""
+    wait_seconds: float | None = None
+    between_seconds: float | None = None
+    out_of_planned_ratio: float | None = None
+    """Rate of copies out in that step, over the rate that the plan assumes."""
+    in_of_planned_ratio: float | None = None
+    """The same for copies back."""
     planning_seconds: float | None = None
     first_step_seconds: float | None = None
     keep_offload_recompute: str | None = None
@@ -110,6 +119,7 @@ def reported(row: Training, report: dict[str, Any]) -> Training:
     """The row with the figures of outcore's report; unchanged for other modes."""
     if not report:
         return row
+    row = _recorded(row, report)
     return replace(
         row,
         placed_steps=report.get("placed_steps"),
@@ -122,6 +132,26 @@ def reported(row: Training, report: dict[str, Any]) -> Training:
         offloaded_bytes=report["offloaded_bytes"],
         recompute_seconds=report["recompute_seconds"],
         note="; ".join([*filter(None, [row.note]), *report["notes"]]),
+    )
+
+
+def _recorded(row: Training, report: dict[str, Any]) -> Training:
+    """The row with the figures of the recorded step; unchanged if none was recorded."""
+    found = report["recorded"]
+    if found is None:
+        return row
+    ops, waits = found["ops_seconds"], found["wait_seconds"]
+    rates = {
+        link["name"].split()[0]: ratio(link["measured_rate"], link["rate"])
+        for link in report["links"]
+    }
+    return replace(
+        row,
+        ops_of_planned_ratio=ratio(ops, found["planned_ops_seconds"]),
+        wait_seconds=waits,
+        between_seconds=max(0.0, found["seconds"] - ops - waits),
+        out_of_planned_ratio=rates.get("out"),
+        in_of_planned_ratio=rates.get("in"),
     )
 
 

@@ -41,6 +41,8 @@ from benchmarks.kit.worker import WorkerError
 from outcore.errors import InfeasibleError
 from outcore.networks import NETWORKS
 from outcore.report import Report
+from outcore.report.links import LinkUse
+from outcore.report.recorded import Recorded
 
 TINY = Workload(network="two-heads", batch=4, small=True)
 ON_CPU = replace(SMALL, device="cpu", rounds=2)
@@ -86,6 +88,16 @@ class TestRows:
         assert [check.met for check in checks] == [True, False, False, False]
         assert judged(one).checks == ()
         assert [check.met for check in at_least("of in-core", 0.9, 0.9)] == [True]
+
+    def test_where_the_time_of_a_recorded_step_went(self):
+        link = LinkUse("out to host", 1, 8, 2.0, 4.0, measured_rate=3.0)
+        report = Report(
+            "pooch", "planned", 10, links=(link,), recorded=Recorded(9.0, 6.0, 5.0, 2.0)
+        )
+        found = reported(row(), report.to_dict())
+        assert found.ops_of_planned_ratio == 1.2
+        assert (found.wait_seconds, found.between_seconds) == (2.0, 1.0)
+        assert (found.out_of_planned_ratio, found.in_of_planned_ratio) == (0.75, None)
 
     def test_steps_under_a_layout_are_counted(self):
         trainer = Trainer(TINY, Eager(), "cpu", None)

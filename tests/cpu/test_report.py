@@ -71,6 +71,17 @@ def test_a_recorded_step_has_every_run_and_every_copy() -> None:
             assert before.stop_seconds <= after.start_seconds + 1e-4, "two clocks, read in turn"
 
 
+def test_where_the_time_of_a_recorded_step_went() -> None:
+    report = report_of_one()
+    (step,), found = report.steps, report.recorded
+    assert step.measured is not None
+    assert found is not None
+    assert found.planned_ops_seconds == step.predicted.busy_seconds(Stream.COMPUTE)
+    parts = found.ops_seconds + found.wait_seconds + found.between_seconds
+    assert parts == pytest.approx(found.seconds, rel=0.05)
+    assert f"({found.ops_ratio:.1%} of planned)" in str(report)
+
+
 def test_a_recorded_step_keeps_the_order_that_the_program_demands() -> None:
     _, report = trained(tight(), link_limit="50MiB/s")
     (step,) = report.steps

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from outcore.report.counts import Counts
 from outcore.report.links import LinkUse
 from outcore.report.planned import PlannedStep, Swept
+from outcore.report.recorded import Recorded
 from outcore.units import format_bytes, format_seconds
 
 File: TypeAlias = str | PathLike[str]
@@ -72,6 +73,8 @@ class Report:
     """Predicted time that compute waits for copies in one step."""
     links: tuple[LinkUse, ...] = ()
     """Each direction that copies use, with its rates."""
+    recorded: Recorded | None = None
+    """Where the time of a recorded step went (`Backend.record_step`); None if none was recorded."""
     replans: int = 0
     """How many graphs were planned again because their time drifted."""
     notes: tuple[str, ...] = ()
@@ -89,10 +92,14 @@ class Report:
         return max(self.graphs + self.others, len(self.steps)) > 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values by field name; `counts` as a dict, `links` and `notes` as lists."""
+        """Plain values by field name; `counts` and `recorded` as dicts, others as lists."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
-        links = [asdict(link) for link in self.links]
-        return values | {"counts": asdict(self.counts), "links": links, "notes": list(self.notes)}
+        return values | {
+            "counts": asdict(self.counts),
+            "links": [asdict(link) for link in self.links],
+            "recorded": None if self.recorded is None else asdict(self.recorded),
+            "notes": list(self.notes),
+        }
 
     def to_html(self, path: File) -> None:
         """Write the HTML page, complete in one file (docs/report.md).
@@ -153,6 +160,8 @@ class Report:
         if self.held:
             yield "held for reruns", str(self.held)
         yield from ((f"copies {link.name}", str(link)) for link in self.links)
+        if self.recorded is not None:
+            yield "recorded step", str(self.recorded)
         yield from (("note", note) for note in self.notes)
 
 

@@ -14,6 +14,7 @@ from outcore.report.counts import Counts, count_choices, count_held
 from outcore.report.figures import Report
 from outcore.report.links import link_uses
 from outcore.report.planned import PlannedStep, Swept
+from outcore.report.recorded import recorded
 from outcore.simulate import simulate
 
 
@@ -72,6 +73,7 @@ def with_steps(report: Report, steps: Sequence[PlannedStep]) -> Report:
         recompute_seconds=_total(steps, lambda s: recompute_seconds(s.problem, s.program)),
         stall_seconds=_total(steps, lambda s: s.predicted.stall_seconds()),
         links=link_uses(steps),
+        recorded=recorded(steps),
         steps=tuple(steps),
     )
 
