@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 STAGING_BUFFERS = 4
@@ -70,6 +70,14 @@ class Hardware:
             if (start, stop) == (source, target):
                 return link
         raise KeyError(f"{self.name}: no link from {source.value} to {target.value}")
+
+    def with_slower_links(self, fraction: float) -> Hardware:
+        """The same machine, with links whose rates are lower by `fraction`, from 0 to below 1."""
+        part = 1 - fraction
+        links = (
+            (a, b, replace(x, bytes_per_second=part * x.bytes_per_second)) for a, b, x in self.links
+        )
+        return replace(self, links=tuple(links))
 
     def slot_bytes(self, tier: Tier, nbytes: int, *, copied: bool) -> int:
         """Bytes that a slot for `nbytes` of data occupies in `tier`. `copied`: a copy fills it."""

@@ -51,6 +51,9 @@ if TYPE_CHECKING:  # only for annotations: graphs are planned through here
     from outcore.runtime.graph import PlannedGraph
 
 
+CAUTION = 0.05
+"""`search` plans for links that are slower than measured by this fraction (docs/decisions/0040)."""
+
 NO_HELP = "outcore: the disk cannot be used"
 
 PIECES = (
@@ -225,7 +228,8 @@ class Solver:
         asked: Policy = self.settings.policy
         policy = asked.in_haste if in_haste and isinstance(asked, Hasty) else asked
         around = Overridden(policy, self.settings.given.rules) if fixed else policy
-        make, rooms = once(partial(plan_out_of_process, around)), self.settings.rooms
+        caution = CAUTION if isinstance(policy, Search) else 0.0
+        make, rooms = once(partial(_planned, around, caution)), self.settings.rooms
         thorough = isinstance(policy, Search) and not policy.seconds and not in_haste
         if thorough and self._may_place(shares):
             space = self._space(shares, problem.budget_bytes)
@@ -325,6 +329,12 @@ class Solver:
             self._hardware = known = wider
         links = {(a, b): link for a, b, link in (*known.links, *hardware.links)}
         return replace(known, links=tuple((a, b, link) for (a, b), link in links.items()))
+
+
+def _planned(policy: Policy, caution: float, problem: Problem) -> Plan:
+    """The plan of `policy` for links that are slower by the fraction `caution`."""
+    slower = problem.hardware.with_slower_links(caution)
+    return plan_out_of_process(policy, replace(problem, hardware=slower))
 
 
 def _defragmented(problem: Problem, plan: Plan, card: Card, fixed: frozenset[Gap]) -> Plan:
