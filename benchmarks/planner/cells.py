@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from benchmarks.kit.benchmark import Patience
@@ -11,6 +11,7 @@ from benchmarks.planner.together import together
 from benchmarks.reproduction.steps import Lab, Scale, lab
 from outcore.bound import lower_bound
 from outcore.ir.hardware import Tier
+from outcore.ir.problem import Problem
 from outcore.policies import POLICIES, resolve
 
 DEVICE_BYTES = 16 * 2**30
@@ -92,26 +93,35 @@ def cell(found: Lab, batch: int, step: str) -> Cell:
     """One step under one budget, by all policies."""
     comparison = found.at(batch)
     problem = comparison.problem(found.budget_of(comparison))
-    budget = problem.budget_bytes
-    rows = {n: comparison.row(budget, resolve(n)) for n in POLICIES if n not in SLOW}
-    ours = rows.pop(OURS)
+    rows = {n: comparison.row(problem.budget_bytes, resolve(n)) for n in POLICIES if n not in SLOW}
     lost = {n: 1 - r.relative_to_in_core for n, r in rows.items() if r.relative_to_in_core}
-    best = min(lost, key=lost.__getitem__, default="")
+    ours = rows[OURS]
+    found_by = judged(step, problem, comparison.in_core.seconds, lost, ours.reason)
+    return replace(found_by, planning_seconds=ours.planning_seconds)
+
+
+def judged(
+    step: str, problem: Problem, in_core_seconds: float, lost: Mapping[str, float], reason: str
+) -> Cell:
+    """One step under one budget.
+
+    `lost`: the fraction of in-core speed that each policy with a plan loses; `reason`: why ours has
+    none.
+    """
+    others = {name: fraction for name, fraction in lost.items() if name != OURS}
+    best = min(others, key=others.__getitem__, default="")
     blank = Cell(
         step=step,
-        budget_bytes=budget,
-        other_lost=lost.get(best),
+        budget_bytes=problem.budget_bytes,
+        other_lost=others.get(best),
         best_other=best,
-        planning_seconds=ours.planning_seconds,
     )
-    if ours.relative_to_in_core is None:
-        ok = not lost
-        check = Check("has a plan where another policy has one", ok)
-        return replace(blank, checks=(check,), note=ours.reason)
-    bound = 1 - comparison.in_core.seconds / lower_bound(problem)
-    mine = 1 - ours.relative_to_in_core
+    if OURS not in lost:
+        check = Check("has a plan where another policy has one", not others)
+        return replace(blank, checks=(check,), note=reason)
+    mine, other = lost[OURS], others.get(best, 1.0)
+    bound = 1 - in_core_seconds / lower_bound(problem)
     over = mine - bound
-    other = lost.get(best, 1.0)
     checks = (
         Check(f"loses {mine:.2%}, {best} {other:.2%}", mine <= other + 1e-9),
         Check(f"{over:.2%} beyond the bound, at most {POINTS:.0%}", over <= POINTS),

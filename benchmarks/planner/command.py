@@ -9,12 +9,14 @@ from benchmarks.kit.benchmark import Benchmark
 from benchmarks.kit.command import Kit, run_kit
 from benchmarks.kit.machine import host
 from benchmarks.planner.cells import budgets, papers
+from benchmarks.planner.measured import measured
 from benchmarks.planner.monotone import monotone
 from benchmarks.planner.speed import speed
 from benchmarks.reproduction.steps import Scale
 
 _ROWS: tuple[Benchmark[Scale], ...] = (
     Benchmark("papers", "ResNet-50 on the papers' machines", papers),
+    Benchmark("measured", "a step that was measured on a GPU, under four budgets", measured),
     Benchmark("speed", "how long search takes, and what a minute of it would gain", speed),
     Benchmark("budgets", "networks at a half, a third and a quarter of their memory", budgets),
     Benchmark("monotone", "whether more memory or a faster link ever costs time", monotone),
