@@ -27,6 +27,9 @@ from outcore.ir.hardware import Tier
 REPEATS = 5
 CALLS = 20
 """Calls in a row: a single short call would include the time to launch it."""
+PRODUCT, MEMORY = "matrix product, float32", "device memory, read and written"
+USES = PRODUCT, MEMORY
+"""What computes next to copies: much arithmetic, or only reads and writes, as batch norm does."""
 REGIONS = 8
 """Copies in a row, in each direction."""
 
@@ -48,7 +51,8 @@ class Measured(NamedTuple):
 
     out: float | None = None
     into: float | None = None
-    flop: float | None = None
+    calls: float | None = None
+    """Calls per second of what computes."""
 
 
 def links(scale: Scale, patience: Patience) -> Iterator[Row]:
@@ -60,26 +64,23 @@ def links(scale: Scale, patience: Patience) -> Iterator[Row]:
             rate = machine.ask(Machine.arithmetic, name)
             yield Rate(what=f"matrix product, {name}", flop_per_second=rate)
         rate = machine.ask(Machine.memory)
-        yield Rate(what="device memory, read and written", bytes_per_second=rate)
+        yield Rate(what=MEMORY, bytes_per_second=rate)
         out = machine.ask(Machine.together, copy_out=True).out
         into = machine.ask(Machine.together, copy_in=True).into
-        flop = machine.ask(Machine.together, compute=True).flop
         yield _link("device to outer tier", "nothing", out, out)
         yield _link("outer tier to device", "nothing", into, into)
         both = machine.ask(Machine.together, copy_out=True, copy_in=True)
         yield _link("device to outer tier", "copies back", both.out, out)
         yield _link("outer tier to device", "copies away", both.into, into)
-        busy = machine.ask(Machine.together, copy_out=True, copy_in=True, compute=True)
-        others = "compute and copies both ways"
-        yield _link("device to outer tier", others, busy.out, out)
-        yield _link("outer tier to device", others, busy.into, into)
-        if flop and busy.flop:
-            yield Rate(
-                what="matrix product, float32",
-                beside="copies both ways",
-                flop_per_second=busy.flop,
-                of_alone_ratio=busy.flop / flop,
-            )
+        for use in USES:
+            alone = machine.ask(Machine.together, use=use).calls
+            for ways in ("out",), ("out", "in"):
+                busy = machine.ask(Machine.together, use=use, copy_out=True, copy_in="in" in ways)
+                others = f"{use} and copies {' and '.join(ways)}"
+                yield _link("device to outer tier", others, busy.out, out)
+                if "in" in ways:
+                    yield _link("outer tier to device", others, busy.into, into)
+                yield _slowed(use, f"copies {' and '.join(ways)}", busy.calls, alone)
 
 
 class Machine:
@@ -107,15 +108,12 @@ class Machine:
 
     def memory(self) -> float:
         """Bytes per second, read and written, of a copy within the device."""
-        source, target = (self._bytes() for _ in range(2))
-        return 2 * self.nbytes / self._seconds(lambda: target.copy_(source))
+        return 2 * self.nbytes / self._seconds(self._use(MEMORY))
 
-    def together(
-        self, *, copy_out: bool = False, copy_in: bool = False, compute: bool = False
-    ) -> Measured:
-        """Rates of the chosen activities, all begun at once: copies, and float32 products."""
-        product = self._product(torch.float32)
-        count = self._products_during_the_copies(product) if compute else 0
+    def together(self, *, copy_out: bool = False, copy_in: bool = False, use: str = "") -> Measured:
+        """Rates of the chosen activities, all begun at once: copies, and one of `USES`."""
+        call = self._use(use)
+        count = self._calls_during_the_copies(call) if use else 0
         regions = {
             number: Region(number * self.nbytes, self.nbytes, torch.uint8, (self.nbytes,), (1,))
             for number in range(2 * REGIONS)
@@ -137,12 +135,12 @@ class Machine:
                 if copy_in:
                     target, handle = lane.copy_in(REGIONS + number)
                     handles.append((handle, target))
-            seconds = self._span(product, count)
+            seconds = self._span(call, count)
             for handle, _ in handles:
                 lane.wait(handle)
             self.driver.drain()
-            flop = 2 * self.side**3 * count / seconds if count else None
-            taken.append(Measured(_rate(spans, "out"), _rate(spans, "in"), flop))
+            calls = count / seconds if use else None
+            taken.append(Measured(_rate(spans, "out"), _rate(spans, "in"), calls))
         self.driver.record(None)
         lane.close()
         del taken[0]  # warm-up
@@ -150,12 +148,21 @@ class Machine:
             *(_median([each[i] for each in taken]) for i in range(len(Measured._fields)))
         )
 
-    def _products_during_the_copies(self, product: Callable[[], object]) -> int:
-        """How many products take about as long as the copies of one direction."""
+    def _calls_during_the_copies(self, call: Callable[[], object]) -> int:
+        """How many calls take about as long as the copies of one direction."""
         out = self.together(copy_out=True).out
         assert out is not None
         seconds = REGIONS * self.nbytes / out
-        return max(1, round(seconds / self._seconds(product)))
+        return max(1, round(seconds / self._seconds(call)))
+
+    def _use(self, use: str) -> Callable[[], object]:
+        """What computes: one of `USES`, or nothing."""
+        if use == PRODUCT:
+            return self._product(torch.float32)
+        if use == MEMORY:
+            source, target = self._bytes(), self._bytes()
+            return lambda: target.copy_(source)
+        return lambda: None
 
     def _product(self, dtype: torch.dtype) -> Callable[[], object]:
         one, other = (torch.randn(self.side, self.side, device=self.device) for _ in range(2))
@@ -196,6 +203,12 @@ def _link(what: str, others: str, rate: float | None, alone: float | None) -> Ra
     assert rate is not None
     assert alone is not None
     return Rate(what=what, beside=others, bytes_per_second=rate, of_alone_ratio=rate / alone)
+
+
+def _slowed(what: str, others: str, calls: float | None, alone: float | None) -> Rate:
+    assert calls is not None
+    assert alone is not None
+    return Rate(what=what, beside=others, of_alone_ratio=calls / alone)
 
 
 @contextmanager
