@@ -24,6 +24,7 @@ from benchmarks.gpu.training import (
     compared,
     judged,
     key,
+    recorded,
     reported,
     timed,
 )
@@ -199,9 +200,9 @@ class Comparison:
         row = timed(replace(row, first_step_seconds=first), self.workload.batch, turns, reference)
         if not (isinstance(contender.mode, Outcore) and contender.mode.fuse):
             row = self._compared(row, process.ask(Trainer.results))
-        row = _weighed(row, process)
-        process.ask(Trainer.record)
-        row = judged(reported(row, process.ask(Trainer.report)))
+        row = judged(reported(_weighed(row, process), process.ask(Trainer.report)))
+        with suppress(WorkerError):  # the figures above are there already
+            row = recorded(row, process.ask(Trainer.recorded))
         return replace(row, checks=(*contender.goals(row), *row.checks))
 
     def _turns_of(self, name: str, process: Process) -> tuple[Turns[Turn], Turns[Turn]]:

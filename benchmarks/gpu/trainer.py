@@ -136,13 +136,6 @@ class Trainer:
         """The device's memory now; None if it is shared with the host."""
         return self.instruments.memory()
 
-    def record(self) -> None:
-        """Record a step of outcore for the report; nothing for other modes."""
-        if self.backend is not None:
-            self.backend.record_step()
-            for _ in range(STEPS_TO_RECORD):
-                self.train()
-
     def report(self) -> dict[str, Any]:
         """The report of outcore as plain values, with `placed_steps`; empty for other modes."""
         backend = self.backend
@@ -150,6 +143,14 @@ class Trainer:
             return {}
         placed = backend.engine.placing.steps
         return backend.report().to_dict() | {"placed_steps": placed}
+
+    def recorded(self) -> dict[str, Any]:
+        """The report, with a recorded step; empty for other modes than outcore's."""
+        if self.backend is not None:
+            self.backend.record_step()
+            for _ in range(STEPS_TO_RECORD):
+                self.train()
+        return self.report()
 
     def _results(self, call: Callable[..., Any]) -> Results:
         torch.manual_seed(PROBE_SEED)

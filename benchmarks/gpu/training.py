@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.gpu.trainer import Turn
 from benchmarks.kit.rounds import Turns, ratio_of_medians, seconds, spread
 from benchmarks.kit.rows import Check, Row, ratio
+from outcore.report import Recorded
 
 TIME_LIMIT = 0.10
 """How far the predicted time may be from the measured one."""
@@ -62,7 +63,7 @@ class Training(Row):
     wait_seconds: float | None = None
     between_seconds: float | None = None
     out_of_planned_ratio: float | None = None
-    """Rate of copies out in that step, over the rate that the plan assumes."""
+    """Rate of copies to the host in that step, over the rate that the prediction uses."""
     in_of_planned_ratio: float | None = None
     """The same for copies back."""
     planning_seconds: float | None = None
@@ -119,7 +120,6 @@ def reported(row: Training, report: dict[str, Any]) -> Training:
     """The row with the figures of outcore's report; unchanged for other modes."""
     if not report:
         return row
-    row = _recorded(row, report)
     return replace(
         row,
         placed_steps=report.get("placed_steps"),
@@ -135,23 +135,19 @@ def reported(row: Training, report: dict[str, Any]) -> Training:
     )
 
 
-def _recorded(row: Training, report: dict[str, Any]) -> Training:
-    """The row with the figures of the recorded step; unchanged if none was recorded."""
-    found = report["recorded"]
-    if found is None:
+def recorded(row: Training, report: dict[str, Any]) -> Training:
+    """The row with the figures of a recorded step; unchanged if the report has none."""
+    if not report or report["recorded"] is None:
         return row
-    ops, waits = found["ops_seconds"], found["wait_seconds"]
-    rates = {
-        link["name"].split()[0]: ratio(link["measured_rate"], link["rate"])
-        for link in report["links"]
-    }
+    found = Recorded(**report["recorded"])
+    rates = {link["name"]: ratio(link["measured_rate"], link["rate"]) for link in report["links"]}
     return replace(
         row,
-        ops_of_planned_ratio=ratio(ops, found["planned_ops_seconds"]),
-        wait_seconds=waits,
-        between_seconds=max(0.0, found["seconds"] - ops - waits),
-        out_of_planned_ratio=rates.get("out"),
-        in_of_planned_ratio=rates.get("in"),
+        ops_of_planned_ratio=found.ops_ratio,
+        wait_seconds=found.wait_seconds,
+        between_seconds=found.between_seconds,
+        out_of_planned_ratio=rates.get("out to host"),
+        in_of_planned_ratio=rates.get("in from host"),
     )
 
 

@@ -96,8 +96,8 @@ def cell(found: Lab, batch: int, step: str) -> Cell:
     rows = {n: comparison.row(problem.budget_bytes, resolve(n)) for n in POLICIES if n not in SLOW}
     lost = {n: 1 - r.relative_to_in_core for n, r in rows.items() if r.relative_to_in_core}
     ours = rows[OURS]
-    found_by = judged(step, problem, comparison.in_core.seconds, lost, ours.reason)
-    return replace(found_by, planning_seconds=ours.planning_seconds)
+    row = judged(step, problem, comparison.in_core.seconds, lost, ours.reason)
+    return replace(row, planning_seconds=ours.planning_seconds)
 
 
 def judged(

@@ -10,7 +10,7 @@ from benchmarks.kit.benchmark import Patience
 from benchmarks.planner.cells import OURS, SLOW, Cell, judged
 from benchmarks.reproduction.steps import Scale
 from outcore.errors import InfeasibleError
-from outcore.ir.plan import make_plan
+from outcore.ir.plan import Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.store import load
 from outcore.lower import lower
@@ -38,19 +38,18 @@ def measured(scale: Scale, patience: Patience) -> Iterator[Cell]:
 
 
 def _cell(name: str, problem: Problem) -> Cell:
-    in_core = _seconds(problem, "keep-all", in_core=True)
-    lost, reason = dict[str, float](), ""
+    in_core = _seconds(problem, make_plan({}, "keep-all"))
+    lost, reasons = dict[str, float](), dict[str, str]()
     for policy in POLICIES:
         if policy in SLOW:
             continue
         try:
-            lost[policy] = 1 - in_core / _seconds(problem, policy)
+            lost[policy] = 1 - in_core / _seconds(problem, ask(resolve(policy), problem))
         except InfeasibleError as error:
-            reason = str(error) if policy == OURS else reason
-    return judged(name, problem, in_core, lost, reason)
+            reasons[policy] = str(error)
+    return judged(name, problem, in_core, lost, reasons.get(OURS, ""))
 
 
-def _seconds(problem: Problem, policy: str, *, in_core: bool = False) -> float:
-    """Predicted seconds of a step under a policy's plan; InfeasibleError if there is none."""
-    plan = make_plan({}, policy) if in_core else ask(resolve(policy), problem)
+def _seconds(problem: Problem, plan: Plan) -> float:
+    """Predicted seconds of a step."""
     return simulate(problem, lower(problem, plan)).seconds

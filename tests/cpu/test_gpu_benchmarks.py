@@ -28,6 +28,7 @@ from benchmarks.gpu.training import (
     failed,
     judged,
     key,
+    recorded,
     reported,
     timed,
 )
@@ -40,9 +41,8 @@ from benchmarks.kit.rounds import FEWEST_ROUNDS
 from benchmarks.kit.worker import WorkerError
 from outcore.errors import InfeasibleError
 from outcore.networks import NETWORKS
-from outcore.report import Report
+from outcore.report import Recorded, Report
 from outcore.report.links import LinkUse
-from outcore.report.recorded import Recorded
 
 TINY = Workload(network="two-heads", batch=4, small=True)
 ON_CPU = replace(SMALL, device="cpu", rounds=2)
@@ -94,10 +94,15 @@ class TestRows:
         report = Report(
             "pooch", "planned", 10, links=(link,), recorded=Recorded(9.0, 6.0, 5.0, 2.0)
         )
-        found = reported(row(), report.to_dict())
+        found = recorded(row(), report.to_dict())
         assert found.ops_of_planned_ratio == 1.2
         assert (found.wait_seconds, found.between_seconds) == (2.0, 1.0)
         assert (found.out_of_planned_ratio, found.in_of_planned_ratio) == (0.75, None)
+        assert (
+            recorded(row(), {})
+            == recorded(row(), Report("pooch", "planned", 10).to_dict())
+            == row()
+        )
 
     def test_steps_under_a_layout_are_counted(self):
         trainer = Trainer(TINY, Eager(), "cpu", None)
@@ -266,6 +271,7 @@ class TestCommand:
         assert eager["of_in_core_ratio"] == 1
         assert ours["unlike"] == 0
         for row in (ours, fused):
+            assert row["ops_of_planned_ratio"] > 0
             assert row["allocated_bytes"] <= row["predicted_peak_bytes"] <= row["budget_bytes"]
         for what in ("throughput", "memory"):
             assert (tmp_path / f"gpu-{what}.png").read_bytes().startswith(PNG)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -222,9 +223,13 @@ def test_graphs_of_one_step_are_recorded_each(tmp_path) -> None:
     backend = Backend(budget=tight() + (1 << 20), policy="swap-all{min_bytes=1B}")
     backend.record_step()
     call = torch.compile(module, backend=backend)
+    start = time.perf_counter()
     train(module, call, [batch(0)], mean_square, STEPS)
+    seconds = time.perf_counter() - start
     report = backend.report()
     assert len(report.steps) == 2
+    assert report.recorded is not None
+    assert report.recorded.ops_seconds < report.recorded.seconds < seconds
     for step in report.steps:
         assert step.measured is not None
         works = sum(isinstance(x.action, Run | Copy) for x in step.program.body)

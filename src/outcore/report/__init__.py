@@ -7,11 +7,13 @@ from outcore.report.figures import Report
 from outcore.report.gather import report, with_steps
 from outcore.report.links import LinkUse
 from outcore.report.planned import PlannedStep
+from outcore.report.recorded import Recorded
 
 __all__ = [
     "Counts",
     "LinkUse",
     "PlannedStep",
+    "Recorded",
     "Report",
     "count_choices",
     "count_held",

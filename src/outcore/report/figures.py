@@ -92,7 +92,7 @@ class Report:
         return max(self.graphs + self.others, len(self.steps)) > 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values by field name; `counts` and `recorded` as dicts, others as lists."""
+        """Plain values by field name: `counts` and `recorded` are dicts, links and notes lists."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
         return values | {
             "counts": asdict(self.counts),

@@ -41,7 +41,7 @@ class LinkUse:
     busy_seconds: float
     """Predicted seconds in which the link is busy."""
     rate: float
-    """The rate that the plan assumes: of copies during compute, if the device could measure it."""
+    """The rate that the prediction uses: of copies during compute, if that could be measured."""
     measured_rate: float | None = None
     """Rate of these copies in a recorded step (`Backend.record_step`); None if any is missing."""
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from outcore.ir.program import Stream
+from outcore.ir.program import Program, Stream
+from outcore.ir.timeline import Timeline
 from outcore.report.planned import PlannedStep
 from outcore.units import format_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The calls of one recorded step (`Backend.record_step`), in seconds; sums over all graphs.
+    """The calls of a recorded step (`Backend.record_step`), in seconds: sums over all calls.
 
-    What is not in `ops_seconds` or `wait_seconds` lies between ops: the loss, and times when the
-    device waited for the host. Clocks around each op add a little to the ops.
+    Clocks around each op add a little to the ops.
     """
 
     seconds: float
-    """From the first op to the last one."""
+    """From the first op of each call (forward or backward) to its last one."""
     ops_seconds: float
     """The ops, reruns included."""
     planned_ops_seconds: float
@@ -29,7 +29,7 @@ class Recorded:
 
     @property
     def between_seconds(self) -> float:
-        """The rest: time between ops in which no copy was awaited."""
+        """The rest: time between ops, in which no copy was awaited, but maybe the host."""
         return max(0.0, self.seconds - self.ops_seconds - self.wait_seconds)
 
     @property
@@ -52,8 +52,17 @@ def recorded(steps: Sequence[PlannedStep]) -> Recorded | None:
     for step in steps:
         if step.measured is None:
             return None
-        seconds += step.often * step.measured.seconds
+        seconds += step.often * sum(_calls_seconds(step.program, step.measured))
         ops += step.often * step.measured.busy_seconds(Stream.COMPUTE)
         planned += step.often * step.predicted.busy_seconds(Stream.COMPUTE)
         waits += step.often * step.measured.stall_seconds()
     return Recorded(seconds, ops, planned, waits) if ops else None
+
+
+def _calls_seconds(program: Program, timeline: Timeline) -> Iterator[float]:
+    """Seconds of the forward call, and of the backward call."""
+    ops = [span for span in timeline.spans if span.stream is Stream.COMPUTE]
+    for backward in (False, True):
+        call = [span for span in ops if (span.instruction >= program.boundary) is backward]
+        if call:
+            yield call[-1].stop_seconds - call[0].start_seconds

@@ -25,11 +25,12 @@ from outcore.ir.program import Program
 from outcore.ir.store import digest
 from outcore.ir.trace import Trace
 from outcore.lower import lower
-from outcore.out_of_process import place_out_of_process, plan_out_of_process
+from outcore.out_of_process import place_out_of_process
 from outcore.planfile import Overridden, Rule, SavedPlan, check_rules, forced, has_effect
 from outcore.policies import Hasty, Policy, overflow, with_roomy_host
 from outcore.policies.defragment import Defragment
 from outcore.policies.search import Search
+from outcore.runtime.caution import plan_cautiously
 from outcore.runtime.headroom import (
     Make,
     Placed,
@@ -50,9 +51,6 @@ from outcore.spec import spec_text
 if TYPE_CHECKING:  # only for annotations: graphs are planned through here
     from outcore.runtime.graph import PlannedGraph
 
-
-CAUTION = 0.05
-"""`search` plans for links that are slower than measured by this fraction (docs/decisions/0040)."""
 
 NO_HELP = "outcore: the disk cannot be used"
 
@@ -228,8 +226,7 @@ class Solver:
         asked: Policy = self.settings.policy
         policy = asked.in_haste if in_haste and isinstance(asked, Hasty) else asked
         around = Overridden(policy, self.settings.given.rules) if fixed else policy
-        caution = CAUTION if isinstance(policy, Search) else 0.0
-        make, rooms = once(partial(_planned, around, caution)), self.settings.rooms
+        make, rooms = once(partial(plan_cautiously, around)), self.settings.rooms
         thorough = isinstance(policy, Search) and not policy.seconds and not in_haste
         if thorough and self._may_place(shares):
             space = self._space(shares, problem.budget_bytes)
@@ -331,11 +328,5 @@ class Solver:
         return replace(known, links=tuple((a, b, link) for (a, b), link in links.items()))
 
 
-def _planned(policy: Policy, caution: float, problem: Problem) -> Plan:
-    """The plan of `policy` for links that are slower by the fraction `caution`."""
-    slower = problem.hardware.with_slower_links(caution)
-    return plan_out_of_process(policy, replace(problem, hardware=slower))
-
-
 def _defragmented(problem: Problem, plan: Plan, card: Card, fixed: frozenset[Gap]) -> Plan:
-    return plan_out_of_process(Defragment(plan, card, fixed), problem)
+    return plan_cautiously(Defragment(plan, card, fixed), problem)
