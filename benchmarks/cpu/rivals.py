@@ -31,9 +31,9 @@ from benchmarks.kit.rows import Check, Row
 from benchmarks.kit.worker import Worker, WorkerError
 from outcore.errors import InfeasibleError
 from outcore.ir.plan import Choice, Gap
+from outcore.out_of_process import plan_out_of_process
 from outcore.planfile import save_plans
 from outcore.policies import resolve
-from outcore.runtime.caution import plan_cautiously
 from outcore.runtime.reuse import Given, save_file
 
 OURS = "search"
@@ -137,7 +137,7 @@ def _planned(course: Course, policies: Sequence[str], folder: Path) -> Iterator[
         file = folder / f"{number}.json"
         mode = replace(blank, policy=policy, plan=str(file))
         try:
-            plan = plan_cautiously(resolve(policy), problem)
+            plan = plan_out_of_process(resolve(policy), problem)
         except InfeasibleError as error:
             yield Entry(mode.name, None, reason(error))
             continue

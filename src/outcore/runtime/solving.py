@@ -25,12 +25,11 @@ from outcore.ir.program import Program
 from outcore.ir.store import digest
 from outcore.ir.trace import Trace
 from outcore.lower import lower
-from outcore.out_of_process import place_out_of_process
+from outcore.out_of_process import place_out_of_process, plan_out_of_process
 from outcore.planfile import Overridden, Rule, SavedPlan, check_rules, forced, has_effect
 from outcore.policies import Hasty, Policy, overflow, with_roomy_host
 from outcore.policies.defragment import Defragment
 from outcore.policies.search import Search
-from outcore.runtime.caution import plan_cautiously
 from outcore.runtime.headroom import (
     Make,
     Placed,
@@ -51,6 +50,9 @@ from outcore.spec import spec_text
 if TYPE_CHECKING:  # only for annotations: graphs are planned through here
     from outcore.runtime.graph import PlannedGraph
 
+
+CAUTION = 0.05
+"""For `search`, links count as slower than measured by this fraction (docs/decisions/0040)."""
 
 NO_HELP = "outcore: the disk cannot be used"
 
@@ -91,22 +93,28 @@ class Solver:
         self._effective |= self._rules[graph]
 
     def hardware(self) -> Hardware:
-        """This machine, with its links measured (once).
+        """This machine, with its links measured (once), and a little slower for `search`.
 
         If the disk cannot be used, it is left out with a warning; with `strict`, SpillError is
         raised.
         """
         if self._hardware is None:
             try:
-                self._hardware = self.driver.hardware(self._budgets)
+                self._hardware = self._cautious(self.driver.hardware(self._budgets))
             except SpillError as error:
                 if self.settings.strict:
                     error.add_note(WITHOUT_DISK)
                     raise
                 self._unusable = str(error)
                 warnings.warn(f"outcore offloads nothing: {error}", stacklevel=2)
-                self._hardware = self.driver.hardware(self._budgets | {Tier.DISK: 0})
+                without = self.driver.hardware(self._budgets | {Tier.DISK: 0})
+                self._hardware = self._cautious(without)
         return self._hardware
+
+    def _cautious(self, measured: Hardware) -> Hardware:
+        """The machine that the policy plans for."""
+        searches = isinstance(self.settings.policy, Search)
+        return measured.with_slower_links(CAUTION) if searches else measured
 
     def kept(self, problem: Problem) -> Program:
         """The program that keeps everything. It does not depend on budgets: one for each graph."""
@@ -226,7 +234,7 @@ class Solver:
         asked: Policy = self.settings.policy
         policy = asked.in_haste if in_haste and isinstance(asked, Hasty) else asked
         around = Overridden(policy, self.settings.given.rules) if fixed else policy
-        make, rooms = once(partial(plan_cautiously, around)), self.settings.rooms
+        make, rooms = once(partial(plan_out_of_process, around)), self.settings.rooms
         thorough = isinstance(policy, Search) and not policy.seconds and not in_haste
         if thorough and self._may_place(shares):
             space = self._space(shares, problem.budget_bytes)
@@ -323,10 +331,10 @@ class Solver:
             wider = self.driver.wider_hardware(self._budgets)
             if wider is None:
                 return None
-            self._hardware = known = wider
+            self._hardware = known = self._cautious(wider)
         links = {(a, b): link for a, b, link in (*known.links, *hardware.links)}
         return replace(known, links=tuple((a, b, link) for (a, b), link in links.items()))
 
 
 def _defragmented(problem: Problem, plan: Plan, card: Card, fixed: frozenset[Gap]) -> Plan:
-    return plan_cautiously(Defragment(plan, card, fixed), problem)
+    return plan_out_of_process(Defragment(plan, card, fixed), problem)
