@@ -66,9 +66,11 @@ def test_tensors_lie_where_they_should(large, monkeypatch):
     expected = trained(same_graph)
     with nearly_full():
         backend = Backend()
+        backend.record_step()
         found = trained(backend)
     planned = backend.engine.graphs[0].planned
     assert planned.plan.moves
+    assert backend.report().recorded is not None
     assert planned.layout is not None
     assert bool(planned.layout.at_home) == large
     assert bool(planned.layout.guests) != large
