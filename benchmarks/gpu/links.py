@@ -74,13 +74,14 @@ def links(scale: Scale, patience: Patience) -> Iterator[Row]:
         yield _link("outer tier to device", "copies away", both.into, into)
         for use in USES:
             alone = machine.ask(Machine.together, use=use).calls
-            for ways in ("out",), ("out", "in"):
-                busy = machine.ask(Machine.together, use=use, copy_out=True, copy_in="in" in ways)
-                others = f"{use} and copies {' and '.join(ways)}"
-                yield _link("device to outer tier", others, busy.out, out)
-                if "in" in ways:
-                    yield _link("outer tier to device", others, busy.into, into)
-                yield _slowed(use, f"copies {' and '.join(ways)}", busy.calls, alone)
+            one = machine.ask(Machine.together, use=use, copy_out=True)
+            yield _link("device to outer tier", use, one.out, out)
+            yield _slowed(use, "copies away", one.calls, alone)
+            both = machine.ask(Machine.together, use=use, copy_out=True, copy_in=True)
+            others = f"{use}, and copies both ways"
+            yield _link("device to outer tier", others, both.out, out)
+            yield _link("outer tier to device", others, both.into, into)
+            yield _slowed(use, "copies both ways", both.calls, alone)
 
 
 class Machine:
