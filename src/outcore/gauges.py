@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 from weakref import WeakSet
 
@@ -61,6 +62,7 @@ class Holder(Protocol):
 
 
 _holders: WeakSet[Holder] = WeakSet()
+_listeners: list[Callable[[], object]] = []
 _lock = threading.Lock()
 
 
@@ -75,6 +77,17 @@ def held_bytes(device: Any) -> int:
     with _lock:
         holders = list(_holders)
     return sum(holder.held_bytes(device) for holder in holders)
+
+
+def when_metered(listener: Callable[[], object]) -> None:
+    """Have `listener` called on each thread on which a meter is about to begin."""
+    _listeners.append(listener)
+
+
+def begin_metering() -> None:
+    """Tell that a meter is about to begin on this thread."""
+    for listener in _listeners:
+        listener()
 
 
 class Ledger(NamedTuple):

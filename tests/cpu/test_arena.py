@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +17,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity
 
 from outcore.execute import arena
 from outcore.execute.arena import LEAST_BYTES, Arena, NoArena, own_arena
@@ -156,6 +158,38 @@ def test_the_profiler_sees_the_end_of_what_is_older():
     older = [buffer(MIB + 1)]
     _, reading = metered(older.clear)
     assert sum(reading.changes) == -MIB - 1
+
+
+@needs_arena
+@pytest.mark.parametrize("ends", [True, False])
+def test_the_meter_sees_the_end_of_what_is_older_after_a_meter_of_another_thread(ends):
+    """That thread metered something, and then ends or is not heard of again."""
+    buffer(MIB)  # the arena notices that profilers of this thread have ended
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(metered, lambda: buffer(MIB) is None).result()
+        if ends:
+            pool.shutdown()
+        older = [buffer(MIB + 1)]
+        _, reading = metered(older.clear)
+    assert sum(reading.changes) == -MIB - 1
+
+
+@needs_arena
+def test_a_profiler_sees_the_end_of_what_is_older_after_that_of_a_thread_that_ended():
+    def profiled(work):
+        with torch.profiler.profile(
+            activities=[ProfilerActivity.CPU], profile_memory=True
+        ) as found:
+            work()
+        memory = (e for e in found.profiler.kineto_results.events() if e.name() == "[memory]")
+        return sum(e.nbytes() for e in memory)
+
+    buffer(MIB)  # the arena notices that profilers of this thread have ended
+    thread = threading.Thread(target=profiled, args=[lambda: buffer(MIB) is None])
+    thread.start()
+    thread.join()
+    older = [buffer(MIB + 1)]
+    assert profiled(older.clear) == -MIB - 1
 
 
 @needs_arena

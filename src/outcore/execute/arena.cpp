@@ -325,20 +325,31 @@ class Arena {
 Arena* arena = nullptr;
 c10::Allocator* previous = nullptr;
 
-std::atomic<bool> watching{false};
-std::atomic<std::size_t> first_watched{0};
-thread_local bool began_to_watch = false;
+// The thread with which the latest profiler began, while that profiler may run.
+thread_local struct Thread {
+  void begin() {
+    first_watched = arena->serial();
+    watcher = this;
+  }
+  void end() {
+    const Thread* self = this;
+    watcher.compare_exchange_strong(self, nullptr);
+  }
+  ~Thread() { end(); }
 
-// Whether a profiler follows this thread. The profiler is taken to begin with the first thread that
-// it follows here, and to end when that thread next gets here without one.
+  static inline std::atomic<const Thread*> watcher{nullptr};
+  static inline std::atomic<std::size_t> first_watched{0};  // as it began, buffers were so many
+} thread;
+
+// Whether a profiler follows this thread. outcore's meters tell when they begin. Another profiler is
+// taken to begin with the first thread that it follows here, and to end when that thread ends, or
+// next gets here without one.
 bool watched() {
   const bool now = c10::memoryProfilingEnabled();
-  if (now && !watching.exchange(true)) {
-    first_watched = arena->serial();
-    began_to_watch = true;
-  } else if (!now && began_to_watch) {
-    watching = began_to_watch = false;
-  }
+  if (!now)
+    thread.end();
+  else if (!Thread::watcher)
+    thread.begin();
   return now;
 }
 
@@ -354,7 +365,7 @@ void release(void* pointer) {
     return;
   }
   if (watched()) {
-    const std::size_t nbytes = arena->watched_bytes(pointer, first_watched);
+    const std::size_t nbytes = arena->watched_bytes(pointer, Thread::first_watched);
     if (nbytes) report(pointer, -static_cast<std::int64_t>(nbytes));
   }
   arena->give(pointer);
@@ -427,6 +438,9 @@ const char* outcore_arena_install(std::size_t reserve_bytes, std::size_t least_b
 void outcore_arena_trim() { arena->trim(); }
 
 void outcore_arena_limit(std::size_t nbytes) { arena->limit(nbytes); }
+
+// A profiler begins on this thread.
+void outcore_arena_watched() { thread.begin(); }
 
 void outcore_arena_figures(std::size_t* out) { arena->figures(out); }
 }

@@ -28,6 +28,8 @@ from typing import Final, NamedTuple
 
 import torch
 
+from outcore.gauges import when_metered
+
 VARIABLE: Final = "OUTCORE_ARENA"
 """The environment variable that can turn the arena off."""
 
@@ -122,7 +124,10 @@ def _own_arena() -> Arena | NoArena:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     # Requests larger than all memory are left to torch, which refuses them.
     refused: bytes | None = install(memory * _RESERVED, LEAST_BYTES, memory, most_mappings)
-    return Arena(library) if refused is None else NoArena(refused.decode())
+    if refused is not None:
+        return NoArena(refused.decode())
+    when_metered(library.outcore_arena_watched)
+    return Arena(library)
 
 
 def _compiled() -> Path:

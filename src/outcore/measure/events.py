@@ -17,6 +17,7 @@ from torch._C._autograd import (
 )
 from torch._C._profiler import RecordScope
 
+from outcore.gauges import begin_metering
 from outcore.measure.reading import Reading
 
 _KINETO_SILENT = "6"
@@ -52,6 +53,7 @@ class EventMeter:
         profiler: Any = torch.autograd.profiler.profile(use_cpu=True, profile_memory=True)
         config, activities = profiler.config(), profiler.kineto_activities
         _prepare_profiler(config, activities)
+        begin_metering()
         enable: Any = _enable_profiler  # the stubs lack its third argument
         enable(config, activities, _NO_FUNCTIONS)
         self.running = True
