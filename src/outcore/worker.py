@@ -16,7 +16,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -78,6 +80,10 @@ class Worker:
             raise
         return said
 
+    def kill(self) -> None:
+        """Kill it, whatever it is doing; who asks then gets no answer."""
+        self._process.kill()
+
     def end(self) -> bytes:
         """Kill it, whatever it is doing; return what it wrote to stderr."""
         self._process.kill()
@@ -102,16 +108,72 @@ _of_parent: list[Worker] = []
 _lock = threading.Lock()
 
 
-def ask(code: str, question: object, tell: Callable[[str], None]) -> Any:
+def ask(
+    code: str,
+    question: object,
+    tell: Callable[[str], None],
+    found: Callable[[Worker], object] = lambda _: None,
+) -> Any:
     """Return the answer of a worker that runs `code`: the waiting one if it would be the same.
 
-    Raises as `Worker` and `Worker.ask`.
+    `found` is called with the worker before it is asked. Raises as `Worker` and `Worker.ask`.
     """
     worker = _take(code)
     if worker is not None:
+        found(worker)
         with contextlib.suppress(subprocess.CalledProcessError):  # it was ended from outside
             return _asked(worker, question, tell)
-    return _asked(Worker(code), question, tell)
+    worker = Worker(code)
+    found(worker)
+    return _asked(worker, question, tell)
+
+
+def ask_each(
+    code: str, questions: Sequence[object], tell: Callable[[str], None], at_once: int
+) -> Generator[Any, None, None]:
+    """Yield the answers to `questions`, in order; up to `at_once` workers answer at a time.
+
+    Once the generator is closed or raises, workers that have not answered are ended. Raises as
+    `ask`.
+    """
+    crew, at_once = _Crew(), min(at_once, len(questions))
+    with ThreadPoolExecutor(at_once, "outcore-asking") as threads:
+        asked: deque[Future[Any]] = deque()
+        try:
+            for question in questions:
+                asked.append(threads.submit(ask, code, question, tell, crew.add))
+                if len(asked) == at_once:
+                    yield asked.popleft().result()
+            while asked:
+                yield asked.popleft().result()
+        finally:
+            crew.dismiss()
+
+
+class _Crew:
+    """Workers that are asked at the same time."""
+
+    def __init__(self) -> None:
+        self._workers: list[Worker] = []
+        self._dismissed = False
+        self._lock = threading.Lock()
+
+    def add(self, worker: Worker) -> None:
+        """Add a worker; end it, and raise CancelledError, if the crew is dismissed by now."""
+        with self._lock:
+            if not self._dismissed:
+                self._workers.append(worker)
+                return
+        worker.end()
+        raise CancelledError
+
+    def dismiss(self) -> None:
+        """End those that have not answered."""
+        with self._lock:
+            self._dismissed = True
+        for worker in self._workers:
+            if worker not in _waiting:
+                worker.kill()
 
 
 def ask_once(code: str, question: object, tell: Callable[[str], None]) -> Any:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from outcore.allocators import Space
 from outcore.errors import InfeasibleError
+from outcore.ir.layout import Layout
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
+from outcore.out_of_process import Tried
 from outcore.policies import infeasible
 from outcore.policies.floor import floor
 from outcore.policies.swap_all import SwapAll
-from outcore.runtime import headroom
-from outcore.runtime.headroom import once, with_places
+from outcore.runtime.headroom import Once, with_places
 from tests.pure.building import dense_problem
 
 BUDGET = 1 << 30
@@ -42,17 +42,18 @@ def problem() -> Problem:
 
 def test_a_policy_is_asked_once_for_each_problem(problem: Problem) -> None:
     policy = Policy()
-    make = once(policy)
-    other = replace(problem, budget_bytes=BUDGET - 1)
-    plans = [make(each) for each in (problem, other, replace(problem), other)]
-    assert plans[0] == plans[2]
+    make = Once(policy)
+    other, known = (replace(problem, budget_bytes=BUDGET - less) for less in (1, 2))
+    make.remember(known, make(problem))
+    plans = [make(each) for each in (problem, other, replace(problem), other, known)]
+    assert plans[0] == plans[2] == plans[4]
     assert policy.budgets == [BUDGET, BUDGET - 1]
 
 
 def test_that_there_is_no_plan_is_found_each_time(problem: Problem) -> None:
     """Errors are not remembered: a kept error would hold all that its frames hold."""
     policy = Policy()
-    make = once(policy)
+    make = Once(policy)
     for _ in range(2):
         with pytest.raises(InfeasibleError):
             make(replace(problem, budget_bytes=1))
@@ -60,29 +61,50 @@ def test_that_there_is_no_plan_is_found_each_time(problem: Problem) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lacking", "asked", "tried"),
-    [
-        (0, [1, 2, 3], 3),
-        (1, [1, 2, 3], 0),
-        (1 << 20, [1, 2, 3], 2),
-        ((2 << 20) + 1, [1], 0),
-    ],
+    ("lacking", "asked"),
+    [(0, [1, 2, 3]), (1, [1, 2, 3]), (1 << 20, [1, 2, 3]), ((2 << 20) + 1, [1])],
 )
 def test_where_too_much_is_lacking_there_is_no_further_plan(
-    lacking: int, asked: list[int], tried: int, problem: Problem, monkeypatch: pytest.MonkeyPatch
+    lacking: int, asked: list[int], problem: Problem
 ) -> None:
-    """It stops if the largest room cannot give what is lacking.
+    """It stops if the largest room cannot give what is lacking. The plans are remembered."""
+    policy, first = Policy(), BUDGET - ROOMS[0]
 
-    A layout is sought only if nothing is lacking.
-    """
-    policy, laid = Policy(), []
-    first = BUDGET - ROOMS[0]
+    def place(problems: Sequence[Problem]) -> Generator[Tried, None, None]:
+        for each in problems:
+            lacks = lacking - (first - each.budget_bytes) if lacking > 1 else lacking
+            yield Tried(policy(each), lacks, None)
 
-    def lacks(roomier: Problem, *_: Any) -> int:
-        return lacking - (first - roomier.budget_bytes) if lacking > 1 else lacking
-
-    monkeypatch.setattr(headroom, "lacking_bytes", lacks)
-    monkeypatch.setattr(headroom, "place_out_of_process", lambda *_: laid.append(1))
-    assert with_places(problem, ROOMS, policy, Space(BUDGET)) is None
+    make = Once(policy)
+    assert with_places(problem, ROOMS, place, make) is None
     assert policy.budgets == [BUDGET - (each << 20) for each in asked]
-    assert len(laid) == tried
+    for each in asked:
+        make(replace(problem, budget_bytes=BUDGET - (each << 20)))
+    assert len(policy.budgets) == len(asked)
+
+
+def test_the_first_layout_is_taken(problem: Problem) -> None:
+    """Not the one with less room left: what has not been asked for is not waited for."""
+    policy, closed = Policy(), []
+    layout = Layout(0, {}, {}, {}, frozenset(), frozenset(), 0)
+
+    def place(problems: Sequence[Problem]) -> Generator[Tried, None, None]:
+        try:
+            for number, each in enumerate(problems):
+                yield Tried(policy(each), 0, layout if number else None)
+        finally:
+            closed.append(True)
+
+    found = with_places(problem, ROOMS, place, Once(policy))
+    assert found is not None
+    assert found.layout is layout
+    assert found.problem.budget_bytes == BUDGET - (2 << 20)
+    assert policy.budgets == [BUDGET - (1 << 20), BUDGET - (2 << 20)]
+    assert closed
+
+
+def test_no_plan_is_no_layout(problem: Problem) -> None:
+    def place(_: Sequence[Problem]) -> Generator[Tried, None, None]:
+        yield from ()
+
+    assert with_places(problem, ROOMS, place, Once(Policy())) is None

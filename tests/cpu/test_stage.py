@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial, wraps
 from typing import Any
@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from outcore import Backend
+from outcore import Backend, out_of_process, worker
 from outcore.allocators import Card, Space, lay_out, requests
 from outcore.allocators.expandable import ExpandableSegments
+from outcore.errors import OutcoreError
 from outcore.execute import Driver, Executable, Lane
 from outcore.execute.placed import PlacedLane
 from outcore.execute.queued import QueuedDriver
@@ -23,7 +24,8 @@ from outcore.ir.layout import Layout
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
 from outcore.ir.trace import Role
-from outcore.runtime import engine, headroom, options, placing, runner, solving
+from outcore.out_of_process import Tried
+from outcore.runtime import engine, options, placing, runner, solving
 from outcore.runtime.drift import Drift
 from outcore.runtime.placing import Placing
 from outcore.runtime.runner import Runner
@@ -78,6 +80,12 @@ def anywhere(problem: Problem, program: Program, space: Space) -> Layout | None:
     return lay_out(problem, program, Space(1 << 40))
 
 
+def answered_here(
+    _: str, questions: Iterable[Any], *__: Any
+) -> Generator[Tried | OutcoreError, None, None]:
+    yield from map(out_of_process._answer, questions)
+
+
 class Watch:
     """Enters the mode `Watched`, unless it is entered already."""
 
@@ -107,9 +115,10 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     watch = Watch(device)
     monkeypatch.setattr(engine, "open_driver", lambda _, folder, __: QueuedDriver(device, folder))
     monkeypatch.setattr(placing, "MOST_LOST", 1 + STEPS)
-    for module in (solving, headroom):
-        monkeypatch.setattr(module, "place_out_of_process", anywhere)
-    monkeypatch.setattr(headroom, "lacking_bytes", lambda *_: 0)
+    monkeypatch.setattr(solving, "place_out_of_process", anywhere)
+    monkeypatch.setattr(out_of_process, "lay_out", anywhere)
+    monkeypatch.setattr(out_of_process, "lacking_bytes", lambda *_: 0)
+    monkeypatch.setattr(worker, "ask_each", answered_here)
     for name in ("forward", "backward"):
         method = getattr(Runner, name)
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from outcore import out_of_process
-from outcore.allocators import Space, lay_out
+from outcore.allocators import Space, lacking_bytes, lay_out
 from outcore.errors import InfeasibleError
 from outcore.lower import lower
-from outcore.out_of_process import place_out_of_process, plan_out_of_process
+from outcore.out_of_process import place_out_of_process, plan_and_place, plan_out_of_process
 from outcore.policies import floor, resolve
 from outcore.policies.search import Search
 from tests.pure.test_policies import chain
@@ -38,6 +38,25 @@ def test_it_gives_the_same_places():
     for space in (Space(1 << 40), Space(1 << 40, 1 << 40), Space(1 << 20)):
         assert place_out_of_process(problem, program, space) == lay_out(problem, program, space)
     assert place_out_of_process(problem, program, Space(1 << 40)) is not None
+
+
+@pytest.mark.parametrize("executable", [sys.executable, "/nowhere/python"])
+def test_it_gives_the_same_plans_with_places(monkeypatch, executable):
+    """It ends before the third problem, which has no plan."""
+    monkeypatch.setattr(sys, "executable", executable)
+    problem = chain((4 << 10,) * 6)
+    budgets = (1 << 40, floor(problem).nbytes, 1000, 1 << 40)
+    problems = [replace(problem, budget_bytes=nbytes) for nbytes in budgets]
+    found = list(plan_and_place(QUICK, problems, Space(1 << 40)))
+    assert [tried.plan for tried in found] == [QUICK.plan(each) for each in problems[:2]]
+    for tried, each in zip(found, problems, strict=False):
+        program = lower(each, tried.plan)
+        assert tried.layout == lay_out(each, program, Space(1 << 40))
+        assert tried.layout is not None
+        assert tried.lacking_bytes == lacking_bytes(each, program, Space(1 << 40))
+    (tried,) = plan_and_place(QUICK, problems[:1], Space(1 << 20))
+    assert tried.layout is None
+    assert tried.lacking_bytes > 0
 
 
 def test_the_numbers_of_a_refusal_come_back():

@@ -93,6 +93,59 @@ def test_one_for_a_single_question_does_not_stay():
     assert not worker._waiting
 
 
+MEETING = """
+import os, time
+from pathlib import Path
+from outcore import worker
+
+def answer(question):
+    mine, others = question
+    Path(mine).touch()
+    while not all(map(os.path.exists, others)):
+        time.sleep(0.01)
+    return os.getpid()
+
+worker.serve(answer, __import__("logging").getLogger())
+"""
+"""An answer comes once all files of a question exist: its own, and those of other questions."""
+
+
+def test_several_answer_at_a_time(tmp_path):
+    files = [str(tmp_path / name) for name in "abc"]
+    found = list(worker.ask_each(MEETING, [(each, files) for each in files], nobody, 3))
+    assert len({*found}) == 3
+    assert len(worker._waiting) == 1
+    assert worker.ask(MEETING, (files[0], ()), nobody) in found
+
+
+def test_no_more_than_may_answer_at_a_time(tmp_path):
+    files = [str(tmp_path / name) for name in "abc"]
+    answers = worker.ask_each(MEETING, [(each, ()) for each in files], nobody, 1)
+    first = next(answers)
+    time.sleep(0.1)
+    assert [*map(os.path.exists, files)] == [True, False, False]
+    assert [*answers] == [first] * 2
+
+
+def test_those_whose_answers_nobody_wants_are_ended(tmp_path):
+    """The one that has answered stays."""
+    never, files = str(tmp_path / "never"), [str(tmp_path / name) for name in "abc"]
+    questions = [(files[0], files), *((each, [never]) for each in files[1:])]
+    answers = worker.ask_each(MEETING, questions, nobody, 3)
+    first = next(answers)
+    answers.close()
+    assert worker.ask(MEETING, (files[0], ()), nobody) == first
+
+
+def test_one_of_several_that_gives_no_answer_says_why():
+    answers = worker.ask_each(CODE, ["stay", "leave", "late"], nobody, 2)
+    next(answers)
+    with pytest.raises(subprocess.CalledProcessError):
+        next(answers)
+    assert [*answers] == []
+    ask()
+
+
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_process_has_one_of_its_own():
     first = ask()

@@ -6,20 +6,21 @@ See docs/decisions/0036 and 0037. A plan leaves room because it is made for a sm
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
-from outcore.allocators import Card, Space, lacking_bytes
+from outcore.allocators import Card
 from outcore.errors import InfeasibleError
 from outcore.ir.layout import Layout
 from outcore.ir.memory import fits
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.lower import lower
-from outcore.out_of_process import place_out_of_process
+from outcore.out_of_process import Tried
 from outcore.simulate import simulate
 from outcore.units import format_bytes, format_seconds
 
@@ -32,6 +33,10 @@ Improve: TypeAlias = Callable[[Problem, Plan], Plan]
 """Changes a plan so that the allocator finds room for its tensors without giving memory back."""
 
 
+Place: TypeAlias = Callable[[Sequence[Problem]], Generator[Tried, None, None]]
+"""Makes a plan with a layout for each of some problems; ends before the first that has no plan."""
+
+
 class Placed(NamedTuple):
     """A plan, the problem that it is made for, and its layout, if it has one."""
 
@@ -40,18 +45,24 @@ class Placed(NamedTuple):
     layout: Layout | None = None
 
 
-def once(make: Make) -> Make:
-    """`make`, with the plans that it made remembered by problem."""
-    known: list[tuple[Problem, Plan]] = []
+class Once:
+    """A way to make plans that makes each plan only once."""
 
-    def made(problem: Problem) -> Plan:
-        plan = next((plan for other, plan in known if other == problem), None)
+    def __init__(self, make: Make) -> None:
+        self._make = make
+        self._known: list[tuple[Problem, Plan]] = []
+
+    def __call__(self, problem: Problem) -> Plan:
+        """The plan for `problem`. Raises as the way to make it does; errors are not remembered."""
+        plan = next((plan for other, plan in self._known if other == problem), None)
         if plan is None:
-            plan = make(problem)
-            known.append((problem, plan))
+            plan = self._make(problem)
+            self.remember(problem, plan)
         return plan
 
-    return made
+    def remember(self, problem: Problem, plan: Plan) -> None:
+        """Take `plan` as the one for `problem`."""
+        self._known.append((problem, plan))
 
 
 def with_least_room(problem: Problem, room: int, make: Make) -> tuple[Problem, Plan] | None:
@@ -93,25 +104,23 @@ def with_best_room(
     return min(found, key=itemgetter(0))[1:] if found else None
 
 
-def with_places(problem: Problem, rooms: Sequence[int], make: Make, space: Space) -> Placed | None:
-    """The plan of `make` with a layout within `space` that leaves the least room free.
+def with_places(problem: Problem, rooms: Sequence[int], place: Place, make: Once) -> Placed | None:
+    """The plan with a layout that leaves the least room free.
 
     Tries `rooms` and the values halfway between two of them, smallest first. Returns None if no
-    such plan has a layout, or if a layout lacks more than the largest room would give.
+    such plan has a layout, or if a layout lacks more than the largest room would give. `make`
+    remembers the plans.
     """
     between = ((less + more) // 2 for less, more in pairwise(rooms))
-    for room in sorted({*rooms, *between}):
-        made = with_least_room(problem, room, make)
-        if made is None:
-            break
-        roomy, plan = made
-        program = lower(roomy, plan, fast=True)
-        lacking = lacking_bytes(roomy, program, space)
-        if lacking > rooms[-1] - room:
-            break
-        layout = place_out_of_process(roomy, program, space) if lacking <= 0 else None
-        if layout is not None:
-            return Placed(roomy, plan, layout)
+    tried = sorted({*rooms, *between})
+    problems = [_less(problem, room) for room in tried]
+    with closing(place(problems)) as found:
+        for room, roomy, (plan, lacking, layout) in zip(tried, problems, found, strict=False):
+            make.remember(roomy, plan)
+            if layout is not None:
+                return Placed(roomy, plan, layout)
+            if lacking > rooms[-1] - room:
+                break
     return None
 
 

@@ -25,16 +25,16 @@ from outcore.ir.program import Program
 from outcore.ir.store import digest
 from outcore.ir.trace import Trace
 from outcore.lower import lower
-from outcore.out_of_process import place_out_of_process, plan_out_of_process
+from outcore.out_of_process import place_out_of_process, plan_and_place, plan_out_of_process
 from outcore.planfile import Overridden, Rule, SavedPlan, check_rules, forced, has_effect
 from outcore.policies import Hasty, Policy, overflow, with_roomy_host
 from outcore.policies.defragment import Defragment
 from outcore.policies.search import Search
 from outcore.runtime.headroom import (
     Make,
+    Once,
     Placed,
     best_room_for,
-    once,
     with_best_room,
     with_least_room,
     with_places,
@@ -234,11 +234,11 @@ class Solver:
         asked: Policy = self.settings.policy
         policy = asked.in_haste if in_haste and isinstance(asked, Hasty) else asked
         around = Overridden(policy, self.settings.given.rules) if fixed else policy
-        make, rooms = once(partial(plan_out_of_process, around)), self.settings.rooms
+        make, rooms = Once(partial(plan_out_of_process, around)), self.settings.rooms
         thorough = isinstance(policy, Search) and not policy.seconds and not in_haste
         if thorough and self._may_place(shares):
             space = self._space(shares, problem.budget_bytes)
-            placed = with_places(problem, rooms, make, space)
+            placed = with_places(problem, rooms, partial(plan_and_place, around, space=space), make)
             if placed is not None:
                 return placed
         card, found = self._card() if thorough else None, None
