@@ -62,7 +62,7 @@ class Holder(Protocol):
 
 
 _holders: WeakSet[Holder] = WeakSet()
-_listeners: list[Callable[[], object]] = []
+_listeners: list[Callable[[bool], object]] = []
 _lock = threading.Lock()
 
 
@@ -79,15 +79,15 @@ def held_bytes(device: Any) -> int:
     return sum(holder.held_bytes(device) for holder in holders)
 
 
-def when_metered(listener: Callable[[], object]) -> None:
-    """Have `listener` called on each thread on which a meter is about to begin."""
+def when_metered(listener: Callable[[bool], object]) -> None:
+    """Have `listener` called on each thread on which a meter begins (True) or has ended (False)."""
     _listeners.append(listener)
 
 
-def begin_metering() -> None:
-    """Tell that a meter is about to begin on this thread."""
+def tell_metered(*, begins: bool) -> None:
+    """Tell that a meter is about to begin on this thread, or has ended there."""
     for listener in _listeners:
-        listener()
+        listener(begins)
 
 
 class Ledger(NamedTuple):

@@ -7,12 +7,11 @@ memory the budget bounds. The training process gets only the plan back.
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from outcore import worker
 from outcore.allocators import Space, lacking_bytes, lay_out
@@ -34,11 +33,6 @@ search_log = logging.getLogger("outcore.search")
 HEAVY = (Search, Overridden, Defragment)
 """Policies that load much. A policy of another package can set `out_of_process = True` instead."""
 
-CORES_EACH = 2
-"""A search runs two walks at a time."""
-
-NO_PROCESS = "outcore: planning in this process: cannot start a planning process (%s)"
-
 _SERVE = "from outcore.out_of_process import serve; serve()"
 
 
@@ -49,72 +43,17 @@ def plan_out_of_process(policy: Policy, problem: Problem) -> Plan:
     """
     if not (isinstance(policy, HEAVY) or getattr(policy, "out_of_process", False)):
         return ask(policy, problem)
-    try:
-        answer = _ask(policy, problem)
-    except Exception as error:  # noqa: BLE001 - whatever it was, planning here works too
-        log.info(NO_PROCESS, error)
-        if isinstance(error, subprocess.CalledProcessError):
-            log.debug(
-                "outcore: the planning process wrote: %s", error.stderr.decode(errors="replace")
-            )
-        return ask(policy, problem)
-    if isinstance(answer, OutcoreError):
-        try:
-            raise answer
-        finally:
-            del answer  # its traceback's frames would hold it, and with it the step's tensors
-    return answer
-
-
-def plan_and_place(
-    policy: Policy, problems: Sequence[Problem], space: Space
-) -> Generator[Tried, None, None]:
-    """For each of `problems`, the plan of `policy`, with a layout within `space` if it has one.
-
-    Other processes make them, several at a time if there are enough cores, and are ended once the
-    iterator is closed. It ends before the first problem that has no plan. Raises as `ask` does,
-    except for that.
-    """
-    questions = [PlanAndPlaces(policy, problem, space) for problem in problems]
-    with closing(worker.ask_each(_SERVE, questions, _tell, _at_once())) as answers:
-        for question in questions:
-            try:
-                answer = next(answers, None) or _answer(question)  # None: it has raised before
-            except Exception as error:  # noqa: BLE001 - as above
-                log.info(NO_PROCESS, error)
-                answer = _answer(question)
-            if isinstance(answer, InfeasibleError):
-                return
-            if isinstance(answer, OutcoreError):
-                try:
-                    raise answer
-                finally:
-                    del answer  # as above
-            yield answer
+    question = _ToPlan(policy, problem)
+    asking = _asking(policy)
+    plan: Plan = _found(question, lambda: asking(_SERVE, question, _tell))
+    return plan
 
 
 def place_out_of_process(problem: Problem, program: Program, space: Space) -> Layout | None:
     """Return `lay_out` of a program, computed in another process if possible."""
-    question = Places(problem, program, space)
-    try:
-        found: Layout | None = worker.ask(_SERVE, question, _tell)
-    except Exception as error:  # noqa: BLE001 - as above
-        log.info(NO_PROCESS, error)
-        return question.found()
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """The question where the tensors of a program should lie in memory, for the other process."""
-
-    problem: Problem
-    program: Program
-    space: Space
-
-    def found(self) -> Layout | None:
-        """Return the answer."""
-        return lay_out(self.problem, self.program, self.space)
+    question = _ToPlace(problem, program, space)
+    layout: Layout | None = _found(question, lambda: worker.ask(_SERVE, question, _tell))
+    return layout
 
 
 class Tried(NamedTuple):
@@ -127,16 +66,59 @@ class Tried(NamedTuple):
     """The layout; None if none was found."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlanAndPlaces:
-    """The question for a plan and where its tensors should lie, for the other process."""
+def plan_and_place(
+    policy: Policy, problems: Sequence[Problem], space: Space, at_once: int
+) -> Generator[Tried, None, None]:
+    """For each of `problems`, the plan of `policy`, with a layout within `space` if it has one.
 
+    Other processes make them, up to `at_once` at a time, and are ended once the generator is
+    closed. It ends before the first problem that has no plan. Raises as `ask`, except for that.
+    """
+    questions = [_ToPlanAndPlace(policy, problem, space) for problem in problems]
+    answers = worker.ask_each(_SERVE, questions, _tell, at_once, _asking(policy))
+    with closing(answers):
+        for question, answer in zip(questions, answers, strict=True):
+            try:
+                tried: Tried = _found(question, answer.result)
+            except InfeasibleError:
+                return
+            yield tried
+
+
+class Question(Protocol):
+    """What another process is asked."""
+
+    def found(self) -> Any:
+        """Return the answer. Raises as `ask`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _ToPlan:
+    policy: Policy
+    problem: Problem
+
+    def found(self) -> Plan:
+        return ask(self.policy, self.problem)
+
+
+@dataclass(frozen=True, slots=True)
+class _ToPlace:
+    problem: Problem
+    program: Program
+    space: Space
+
+    def found(self) -> Layout | None:
+        return lay_out(self.problem, self.program, self.space)
+
+
+@dataclass(frozen=True, slots=True)
+class _ToPlanAndPlace:
     policy: Policy
     problem: Problem
     space: Space
 
     def found(self) -> Tried:
-        """Return the answer. Raises as `ask`."""
         plan = ask(self.policy, self.problem)
         program = lower(self.problem, plan, fast=True)
         lacking = lacking_bytes(self.problem, program, self.space)
@@ -144,26 +126,35 @@ class PlanAndPlaces:
         return Tried(plan, lacking, layout)
 
 
-def _at_once() -> int:
-    """How many searches may run at a time."""
-    usable = getattr(os, "sched_getaffinity", None)
-    cores = len(usable(0)) if usable is not None else os.cpu_count() or 1
-    return max(1, cores // CORES_EACH)
+def _found(question: Question, answer: Callable[[], Any]) -> Any:
+    """The `answer` of another process, or if it gives none, that of this one. Raises as `ask`."""
+    try:
+        found = answer()
+    except Exception as error:  # noqa: BLE001 - whatever it was, planning here works too
+        log.info("outcore: planning in this process: cannot start a planning process (%s)", error)
+        if isinstance(error, subprocess.CalledProcessError):
+            log.debug(
+                "outcore: the planning process wrote: %s", error.stderr.decode(errors="replace")
+            )
+        found = question
+    if found is question:
+        return question.found()
+    if isinstance(found, OutcoreError):
+        try:
+            raise found
+        finally:
+            del found  # its traceback's frames would hold it, and with it the step's tensors
+    return found
 
 
-def _ask(policy: Policy, problem: Problem) -> Plan | OutcoreError:
-    """Return the other process's answer.
+def _asking(policy: Policy) -> Callable[..., Any]:
+    """How to ask the other process for a plan.
 
     For a policy of another package, a new process is started each time: its code may be changing.
     """
-    asking = worker.ask if _is_ours(policy) else worker.ask_once
-    answer: Plan | OutcoreError = asking(_SERVE, (policy, problem), _tell)
-    return answer
-
-
-def _is_ours(policy: Policy) -> bool:
     inner = policy.policy if isinstance(policy, Overridden) else policy
-    return type(inner).__module__.startswith("outcore.")
+    ours = type(inner).__module__.startswith("outcore.")
+    return worker.ask if ours else worker.ask_once
 
 
 def _tell(said: str) -> None:
@@ -172,16 +163,13 @@ def _tell(said: str) -> None:
 
 def serve() -> None:
     """Answer questions, in the other process."""
-    worker.serve(_answer, search_log)
+    worker.serve(answer, search_log)
 
 
-def _answer(question: Any) -> Any:
+def answer(question: Question) -> Any:
     """Answer one question, in the other process; an OutcoreError is returned, not raised."""
     try:
         with gc_paused():
-            if isinstance(question, Places | PlanAndPlaces):
-                return question.found()
-            policy, problem = question
-            return ask(policy, problem)
+            return question.found()
     except OutcoreError as error:
         return error

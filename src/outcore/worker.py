@@ -18,15 +18,19 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 IDLE_SECONDS = 15.0
 """How long a worker is kept for another question."""
 
 LAST_SECONDS = 1.0
 """How long to wait for a worker that has stopped answering to exit by itself."""
+
+Hear: TypeAlias = Callable[[str], object]
+"""Gets what a worker logs while it works on a question."""
 
 
 class Worker:
@@ -51,7 +55,7 @@ class Worker:
         """Whether it is alive, and a worker started now for `code` would be the same."""
         return self.surroundings == _surroundings(code) and self._process.poll() is None
 
-    def ask(self, question: object, tell: Callable[[str], None]) -> Any:
+    def ask(self, question: object, tell: Hear) -> Any:
         """Return its answer; what it logs meanwhile goes to `tell`.
 
         Raises CalledProcessError, with its stderr, if it gives no answer. After an error the worker
@@ -109,10 +113,7 @@ _lock = threading.Lock()
 
 
 def ask(
-    code: str,
-    question: object,
-    tell: Callable[[str], None],
-    found: Callable[[Worker], object] = lambda _: None,
+    code: str, question: object, tell: Hear, found: Callable[[Worker], object] = lambda _: None
 ) -> Any:
     """Return the answer of a worker that runs `code`: the waiting one if it would be the same.
 
@@ -128,24 +129,40 @@ def ask(
     return _asked(worker, question, tell)
 
 
+def ask_once(
+    code: str, question: object, tell: Hear, found: Callable[[Worker], object] = lambda _: None
+) -> Any:
+    """Return the answer of a new worker, which then ends. `found` and errors are as in `ask`."""
+    worker = Worker(code)
+    found(worker)
+    answer = worker.ask(question, tell)
+    worker.end()
+    return answer
+
+
 def ask_each(
-    code: str, questions: Sequence[object], tell: Callable[[str], None], at_once: int
-) -> Generator[Any, None, None]:
+    code: str,
+    questions: Sequence[object],
+    tell: Hear,
+    at_once: int,
+    asking: Callable[..., Any] = ask,
+) -> Generator[Future[Any], None, None]:
     """Yield the answers to `questions`, in order; up to `at_once` workers answer at a time.
 
-    Once the generator is closed or raises, workers that have not answered are ended. Raises as
-    `ask`.
+    `asking` is `ask` or `ask_once`, whose errors the answers raise. `tell` gets what the worker
+    logs whose answer is the next one. Workers that have not answered once the generator is closed
+    are ended.
     """
-    crew, at_once = _Crew(), min(at_once, len(questions))
-    with ThreadPoolExecutor(at_once, "outcore-asking") as threads:
-        asked: deque[Future[Any]] = deque()
+    crew, answers = _Crew(tell), deque[Future[Any]]()
+    with ThreadPoolExecutor(max(1, min(at_once, len(questions))), "outcore-asking") as threads:
         try:
-            for question in questions:
-                asked.append(threads.submit(ask, code, question, tell, crew.add))
-                if len(asked) == at_once:
-                    yield asked.popleft().result()
-            while asked:
-                yield asked.popleft().result()
+            for number, question in enumerate(questions):
+                hear = partial(crew.tell, number)
+                answers.append(threads.submit(asking, code, question, hear, crew.add))
+                if len(answers) == at_once:
+                    yield crew.next(answers)
+            while answers:
+                yield crew.next(answers)
         finally:
             crew.dismiss()
 
@@ -153,13 +170,27 @@ def ask_each(
 class _Crew:
     """Workers that are asked at the same time."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Hear) -> None:
+        self._tell = tell
+        self._next = 0
+        """The number of the question whose answer is the next one."""
         self._workers: list[Worker] = []
         self._dismissed = False
         self._lock = threading.Lock()
 
+    def next(self, answers: deque[Future[Any]]) -> Future[Any]:
+        """Take the first of `answers` once it is there."""
+        wait((answers[0],))
+        self._next += 1
+        return answers.popleft()
+
+    def tell(self, number: int, said: str) -> None:
+        """Pass on what the worker says that answers the question of that number, if it is next."""
+        if number == self._next:
+            self._tell(said)
+
     def add(self, worker: Worker) -> None:
-        """Add a worker; end it, and raise CancelledError, if the crew is dismissed by now."""
+        """Add a worker. If the crew is dismissed by now, end it and raise CancelledError."""
         with self._lock:
             if not self._dismissed:
                 self._workers.append(worker)
@@ -176,15 +207,7 @@ class _Crew:
                 worker.kill()
 
 
-def ask_once(code: str, question: object, tell: Callable[[str], None]) -> Any:
-    """Return the answer of a new worker, which then ends. Raises as `ask`."""
-    worker = Worker(code)
-    answer = worker.ask(question, tell)
-    worker.end()
-    return answer
-
-
-def _asked(worker: Worker, question: object, tell: Callable[[str], None]) -> Any:
+def _asked(worker: Worker, question: object, tell: Hear) -> Any:
     """Ask a worker, and keep it for further questions; a worker that waited before is ended."""
     answer = worker.ask(question, tell)
     timer = threading.Timer(IDLE_SECONDS, _end, [worker])

@@ -160,43 +160,44 @@ def test_the_profiler_sees_the_end_of_what_is_older():
     assert sum(reading.changes) == -MIB - 1
 
 
+def profiled(work):
+    """The sum of the changes of memory that a profiler of the user sees."""
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        work()
+    memory = (e for e in found.profiler.kineto_results.events() if e.name() == "[memory]")
+    return sum(e.nbytes() for e in memory)
+
+
+def changes(work):
+    _, reading = metered(work)
+    return sum(reading.changes)
+
+
 @needs_arena
 @pytest.mark.parametrize("ends", [True, False])
-def test_the_meter_sees_the_end_of_what_is_older_after_a_meter_of_another_thread(ends):
-    """That thread metered something, and then ends or is not heard of again."""
+@pytest.mark.parametrize("before", [changes, profiled])
+@pytest.mark.parametrize("after", [changes, profiled])
+def test_the_end_of_what_is_older_is_seen_after_a_profiler_of_another_thread(ends, before, after):
+    """Also if that thread has ended, or allocates nothing any more.
+
+    Only between two profilers of the user, the thread must have allocated something.
+    """
     buffer(MIB)  # the arena notices that profilers of this thread have ended
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(metered, lambda: buffer(MIB) is None).result()
+        pool.submit(before, lambda: buffer(MIB) is None).result()
+        if before is after is profiled:
+            pool.submit(buffer, MIB).result()
         if ends:
             pool.shutdown()
         older = [buffer(MIB + 1)]
-        _, reading = metered(older.clear)
-    assert sum(reading.changes) == -MIB - 1
-
-
-@needs_arena
-def test_a_profiler_sees_the_end_of_what_is_older_after_that_of_a_thread_that_ended():
-    def profiled(work):
-        with torch.profiler.profile(
-            activities=[ProfilerActivity.CPU], profile_memory=True
-        ) as found:
-            work()
-        memory = (e for e in found.profiler.kineto_results.events() if e.name() == "[memory]")
-        return sum(e.nbytes() for e in memory)
-
-    buffer(MIB)  # the arena notices that profilers of this thread have ended
-    thread = threading.Thread(target=profiled, args=[lambda: buffer(MIB) is None])
-    thread.start()
-    thread.join()
-    older = [buffer(MIB + 1)]
-    assert profiled(older.clear) == -MIB - 1
+        assert after(older.clear) == -MIB - 1
 
 
 @needs_arena
 def test_the_profiler_counts_nothing_of_threads_that_it_does_not_follow():
     def dropped():
         taken = []
-        buffer(MIB)  # the arena notices that the profiler has begun
+        buffer(MIB)
         thread = threading.Thread(target=lambda: taken.append(buffer(4 * MIB)))
         thread.start()
         thread.join()

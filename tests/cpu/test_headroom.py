@@ -84,7 +84,7 @@ def test_where_too_much_is_lacking_there_is_no_further_plan(
 
 
 def test_the_first_layout_is_taken(problem: Problem) -> None:
-    """Not the one with less room left: what has not been asked for is not waited for."""
+    """The others are then given up."""
     policy, closed = Policy(), []
     layout = Layout(0, {}, {}, {}, frozenset(), frozenset(), 0)
 
@@ -95,7 +95,13 @@ def test_the_first_layout_is_taken(problem: Problem) -> None:
         finally:
             closed.append(True)
 
-    found = with_places(problem, ROOMS, place, Once(policy))
+    given: list[Generator[Tried, None, None]] = []
+
+    def noted(problems: Sequence[Problem]) -> Generator[Tried, None, None]:
+        given.append(place(problems))
+        return given[-1]
+
+    found = with_places(problem, ROOMS, noted, Once(policy))
     assert found is not None
     assert found.layout is layout
     assert found.problem.budget_bytes == BUDGET - (2 << 20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from functools import partial, wraps
 from typing import Any
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 from outcore import Backend, out_of_process, worker
 from outcore.allocators import Card, Space, lay_out, requests
 from outcore.allocators.expandable import ExpandableSegments
-from outcore.errors import OutcoreError
 from outcore.execute import Driver, Executable, Lane
 from outcore.execute.placed import PlacedLane
 from outcore.execute.queued import QueuedDriver
@@ -24,7 +24,6 @@ from outcore.ir.layout import Layout
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
 from outcore.ir.trace import Role
-from outcore.out_of_process import Tried
 from outcore.runtime import engine, options, placing, runner, solving
 from outcore.runtime.drift import Drift
 from outcore.runtime.placing import Placing
@@ -80,10 +79,11 @@ def anywhere(problem: Problem, program: Program, space: Space) -> Layout | None:
     return lay_out(problem, program, Space(1 << 40))
 
 
-def answered_here(
-    _: str, questions: Iterable[Any], *__: Any
-) -> Generator[Tried | OutcoreError, None, None]:
-    yield from map(out_of_process._answer, questions)
+def answered_here(_: str, questions: Iterable[Any], *__: Any) -> Generator[Future[Any], None, None]:
+    for question in questions:
+        answered: Future[Any] = Future()
+        answered.set_result(out_of_process.answer(question))
+        yield answered
 
 
 class Watch:

@@ -40,23 +40,48 @@ def test_it_gives_the_same_places():
     assert place_out_of_process(problem, program, Space(1 << 40)) is not None
 
 
+@pytest.mark.parametrize("at_once", [1, 3])
 @pytest.mark.parametrize("executable", [sys.executable, "/nowhere/python"])
-def test_it_gives_the_same_plans_with_places(monkeypatch, executable):
+def test_it_gives_the_same_plans_with_places(monkeypatch, executable, at_once):
     """It ends before the third problem, which has no plan."""
     monkeypatch.setattr(sys, "executable", executable)
     problem = chain((4 << 10,) * 6)
     budgets = (1 << 40, floor(problem).nbytes, 1000, 1 << 40)
     problems = [replace(problem, budget_bytes=nbytes) for nbytes in budgets]
-    found = list(plan_and_place(QUICK, problems, Space(1 << 40)))
+    found = list(plan_and_place(QUICK, problems, Space(1 << 40), at_once))
     assert [tried.plan for tried in found] == [QUICK.plan(each) for each in problems[:2]]
     for tried, each in zip(found, problems, strict=False):
         program = lower(each, tried.plan)
         assert tried.layout == lay_out(each, program, Space(1 << 40))
         assert tried.layout is not None
         assert tried.lacking_bytes == lacking_bytes(each, program, Space(1 << 40))
-    (tried,) = plan_and_place(QUICK, problems[:1], Space(1 << 20))
-    assert tried.layout is None
-    assert tried.lacking_bytes > 0
+
+
+def test_places_are_sought_only_if_there_may_be_some(monkeypatch):
+    sought = []
+    monkeypatch.setattr(out_of_process, "lay_out", lambda *_: sought.append(True))
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    problem = chain((4 << 10,) * 6)
+    for space, lacks in ((Space(1 << 20), True), (Space(1 << 40), False)):
+        (tried,) = plan_and_place(QUICK, [problem], space, 1)
+        assert (tried.lacking_bytes > 0) == lacks
+        assert len(sought) == (not lacks)
+
+
+def test_an_error_here_is_raised_as_it_is(monkeypatch):
+    """It is not taken for one of the other process."""
+    calls = []
+
+    def broken(*_):
+        calls.append(True)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(out_of_process, "lacking_bytes", broken)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(ZeroDivisionError) as error:
+        list(plan_and_place(QUICK, [chain()], Space(1 << 40), 1))
+    assert calls == [True]
+    assert error.value.__context__ is None
 
 
 def test_the_numbers_of_a_refusal_come_back():
@@ -106,7 +131,7 @@ out_of_process.serve()
 
 
 def test_what_loads_little_stays_here(monkeypatch):
-    monkeypatch.setattr(out_of_process, "_ask", None)
+    monkeypatch.setattr(out_of_process, "_found", None)
     assert plan_out_of_process(resolve("swap-all"), chain()) == resolve("swap-all").plan(chain())
 
 

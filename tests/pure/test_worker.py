@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import time
+from collections import deque
+from concurrent.futures import CancelledError, Future
 
 import pytest
 
@@ -110,40 +112,75 @@ worker.serve(answer, __import__("logging").getLogger())
 """An answer comes once all files of a question exist: its own, and those of other questions."""
 
 
-def test_several_answer_at_a_time(tmp_path):
-    files = [str(tmp_path / name) for name in "abc"]
-    found = list(worker.ask_each(MEETING, [(each, files) for each in files], nobody, 3))
+def ask_each(questions, at_once, *, code=MEETING, tell=nobody, asking=worker.ask):
+    return worker.ask_each(code, questions, tell, at_once, asking)
+
+
+@pytest.fixture
+def files(tmp_path):
+    return [str(tmp_path / name) for name in "abc"]
+
+
+def test_several_answer_at_a_time(files):
+    found = [answer.result() for answer in ask_each([(each, files) for each in files], 3)]
     assert len({*found}) == 3
     assert len(worker._waiting) == 1
-    assert worker.ask(MEETING, (files[0], ()), nobody) in found
+    assert ask((files[0], ()), MEETING) in found
 
 
-def test_no_more_than_may_answer_at_a_time(tmp_path):
-    files = [str(tmp_path / name) for name in "abc"]
-    answers = worker.ask_each(MEETING, [(each, ()) for each in files], nobody, 1)
-    first = next(answers)
+def test_no_more_than_may_answer_at_a_time(files):
+    answers = ask_each([(each, ()) for each in files], 1)
+    first = next(answers).result()
     time.sleep(0.1)
     assert [*map(os.path.exists, files)] == [True, False, False]
-    assert [*answers] == [first] * 2
+    assert [answer.result() for answer in answers] == [first] * 2
+    assert [*ask_each([], 1)] == []
 
 
-def test_those_whose_answers_nobody_wants_are_ended(tmp_path):
+def test_each_may_have_a_process_of_its_own(files):
+    answers = ask_each([(each, ()) for each in files], 1, asking=worker.ask_once)
+    assert len({answer.result() for answer in answers}) == 3
+    assert not worker._waiting
+
+
+def test_those_whose_answers_nobody_wants_are_ended(files, tmp_path):
     """The one that has answered stays."""
-    never, files = str(tmp_path / "never"), [str(tmp_path / name) for name in "abc"]
+    never = str(tmp_path / "never")
     questions = [(files[0], files), *((each, [never]) for each in files[1:])]
-    answers = worker.ask_each(MEETING, questions, nobody, 3)
-    first = next(answers)
+    answers = ask_each(questions, 3)
+    first, begun = next(answers).result(), time.monotonic()
     answers.close()
-    assert worker.ask(MEETING, (files[0], ()), nobody) == first
+    assert time.monotonic() - begun < 30
+    assert ask((files[0], ()), MEETING) == first
 
 
-def test_one_of_several_that_gives_no_answer_says_why():
-    answers = worker.ask_each(CODE, ["stay", "leave", "late"], nobody, 2)
-    next(answers)
-    with pytest.raises(subprocess.CalledProcessError):
-        next(answers)
-    assert [*answers] == []
-    ask()
+def test_one_that_is_found_too_late_is_ended():
+    crew, late = worker._Crew(nobody), worker.Worker(CODE)
+    crew.dismiss()
+    with pytest.raises(CancelledError):
+        crew.add(late)
+    assert late._process.returncode is not None
+
+
+def test_where_one_of_several_gives_no_answer_the_others_do():
+    found = list(ask_each(["one", "leave", "two"], 3, code=CODE))
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        found[1].result()
+    assert error.value.stderr == b"to nobody\nleft\n"
+    assert found[0].result() != found[2].result()
+
+
+def test_only_the_one_whose_answer_is_next_is_heard():
+    told: list[str] = []
+    crew = worker._Crew(told.append)
+    crew.tell(1, "too early")
+    crew.tell(0, "now")
+    done = Future[None]()
+    done.set_result(None)
+    assert crew.next(deque([done])) is done
+    crew.tell(0, "over")
+    crew.tell(1, "now, too")
+    assert told == ["now", "now, too"]
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")

@@ -325,31 +325,31 @@ class Arena {
 Arena* arena = nullptr;
 c10::Allocator* previous = nullptr;
 
-// The thread with which the latest profiler began, while that profiler may run.
-thread_local struct Thread {
-  void begin() {
-    first_watched = arena->serial();
-    watcher = this;
-  }
-  void end() {
-    const Thread* self = this;
+thread_local char here;  // its address stands for a thread
+// The thread with which the latest profiler began, until that profiler ends.
+std::atomic<const char*> watcher{nullptr};
+std::atomic<std::size_t> first_watched{0};
+
+void begin_watching() {
+  first_watched = arena->serial();
+  watcher = &here;
+}
+
+void end_watching() {
+  const char* self = &here;
+  if (watcher.load(std::memory_order_relaxed) == self)
     watcher.compare_exchange_strong(self, nullptr);
-  }
-  ~Thread() { end(); }
+}
 
-  static inline std::atomic<const Thread*> watcher{nullptr};
-  static inline std::atomic<std::size_t> first_watched{0};  // as it began, buffers were so many
-} thread;
-
-// Whether a profiler follows this thread. outcore's meters tell when they begin. Another profiler is
-// taken to begin with the first thread that it follows here, and to end when that thread ends, or
-// next gets here without one.
+// Whether a profiler follows this thread. outcore's meters tell when they begin and end. Another
+// profiler is taken to begin with the first thread that it follows here, and to end when that
+// thread next gets here without one.
 bool watched() {
   const bool now = c10::memoryProfilingEnabled();
   if (!now)
-    thread.end();
-  else if (!Thread::watcher)
-    thread.begin();
+    end_watching();
+  else if (!watcher)
+    begin_watching();
   return now;
 }
 
@@ -365,7 +365,7 @@ void release(void* pointer) {
     return;
   }
   if (watched()) {
-    const std::size_t nbytes = arena->watched_bytes(pointer, Thread::first_watched);
+    const std::size_t nbytes = arena->watched_bytes(pointer, first_watched);
     if (nbytes) report(pointer, -static_cast<std::int64_t>(nbytes));
   }
   arena->give(pointer);
@@ -439,8 +439,8 @@ void outcore_arena_trim() { arena->trim(); }
 
 void outcore_arena_limit(std::size_t nbytes) { arena->limit(nbytes); }
 
-// A profiler begins on this thread.
-void outcore_arena_watched() { thread.begin(); }
+// A profiler begins on this thread, or has ended there.
+void outcore_arena_watch(bool begins) { begins ? begin_watching() : end_watching(); }
 
 void outcore_arena_figures(std::size_t* out) { arena->figures(out); }
 }

@@ -17,7 +17,7 @@ from torch._C._autograd import (
 )
 from torch._C._profiler import RecordScope
 
-from outcore.gauges import begin_metering
+from outcore.gauges import tell_metered
 from outcore.measure.reading import Reading
 
 _KINETO_SILENT = "6"
@@ -53,7 +53,7 @@ class EventMeter:
         profiler: Any = torch.autograd.profiler.profile(use_cpu=True, profile_memory=True)
         config, activities = profiler.config(), profiler.kineto_activities
         _prepare_profiler(config, activities)
-        begin_metering()
+        tell_metered(begins=True)
         enable: Any = _enable_profiler  # the stubs lack its third argument
         enable(config, activities, _NO_FUNCTIONS)
         self.running = True
@@ -79,6 +79,7 @@ class EventMeter:
         if torch.autograd.profiler._is_profiler_enabled or not _profiler_enabled():
             return None  # not ours to end
         results: Any = _disable_profiler()
+        tell_metered(begins=False)
         memory = (e for e in results.events() if e.name() == "[memory]" and _on_cpu(e))
         events = sorted(((e.start_ns(), e.nbytes()) for e in memory), key=lambda event: event[0])
         return Reading(tuple(t for t, _ in events), tuple(n for _, n in events))

@@ -6,6 +6,7 @@ room is left for a GPU's allocator, and a disk beyond the host is added if nothi
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -39,6 +40,7 @@ from outcore.runtime.headroom import (
     with_least_room,
     with_places,
 )
+from outcore.runtime.host import local_processes
 from outcore.runtime.margin import naming_any_budget
 from outcore.runtime.options import NO_DISK_BYTES, Settings
 from outcore.runtime.planned import FORCED, Planned
@@ -236,12 +238,15 @@ class Solver:
         around = Overridden(policy, self.settings.given.rules) if fixed else policy
         make, rooms = Once(partial(plan_out_of_process, around)), self.settings.rooms
         thorough = isinstance(policy, Search) and not policy.seconds and not in_haste
-        if thorough and self._may_place(shares):
+        search = policy if isinstance(policy, Search) and thorough else None
+        if search is not None and self._may_place(shares):
             space = self._space(shares, problem.budget_bytes)
-            placed = with_places(problem, rooms, partial(plan_and_place, around, space=space), make)
+            at_once = _searches_at_once(search)
+            place = partial(plan_and_place, around, space=space, at_once=at_once)
+            placed = with_places(problem, rooms, place, make)
             if placed is not None:
                 return placed
-        card, found = self._card() if thorough else None, None
+        card, found = self._card() if search is not None else None, None
         if card is not None:
             improve = partial(_defragmented, card=card, fixed=frozenset(fixed))
             found = with_best_room(problem, rooms, make, improve, card)
@@ -334,6 +339,13 @@ class Solver:
             self._hardware = known = self._cautious(wider)
         links = {(a, b): link for a, b, link in (*known.links, *hardware.links)}
         return replace(known, links=tuple((a, b, link) for (a, b), link in links.items()))
+
+
+def _searches_at_once(search: Search) -> int:
+    """For how many searches this process has cores, next to other processes of its job."""
+    usable = getattr(os, "sched_getaffinity", None)
+    cores = len(usable(0)) if usable is not None else os.cpu_count() or 1
+    return max(1, cores // local_processes() // search.walks)
 
 
 def _defragmented(problem: Problem, plan: Plan, card: Card, fixed: frozenset[Gap]) -> Plan:
