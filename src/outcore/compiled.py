@@ -44,11 +44,34 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     return _made(function, forceinline=True)
 
 
-def entry(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a function that Python calls: not inlined, and other threads run meanwhile."""
-    if njit is None:
-        return function
-    return _made(function, nogil=True)
+def entry(*types: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Compile a function that Python calls: not inlined, and other threads run meanwhile.
+
+    `types` are those of its arguments, in numba's words. It is compiled when it is first called, or
+    by `compile_entries`.
+    """
+
+    def made(function: Callable[P, R]) -> Callable[P, R]:
+        if njit is None:
+            return function
+        found = _made(function, nogil=True)
+        ENTRIES.append((found, f"({', '.join(types)})"))
+        return found
+
+    return made
+
+
+ENTRIES: list[tuple[Any, str]] = []
+"""The functions that Python calls, each with the types of its arguments; empty without numba."""
+
+
+def compile_entries() -> None:
+    """Compile the functions that Python calls, of all modules that are loaded by now.
+
+    That takes half a minute, but only if no machine code is cached yet.
+    """
+    for function, types in ENTRIES:
+        function.compile(types)
 
 
 def _made(function: Callable[P, R], **options: bool) -> Callable[P, R]:

@@ -36,6 +36,16 @@ HEAVY = (Search, Overridden, Defragment)
 _SERVE = "from outcore.out_of_process import serve; serve()"
 
 
+def prepare(policy: Policy) -> None:
+    """Let the other process load what plans of `policy` need, in the background.
+
+    In a new installation that takes half a minute (`compile_entries`). Does nothing if plans are
+    made in this process.
+    """
+    if isinstance(policy, HEAVY):
+        worker.prepare(_SERVE, _ToPrepare())
+
+
 def plan_out_of_process(policy: Policy, problem: Problem) -> Plan:
     """Return `policy.plan(problem)`, made in another process if that is worthwhile and possible.
 
@@ -91,6 +101,16 @@ class Question(Protocol):
     def found(self) -> Any:
         """Return the answer. Raises as `ask`."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _ToPrepare:
+    def found(self) -> None:
+        from outcore.allocators import places  # noqa: F401, PLC0415 - loads numba
+        from outcore.compiled import compile_entries  # noqa: PLC0415 - as above
+        from outcore.evaluate import kernel  # noqa: F401, PLC0415 - as above
+
+        compile_entries()
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,27 @@ _waiting: dict[Worker, threading.Timer] = {}
 _of_parent: list[Worker] = []
 """Workers of the parent process, which a forked process must not use."""
 
+_preparing: tuple[threading.Thread, _Crew] | None = None
+"""The thread that prepares a worker, or has prepared one, and the worker."""
+
 _lock = threading.Lock()
+
+
+def prepare(code: str, question: object) -> None:
+    """Have a worker answer a first question in the background. Later questions wait for that.
+
+    It may fail: then later questions are the first.
+    """
+    global _preparing  # noqa: PLW0603 - the module is the state
+
+    def asked() -> None:
+        with contextlib.suppress(Exception):
+            ask(code, question, lambda _: None, crew.add)
+
+    crew = _Crew(lambda _: None)
+    thread = threading.Thread(target=asked, name="outcore-preparing", daemon=True)
+    _preparing = thread, crew
+    thread.start()
 
 
 def ask(
@@ -223,6 +243,8 @@ def _asked(worker: Worker, question: object, tell: Hear) -> Any:
 
 def _take(code: str) -> Worker | None:
     """Take the waiting worker if it fits; end it if it does not."""
+    if _preparing is not None and _preparing[0] is not threading.current_thread():
+        _preparing[0].join()
     with _lock:
         found, timer = _waiting.popitem() if _waiting else (None, None)
     if found is None or timer is None:
@@ -245,7 +267,9 @@ def _end(worker: Worker) -> None:
 
 @atexit.register
 def dismiss() -> None:
-    """End the waiting worker, if there is one."""
+    """End the waiting worker, if there is one, and the one that is prepared."""
+    if _preparing is not None:
+        _preparing[1].dismiss()
     for worker in list(_waiting):
         _end(worker)
 
@@ -255,8 +279,8 @@ def _forget() -> None:
 
     The thread that may have held the lock does not exist in the fork.
     """
-    global _lock  # noqa: PLW0603 - the module is the state
-    _lock = threading.Lock()
+    global _lock, _preparing
+    _lock, _preparing = threading.Lock(), None
     _of_parent.extend(_waiting)
     _waiting.clear()
 

@@ -24,6 +24,7 @@ from outcore.ir.layout import Layout
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
 from outcore.ir.trace import Role
+from outcore.policies import Policy
 from outcore.runtime import engine, options, placing, runner, solving
 from outcore.runtime.drift import Drift
 from outcore.runtime.placing import Placing
@@ -91,6 +92,8 @@ class Watch:
 
     def __init__(self, device: LateDevice) -> None:
         self.device, self.within = device, False
+        self.prepared: list[Policy] = []
+        """For which policies the planning process was started early."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -119,6 +122,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     monkeypatch.setattr(out_of_process, "lay_out", anywhere)
     monkeypatch.setattr(out_of_process, "lacking_bytes", lambda *_: 0)
     monkeypatch.setattr(worker, "ask_each", answered_here)
+    monkeypatch.setattr(solving, "prepare", watch.prepared.append)
     for name in ("forward", "backward"):
         method = getattr(Runner, name)
 
@@ -204,6 +208,16 @@ def test_all_is_ordered(
     assert same(list(map(back, found)), list(map(back, expected)))
     assert watch.device.clocks["stage"]["stage"] > 1
     watch.device.check_given_back()
+
+
+def test_the_planning_process_starts_early(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not if everything fits."""
+    run("small", watch, monkeypatch)
+    assert len(watch.prepared) == 1
+    card = Card(1 << 30, ExpandableSegments())
+    monkeypatch.setattr(options, "_card", lambda _: card)
+    trained("small", Backend(budget="1GiB"), watch)
+    assert len(watch.prepared) == 1
 
 
 def test_what_is_moved_away_is_ordered(

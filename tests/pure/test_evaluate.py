@@ -377,7 +377,8 @@ def test_what_cannot_be_kept_on_disk_is_compiled_all_the_same(monkeypatch) -> No
         return lambda function: ("compiled", function)
 
     monkeypatch.setattr(compiled, "njit", njit)
-    for decorator in (compiled.compiled, compiled.entry):
+    monkeypatch.setattr(compiled, "ENTRIES", [])
+    for decorator in (compiled.compiled, compiled.entry("i8[:]")):
         made: object = decorator(len)
         assert made == ("compiled", len)
 

@@ -12,11 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from outcore import out_of_process
+from outcore import out_of_process, worker
 from outcore.allocators import Space, lacking_bytes, lay_out
 from outcore.errors import InfeasibleError
 from outcore.lower import lower
-from outcore.out_of_process import place_out_of_process, plan_and_place, plan_out_of_process
+from outcore.out_of_process import (
+    place_out_of_process,
+    plan_and_place,
+    plan_out_of_process,
+    prepare,
+)
 from outcore.policies import floor, resolve
 from outcore.policies.search import Search
 from tests.pure.test_policies import chain
@@ -128,6 +133,33 @@ out_of_process.serve()
     with caplog.at_level("INFO", "outcore.search"):
         plan_out_of_process(QUICK, tight)
     assert "100 % done, the best plan takes" in caplog.messages[-1]
+
+
+def test_what_is_prepared_is_what_a_search_calls():
+    """Another type of an argument would be compiled anew."""
+    code = """
+from outcore import compiled, out_of_process
+from outcore.allocators.packing import Stay, pack
+from outcore.policies.search import Search
+from dataclasses import replace
+from tests.pure.building import small_problem
+out_of_process._ToPrepare().found()
+before = [list(function.signatures) for function, _ in compiled.ENTRIES]
+assert [len(each) for each in before] == [1, 1, 1]
+Search(min_bytes=1, effort=0.01).plan(replace(small_problem(), budget_bytes=6000))
+pack([Stay(0, 2, 5), Stay(1, 3, 6)], 11)
+assert before == [list(function.signatures) for function, _ in compiled.ENTRIES]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_only_a_policy_that_loads_much_is_prepared(monkeypatch):
+    asked = []
+    monkeypatch.setattr(worker, "prepare", lambda _, question: asked.append(question))
+    prepare(resolve("swap-all"))
+    assert not asked
+    prepare(QUICK)
+    assert len(asked) == 1
 
 
 def test_what_loads_little_stays_here(monkeypatch):

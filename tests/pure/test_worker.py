@@ -7,7 +7,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -181,6 +182,59 @@ def test_only_the_one_whose_answer_is_next_is_heard():
     crew.tell(0, "over")
     crew.tell(1, "now, too")
     assert told == ["now", "now, too"]
+
+
+def test_a_question_waits_for_the_worker_that_is_prepared(tmp_path):
+    go = tmp_path / "go"
+    worker.prepare(MEETING, (str(tmp_path / "begun"), [str(go)]))
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask, (str(tmp_path / "later"), ()), MEETING)
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert not (tmp_path / "later").exists()
+        go.touch()
+        first = answer.result()
+    assert ask((str(go), ()), MEETING) == first
+
+
+def test_one_that_cannot_be_prepared_is_replaced():
+    worker.prepare(CODE, "leave")
+    assert ask("stay") > 0
+
+
+def test_one_that_is_prepared_may_be_dismissed(tmp_path):
+    begun = tmp_path / "begun"
+    worker.prepare(MEETING, (str(begun), [str(tmp_path / "never")]))
+    while not begun.exists():
+        time.sleep(0.01)
+    worker.dismiss()
+    assert worker._preparing is not None
+    thread, _ = worker._preparing
+    thread.join(30)
+    assert not thread.is_alive()
+    assert not worker._waiting
+
+
+def test_a_process_that_ends_leaves_none_that_is_prepared(tmp_path):
+    begun = str(tmp_path / "begun")
+    code = f"""
+import os, time
+from outcore import worker
+worker.prepare({MEETING!r}, ({begun!r}, ["/nowhere"]))
+while not os.path.exists({begun!r}):
+    time.sleep(0.01)
+(made,) = worker._preparing[1]._workers
+print(made._process.pid)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], check=True, capture_output=True, text=True
+    )
+    assert not done.stderr
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{done.stdout.strip()}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")

@@ -172,7 +172,7 @@ TIME_ROWS = 8
 # ---- the whole -----------------------------------------------------------------------------------
 
 
-@entry
+@entry("i8[:, ::1]", "f8[:, ::1]", "i1[::1]", "i8[::1]", "i8[::1]", "f8")
 def run(
     table: Ints,
     times: Floats,
@@ -953,7 +953,10 @@ SEVERAL = 4
 """The most neighboring places that one move changes."""
 
 
-@entry
+@entry(
+    *("i8[:, ::1]", "f8[:, ::1]", "i8[:, ::1]", "i1[::1]"),
+    *("i1[::1]", "i8[::1]", "f8[::1]", "f8[::1]"),
+)
 def walk(
     table: Ints,
     times: Floats,

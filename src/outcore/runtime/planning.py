@@ -115,6 +115,7 @@ class Planner:
         except InfeasibleError as error:
             error.at_least = True
             raise
+        self.solver.prepare(problem)
         program = lower(replace(problem, budget_bytes=1), plan, fast=True)
         spare = problem.budget_bytes - peak(problem, program, Tier.DEVICE).nbytes
         return program, resident_bytes + spare

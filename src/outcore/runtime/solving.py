@@ -26,7 +26,12 @@ from outcore.ir.program import Program
 from outcore.ir.store import digest
 from outcore.ir.trace import Trace
 from outcore.lower import lower
-from outcore.out_of_process import place_out_of_process, plan_and_place, plan_out_of_process
+from outcore.out_of_process import (
+    place_out_of_process,
+    plan_and_place,
+    plan_out_of_process,
+    prepare,
+)
 from outcore.planfile import Overridden, Rule, SavedPlan, check_rules, forced, has_effect
 from outcore.policies import Hasty, Policy, overflow, with_roomy_host
 from outcore.policies.defragment import Defragment
@@ -78,6 +83,8 @@ class Solver:
         """Whether plans may have a layout on a GPU. False once a layout turned out to be of no use.
         """
         self._hardware: Hardware | None = None
+        self._prepared = False
+        """Whether the planning process was started early."""
         self._unusable = ""
         """Why the disk cannot be used; empty if it can, or if nobody has tried yet."""
         self._kept: tuple[Callable[[], Trace | None], Program | None] = (lambda: None, None)
@@ -125,6 +132,19 @@ class Solver:
             program = lower(problem, make_plan({}, "keep-all"), fast=True)
             self._kept = ref(problem.trace), program
         return program
+
+    def prepare(self, problem: Problem) -> None:
+        """Let the planning process start while steps are profiled, if they may need a plan.
+
+        Workspaces are not known yet: for them, the first of the rooms is left. Nothing is started
+        on a CPU, whose cores and memory it would take from the steps.
+        """
+        if self._prepared or self.settings.card is None:
+            return
+        roomy = replace(problem, budget_bytes=problem.budget_bytes - self.settings.rooms[0])
+        if not fits(roomy, self.kept(problem)):
+            self._prepared = True
+            prepare(self.settings.policy)
 
     @property
     def _budgets(self) -> dict[Tier, int]:
