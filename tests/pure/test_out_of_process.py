@@ -99,7 +99,16 @@ def test_the_numbers_of_a_refusal_come_back():
     assert str(there.value) == str(here.value)
 
 
-def test_a_refusal_holds_nothing_once_it_is_caught():
+def planned(problem):
+    plan_out_of_process(QUICK, problem)
+
+
+def placed(problem):
+    assert not list(plan_and_place(QUICK, [problem], Space(1 << 40), 1))
+
+
+@pytest.mark.parametrize("call", [planned, placed])
+def test_a_refusal_holds_nothing_once_it_is_caught(call):
     """Else its traceback would hold the step's frames, and so the batch, until a collection."""
 
     class Held:
@@ -108,7 +117,7 @@ def test_a_refusal_holds_nothing_once_it_is_caught():
     def refused(held):
         problem = replace(chain(), budget_bytes=1000)
         with contextlib.suppress(InfeasibleError):
-            plan_out_of_process(QUICK, problem)
+            call(problem)
         return weakref.ref(held)
 
     gc.collect()
