@@ -126,11 +126,9 @@ def _own_arena() -> Arena | NoArena:
     refused: bytes | None = install(memory * _RESERVED, LEAST_BYTES, memory, most_mappings)
     if refused is not None:
         return NoArena(refused.decode())
-    library.outcore_arena_watch.argtypes, library.outcore_arena_watch.restype = (
-        (ctypes.c_bool,),
-        None,
-    )
-    when_metered(library.outcore_arena_watch)
+    watch = library.outcore_arena_watch
+    watch.argtypes, watch.restype = (ctypes.c_bool,), None
+    when_metered(watch)
     return Arena(library)
 
 
