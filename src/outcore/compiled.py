@@ -44,7 +44,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     return _made(function, forceinline=True)
 
 
-def entry(*types: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def entry(types: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Compile a function that Python calls: not inlined, and other threads run meanwhile.
 
     `types` are those of its arguments, in numba's words. It is compiled when it is first called, or
@@ -55,7 +55,7 @@ def entry(*types: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         if njit is None:
             return function
         found = _made(function, nogil=True)
-        ENTRIES.append((found, f"({', '.join(types)})"))
+        ENTRIES.append((found, f"({types},)"))
         return found
 
     return made

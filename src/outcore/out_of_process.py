@@ -37,12 +37,11 @@ _SERVE = "from outcore.out_of_process import serve; serve()"
 
 
 def prepare(policy: Policy) -> None:
-    """Let the other process load what plans of `policy` need, in the background.
+    """Let the other process load what `search` needs, in the background, if that is the policy.
 
-    In a new installation that takes half a minute (`compile_entries`). Does nothing if plans are
-    made in this process.
+    In a new installation that takes half a minute (`compile_entries`).
     """
-    if isinstance(policy, HEAVY):
+    if isinstance(policy, Search):
         worker.prepare(_SERVE, _ToPrepare())
 
 

@@ -1,7 +1,7 @@
 """worker: answer questions in another process of this interpreter, kept for a while.
 
-Starting one takes about a second. So it stays for a while after an answer, for further questions.
-If its memory is needed elsewhere, it can be dismissed.
+Starting one takes about a second. So it stays for a while after an answer, for further questions,
+and it can be started before there is one. If its memory is needed elsewhere, it can be dismissed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from typing import IO, Any, TypeAlias
 
 IDLE_SECONDS = 15.0
 """How long a worker is kept for another question."""
+
+PREPARING_SECONDS = 120.0
+"""How long a question waits for the worker that is prepared."""
 
 LAST_SECONDS = 1.0
 """How long to wait for a worker that has stopped answering to exit by itself."""
@@ -110,7 +113,7 @@ _of_parent: list[Worker] = []
 """Workers of the parent process, which a forked process must not use."""
 
 _preparing: tuple[threading.Thread, _Crew] | None = None
-"""The thread that prepares a worker, or has prepared one, and the worker."""
+"""The thread that has a worker prepared, and the crew which consists of that worker."""
 
 _lock = threading.Lock()
 
@@ -118,7 +121,7 @@ _lock = threading.Lock()
 def prepare(code: str, question: object) -> None:
     """Have a worker answer a first question in the background. Later questions wait for that.
 
-    It may fail: then later questions are the first.
+    Does nothing while another one is prepared. If it fails, later questions are the first.
     """
     global _preparing  # noqa: PLW0603 - the module is the state
 
@@ -128,8 +131,27 @@ def prepare(code: str, question: object) -> None:
 
     crew = _Crew(lambda _: None)
     thread = threading.Thread(target=asked, name="outcore-preparing", daemon=True)
-    _preparing = thread, crew
-    thread.start()
+    with _lock:
+        if _preparing is not None and _preparing[0].is_alive():
+            return
+        with contextlib.suppress(RuntimeError):  # there are too many threads
+            thread.start()
+            _preparing = thread, crew
+
+
+def _await_prepared() -> None:
+    """Wait for the worker that is prepared, if there is one. End it if it takes too long."""
+    global _preparing  # noqa: PLW0603 - the module is the state
+    preparing = _preparing
+    if preparing is None or preparing[0] is threading.current_thread():
+        return
+    thread, crew = preparing
+    thread.join(PREPARING_SECONDS)
+    if thread.is_alive():
+        crew.dismiss()
+    with _lock:
+        if _preparing is preparing:
+            _preparing = None
 
 
 def ask(
@@ -137,7 +159,8 @@ def ask(
 ) -> Any:
     """Return the answer of a worker that runs `code`: the waiting one if it would be the same.
 
-    `found` is called with the worker before it is asked. Raises as `Worker` and `Worker.ask`.
+    Waits for the worker that is prepared, if there is one. `found` is called with the worker before
+    it is asked. Raises as `Worker` and `Worker.ask`.
     """
     worker = _take(code)
     if worker is not None:
@@ -173,6 +196,7 @@ def ask_each(
     logs whose answer is the next one. Workers that have not answered once the generator is closed
     are ended.
     """
+    _await_prepared()  # here, where it can be interrupted
     crew, answers = _Crew(tell), deque[Future[Any]]()
     with ThreadPoolExecutor(max(1, min(at_once, len(questions))), "outcore-asking") as threads:
         try:
@@ -243,8 +267,7 @@ def _asked(worker: Worker, question: object, tell: Hear) -> Any:
 
 def _take(code: str) -> Worker | None:
     """Take the waiting worker if it fits; end it if it does not."""
-    if _preparing is not None and _preparing[0] is not threading.current_thread():
-        _preparing[0].join()
+    _await_prepared()
     with _lock:
         found, timer = _waiting.popitem() if _waiting else (None, None)
     if found is None or timer is None:
@@ -265,13 +288,20 @@ def _end(worker: Worker) -> None:
         worker.end()
 
 
-@atexit.register
 def dismiss() -> None:
-    """End the waiting worker, if there is one, and the one that is prepared."""
-    if _preparing is not None:
-        _preparing[1].dismiss()
+    """End the waiting worker, if there is one."""
     for worker in list(_waiting):
         _end(worker)
+
+
+@atexit.register
+def _leave() -> None:
+    """End the waiting worker and the one that is prepared."""
+    if _preparing is not None and _preparing[0].is_alive():
+        thread, crew = _preparing
+        crew.dismiss()
+        thread.join(LAST_SECONDS)
+    dismiss()
 
 
 def _forget() -> None:

@@ -10,7 +10,7 @@ from outcore.compiled import COMPILED, entry
 __all__ = ["COMPILED", "put"]
 
 
-@entry("i8[::1]", "i8[::1]", "i8[:]", "i8[::1]", "i8[::1]")
+@entry("i8[::1], i8[::1], i8[:], i8[::1], i8[::1]")
 def put(
     order: NDArray[np.int64],
     ends: NDArray[np.int64],

@@ -136,10 +136,11 @@ class Solver:
     def prepare(self, problem: Problem) -> None:
         """Let the planning process start while steps are profiled, if they may need a plan.
 
-        Workspaces are not known yet: for them, the first of the rooms is left. Nothing is started
-        on a CPU, whose cores and memory it would take from the steps.
+        Not all workspaces are known yet: for them, the first of the rooms is left. Nothing is
+        started on a CPU, whose cores and memory it would take from the steps, nor if a file has the
+        plans.
         """
-        if self._prepared or self.settings.card is None:
+        if self._prepared or self.settings.card is None or self.settings.given.path:
             return
         roomy = replace(problem, budget_bytes=problem.budget_bytes - self.settings.rooms[0])
         if not fits(roomy, self.kept(problem)):
@@ -257,8 +258,7 @@ class Solver:
         policy = asked.in_haste if in_haste and isinstance(asked, Hasty) else asked
         around = Overridden(policy, self.settings.given.rules) if fixed else policy
         make, rooms = Once(partial(plan_out_of_process, around)), self.settings.rooms
-        thorough = isinstance(policy, Search) and not policy.seconds and not in_haste
-        search = policy if isinstance(policy, Search) and thorough else None
+        search = policy if isinstance(policy, Search) and not (policy.seconds or in_haste) else None
         if search is not None and self._may_place(shares):
             space = self._space(shares, problem.budget_bytes)
             at_once = _searches_at_once(search)
