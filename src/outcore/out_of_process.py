@@ -36,13 +36,12 @@ HEAVY = (Search, Overridden, Defragment)
 _SERVE = "from outcore.out_of_process import serve; serve()"
 
 
-def prepare(policy: Policy) -> None:
-    """Let the other process load what `search` needs, in the background, if that is the policy.
+def prepare() -> None:
+    """Let the other process load what `search` needs, in the background.
 
     In a new installation that takes half a minute (`compile_entries`).
     """
-    if isinstance(policy, Search):
-        worker.prepare(_SERVE, _ToPrepare())
+    worker.prepare(_SERVE, _ToPrepare())
 
 
 def plan_out_of_process(policy: Policy, problem: Problem) -> Plan:

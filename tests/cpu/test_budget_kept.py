@@ -1052,7 +1052,7 @@ def test_room_is_left_where_a_plan_leaves_it(
     card = Card((budget - room_bytes) * 4 // 3, Ideal())
     assert card.rooms(budget)[0] == room_bytes
     monkeypatch.setattr(options, "_card", lambda _: card)
-    monkeypatch.setattr(solving, "prepare", lambda _: None)
+    monkeypatch.setattr(solving, "prepare", lambda: None)
     path = tmp_path / "plans.json"
     for plan in (None, path):
         backend = Backend(budget=budget, policy="search", plan=plan)
@@ -1081,7 +1081,7 @@ def test_the_room_is_that_with_which_the_allocator_loses_least(
         return 1.0 if problem.budget_bytes > budget - most else 0.0
 
     monkeypatch.setattr(options, "_card", lambda _: card)
-    monkeypatch.setattr(solving, "prepare", lambda _: None)
+    monkeypatch.setattr(solving, "prepare", lambda: None)
     monkeypatch.setattr(Card, "lost_seconds", lost_seconds)
     path = tmp_path / "plans.json"
     for plan, policy, room in (

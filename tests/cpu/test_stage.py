@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial, wraps
 from typing import Any
@@ -24,7 +23,6 @@ from outcore.ir.layout import Layout
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
 from outcore.ir.trace import Role
-from outcore.policies import Policy
 from outcore.runtime import engine, options, placing, runner, solving
 from outcore.runtime.drift import Drift
 from outcore.runtime.placing import Placing
@@ -37,6 +35,7 @@ from tests.cpu.training import (
     Deep,
     Normed,
     Small,
+    answered_here,
     away,
     back,
     batch,
@@ -80,20 +79,11 @@ def anywhere(problem: Problem, program: Program, space: Space) -> Layout | None:
     return lay_out(problem, program, Space(1 << 40))
 
 
-def answered_here(_: str, questions: Iterable[Any], *__: Any) -> Generator[Future[Any], None, None]:
-    for question in questions:
-        answered: Future[Any] = Future()
-        answered.set_result(out_of_process.answer(question))
-        yield answered
-
-
 class Watch:
     """Enters the mode `Watched`, unless it is entered already."""
 
     def __init__(self, device: LateDevice) -> None:
         self.device, self.within = device, False
-        self.prepared: list[Policy] = []
-        """For which policies the planning process was started early."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -122,7 +112,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     monkeypatch.setattr(out_of_process, "lay_out", anywhere)
     monkeypatch.setattr(out_of_process, "lacking_bytes", lambda *_: 0)
     monkeypatch.setattr(worker, "ask_each", answered_here)
-    monkeypatch.setattr(solving, "prepare", watch.prepared.append)
+    monkeypatch.setattr(solving, "prepare", lambda: None)
     for name in ("forward", "backward"):
         method = getattr(Runner, name)
 
@@ -208,16 +198,6 @@ def test_all_is_ordered(
     assert same(list(map(back, found)), list(map(back, expected)))
     assert watch.device.clocks["stage"]["stage"] > 1
     watch.device.check_given_back()
-
-
-def test_the_planning_process_starts_early(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But not if everything fits."""
-    run("small", watch, monkeypatch)
-    assert len(watch.prepared) == 1
-    card = Card(1 << 30, ExpandableSegments())
-    monkeypatch.setattr(options, "_card", lambda _: card)
-    trained("small", Backend(budget="1GiB"), watch)
-    assert len(watch.prepared) == 1
 
 
 def test_what_is_moved_away_is_ordered(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future
 from functools import cache
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from outcore import Backend, Report
+from outcore import Backend, Report, out_of_process
 from outcore.ir.hardware import Tier
 from outcore.policies import floor
 from outcore.runtime.margin import MARGIN_DIVISOR
@@ -223,3 +224,11 @@ def inside(report: Report) -> None:
     assert report.measured_peak_bytes is not None
     assert report.predicted_peak_bytes is not None
     assert report.measured_peak_bytes <= report.predicted_peak_bytes <= report.budget_bytes
+
+
+def answered_here(_: str, questions: Iterable[Any], *__: Any) -> Generator[Future[Any], None, None]:
+    """Stands in for `worker.ask_each`: answers here, where a test has changed something."""
+    for question in questions:
+        answered: Future[Any] = Future()
+        answered.set_result(out_of_process.answer(question))
+        yield answered

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import gc
-from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.kit.modes import same_graph
-from outcore import Backend, out_of_process, worker
+from outcore import Backend, worker
 from outcore.allocators import lay_out, layout, requests
 from outcore.runtime import solving
 from outcore.runtime.fragments import OFTEN, SETTLING_STEPS
 from outcore.runtime.placing import IN_PIECES
-from tests.cpu.training import Deep, mean_square, train
+from tests.cpu.training import Deep, answered_here, mean_square, train
 from tests.gpu.training import PROFILED_STEPS
 
 MIB = 1 << 20
@@ -40,13 +38,6 @@ def nearly_full():
         yield
     finally:
         torch.cuda.set_per_process_memory_fraction(before, device)
-
-
-def answered_here(_, questions, *__):
-    for question in questions:
-        answered: Future[Any] = Future()
-        answered.set_result(out_of_process.answer(question))
-        yield answered
 
 
 def trained(backend, steps=STEPS, before=lambda: None):

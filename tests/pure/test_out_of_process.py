@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from outcore import out_of_process, worker
+from outcore import out_of_process
 from outcore.allocators import Space, lacking_bytes, lay_out
 from outcore.errors import InfeasibleError
 from outcore.lower import lower
@@ -20,7 +20,6 @@ from outcore.out_of_process import (
     place_out_of_process,
     plan_and_place,
     plan_out_of_process,
-    prepare,
 )
 from outcore.policies import floor, resolve
 from outcore.policies.search import Search
@@ -160,15 +159,6 @@ pack([Stay(0, 2, 5), Stay(1, 3, 6)], 11)
 assert before == [list(function.signatures) for function, _ in compiled.ENTRIES]
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_only_a_policy_that_loads_much_is_prepared(monkeypatch):
-    asked = []
-    monkeypatch.setattr(worker, "prepare", lambda _, question: asked.append(question))
-    prepare(resolve("swap-all"))
-    assert not asked
-    prepare(QUICK)
-    assert len(asked) == 1
 
 
 def test_what_loads_little_stays_here(monkeypatch):

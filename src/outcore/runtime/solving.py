@@ -134,18 +134,20 @@ class Solver:
         return program
 
     def prepare(self, problem: Problem) -> None:
-        """Let the planning process start while steps are profiled, if they may need a plan.
+        """Let the planning process start while steps are profiled, if `search` may be needed.
 
         Not all workspaces are known yet: for them, the first of the rooms is left. Nothing is
         started on a CPU, whose cores and memory it would take from the steps, nor if a file has the
         plans.
         """
-        if self._prepared or self.settings.card is None or self.settings.given.path:
+        settings = self.settings
+        searches = isinstance(settings.policy, Search) and not settings.given.path
+        if self._prepared or settings.card is None or not searches:
             return
-        roomy = replace(problem, budget_bytes=problem.budget_bytes - self.settings.rooms[0])
+        roomy = replace(problem, budget_bytes=problem.budget_bytes - settings.rooms[0])
         if not fits(roomy, self.kept(problem)):
             self._prepared = True
-            prepare(self.settings.policy)
+            prepare()
 
     @property
     def _budgets(self) -> dict[Tier, int]:
