@@ -134,6 +134,7 @@ def prepare(code: str, question: object) -> None:
     with _lock:
         if _preparing is not None and _preparing[0].is_alive():
             return
+        _preparing = None
         with contextlib.suppress(RuntimeError):  # there are too many threads
             thread.start()
             _preparing = thread, crew

@@ -253,7 +253,12 @@ def test_one_that_cannot_be_prepared_is_replaced():
     assert worker._preparing is None
 
 
-def test_where_no_thread_can_start_none_is_prepared(monkeypatch):
+@pytest.mark.parametrize("before", [False, True])
+def test_where_no_thread_can_start_none_is_prepared(monkeypatch, before):
+    if before:  # nothing was asked of it since
+        worker.prepare(CODE, "stay")
+        thread().join(30)
+
     def start(_):
         raise RuntimeError("can't start new thread")
 
