@@ -16,7 +16,7 @@ from outcore.errors import InfeasibleError
 from outcore.out_of_process import plan_out_of_process
 from outcore.policies.search import Search
 from outcore.runtime import solving
-from outcore.runtime.planning import Planner
+from outcore.runtime.fitting import Fitting
 from tests.cpu.training import same
 
 MIB = 1 << 20
@@ -118,7 +118,7 @@ def test_overrides_hold_in_haste_too(asked: list[Any], tmp_path: Path) -> None:
 
 
 def test_planning_counts_what_was_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
-    within = Planner._within
+    within = Fitting._within
     made: list[None] = []
 
     def slowly(*args: Any, **options: Any) -> Any:
@@ -126,7 +126,7 @@ def test_planning_counts_what_was_in_vain(monkeypatch: pytest.MonkeyPatch) -> No
         time.sleep(0.1)
         return within(*args, **options)
 
-    monkeypatch.setattr(Planner, "_within", slowly)
+    monkeypatch.setattr(Fitting, "_within", slowly)
     backend = Backend(budget=9 * MIB // 2, policy="pooch")
     train(backend, calls=2)
     planned = backend.report().planning_seconds

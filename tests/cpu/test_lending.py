@@ -18,7 +18,6 @@ from outcore.measure import Reading, resident_bytes
 from outcore.runtime import engine
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.planned import Planned
-from outcore.runtime.planning import left_bytes
 from outcore.runtime.session import Visit
 from tests.cpu.queues import LateDevice
 from tests.cpu.training import PROFILED_STEPS
@@ -174,7 +173,7 @@ def test_what_later_graphs_need_stays_free() -> None:
     assert first is not None
     assert again is not None
     assert last is not None
-    assert left_bytes(again) >= left_bytes(first)
+    assert again.left_bytes >= first.left_bytes
     report = backend.report()
     assert report.measured_peak_bytes is not None
     assert report.measured_peak_bytes <= budget

@@ -9,7 +9,6 @@ from outcore.errors import InfeasibleError, OutcoreError
 from outcore.runtime.graph import PlannedGraph
 from outcore.runtime.margin import slack_bytes
 from outcore.runtime.metering import Metering
-from outcore.runtime.planning import left_bytes
 from outcore.runtime.plans import Plans
 from outcore.runtime.registry import Registry
 from outcore.runtime.shares import kept_bytes
@@ -97,7 +96,7 @@ class Contention:
         status, kept = graph.status, kept_bytes(graph)
         found: PlannedExecution | None = None
         while True:
-            left = left_bytes(planned) + more_bytes
+            left = planned.left_bytes + more_bytes
             try:
                 found = graph.settle(self._plans.leaving_more(graph, planned, more_bytes))
                 status.left_at_least = max(left, status.left_at_least)
@@ -106,7 +105,7 @@ class Contention:
                 return found
             if kept_bytes(graph) < kept:
                 return found
-            if left_bytes(found.planned) < left:  # it cannot leave more
+            if found.planned.left_bytes < left:  # it cannot leave more
                 status.refused.left_bytes = -inf
                 return found
             more_bytes *= 2
@@ -186,5 +185,5 @@ def _leaves(graph: PlannedGraph, more_bytes: int) -> bool:
     """Whether the planned `graph` may leave so much more: it has not refused that much yet."""
     planned = graph.planned
     return planned is not None and (
-        left_bytes(planned) + more_bytes < graph.status.refused.left_bytes
+        planned.left_bytes + more_bytes < graph.status.refused.left_bytes
     )

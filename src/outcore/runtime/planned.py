@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from outcore.ir.hardware import Tier
 from outcore.ir.layout import Layout
+from outcore.ir.memory import pause_bytes
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
@@ -88,6 +89,11 @@ class Planned:
     def spare_bytes(self) -> int:
         """Bytes of the budget that the plan leaves free."""
         return self.problem.limit_bytes(Tier.DEVICE) - self.predicted.peak(Tier.DEVICE)
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes that the budget leaves while a call under the plan waits for its backward."""
+        return pause_bytes(self.problem, self.program)
 
     @property
     def everything_kept(self) -> bool:

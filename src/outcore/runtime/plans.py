@@ -32,7 +32,7 @@ from outcore.runtime.margin import margin_bytes
 from outcore.runtime.metering import Metering
 from outcore.runtime.options import Settings
 from outcore.runtime.planned import Planned
-from outcore.runtime.planning import Planner, left_bytes
+from outcore.runtime.planning import Planner
 from outcore.runtime.profiling import Profiling
 from outcore.runtime.ranks import naming_the_rank
 from outcore.runtime.registry import Registry
@@ -127,7 +127,7 @@ class Plans:
             resident, shares = self._residency.external_bytes(graph, inputs), self._shares(graph)
             try:
                 with naming_the_rank():
-                    return self.planner.floor_program(shares, resident, known, leanest=leanest)
+                    return self.planner.programs.floor(shares, resident, known, leanest=leanest)
             except InfeasibleError:
                 if collected:
                     raise
@@ -143,7 +143,7 @@ class Plans:
         """
         own = sum(store.private_bytes for store in self._registry.stores.of(graph))
         held = own + self._residency.external_bytes(graph, inputs)
-        return self.planner.lean_program(self._shares(graph), planned, held, between_bytes)
+        return self.planner.programs.lean(self._shares(graph), planned, held, between_bytes)
 
     def _workspaces(self, graph: PlannedGraph) -> tuple[int, ...] | None:
         """The workspaces of a graph by those of the same graph at other sizes, the nearest ones.
@@ -177,7 +177,7 @@ class Plans:
         if as_profiled:
             floor, _ = self.floor_program(graph, inputs, leanest=False)
         others = any(each.status.kind != graph.status.kind for each in self._registry.graphs)
-        leaving = left_bytes(lender) if others else 0
+        leaving = lender.left_bytes if others else 0
         larger, trace = lender.problem.trace, graph.captured.trace
         profile = scaled(lender.problem.profile, larger, trace, on_cpu=self._on_cpu)
         make = partial(
@@ -200,7 +200,8 @@ class Plans:
 
         `profiled`: the program of the graph's profiled steps.
         """
-        return self.planner.forward_only_program(self._shares(graph), resident_bytes, profiled)
+        programs = self.planner.programs
+        return programs.forward_only(self._shares(graph), resident_bytes, profiled)
 
     # ---- made ----------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ when it will come again."""
 class Keeping:
     """A program for a graph that nobody differentiates.
 
-    It keeps everything, or recomputes what does not fit (`Planner.forward_only_program`).
+    It keeps everything, or recomputes what does not fit (`Programs.forward_only`).
     """
 
     executable: Executable
