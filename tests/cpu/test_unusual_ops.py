@@ -19,6 +19,9 @@ from torch.nn import functional as F
 from outcore import Backend
 from outcore.capture.tracing import as_kernels
 from outcore.report import Report
+from outcore.runtime import graph as runtime_graph
+from outcore.runtime.plans import Plans
+from outcore.runtime.status import MOST_STEPS_WITHOUT_BACKWARD
 from tests.cpu.training import PROFILED_STEPS, mean_square, same, tight_budget, train
 
 STEPS = PROFILED_STEPS + 3
@@ -383,6 +386,72 @@ class Relaid(nn.Module):
 
 def test_layouts_alike_are_corrected_together() -> None:
     assert corrections(Relaid(), torch.randn(2, 8, 12, 12)) == [1]
+
+
+def lies_turned(name: str) -> Any:
+    """An op that copies a square. It is described as contiguous, but lies transposed."""
+
+    @torch.library.custom_op(f"outcore_tests::{name}", mutates_args=())
+    def op(x: Tensor) -> Tensor:
+        return x.t().clone(memory_format=torch.contiguous_format).t()
+
+    op.register_fake(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
+    return op
+
+
+turned, turned_gradient = lies_turned("turned_square"), lies_turned("turned_gradient")
+turned.register_autograd(lambda _, gradient: turned_gradient(gradient))
+
+
+class Turned(nn.Module):
+    """A result does not lie as it is described, nor does its gradient; both are viewed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.behind = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.behind(turned(self.before(x).t().tanh()).t().tanh())
+        return result
+
+
+def late(backend: Any, dropped: int) -> list[Tensor]:
+    """Gradients, if before each step `dropped` calls are made that nobody differentiates."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module, x, seen = Turned(), torch.randn(64, 64), []
+    call = torch.compile(module, backend=backend)
+    for _ in range(STEPS):
+        for _ in range(dropped):
+            call(x)
+        module.zero_grad()
+        norm_of(call(x)).backward()
+        seen += [p.grad.clone() for p in module.parameters() if p.grad is not None]
+    return seen
+
+
+@pytest.mark.parametrize("dropped", [0, 2 * MOST_STEPS_WITHOUT_BACKWARD])
+def test_a_backward_is_checked_however_late_it_comes(dropped: int) -> None:
+    backend = Backend(budget="1GiB", strict=True)
+    assert same([late(backend, dropped)], [late("aot_eager", dropped)])
+    assert backend.engine is not None
+    assert [graph.corrections for graph in backend.engine.graphs] == [2]
+
+
+def test_a_call_that_begins_anew_is_one_without_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would run a program for calls that nobody differentiates."""
+    monkeypatch.setattr(runtime_graph, "MOST_STEPS_WITHOUT_BACKWARD", 1)
+    programs = []
+    forward_only = Plans.forward_only_program
+
+    def noted(self: Plans, *args: Any) -> Any:
+        programs.append(args)
+        return forward_only(self, *args)
+
+    monkeypatch.setattr(Plans, "forward_only_program", noted)
+    backend = Backend(budget="1GiB", strict=True)
+    assert same([late(backend, 0)], [late("aot_eager", 0)])
+    assert not programs
 
 
 def norm_of(output: Tensor) -> Tensor:

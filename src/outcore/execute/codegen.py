@@ -26,7 +26,7 @@ from outcore.ir.hardware import Tier
 from outcore.ir.layout import Layout
 from outcore.ir.memory import private_slots
 from outcore.ir.program import Copy, Free, Instruction, Program, Run, Stream
-from outcore.ir.trace import Arg, Effect, Op, Ref, Symbol, Trace, Value, refs
+from outcore.ir.trace import Arg, Effect, Op, Phase, Ref, Symbol, Trace, Value, refs
 from outcore.ir.verify import ITEM_BYTES
 
 
@@ -36,8 +36,8 @@ class Instruments:
 
     timed: bool = False
     """Call `note(position, start, stop)` after each Run, with readings of the clock around it."""
-    checked: bool = False
-    """Call `check(op, results, arguments)` after the first Run of each op."""
+    checked: tuple[Phase, ...] = ()
+    """Call `check(op, results, arguments)` after the first Run of each op of these phases."""
     poisoned: bool = False
     """Call `discard(tensor)` before memory is freed."""
 
@@ -241,7 +241,7 @@ class _Writer:
         yield from self._drawing(op, call, again=run.again) if Effect.RANDOM in op.effects else call
         for source, _ in run.donate:
             yield f"del s{source}"
-        if self.instruments.checked and not run.again:
+        if op.phase in self.instruments.checked and not run.again:
             made = "".join(f"{self._made(v)}, " for v in op.outputs)
             given = {source for source, _ in run.donate}
             read = "".join(f"s{s}, " for s in run.reads if s not in given)

@@ -77,8 +77,8 @@ def build(
     """Generate and compile `program`; tensors lie as `layout` says, if it is given.
 
     `note(position, start, stop)` gets the readings of `clock()` around each run, if the instruments
-    say `timed`. `check(op, results, arguments)` gets what each op's first run returned and read, if
-    they say `checked`.
+    say `timed`. `check(op, results, arguments)` gets what each op's first run returned and read, in
+    the phases that are `checked`.
 
     Raises VerifyError for a program with variants of ops: torch has none (docs/decisions/0010).
     """

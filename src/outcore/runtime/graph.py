@@ -32,7 +32,13 @@ from outcore.runtime.lending import Origin, weights_of
 from outcore.runtime.observations import Observations
 from outcore.runtime.obstacle import Obstacle
 from outcore.runtime.planned import Planned
-from outcore.runtime.profiling import MANY_SIZES, Keeping, Profiling, begin_profiling
+from outcore.runtime.profiling import (
+    MANY_SIZES,
+    Keeping,
+    Profiling,
+    begin_keeping,
+    begin_profiling,
+)
 from outcore.runtime.session import Interlude, Visit
 from outcore.runtime.status import MOST_STEPS_WITHOUT_BACKWARD, GraphStatus, State
 from outcore.runtime.store import Store
@@ -160,12 +166,16 @@ class PlannedGraph:
             executable = self.ready(inputs)
         if self._wants_meter(executable):
             self.engine.metering.begin(self)  # does nothing if another graph has begun the meter
-            self.status.steps_without_backward += self.engine.metering.note_call(self)
         elif self.execution is not None and executable is self.execution.executable:
             executable = self.execution.executable_of_step(self)
         if self.planned is not None and self.engine.metering.session is not None:
             self.engine.observer.metered(self, inputs)
         return executable
+
+    def end_call(self, executable: Executable) -> None:
+        """Note that the forward call is over, which `executable` ran to the end."""
+        if self._wants_meter(executable):
+            self.status.steps_without_backward += self.engine.metering.note_call(self)
 
     def begin_backward(self, store: Store, tangents: list[Any], *, again: bool) -> None:
         """Note that the call of `store` comes back.
@@ -189,7 +199,7 @@ class PlannedGraph:
 
     def checks(self, executable: Executable) -> bool:
         """Whether `executable` compares the trace with what kernels really return."""
-        return self.profiling is not None and executable is self.profiling.checked
+        return self.profiling is not None and self.profiling.checks(executable)
 
     def times(self, executable: Executable) -> bool:
         """Whether `executable` times the ops of the floor program."""
@@ -303,8 +313,7 @@ class PlannedGraph:
         if keeping is None:
             plans, profiled = self.engine.plans, profiling.program
             program, most = plans.forward_only_program(self, resident_bytes, profiled)
-            generator = self.engine.driver.generator
-            keeping = Keeping(build(self.captured.trace, program, generator), most)
+            keeping = begin_keeping(self.captured, program, most, self.engine.driver)
             profiling.keeping = keeping
             self.engine.contention.tell(self)
             self.engine.metering.forget_peak()

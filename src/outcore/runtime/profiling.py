@@ -16,7 +16,7 @@ from outcore.execute import Driver, Executable, Instruments, build, checker
 from outcore.gauges import Moment
 from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Program
-from outcore.ir.trace import Ref, Trace
+from outcore.ir.trace import Phase, Ref, Trace
 from outcore.measure import Reading, Stopwatch
 from outcore.runtime.calls import nbytes_of
 from outcore.runtime.planned import Planned
@@ -35,7 +35,8 @@ when it will come again."""
 class Keeping:
     """A program for a graph that nobody differentiates.
 
-    It keeps everything, or recomputes what does not fit (`Programs.forward_only`).
+    It keeps everything, or recomputes what does not fit (`Programs.forward_only`). If a backward
+    call comes after all, that may be the first one, so it is checked. Forward has been checked.
     """
 
     executable: Executable
@@ -123,6 +124,11 @@ class Profiling:
             return self.checked
         self.timed = self.timed or self.make_timed()
         return self.timed
+
+    def checks(self, executable: Executable) -> bool:
+        """Whether `executable` compares the trace with what kernels really return."""
+        keeping = None if self.keeping is None else self.keeping.executable
+        return executable is self.checked or executable is keeping
 
     @property
     def times(self) -> bool:
@@ -225,7 +231,7 @@ def begin_profiling(
     trace = captured.trace
     first, stopwatch = Stopwatch(program, clock), Stopwatch(program, clock)
     timed = Instruments(timed=True)
-    both = Instruments(timed=True, checked=True)
+    both = Instruments(timed=True, checked=(*Phase,))
 
     def marked() -> Moment:
         mark()
@@ -243,3 +249,12 @@ def begin_profiling(
         lent,
         readings,
     )
+
+
+def begin_keeping(
+    captured: Captured, program: Program, most_resident_bytes: int, driver: Driver
+) -> Keeping:
+    """Build `program`, which may run beside `most_resident_bytes` of external memory."""
+    trace, checked = captured.trace, Instruments(checked=(Phase.BACKWARD,))
+    executable = build(trace, program, driver.generator, checked, check=checker(trace))
+    return Keeping(executable, most_resident_bytes)

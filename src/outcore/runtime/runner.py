@@ -74,6 +74,7 @@ class Runner:
             except CaptureError as error:  # holds what the failed run made until this block ends
                 inputs = self._learn(error, visit, executable)
                 self.engine.begun(graph)
+        graph.end_call(executable)
         visit.work.append((start, clock.now()))
         visit.forward_stop = self.engine.metering.leave()
         visit.away_bytes = -self.engine.stores.away_bytes()
