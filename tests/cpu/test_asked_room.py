@@ -196,7 +196,6 @@ class Asked:
         monkeypatch.setattr(
             "outcore.runtime.contention.kept_bytes", lambda _: 1000 - self.left_bytes
         )
-        monkeypatch.setattr("outcore.runtime.contention.left_bytes", lambda _: self.left_bytes)
         self.can_leave_bytes = can_leave_bytes
         self.left_bytes: int = 0
         self.status: Any = GraphStatus()

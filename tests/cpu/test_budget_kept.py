@@ -678,7 +678,7 @@ def test_a_graph_that_is_asked_leaves_more_until_it_holds_less(
         return 100 if planned is execution.planned else left[-1]
 
     monkeypatch.setattr(engine.plans, "leaving_more", leaving)
-    monkeypatch.setattr(contention, "left_bytes", left_bytes)
+    monkeypatch.setattr(Planned, "left_bytes", property(left_bytes))
     monkeypatch.setattr(contention, "kept_bytes", lambda _: 1000 - max(0, left[-1] - 130))
     first.status.asked_bytes = {5, 3}
     found = engine.contention.leaving_more(first, execution)
