@@ -19,9 +19,8 @@ from torch.nn import functional as F
 from outcore import Backend
 from outcore.capture.tracing import as_kernels
 from outcore.report import Report
-from outcore.runtime import graph as runtime_graph
 from outcore.runtime.plans import Plans
-from outcore.runtime.status import MOST_STEPS_WITHOUT_BACKWARD
+from outcore.runtime.status import MOST_STEPS_WITHOUT_BACKWARD, GraphStatus
 from tests.cpu.training import PROFILED_STEPS, mean_square, same, tight_budget, train
 
 STEPS = PROFILED_STEPS + 3
@@ -436,11 +435,16 @@ def test_a_backward_is_checked_however_late_it_comes(dropped: int) -> None:
     assert same([late(backend, dropped)], [late("aot_eager", dropped)])
     assert backend.engine is not None
     assert [graph.corrections for graph in backend.engine.graphs] == [2]
+    assert backend.report().state == "in-core", "it has a plan, although few calls come back"
+
+
+def has_one_without_backward(status: GraphStatus) -> bool:
+    return status.steps_without_backward >= 1
 
 
 def test_a_call_that_begins_anew_is_one_without_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would run a program for calls that nobody differentiates."""
-    monkeypatch.setattr(runtime_graph, "MOST_STEPS_WITHOUT_BACKWARD", 1)
+    monkeypatch.setattr(GraphStatus, "undifferentiated", property(has_one_without_backward))
     programs = []
     forward_only = Plans.forward_only_program
 

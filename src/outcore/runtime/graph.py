@@ -40,7 +40,7 @@ from outcore.runtime.profiling import (
     begin_profiling,
 )
 from outcore.runtime.session import Interlude, Visit
-from outcore.runtime.status import MOST_STEPS_WITHOUT_BACKWARD, GraphStatus, State
+from outcore.runtime.status import GraphStatus, State
 from outcore.runtime.store import Store
 from outcore.units import format_bytes
 
@@ -182,7 +182,7 @@ class PlannedGraph:
 
         `again`: this backward call must leave its data for another one (`retain_graph`).
         """
-        self.status.steps_without_backward = 0
+        self.status.came_back()
         self.engine.observer.returned(self, store, tangents)
         self.status.retained |= again
         self.engine.observer.waited(self, store.visit, tangents)
@@ -307,7 +307,7 @@ class PlannedGraph:
 
     def _unplanned(self, profiling: Profiling, resident_bytes: int) -> Executable:
         """The profiling executable; the one of `Keeping` if no backward calls come and it fits."""
-        if self.status.steps_without_backward < MOST_STEPS_WITHOUT_BACKWARD or not self.may_keep:
+        if not (self.status.undifferentiated and self.may_keep):
             return profiling.executable
         keeping = profiling.keeping
         if keeping is None:
@@ -325,11 +325,7 @@ class PlannedGraph:
 
     def _keeps_on(self, keeping: Keeping | None) -> TypeGuard[Keeping]:
         """Whether no backward calls come, and the allocator's count shows room for `keeping`."""
-        if (
-            keeping is None
-            or not self.may_keep
-            or self.status.steps_without_backward < MOST_STEPS_WITHOUT_BACKWARD
-        ):
+        if keeping is None or not (self.status.undifferentiated and self.may_keep):
             return False
         level = self.engine.residency.allocated_bytes()
         return level is not None and level <= keeping.most_allocated_bytes
@@ -441,7 +437,7 @@ class PlannedGraph:
             self.execution = None
 
     def _wants_meter(self, executable: Executable) -> bool:
-        if self.status.steps_without_backward >= MOST_STEPS_WITHOUT_BACKWARD:
+        if self.status.undifferentiated:
             return False
         if self.execution is not None and executable is self.execution.executable:
             return self.engine.metering.wants_peak(self) and self._is_first()

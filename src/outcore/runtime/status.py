@@ -42,8 +42,7 @@ class State(Enum):
 
 
 MOST_STEPS_WITHOUT_BACKWARD = 4
-"""Metered steps in a row with a forward call of a graph and no backward call of it, after which its
-calls are not metered any more until one comes back: nobody seems to differentiate it."""
+"""The least `GraphStatus.most_without_backward`."""
 
 
 @dataclass(slots=True)
@@ -145,6 +144,10 @@ class GraphStatus:
     """Seconds spent on planning the graph so far, failed attempts included."""
     steps_without_backward: int = 0
     """Metered steps in a row with a forward call of the graph and no backward call of it."""
+    most_without_backward: int = MOST_STEPS_WITHOUT_BACKWARD
+    """Such steps after which nobody seems to differentiate the graph. Its calls are not metered any
+    more then until one comes back. Each time that happens, this is doubled: otherwise a graph that
+    is differentiated only in some of its calls would never be planned."""
     left_over_bytes: int = 0
     """Bytes that were freed in each timed step while the graph waited and were not part of that
     step, such as results or gradients of the step before. The least of the timed steps."""
@@ -152,10 +155,18 @@ class GraphStatus:
     @property
     def settled(self) -> bool:
         """Whether its way to run is settled: planned, in-core, or not differentiated by anybody."""
-        return (
-            self.state is not State.PROFILING
-            or self.steps_without_backward >= MOST_STEPS_WITHOUT_BACKWARD
-        )
+        return self.state is not State.PROFILING or self.undifferentiated
+
+    @property
+    def undifferentiated(self) -> bool:
+        """Whether nobody seems to differentiate the graph."""
+        return self.steps_without_backward >= self.most_without_backward
+
+    def came_back(self) -> None:
+        """Note that a backward call begins."""
+        if self.undifferentiated:
+            self.most_without_backward *= 2
+        self.steps_without_backward = 0
 
     @property
     def follows(self) -> Planned | None:
