@@ -1099,3 +1099,48 @@ def test_the_room_is_that_with_which_the_allocator_loses_least(
         assert planned.predicted.peak(Tier.DEVICE) <= budget - room
         assert ("longer than predicted" in " ".join(backend.report().notes)) == (room == least)
         backend.save_plans(path)
+
+
+@torch.library.custom_op("outcore_tests::spread", mutates_args=())
+def spread(x: Tensor) -> Tensor:
+    """A copy, made with a workspace of 16 times its size."""
+    room = x.new_ones(16 * x.numel())
+    return x * room[: x.numel()].view_as(x)
+
+
+spread.register_fake(torch.empty_like)
+spread.register_autograd(lambda _, gradient: spread(gradient))
+
+
+class Spread(nn.Module):
+    """One op of the middle has a large workspace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.behind = Tower(), Tower()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.behind(spread(self.before(x)))
+        return result
+
+
+def test_no_more_than_one_step_exceeds_the_budget() -> None:
+    """Workspaces are known after it. If profiled steps do not fit with them, the graph is planned
+    at once."""
+
+    def first(steps: int, backend: Backend) -> None:
+        torch._dynamo.reset()
+        module = Spread()
+        call = torch.compile(module, backend=backend)
+        for _ in range(steps):
+            module.zero_grad()
+            mean_square(call(torch.ones(1024, 64))).backward()
+
+    first(1, Backend(budget="4MiB"))
+    with pytest.raises(InfeasibleError) as caught:
+        first(2, Backend(budget="4MiB"))
+    assert "spread" in caught.value.op
+    enough = Backend(budget=caught.value.floor_bytes)
+    del caught  # its frames hold what the step made
+    first(STEPS, enough)
+    assert enough.report().state == "planned"
