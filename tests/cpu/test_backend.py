@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import gc
 import linecache
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._C._autograd import _profiler_enabled
+from torch.profiler import ProfilerActivity, profile
 
 from outcore import Backend
 from outcore.errors import CaptureError, OptionValueError
@@ -1141,6 +1143,54 @@ class TestMeter:
         call, backend, written = self.evaluated(Once(), "2400KiB")
         assert written > 0
         assert self.planned_after_all(call, backend)
+
+    def test_evaluation_with_gradients_may_end_on_another_thread(self) -> None:
+        call, backend, _ = self.evaluated(Wide(), "1GiB")
+        loss = call(torch.ones(1024, 64)).sum()
+        thread = threading.Thread(target=loss.backward)
+        thread.start()
+        thread.join()
+        assert backend.report().state == "profiling"
+        assert self.planned_after_all(call, backend)
+
+    def test_evaluation_with_gradients_is_checked_until_a_backward_was(self) -> None:
+        """Checked calls hold their inputs, and copies of those that are overwritten."""
+        call, backend, _ = self.evaluated(Wide(), "1GiB")
+        assert backend.engine is not None
+        (graph,) = backend.engine.graphs
+        for confirmed in (False, True):
+            assert graph.confirmed == confirmed
+            assert graph.profiling is not None
+            assert graph.profiling.keeping is not None
+            assert graph.profiling.keeping.checked != confirmed
+            call(torch.ones(1024, 64)).sum().backward()
+            for _ in range(2 * MOST_STEPS_WITHOUT_BACKWARD + 1):
+                call(torch.ones(1024, 64))
+
+    def test_workspaces_are_those_of_the_program_that_was_metered(self) -> None:
+        """Not those of times before: a checked step under a profiler, then calls that keep all."""
+
+        def workspaces(before: Callable[[Any, Tensor], None]) -> tuple[int, ...]:
+            torch._dynamo.reset()
+            module, leader = Unfolded(), Wide()
+            backend = Backend(budget="1GiB")
+            call, other = (torch.compile(each, backend=backend) for each in (module, leader))
+            x = torch.ones(8, 4, 32, 32, dtype=torch.float64)
+            before(call, x)
+            for _ in range(2 * PROFILED_STEPS):
+                (other(torch.ones(256, 64)).sum() + call(x).sum()).backward()
+            assert backend.engine is not None
+            planned = next(g.planned for g in backend.engine.graphs if "conv" in str(g.ops))
+            assert planned is not None
+            return planned.problem.profile.workspace_bytes
+
+        def unmetered(call: Any, x: Tensor) -> None:
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True):
+                call(x).sum().backward()
+            for _ in range(MOST_STEPS_WITHOUT_BACKWARD + 2):
+                call(x)
+
+        assert workspaces(unmetered) == workspaces(lambda *_: None)
 
     def test_evaluation_with_gradients_leaves_room_for_workspaces(self) -> None:
         """They are 6.25 MiB, and not known: as much as profiled steps leave is left to them."""

@@ -458,6 +458,41 @@ def test_a_call_that_begins_anew_is_one_without_backward(monkeypatch: pytest.Mon
     assert not programs
 
 
+class Reshaped(nn.Module):
+    """A result does not lie as described, so that a view of it has to be a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.behind = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = turned(self.before(x)).reshape(-1)
+        result: Tensor = self.behind(flat.tanh().view(len(x), 64))
+        return result
+
+
+@pytest.mark.parametrize("dynamic", [False, None])
+def test_other_sizes_of_a_graph_that_a_correction_gave_a_copy(dynamic: bool | None) -> None:
+    """Workspaces of one graph say something of others only if they have the same ops."""
+
+    def trained(backend: Any) -> list[Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module, seen = Reshaped(), []
+        call = torch.compile(module, backend=backend, dynamic=dynamic) if backend else module
+        for rows in [64] * STEPS + [48] * STEPS:
+            module.zero_grad()
+            norm_of(call(torch.ones(rows, 64))).backward()
+            seen += [p.grad.clone() for p in module.parameters() if p.grad is not None]
+        return seen
+
+    backend = Backend(budget="1GiB", strict=True)
+    assert same([trained(backend)], [trained(None)])
+    assert backend.engine is not None
+    first, second = backend.engine.graphs
+    assert first.ops == second.ops != first.status.kind
+
+
 def norm_of(output: Tensor) -> Tensor:
     return output.float().square().mean()
 

@@ -71,8 +71,7 @@ class PlannedGraph:
         self.engine, self.captured = engine, captured
         self._fallback = fallback
         self.digest = digest(captured.trace)
-        kind = tuple(op.target for op in captured.trace.ops)
-        self.status = GraphStatus(kind=kind, digest=self.digest)
+        self.status = GraphStatus(kind=self.ops, digest=self.digest)
         self.profiling: Profiling | None = None
         self.execution: PlannedExecution | None = None
         self.retired = False
@@ -105,6 +104,8 @@ class PlannedGraph:
         that are made from it keep what it leaves free."""
         self.obstacles: Counter[Obstacle] = Counter()
         """Steps that could not be metered since the last one that was, by reason."""
+        self.confirmed = False
+        """Whether a backward call was compared with the trace to its end."""
         self.corrections = 0
         """How often a kernel did not do what was captured."""
         self.recorded = 0
@@ -114,6 +115,11 @@ class PlannedGraph:
     def fallback(self) -> Executable:
         """What runs the graph in-core."""
         return self._fallback()
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """The targets of its ops. A correction may have added some (`GraphStatus.kind`)."""
+        return tuple(op.target for op in self.captured.trace.ops)
 
     @property
     def planned(self) -> Planned | None:
@@ -145,7 +151,7 @@ class PlannedGraph:
 
     def adopt(self, planned: Planned) -> None:
         """Take over the plan of a graph with the same trace, and that graph's corrected trace."""
-        self.captured = replace(self.captured, trace=planned.problem.trace)
+        self.captured, self.confirmed = replace(self.captured, trace=planned.problem.trace), True
         self.settle(planned).adopted = True
         self.status.most_outstanding = planned.calls
         self.status.retained = planned.retaining_bytes is not None
@@ -190,6 +196,10 @@ class PlannedGraph:
     def end_backward(self, executable: Executable, visit: Visit) -> None:
         """Record `visit`, whose backward call has just been run by `executable`."""
         checked, steps = self.checks(executable), self.engine.steps
+        if checked and not self.confirmed:
+            self.confirmed = True
+            if self.profiling is not None:
+                self.profiling.keeping = None  # the next one need not be checked
         steps.returns += 1
         if visit.once:
             self.status.history.came_back(steps.number, steps.calls)
@@ -327,7 +337,9 @@ class PlannedGraph:
         if keeping is None:
             plans, profiled = self.engine.plans, profiling.program
             program, most = plans.forward_only_program(self, resident_bytes, profiled)
-            keeping = begin_keeping(self.captured, program, most, self.engine.driver)
+            keeping = begin_keeping(
+                self.captured, program, most, self.engine.driver, checked=not self.confirmed
+            )
             profiling.keeping = keeping
             self.engine.contention.tell(self)
             self.engine.metering.forget_peak()
@@ -466,6 +478,7 @@ class PlannedGraph:
 
     def correct(self, error: CaptureError) -> None:
         """Correct the trace from what a kernel really returned, or run in-core from now on."""
+        self.confirmed = False
         try:
             self.captured = self._corrected(error)
         except CaptureError as final:
@@ -494,8 +507,9 @@ class PlannedGraph:
             return
         session = self.engine.metering.session
         elsewhere = visit.thread is not threading.current_thread()
+        visit.checked = self.profiling is not None and executable is self.profiling.checked
         if elsewhere and self.engine.device.type == "cpu":
-            if self.checks(executable):
+            if visit.checked:
                 reason = (
                     "its backward runs on another thread than its forward, and cannot be metered"
                 )

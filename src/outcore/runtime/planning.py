@@ -10,7 +10,7 @@ numbers, and let `Fitting` make the plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,9 +24,8 @@ from outcore.ir.memory import fits, pause_bytes, peak
 from outcore.ir.plan import make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
-from outcore.ir.program import Free, Program
+from outcore.ir.program import Program
 from outcore.ir.store import digest
-from outcore.ir.trace import Trace
 from outcore.lower import lower
 from outcore.runtime.calls import Calls, call_tensor_bytes
 from outcore.runtime.drift import Drift, Replanned
@@ -36,7 +35,7 @@ from outcore.runtime.margin import margin_bytes
 from outcore.runtime.options import Settings
 from outcore.runtime.planned import Planned
 from outcore.runtime.profiling import Profiling
-from outcore.runtime.programs import Programs
+from outcore.runtime.programs import Programs, checked_bytes
 from outcore.runtime.shares import Shares
 from outcore.runtime.solving import Solver
 from outcore.simulate import simulate
@@ -268,7 +267,7 @@ class Planner:
 
         It has room for what `retain_graph` keeps if `planned` has. `needs_room`: it must have room
         for what calls of other graphs hold by now. Otherwise, if there is no such plan, they get
-        the room that they had under `planned`. Raises as `_planned` does.
+        the room that they had under `planned`. Raises as `Fitting.plan` does.
         """
         rooms = [*shares.rooms(self.solver.hardware(), planned.external)]
         if not needs_room and planned.external_bytes < rooms[-1].nbytes:
@@ -383,20 +382,3 @@ class Planner:
             return self._as_before(shares, planned, problem)
         except InfeasibleError:
             return None
-
-
-def checked_bytes(
-    trace: Trace, program: Program, gone: Iterable[int], overwritten: Iterable[int]
-) -> int:
-    """Bytes that a checked step holds in addition to what `program` holds.
-
-    To be able to begin again, it holds all inputs until the call comes back, and copies of those
-    that AOTAutograd overwrites (at positions `overwritten`). `gone` are inputs that nothing else
-    holds.
-    """
-    actions = (instruction.action for instruction in program.body)
-    freed = {x.slot for x in actions if isinstance(x, Free)} & {*program.arguments}
-    let_go = {program.slots[slot].buffer for slot in freed}.union(gone)
-    given = [trace.values[value].buffer for value in trace.inputs]
-    held = [*let_go.intersection(given), *(given[position] for position in overwritten)]
-    return sum(trace.buffers[buffer].nbytes for buffer in held)

@@ -162,8 +162,8 @@ class Plans:
 
         If none are known, those that sizes alone tell; None if there are none of those either.
         """
-        trace = graph.captured.trace
-        alike = (g for g in self._registry.graphs if g.status.kind == graph.status.kind)
+        trace, ops = graph.captured.trace, graph.ops
+        alike = (g for g in self._registry.graphs if g.ops == ops)  # corrected traces may have more
         found = [(g.captured.trace, known) for g in alike if (known := _metered(g)) is not None]
         if not found:
             return columns(trace) if self._on_cpu else None
@@ -213,7 +213,9 @@ class Plans:
         `profiled`: the program of the graph's profiled steps.
         """
         programs = self.planner.programs
-        return programs.forward_only(self._shares(graph), resident_bytes, profiled)
+        return programs.forward_only(
+            self._shares(graph), resident_bytes, profiled, checked=not graph.confirmed
+        )
 
     # ---- made ----------------------------------------------------------------------------------
 

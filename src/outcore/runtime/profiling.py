@@ -35,11 +35,13 @@ when it will come again."""
 class Keeping:
     """A program for a graph that nobody differentiates.
 
-    It keeps everything, or recomputes what does not fit (`Programs.forward_only`). If a backward
-    call comes after all, that may be the first one, so it is checked. Forward has been checked.
+    It keeps everything, or recomputes what does not fit (`Programs.forward_only`).
     """
 
     executable: Executable
+    checked: bool
+    """Whether it is compared with the trace in backward: if a backward call comes after all, that
+    is the first one. Forward was compared before."""
     most_resident_bytes: int
     """The most external bytes as a call begins with which the program may run."""
     most_allocated_bytes: int = -1
@@ -127,8 +129,9 @@ class Profiling:
 
     def checks(self, executable: Executable) -> bool:
         """Whether `executable` compares the trace with what kernels really return."""
-        keeping = None if self.keeping is None else self.keeping.executable
-        return executable is self.checked or executable is keeping
+        if self.keeping is not None and executable is self.keeping.executable:
+            return self.keeping.checked
+        return executable is self.checked
 
     @property
     def times(self) -> bool:
@@ -182,8 +185,8 @@ class Profiling:
                 self.wants_pause = False
                 self._take_pause(reading, visit)
             return
-        if len(self.first.notes) < len(self.trace.ops):
-            return  # the step ran another program
+        if not visit.checked:
+            return
         if reading is not self.latest:
             self.latest, self.readings_left = reading, self.readings_left - 1
         spans = (self.first.last(op) for op in range(len(self.trace.ops)))
@@ -253,9 +256,14 @@ def begin_profiling(
 
 
 def begin_keeping(
-    captured: Captured, program: Program, most_resident_bytes: int, driver: Driver
+    captured: Captured,
+    program: Program,
+    most_resident_bytes: int,
+    driver: Driver,
+    *,
+    checked: bool,
 ) -> Keeping:
     """Build `program`, which may run beside `most_resident_bytes` of external memory."""
-    trace, checked = captured.trace, Instruments(checked=(Phase.BACKWARD,))
-    executable = build(trace, program, driver.generator, checked, check=checker(trace))
-    return Keeping(executable, most_resident_bytes)
+    trace, instruments = captured.trace, Instruments(checked=(Phase.BACKWARD,) * checked)
+    executable = build(trace, program, driver.generator, instruments, check=checker(trace))
+    return Keeping(executable, checked, most_resident_bytes)

@@ -35,9 +35,9 @@ class Replay:
                 shape = tuple(each.shape)
                 raise StepError(
                     reason=f"an input of shape {shape} was changed in place between forward and "
-                    "backward of the first step, which has to run again because a kernel behaved "
-                    "differently than torch describes it. Change the input after backward, at "
-                    "least in the first step"
+                    "backward of a first step, which has to run again because a kernel behaved "
+                    "differently than torch describes it. Run the step again; change the input "
+                    "after backward"
                 )
         return [self.copies.get(index, each) for index, each in enumerate(self.inputs)]
 

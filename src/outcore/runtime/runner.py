@@ -105,15 +105,16 @@ class Runner:
         visit.backward_start = self.engine.metering.enter()
         self.engine.eviction.before_backward(graph, store)
         start = driver.clock.now()
+        executable = store.executable
         inputs: list[Any] | None = None
         try:
             with call(store.lane, tangents, store.crossing, again=again):
                 store.fetch()
                 crossing = list(store.crossing) if again else store.crossing
-                gradients = self._gradients(store.executable, crossing, tangents, store.lane)
+                gradients = self._gradients(executable, crossing, tangents, store.lane)
             give(store.lane, gradients, last=not again)
         except CaptureError as error:
-            inputs = self._learn_late(error, visit, store.executable)
+            inputs = self._learn_late(error, visit, executable)
         except RuntimeError as error:
             if says_memory(error):
                 stores.drop(store.number)  # else what it holds would count
@@ -123,12 +124,12 @@ class Runner:
             if not again:
                 stores.drop(store.number)
         if inputs is not None:  # not before: the error holds what the failed run made
-            gradients = self._run_again(visit, inputs, given, state)
+            executable, gradients = self._run_again(visit, inputs, given, state)
         visit.work.append((start, driver.clock.now()))
         visit.backward_stop = self.engine.metering.leave()
         if not again:
             visit.replay = None
-        graph.end_backward(store.executable, visit)
+        graph.end_backward(executable, visit)
         return gradients
 
     def _run_forward(
@@ -184,17 +185,21 @@ class Runner:
         return list(visit.replay.inputs)
 
     def _learn_late(self, error: CaptureError, visit: Visit, executable: Executable) -> list[Any]:
-        """As `_learn`, after the forward call: inputs may have been overwritten since."""
-        inputs = [] if visit.replay is None else visit.replay.inputs_before()
-        self._learn(error, visit, executable)
-        return inputs
+        """As `_learn`, after the forward call.
+
+        Raises StepError if inputs were overwritten since.
+        """
+        replay = visit.replay
+        inputs = self._learn(error, visit, executable)
+        return inputs if replay is None else replay.inputs_before()
 
     def _run_again(
         self, visit: Visit, inputs: list[Any], tangents: list[Any], state: Any
-    ) -> tuple[Any, ...]:
-        """Run forward and backward again until the trace is right; returns the gradients.
+    ) -> tuple[Executable, tuple[Any, ...]]:
+        """Run forward and backward again until the trace is right.
 
-        `state`: the generator's as backward began. Others may have drawn since forward.
+        Returns what ran, and the gradients. `state`: the generator's as backward began. Others may
+        have drawn since forward.
         """
         while True:
             try:
@@ -208,7 +213,7 @@ class Runner:
                         with call(lane, given, store.crossing):
                             found = self._gradients(executable, store.crossing, given, lane)
                         give(lane, found)
-                        return found
+                        return executable, found
                     finally:
                         store.release()
             except CaptureError as error:
