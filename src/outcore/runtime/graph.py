@@ -277,25 +277,11 @@ class PlannedGraph:
             with contextlib.suppress(InfeasibleError):
                 profiling = self.profiling = self._begin(inputs)
         self.engine.observer.base(self, profiling, own, resident)
-        if profiling.times and not (profiling.timed_steps or profiling.done):
-            profiling = self._within_budget(profiling, resident)
         if not profiling.done or self._follows_the_unplanned(profiling):
             return self._unplanned(profiling, resident)
         if profiling.lent is not None:
             return self._lent(profiling, inputs, fits=fits)
         return self._first(profiling, resident)
-
-    def _within_budget(self, profiling: Profiling, resident: int) -> Profiling:
-        """What to plan from at once if a timed step would exceed the budget; else `profiling`.
-
-        If calls of other graphs wait, what they hold can be moved away for it.
-        """
-        waiting = self.engine.registry.outstanding(self)
-        if waiting or self.engine.plans.fits_as_metered(self, profiling, resident):
-            return profiling
-        self.profiling = profiling.from_checks(resident)
-        self.profiling.enough_steps = 0
-        return self.profiling
 
     def _first(self, profiling: Profiling, resident: int) -> Executable:
         """The executable of the first plan; while others must be planned first, that of profiling.

@@ -134,18 +134,6 @@ class Plans:
             # Garbage counts as resident memory, and compilers may have left some in this step.
             collected = self._residency.collect(again=True)
 
-    def fits_as_metered(
-        self, graph: PlannedGraph, profiling: Profiling, resident_bytes: int
-    ) -> bool:
-        """Whether profiled steps fit beside that many external bytes, with the metered workspaces.
-
-        They were not known as the program was made.
-        """
-        shares, metered = self._shares(graph), profiling.workspace_bytes
-        return metered is None or self.planner.programs.fits(
-            shares, profiling.program, resident_bytes, metered
-        )
-
     def lean_program(
         self, graph: PlannedGraph, planned: Planned, inputs: Sequence[Any], between_bytes: int
     ) -> Program:

@@ -102,7 +102,7 @@ class Profiling:
     """Bytes that were freed in each timed step while the graph waited and were not part of that
     step: the least of the steps. None: not known."""
     enough_steps: int = TIMED_STEPS
-    """Timed calls after which the graph is planned. 0: what checked steps showed is enough."""
+    """Timed calls after which the graph is planned."""
     timed: Executable | None = None
     """The result of `make_timed`; None before."""
     early: bool = False
@@ -145,7 +145,6 @@ class Profiling:
 
     def again(self) -> None:
         """Time steps again, because other graphs hold less from now on."""
-        self.enough_steps = max(1, self.enough_steps)
         self.timed_steps, self.base_bytes, self.wants_pause = 0, None, True
 
     def began(self, base_bytes: int, *, first: bool) -> int:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from outcore.errors import InfeasibleError
 from outcore.gc_paused import gc_paused
 from outcore.ir.hardware import Tier
-from outcore.ir.memory import fits, held_bytes, peak
+from outcore.ir.memory import held_bytes, peak
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
 from outcore.ir.program import Free, Program
@@ -80,14 +80,6 @@ class Programs:
         program = lower(replace(problem, budget_bytes=1), plan, fast=True)
         spare = problem.budget_bytes - peak(problem, program, Tier.DEVICE).nbytes
         return program, resident_bytes + spare
-
-    def fits(
-        self, shares: Shares, program: Program, resident_bytes: int, workspace_bytes: Sequence[int]
-    ) -> bool:
-        """Whether `program` fits beside that many external bytes, with these workspaces of ops."""
-        problem = self._unmeasured(shares, resident_bytes)
-        profile = replace(problem.profile, workspace_bytes=tuple(workspace_bytes))
-        return fits(replace(problem, profile=profile), program)
 
     @gc_paused()
     def lean(
