@@ -480,6 +480,43 @@ def test_others_are_counted_by_the_trace_that_they_have_now() -> None:
     assert shares._calls(second, hardware) is not known
 
 
+class Skips(nn.Module):
+    """All of its maps are read again in backward, and at the end of forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = []
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+            maps.append(x)
+        for each in reversed(maps[:-1]):
+            x = x + each
+        return x
+
+
+def test_a_graph_that_is_profiled_anew_within_a_metered_step() -> None:
+    """More came to be held since its first call, whose times are not those of what runs now."""
+    torch._dynamo.reset()
+    backend = Backend(budget="2.5MiB", strict=True)
+    leader, module = (torch.compile(m, backend=backend) for m in (Tower(layers=2), Skips()))
+    x = torch.ones(512, 64)
+    mean_square(leader(x)).backward()
+    mean_square(module(x)).backward()
+    assert backend.engine is not None
+    _, graph = backend.engine.graphs
+    profiling = graph.profiling
+    assert profiling is not None
+    held = torch.ones(profiling.most_resident_bytes // 4)
+    result = module(x)
+    assert graph.profiling is not profiling
+    mean_square(leader(x)).backward()
+    mean_square(result).backward()
+    del held
+
+
 def test_what_captures_leave_is_no_part_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compilers may leave results of the step in reference cycles, for example at a graph break."""
 

@@ -464,7 +464,7 @@ class PlannedGraph:
 
     def correct(self, error: CaptureError) -> None:
         """Correct the trace from what a kernel really returned, or run in-core from now on."""
-        self.confirmed = False
+        self.confirmed, self.status.steps_without_backward = False, 0
         try:
             self.captured = self._corrected(error)
         except CaptureError as final:
@@ -493,9 +493,9 @@ class PlannedGraph:
             return
         session = self.engine.metering.session
         elsewhere = visit.thread is not threading.current_thread()
-        visit.checked = self.profiling is not None and executable is self.profiling.checked
+        visit.ran = executable
         if elsewhere and self.engine.device.type == "cpu":
-            if visit.checked:
+            if self.profiling is not None and executable is self.profiling.checked:
                 reason = (
                     "its backward runs on another thread than its forward, and cannot be metered"
                 )

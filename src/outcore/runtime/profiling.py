@@ -40,8 +40,7 @@ class Keeping:
 
     executable: Executable
     checked: bool
-    """Whether it is compared with the trace in backward: if a backward call comes after all, that
-    is the first one. Forward was compared before."""
+    """Whether backward compares results with the trace: none of the graph has done so before."""
     most_resident_bytes: int
     """The most external bytes as a call begins with which the program may run."""
     most_allocated_bytes: int = -1
@@ -184,7 +183,7 @@ class Profiling:
                 self.wants_pause = False
                 self._take_pause(reading, visit)
             return
-        if not visit.checked:
+        if visit.ran is not self.checked:
             return
         if reading is not self.latest:
             self.latest, self.readings_left = reading, self.readings_left - 1

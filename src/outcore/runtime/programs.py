@@ -105,7 +105,7 @@ class Programs:
         workspaces, which are not known, and for other graphs. If not, it recomputes in backward: a
         forward call takes no longer for it, and leaves less. That has to fit in the whole budget,
         and a forward call may need no more than with `profiled`, the program of profiled steps, so
-        that as much is left for workspaces. `checked`: calls hold what checked ones do.
+        that as much is left for workspaces. `checked`: calls hold `checked_bytes`, too.
         """
         captured, gone = shares.graph.captured, shares.graph.gone
         problem = self._unmeasured(shares, resident_bytes)

@@ -176,22 +176,30 @@ class Runner:
 
     def _learn(self, error: CaptureError, visit: Visit, executable: Executable) -> list[Any]:
         """Have the graph corrected; returns the inputs to begin again with."""
-        if visit.replay is None:
-            raise error
-        if self.graph.checks(executable):
-            self.graph.correct(error)
-        with drawing():
-            self.engine.driver.generator.set_state(visit.replay.generator_state)
-        return list(visit.replay.inputs)
+        replay = self._replay(error, visit, executable)
+        return self._rewound(replay, replay.inputs)
 
     def _learn_late(self, error: CaptureError, visit: Visit, executable: Executable) -> list[Any]:
         """As `_learn`, after the forward call.
 
         Raises StepError if inputs were overwritten since.
         """
-        replay = visit.replay
-        inputs = self._learn(error, visit, executable)
-        return inputs if replay is None else replay.inputs_before()
+        replay = self._replay(error, visit, executable)
+        return self._rewound(replay, replay.inputs_before())
+
+    def _replay(self, error: CaptureError, visit: Visit, executable: Executable) -> Replay:
+        """Have the graph corrected; returns what is needed to begin again."""
+        if visit.replay is None:
+            raise error
+        if self.graph.checks(executable):
+            self.graph.correct(error)
+        return visit.replay
+
+    def _rewound(self, replay: Replay, inputs: Iterable[Any]) -> list[Any]:
+        """The `inputs`; random ops draw again what they drew."""
+        with drawing():
+            self.engine.driver.generator.set_state(replay.generator_state)
+        return list(inputs)
 
     def _run_again(
         self, visit: Visit, inputs: list[Any], tangents: list[Any], state: Any

@@ -80,8 +80,8 @@ class Visit:
     work: list[tuple[Moment, Moment]] = field(default_factory=list)
     """Start and stop on the device by the driver's clock: of the forward call, then of backward
     calls."""
-    checked: bool = False
-    """Whether a program of profiled steps ran that compares all results with the trace."""
+    ran: object = None
+    """The executable that ran the latest of its backward calls."""
     evicted: bool = False
     """Whether something was moved away while it waited (`Eviction`): its times do not count."""
     away_bytes: int = 0

@@ -146,8 +146,8 @@ class GraphStatus:
     """Metered steps in a row with a forward call of the graph and no backward call of it."""
     most_without_backward: int = MOST_STEPS_WITHOUT_BACKWARD
     """Such steps after which nobody seems to differentiate the graph. Its calls are not metered any
-    more then until one comes back. Each time that happens, this is doubled: otherwise a graph that
-    is differentiated only in some of its calls would never be planned."""
+    more then until one comes back. Each time that happens before the graph has a plan, this is
+    doubled: otherwise a graph that is differentiated in few of its calls would get none."""
     left_over_bytes: int = 0
     """Bytes that were freed in each timed step while the graph waited and were not part of that
     step, such as results or gradients of the step before. The least of the timed steps."""
@@ -164,7 +164,7 @@ class GraphStatus:
 
     def came_back(self) -> None:
         """Note that a backward call begins."""
-        if self.undifferentiated:
+        if self.undifferentiated and self.planned is None:
             self.most_without_backward *= 2
         self.steps_without_backward = 0
 
