@@ -196,10 +196,7 @@ class PlannedGraph:
     def end_backward(self, executable: Executable, visit: Visit) -> None:
         """Record `visit`, whose backward call has just been run by `executable`."""
         checked, steps = self.checks(executable), self.engine.steps
-        if checked and not self.confirmed:
-            self.confirmed = True
-            if self.profiling is not None:
-                self.profiling.keeping = None  # the next one need not be checked
+        self.confirmed |= checked
         steps.returns += 1
         if visit.once:
             self.status.history.came_back(steps.number, steps.calls)
@@ -320,7 +317,7 @@ class PlannedGraph:
         if not (self.status.undifferentiated and self.may_keep):
             return profiling.executable
         keeping = profiling.keeping
-        if keeping is None:
+        if keeping is None or keeping.checked == self.confirmed:
             plans, profiled = self.engine.plans, profiling.program
             program, most = plans.forward_only_program(self, resident_bytes, profiled)
             keeping = begin_keeping(
@@ -337,7 +334,9 @@ class PlannedGraph:
 
     def _keeps_on(self, keeping: Keeping | None) -> TypeGuard[Keeping]:
         """Whether no backward calls come, and the allocator's count shows room for `keeping`."""
-        if keeping is None or not (self.status.undifferentiated and self.may_keep):
+        if keeping is None or keeping.checked == self.confirmed:
+            return False
+        if not (self.status.undifferentiated and self.may_keep):
             return False
         level = self.engine.residency.allocated_bytes()
         return level is not None and level <= keeping.most_allocated_bytes
