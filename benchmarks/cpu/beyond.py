@@ -26,8 +26,8 @@ from outcore.compare import Comparison
 from outcore.errors import InfeasibleError
 from outcore.networks import network
 from outcore.presets import preset
-from outcore.runtime.host import available_bytes, memory_limit_bytes
-from outcore.runtime.options import DEFAULT_POLICY
+from outcore.runtime.limits.host import available_bytes, memory_limit_bytes
+from outcore.runtime.settings.options import DEFAULT_POLICY
 from outcore.units import format_bytes
 
 NETWORK, SIZE = "densenet121", 224

@@ -15,7 +15,7 @@ from benchmarks.cpu.worth import SLOW_LINK
 from benchmarks.kit.benchmark import Patience
 from benchmarks.kit.modes import Eager, Inductor, Mode, Outcore
 from benchmarks.kit.rows import Row
-from outcore.runtime.options import DEFAULT_POLICY
+from outcore.runtime.settings.options import DEFAULT_POLICY
 
 
 def fused(scale: Scale, patience: Patience) -> Iterator[Row]:

@@ -15,7 +15,7 @@ from benchmarks.kit.modes import Outcore
 from benchmarks.kit.rows import Check, Row, at_most, ratio
 from benchmarks.kit.worker import Worker, WorkerError
 from outcore.errors import InfeasibleError
-from outcore.runtime.options import DEFAULT_POLICY
+from outcore.runtime.settings.options import DEFAULT_POLICY
 from outcore.units import format_bytes
 
 TIME_LIMIT = 0.15

@@ -19,7 +19,7 @@ from benchmarks.kit.modes import Eager, Mode, Outcore
 from benchmarks.kit.rows import Check, Row
 from benchmarks.kit.worker import Worker
 from outcore.measure import resident_bytes
-from outcore.runtime.options import DEFAULT_POLICY
+from outcore.runtime.settings.options import DEFAULT_POLICY
 
 WORKLOAD = "small-resnet-b16-64"
 BUDGET_SHARE = 0.7

@@ -16,7 +16,7 @@ from benchmarks.kit.worker import Worker
 from outcore.errors import InfeasibleError
 from outcore.lower import lower
 from outcore.policies import resolve
-from outcore.runtime.options import DEFAULT_POLICY
+from outcore.runtime.settings.options import DEFAULT_POLICY
 from outcore.simulate import simulate
 from outcore.units import format_bytes, format_seconds
 

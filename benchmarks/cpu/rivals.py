@@ -34,7 +34,7 @@ from outcore.ir.plan import Choice, Gap
 from outcore.out_of_process import plan_out_of_process
 from outcore.planfile import save_plans
 from outcore.policies import resolve
-from outcore.runtime.reuse import Given, save_file
+from outcore.runtime.settings.reuse import Given, save_file
 
 OURS = "search"
 RIVALS = (

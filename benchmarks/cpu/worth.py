@@ -23,7 +23,7 @@ from benchmarks.kit.modes import (
     Outcore,
 )
 from benchmarks.kit.rows import Row, at_most
-from outcore.runtime.options import DEFAULT_POLICY
+from outcore.runtime.settings.options import DEFAULT_POLICY
 
 SLOW_LINK = "300MiB/s"
 RECOMPUTE_ALL = "recompute-all"

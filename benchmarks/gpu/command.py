@@ -18,7 +18,7 @@ from benchmarks.kit.command import Kit, run_kit
 from benchmarks.kit.earlier import Resuming, Saved
 from outcore.errors import OptionValueError
 from outcore.execute.segments import asked, expanding, expands
-from outcore.runtime.host import memory_limit_bytes
+from outcore.runtime.limits.host import memory_limit_bytes
 from outcore.units import parse_size
 
 

@@ -16,7 +16,7 @@ from benchmarks.kit.modes import AotEager, Checkpoint, Eager, Inductor, Outcore,
 from benchmarks.kit.rows import Check, Row
 from outcore.allocators.card import HEADROOM_DIVISOR
 from outcore.policies import POLICIES
-from outcore.runtime.options import DEFAULT_POLICY
+from outcore.runtime.settings.options import DEFAULT_POLICY
 
 SMALL_SHARE = 0.75
 """The cap of tiny networks, relative to the in-core peak: their weights are a large part of it."""

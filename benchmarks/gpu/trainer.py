@@ -17,7 +17,7 @@ from benchmarks.kit.digests import digests
 from benchmarks.kit.modes import Call, Mode, SameGraph
 from outcore import Backend
 from outcore.measure import metered, resident_bytes
-from outcore.runtime.status import State
+from outcore.runtime.graphs.status import State
 
 FEWEST_WARM_UPS, MOST_WARM_UPS = 3, 14
 LAST_WARM_UPS = 8

@@ -14,7 +14,7 @@ import torch
 import outcore
 from outcore import __version__
 from outcore.compiled import COMPILED
-from outcore.runtime.host import memory_limit_bytes
+from outcore.runtime.limits.host import memory_limit_bytes
 
 PACKAGES = ("torch", "numpy", "scipy", "numba", "transformers", "monai")
 

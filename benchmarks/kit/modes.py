@@ -22,7 +22,7 @@ from outcore.networks.resnext3d import Bottleneck3d
 from outcore.networks.transformer import PreNormBlock
 from outcore.networks.unet3d import UNet3d
 from outcore.policies import POLICIES
-from outcore.runtime.options import DEFAULT_POLICY
+from outcore.runtime.settings.options import DEFAULT_POLICY
 
 Call: TypeAlias = Callable[..., Any]
 

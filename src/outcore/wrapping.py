@@ -13,7 +13,7 @@ from outcore.errors import NotEngagedError, WrapError
 from outcore.explain import Explanation
 from outcore.report import Report
 from outcore.runtime.backend import Backend
-from outcore.runtime.options import Keywords
+from outcore.runtime.settings.options import Keywords
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -30,7 +30,7 @@ import outcore
 from outcore.ir.program import Run
 from outcore.ir.trace import Effect
 from outcore.report import Report
-from outcore.runtime.planning import Planner
+from outcore.runtime.planning.planner import Planner
 from tests.cpu.training import PROFILED_STEPS, Small, batch, mean_square
 
 STEPS = PROFILED_STEPS + 2

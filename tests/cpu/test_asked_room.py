@@ -20,10 +20,10 @@ from outcore import Backend
 from outcore.errors import InfeasibleError
 from outcore.execute.arena import Arena, own_arena
 from outcore.measure.events import EventMeter
-from outcore.runtime.contention import Contention
-from outcore.runtime.graph import PlannedGraph
-from outcore.runtime.shares import Shares
-from outcore.runtime.status import GraphStatus
+from outcore.runtime.budget.contention import Contention
+from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.graphs.status import GraphStatus
+from outcore.runtime.planning.shares import Shares
 from tests.cpu.test_budget_kept import Tower
 from tests.cpu.training import mean_square
 
@@ -194,7 +194,7 @@ class Asked:
 
     def __init__(self, can_leave_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
-            "outcore.runtime.contention.kept_bytes", lambda _: 1000 - self.left_bytes
+            "outcore.runtime.budget.contention.kept_bytes", lambda _: 1000 - self.left_bytes
         )
         self.can_leave_bytes = can_leave_bytes
         self.left_bytes: int = 0
@@ -330,7 +330,7 @@ def test_what_grows_is_noticed_past_the_mixes_that_are_told_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Memory found with several outstanding calls is not held when a step's first call begins."""
-    monkeypatch.setattr("outcore.runtime.observations.MOST_MIXES", 1)
+    monkeypatch.setattr("outcore.runtime.graphs.observations.MOST_MIXES", 1)
     torch._dynamo.reset()
     torch.manual_seed(0)
     module = nn.ModuleList([Tower(layers=6)])

@@ -27,13 +27,13 @@ from outcore.ir.trace import Effect, Ref, Role
 from outcore.lower import lower
 from outcore.measure import metered
 from outcore.policies import floor
-from outcore.runtime import steps
-from outcore.runtime.calls import states_bytes
-from outcore.runtime.margin import MARGIN_DIVISOR
-from outcore.runtime.metering import MOST_PEAK_TRIES
-from outcore.runtime.registry import IDLE_STEPS
-from outcore.runtime.session import Session
-from outcore.runtime.status import MOST_STEPS_WITHOUT_BACKWARD, GraphStatus
+from outcore.runtime.budget import steps
+from outcore.runtime.budget.metering import MOST_PEAK_TRIES
+from outcore.runtime.budget.registry import IDLE_STEPS
+from outcore.runtime.graphs.calls import states_bytes
+from outcore.runtime.graphs.status import MOST_STEPS_WITHOUT_BACKWARD, GraphStatus
+from outcore.runtime.limits.margin import MARGIN_DIVISOR
+from outcore.runtime.step.session import Session
 from outcore.torch_backend import backend_for
 from tests.cpu.training import (
     PROFILED_STEPS,

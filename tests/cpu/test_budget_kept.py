@@ -25,13 +25,15 @@ from outcore.ir.hardware import Tier
 from outcore.ir.memory import crossing_bytes, private_bytes
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
-from outcore.runtime import contention, options, solving
-from outcore.runtime.calls import gradient_bytes
-from outcore.runtime.graph import PlannedGraph
-from outcore.runtime.planned import Planned
-from outcore.runtime.registry import IDLE_STEPS
-from outcore.runtime.residency import Residency
-from outcore.runtime.shares import Shares
+from outcore.runtime.budget import contention
+from outcore.runtime.budget.registry import IDLE_STEPS
+from outcore.runtime.budget.residency import Residency
+from outcore.runtime.graphs.calls import gradient_bytes
+from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.graphs.planned import Planned
+from outcore.runtime.planning import solving
+from outcore.runtime.planning.shares import Shares
+from outcore.runtime.settings import options
 from tests.cpu.training import PROFILED_STEPS, away, back, mean_square, same, snapshot
 
 STEPS = 8

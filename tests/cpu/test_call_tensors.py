@@ -6,7 +6,7 @@ import torch
 
 from outcore.ir.text import parse
 from outcore.ir.trace import Trace
-from outcore.runtime.call_tensors import CallTensors, call_tensors
+from outcore.runtime.step.call_tensors import CallTensors, call_tensors
 
 CPU = torch.device("cpu")
 

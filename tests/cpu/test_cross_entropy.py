@@ -20,7 +20,7 @@ from outcore.errors import InfeasibleError
 from outcore.ir.program import Copy, Run
 from outcore.measure import metered
 from outcore.networks import NETWORKS
-from outcore.runtime.options import Keywords
+from outcore.runtime.settings.options import Keywords
 from tests.cpu.donating import DTYPES, bits
 from tests.cpu.models import gpt2
 from tests.cpu.scores import ATEN, by_torch, cases, given

@@ -20,7 +20,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from outcore.cli import app
-from outcore.runtime.obstacle import Obstacle
+from outcore.runtime.graphs.obstacle import Obstacle
 from tests import pages
 from tests.pages import ROOT, blocks, name_of
 

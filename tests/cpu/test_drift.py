@@ -30,13 +30,13 @@ from outcore.ir.hardware import Tier
 from outcore.ir.program import Run
 from outcore.ir.store import digest
 from outcore.lower import lower
-from outcore.runtime import engine as engines
 from outcore.runtime import summary
-from outcore.runtime import trial as trials
-from outcore.runtime.drift import WARM_UP_STEPS, WATCHED_STEPS, Drift
-from outcore.runtime.session import Visit
-from outcore.runtime.store import Store
-from outcore.runtime.trial import TRIAL_STEPS
+from outcore.runtime.budget import engine as engines
+from outcore.runtime.graphs import trial as trials
+from outcore.runtime.graphs.drift import WARM_UP_STEPS, WATCHED_STEPS, Drift
+from outcore.runtime.graphs.trial import TRIAL_STEPS
+from outcore.runtime.step.session import Visit
+from outcore.runtime.step.store import Store
 from outcore.simulate import simulate
 from tests.cpu.queues import LateDevice, LateEvent
 from tests.cpu.training import (

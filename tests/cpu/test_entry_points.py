@@ -36,7 +36,7 @@ from outcore.errors import (
     PolicyError,
     WrapError,
 )
-from outcore.runtime.engine import Engine
+from outcore.runtime.budget.engine import Engine
 from tests.cpu.training import (
     PROFILED_STEPS,
     Small,

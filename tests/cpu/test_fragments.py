@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 import torch
 
-from outcore.runtime import fragments
-from outcore.runtime.fragments import LATEST, OFTEN, SETTLING_STEPS, Fragments
-from outcore.runtime.options import Settings
-from outcore.runtime.steps import Steps
+from outcore.runtime.budget import fragments
+from outcore.runtime.budget.fragments import LATEST, OFTEN, SETTLING_STEPS, Fragments
+from outcore.runtime.budget.steps import Steps
+from outcore.runtime.settings.options import Settings
 
 KEPT, MOVED = (SimpleNamespace(everything_kept=kept, layout=None) for kept in (True, False))
 PLACED = SimpleNamespace(everything_kept=False, layout=object())

@@ -14,11 +14,11 @@ from outcore import Backend
 from outcore.allocators.layout import LIBRARIES_BYTES
 from outcore.errors import InfeasibleError
 from outcore.execute.arena import Arena, own_arena
-from outcore.runtime.external import ExternalMemory
-from outcore.runtime.growth import MOST_COLLECTIONS, Growth
-from outcore.runtime.margin import slack_bytes
-from outcore.runtime.residency import Residency
-from outcore.runtime.status import GraphStatus, GrowthRecord, Refusals
+from outcore.runtime.budget.growth import MOST_COLLECTIONS, Growth
+from outcore.runtime.budget.residency import Residency
+from outcore.runtime.graphs.external import ExternalMemory
+from outcore.runtime.graphs.status import GraphStatus, GrowthRecord, Refusals
+from outcore.runtime.limits.margin import slack_bytes
 from tests.cpu.training import PROFILED_STEPS, mean_square
 
 pytestmark = pytest.mark.skipif(

@@ -17,8 +17,8 @@ from outcore.policies import resolve
 from outcore.preflight.forecast import forecast
 from outcore.preflight.words import rows
 from outcore.presets import preset
-from outcore.runtime.announce import announcement
-from outcore.runtime.planned import Planned
+from outcore.runtime.budget.announce import announcement
+from outcore.runtime.graphs.planned import Planned
 from outcore.simulate import simulate
 from tests.pure.building import dense_plan, dense_problem
 

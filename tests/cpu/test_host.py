@@ -16,9 +16,9 @@ from outcore.allocators.best_fit import BestFit
 from outcore.allocators.expandable import ExpandableSegments
 from outcore.errors import BudgetError, OptionValueError
 from outcore.measure import resident_bytes
-from outcore.runtime import host
-from outcore.runtime.card import laid
-from outcore.runtime.options import Keywords, Options, make_options, settle
+from outcore.runtime.limits import host
+from outcore.runtime.limits.card import laid
+from outcore.runtime.settings.options import Keywords, Options, make_options, settle
 from tests.cpu.training import PROFILED_STEPS, small_planned
 
 GIB = 1 << 30

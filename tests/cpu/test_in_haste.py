@@ -15,8 +15,8 @@ from outcore import Backend
 from outcore.errors import InfeasibleError
 from outcore.out_of_process import plan_out_of_process
 from outcore.policies.search import Search
-from outcore.runtime import solving
-from outcore.runtime.fitting import Fitting
+from outcore.runtime.planning import solving
+from outcore.runtime.planning.fitting import Fitting
 from tests.cpu.training import same
 
 MIB = 1 << 20

@@ -15,11 +15,11 @@ from outcore import Backend
 from outcore.errors import HostMemoryError, InfeasibleError
 from outcore.execute.arena import own_arena
 from outcore.runtime import by_size
-from outcore.runtime.graph import PlannedGraph
-from outcore.runtime.planned import Planned
-from outcore.runtime.plans import Plans
-from outcore.runtime.profiling import Profiling
-from outcore.runtime.status import MOST_STEPS_WITHOUT_BACKWARD
+from outcore.runtime.budget.plans import Plans
+from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.graphs.planned import Planned
+from outcore.runtime.graphs.profiling import Profiling
+from outcore.runtime.graphs.status import MOST_STEPS_WITHOUT_BACKWARD
 from tests.cpu.test_lending import BUDGET, LARGE, Scaled, backend_of, plans
 from tests.cpu.test_lending import peaks as peaks
 from tests.cpu.training import PROFILED_STEPS

@@ -15,10 +15,10 @@ from outcore.execute.queued import QueuedDriver
 from outcore.ir.hardware import Tier
 from outcore.ir.profile import Source
 from outcore.measure import Reading, resident_bytes
-from outcore.runtime import engine
-from outcore.runtime.graph import PlannedGraph
-from outcore.runtime.planned import Planned
-from outcore.runtime.session import Visit
+from outcore.runtime.budget import engine
+from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.graphs.planned import Planned
+from outcore.runtime.step.session import Visit
 from tests.cpu.queues import LateDevice
 from tests.cpu.training import PROFILED_STEPS
 

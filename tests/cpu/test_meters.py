@@ -17,8 +17,8 @@ from outcore import Backend
 from outcore.measure import Reading
 from outcore.measure.counters import CounterMeter
 from outcore.measure.events import EventMeter
-from outcore.runtime import metering
-from outcore.runtime.obstacle import Obstacle
+from outcore.runtime.budget import metering
+from outcore.runtime.graphs.obstacle import Obstacle
 from tests.cpu.training import PROFILED_STEPS, Small, batch, mean_square, same, snapshot
 
 

@@ -14,7 +14,7 @@ import torch
 from outcore import Backend, Report
 from outcore.errors import InfeasibleError, SpillError
 from outcore.ir.plan import Offload
-from outcore.runtime.options import NO_DISK_BYTES, make_options, settle
+from outcore.runtime.settings.options import NO_DISK_BYTES, make_options, settle
 from tests.cpu.training import (
     PROFILED_STEPS,
     Small,
@@ -107,7 +107,7 @@ def test_it_can_be_declined_by_the_environment(monkeypatch: pytest.MonkeyPatch) 
 def test_a_folder_of_the_system_s_that_is_gone_is_told_by_who_needs_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("outcore.runtime.options.spill_folder", lambda: tmp_path / "gone")
+    monkeypatch.setattr("outcore.runtime.settings.options.spill_folder", lambda: tmp_path / "gone")
     settings = settle(make_options({"budget": "1GiB"}), torch.device("cpu"))
     assert settings.disk_budget_bytes == NO_DISK_BYTES
     with pytest.warns(UserWarning, match="offloads nothing: .*No such file"):

@@ -38,8 +38,8 @@ from outcore.errors import (
 from outcore.ir.program import Run
 from outcore.ir.trace import Role
 from outcore.measure import resident_bytes
-from outcore.runtime.obstacle import Obstacle
-from outcore.runtime.session import _running
+from outcore.runtime.graphs.obstacle import Obstacle
+from outcore.runtime.step.session import _running
 from tests.cpu.training import (
     PROFILED_STEPS,
     Small,

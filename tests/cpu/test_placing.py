@@ -10,7 +10,7 @@ from outcore.ir.program import Copy, Program, Run
 from outcore.ir.trace import Trace
 from outcore.lower import lower
 from outcore.policies import resolve
-from outcore.runtime.placing import MOST_LOST, Placing
+from outcore.runtime.budget.placing import MOST_LOST, Placing
 from tests.pure.building import dense_problem
 
 

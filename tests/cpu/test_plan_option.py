@@ -22,9 +22,9 @@ from outcore.ir.plan import Keep, Recompute
 from outcore.ir.store import digest
 from outcore.out_of_process import plan_out_of_process
 from outcore.planfile import load_plans, schema_text
-from outcore.runtime import engine
-from outcore.runtime.options import Keywords
-from outcore.runtime.planned import Planned
+from outcore.runtime.budget import engine
+from outcore.runtime.graphs.planned import Planned
+from outcore.runtime.settings.options import Keywords
 from tests.cpu.queues import LateDevice
 from tests.cpu.training import (
     PROFILED_STEPS,
@@ -117,7 +117,7 @@ class TestUsing:
     def test_a_plan_is_taken_from_the_file_and_nothing_is_planned(
         self, saved: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("outcore.runtime.solving.plan_out_of_process", refuse)
+        monkeypatch.setattr("outcore.runtime.planning.solving.plan_out_of_process", refuse)
         seen, backend = small_planned(STEPS, budget=TIGHT, plan=str(saved), strict=True)
         planned = the_plan(backend)
         assert planned.plan.choices == load_plans(saved).plans[0].plan().choices
@@ -174,7 +174,7 @@ class TestUsing:
     def test_another_device_is_noted_or_refused(
         self, saved: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("outcore.runtime.reuse.device_name", lambda _: "another")
+        monkeypatch.setattr("outcore.runtime.settings.reuse.device_name", lambda _: "another")
         _, backend = small_planned(STEPS, budget=TIGHT, plan=str(saved))
         (note,) = backend.report().notes
         assert "made for another device, CPU, " in note
@@ -282,7 +282,7 @@ class TestOverrides:
             asked.append(policy)
             return plan_out_of_process(policy, problem)
 
-        monkeypatch.setattr("outcore.runtime.solving.plan_out_of_process", noted)
+        monkeypatch.setattr("outcore.runtime.planning.solving.plan_out_of_process", noted)
         rules = self.rules(tmp_path, relu_3="recompute")
         policy = "search{effort=0.01,min_bytes=1KiB}"
         _, backend = small_planned(STEPS, budget=TIGHT, policy=policy, overrides=rules)

@@ -13,7 +13,7 @@ from outcore.ir.plan import make_plan
 from outcore.ir.store import digest
 from outcore.planfile import load_plans, make_file, save_plans, saved_plan
 from outcore.policies import resolve
-from outcore.runtime.planned import Planned
+from outcore.runtime.graphs.planned import Planned
 from tests.cpu.training import PROFILED_STEPS
 
 ROOMY = "1GiB"

@@ -11,8 +11,8 @@ import pytest
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import peak
 from outcore.policies import resolve
-from outcore.runtime import solving
-from outcore.runtime.solving import Solver
+from outcore.runtime.planning import solving
+from outcore.runtime.planning.solving import Solver
 from tests.pure.building import dense_problem
 
 ROOM = 1 << 10

@@ -20,7 +20,7 @@ from outcore.ir.hardware import Tier
 from outcore.ir.profile import Source
 from outcore.ir.program import Copy, Run, Stream
 from outcore.report import Report
-from outcore.runtime import engine as engines
+from outcore.runtime.budget import engine as engines
 from tests.cpu.test_drift import TickingDevice
 from tests.cpu.training import Small, batch, mean_square, same, tight_budget, train
 

@@ -10,7 +10,7 @@ import pytest
 
 from outcore.errors import OptionValueError
 from outcore.report.place import check_apart, check_file
-from outcore.runtime.margin import MARGIN_DIVISOR
+from outcore.runtime.limits.margin import MARGIN_DIVISOR
 
 SCRIPT = """
 import torch

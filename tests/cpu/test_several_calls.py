@@ -24,7 +24,7 @@ from outcore.ir.plan import make_plan
 from outcore.ir.trace import Ref
 from outcore.lower import lower
 from outcore.policies.recompute_all import RecomputeAll
-from outcore.runtime.calls import Calls, Taken, least_together, together
+from outcore.runtime.graphs.calls import Calls, Taken, least_together, together
 from tests.cpu.test_asked_room import peak_bytes
 from tests.cpu.test_budget_kept import inside
 from tests.cpu.training import Away, away, back, mean_square, same, snapshot

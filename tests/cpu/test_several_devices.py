@@ -19,8 +19,8 @@ import outcore
 from outcore import aten
 from outcore.errors import CaptureError
 from outcore.ir.trace import Effect
-from outcore.runtime.host import local_processes, memory_limit_bytes
-from outcore.runtime.options import make_options, settle
+from outcore.runtime.limits.host import local_processes, memory_limit_bytes
+from outcore.runtime.settings.options import make_options, settle
 
 ROOT = Path(__file__).parents[2]
 SCENARIOS = (

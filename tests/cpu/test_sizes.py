@@ -21,8 +21,8 @@ from outcore import Backend
 from outcore.capture import Symbolic, sizes
 from outcore.errors import CaptureError
 from outcore.runtime import by_size
-from outcore.runtime.graph import PlannedGraph
-from outcore.runtime.plans import Plans
+from outcore.runtime.budget.plans import Plans
+from outcore.runtime.graphs.graph import PlannedGraph
 from tests.cpu.test_pitfalls import run_in_threads
 from tests.cpu.training import PROFILED_STEPS, Broken, Small, batch, mean_square, same, snapshot
 

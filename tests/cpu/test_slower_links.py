@@ -10,7 +10,7 @@ import torch
 from outcore import Backend
 from outcore.execute.cpu import CpuDriver
 from outcore.ir.hardware import Hardware, Link, Tier
-from outcore.runtime.solving import CAUTION
+from outcore.runtime.planning.solving import CAUTION
 from outcore.simulate import simulate
 from tests.cpu.training import PROFILED_STEPS, Small, batch, mean_square, tight_budget, train
 from tests.pure.building import small_hardware

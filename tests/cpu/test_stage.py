@@ -23,10 +23,13 @@ from outcore.ir.layout import Layout
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
 from outcore.ir.trace import Role
-from outcore.runtime import engine, options, placing, runner, solving
-from outcore.runtime.drift import Drift
-from outcore.runtime.placing import Placing
+from outcore.runtime import runner
+from outcore.runtime.budget import engine, placing
+from outcore.runtime.budget.placing import Placing
+from outcore.runtime.graphs.drift import Drift
+from outcore.runtime.planning import solving
 from outcore.runtime.runner import Runner
+from outcore.runtime.settings import options
 from tests.cpu.queues import LateDevice, RaceError, Watched
 from tests.cpu.test_drift import TickingDevice
 from tests.cpu.training import (

@@ -29,7 +29,7 @@ from outcore.execute.handles import NOTHING
 from outcore.execute.queued import QueuedDriver
 from outcore.execute.staged import StagedLane
 from outcore.ir.hardware import STAGING_BUFFERS, Tier, staging_bytes
-from outcore.runtime import engine as runtime
+from outcore.runtime.budget import engine as runtime
 from tests.cpu.ending import closes_before_each_job, ends, ends_in_a_fork
 from tests.cpu.queues import LateDevice, RaceError
 from tests.cpu.test_queued import Queued, on_tiers
@@ -539,7 +539,7 @@ class TestTraining:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         gone = tmp_path / "missing"
-        monkeypatch.setattr("outcore.runtime.options.spill_folder", lambda: gone)
+        monkeypatch.setattr("outcore.runtime.settings.options.spill_folder", lambda: gone)
         with pytest.raises(InfeasibleError) as caught:
             self.train(monkeypatch, budget="2MiB", policy="swap-all", host_budget="64KiB")
         assert str(gone) in "".join(caught.value.__notes__)

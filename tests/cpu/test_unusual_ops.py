@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from outcore import Backend
 from outcore.capture.tracing import as_kernels
 from outcore.report import Report
-from outcore.runtime.plans import Plans
-from outcore.runtime.status import MOST_STEPS_WITHOUT_BACKWARD, GraphStatus
+from outcore.runtime.budget.plans import Plans
+from outcore.runtime.graphs.status import MOST_STEPS_WITHOUT_BACKWARD, GraphStatus
 from tests.cpu.training import PROFILED_STEPS, mean_square, same, tight_budget, train
 
 STEPS = PROFILED_STEPS + 3

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from outcore import Backend, Report, out_of_process
 from outcore.ir.hardware import Tier
 from outcore.policies import floor
-from outcore.runtime.margin import MARGIN_DIVISOR
-from outcore.runtime.options import Keywords
+from outcore.runtime.limits.margin import MARGIN_DIVISOR
+from outcore.runtime.settings.options import Keywords
 
 Loss = Callable[[Any], Tensor]
 

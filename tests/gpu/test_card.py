@@ -8,7 +8,7 @@ import random
 import torch
 
 from outcore.allocators.expandable import ExpandableHeap, ExpandableSegments
-from outcore.runtime.card import card, held
+from outcore.runtime.limits.card import card, held
 from tests.gpu.test_cuda import gpu_driver
 
 MIB = 1 << 20

@@ -11,9 +11,9 @@ import torch
 from benchmarks.kit.modes import same_graph
 from outcore import Backend, worker
 from outcore.allocators import lay_out, layout, requests
-from outcore.runtime import solving
-from outcore.runtime.fragments import OFTEN, SETTLING_STEPS
-from outcore.runtime.placing import IN_PIECES
+from outcore.runtime.budget.fragments import OFTEN, SETTLING_STEPS
+from outcore.runtime.budget.placing import IN_PIECES
+from outcore.runtime.planning import solving
 from tests.cpu.training import Deep, answered_here, mean_square, train
 from tests.gpu.training import PROFILED_STEPS
 

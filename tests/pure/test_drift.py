@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outcore.ir.hardware import Hardware, Link, Tier
-from outcore.runtime.drift import (
+from outcore.runtime.graphs.drift import (
     DRIFT,
     WARM_UP_STEPS,
     WATCHED_STEPS,
@@ -18,7 +18,7 @@ from outcore.runtime.drift import (
     Watch,
     as_measured,
 )
-from outcore.runtime.status import GraphStatus
+from outcore.runtime.graphs.status import GraphStatus
 
 OUT, IN = (Tier.DEVICE, Tier.HOST), (Tier.HOST, Tier.DEVICE)
 seconds = st.floats(1e-6, 1e3)

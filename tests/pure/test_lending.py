@@ -13,7 +13,7 @@ from outcore.ir.trace import Role, Trace
 from outcore.ir.verify_plan import verify_plan
 from outcore.ir.verify_program import verify_program
 from outcore.lower import lower
-from outcore.runtime.lending import covers, scaled
+from outcore.runtime.graphs.lending import covers, scaled
 from tests.pure.strategies import planned, problems, traces
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from outcore.runtime.external import ExternalMemory, Room
-from outcore.runtime.observations import MOST_MIXES, Mixes, Observations
+from outcore.runtime.graphs.external import ExternalMemory, Room
+from outcore.runtime.graphs.observations import MOST_MIXES, Mixes, Observations
 
 
 class Graph:

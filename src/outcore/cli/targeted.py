@@ -52,7 +52,7 @@ class Targeted:
 
     def problem(self, comparison: Comparison) -> Problem:
         """The problem to plan, with the margin that training leaves free."""
-        from outcore.runtime.margin import margin_bytes  # noqa: PLC0415 - with the others
+        from outcore.runtime.limits.margin import margin_bytes  # noqa: PLC0415 - with the others
 
         problem = comparison.problem(self.budget_bytes)
         margin = margin_bytes(self.budget_bytes)
@@ -60,7 +60,7 @@ class Targeted:
 
     def tell(self, error: InfeasibleError) -> None:
         """Make `error` name a budget that works in training, with the margin of that budget."""
-        from outcore.runtime.margin import for_any_budget  # noqa: PLC0415 - with the others
+        from outcore.runtime.limits.margin import for_any_budget  # noqa: PLC0415 - with the others
 
         for_any_budget(error, self.budget_bytes)
 

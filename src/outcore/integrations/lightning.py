@@ -18,7 +18,7 @@ from torch import nn
 
 from outcore.errors import MissingPackageError, NotEngagedError, WrapError
 from outcore.integrations.metrics import metrics
-from outcore.runtime.options import Keywords, checked_options
+from outcore.runtime.settings.options import Keywords, checked_options
 from outcore.wrapping import Session
 
 try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from outcore.errors import MissingPackageError, WrapError
 from outcore.integrations.metrics import metrics
-from outcore.runtime.options import Keywords, checked_options
+from outcore.runtime.settings.options import Keywords, checked_options
 from outcore.wrapping import Session
 
 try:

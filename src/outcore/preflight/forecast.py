@@ -19,7 +19,7 @@ from outcore.out_of_process import plan_out_of_process
 from outcore.policies import Policy, floor
 from outcore.presets import Preset
 from outcore.report import Counts, report
-from outcore.runtime.margin import budget_for, for_any_budget, margin_bytes
+from outcore.runtime.limits.margin import budget_for, for_any_budget, margin_bytes
 from outcore.simulate import simulate
 from outcore.spec import spec_text
 

@@ -21,7 +21,7 @@ from outcore.preflight.step import Step, no_memory, traced, why
 from outcore.preflight.watch import Watch, again, shapes
 from outcore.preflight.words import one_line, rows, verdict
 from outcore.presets import Preset, preset, presets
-from outcore.runtime.options import DEFAULT_POLICY, make_options
+from outcore.runtime.settings.options import DEFAULT_POLICY, make_options
 from outcore.runtime.this_machine import this_machine
 from outcore.units import format_bytes
 

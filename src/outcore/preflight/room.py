@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from outcore.runtime.card import card
-from outcore.runtime.host import available_bytes, memory_limit_bytes
+from outcore.runtime.limits.card import card
+from outcore.runtime.limits.host import available_bytes, memory_limit_bytes
 
 STATM = Path("/proc/self/statm")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from outcore.preflight.forecast import Forecast
-from outcore.runtime.options import DEFAULT_POLICY
+from outcore.runtime.settings.options import DEFAULT_POLICY
 from outcore.units import format_bytes, format_seconds, parse_size, spell_size
 
 ONE_LINE = "import outcore; outcore.wrap(model, {options})"

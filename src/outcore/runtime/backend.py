@@ -45,13 +45,13 @@ from outcore.explain import Explanation, explain
 from outcore.ir.verify import verify_trace
 from outcore.planfile import save_plans
 from outcore.report import Report
+from outcore.runtime.budget.engine import Engine
 from outcore.runtime.by_size import BySize
-from outcore.runtime.engine import Engine
-from outcore.runtime.graph import PlannedGraph
-from outcore.runtime.options import Keywords, Options, checked_options, over_memory, settle
+from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.parameters import Parameters
-from outcore.runtime.reuse import Given, save_file
 from outcore.runtime.runner import Runner
+from outcore.runtime.settings.options import Keywords, Options, checked_options, over_memory, settle
+from outcore.runtime.settings.reuse import Given, save_file
 from outcore.runtime.summary import report_of
 
 log = logging.getLogger("outcore")

@@ -11,7 +11,7 @@ from outcore.capture import Symbolic, UnknownSizesError, as_dynamo_compiles
 from outcore.errors import CaptureError
 from outcore.gc_paused import gc_paused
 from outcore.runtime.runner import Runner
-from outcore.runtime.store import Stores
+from outcore.runtime.step.store import Stores
 
 KEPT_GRAPHS: Final = 64
 """The graphs of at least so many combinations of sizes are kept."""

@@ -18,12 +18,12 @@ from outcore.errors import CaptureError, StepError
 from outcore.execute import Executable, Lane, drawing
 from outcore.ir.trace import Trace
 from outcore.measure import says_memory
-from outcore.runtime.graph import PlannedGraph
-from outcore.runtime.placing import call, give
-from outcore.runtime.replay import Replay, replay_of
-from outcore.runtime.session import Visit
-from outcore.runtime.store import Store
-from outcore.runtime.versions import versions_of
+from outcore.runtime.budget.placing import call, give
+from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.step.replay import Replay, replay_of
+from outcore.runtime.step.session import Visit
+from outcore.runtime.step.store import Store
+from outcore.runtime.step.versions import versions_of
 
 
 class Runner:

@@ -14,12 +14,12 @@ from outcore.gauges import Clock
 from outcore.ir.hardware import Tier
 from outcore.policies import resolve, spec_text
 from outcore.report import PlannedStep, Report, with_steps
-from outcore.runtime.drift import WATCHED_STEPS
-from outcore.runtime.engine import Engine
-from outcore.runtime.history import LATEST
-from outcore.runtime.options import DEFAULT_POLICY
-from outcore.runtime.planned import Planned
-from outcore.runtime.status import GraphStatus, State
+from outcore.runtime.budget.engine import Engine
+from outcore.runtime.graphs.drift import WATCHED_STEPS
+from outcore.runtime.graphs.history import LATEST
+from outcore.runtime.graphs.planned import Planned
+from outcore.runtime.graphs.status import GraphStatus, State
+from outcore.runtime.settings.options import DEFAULT_POLICY
 from outcore.units import format_bytes, format_seconds, parse_size
 
 if TYPE_CHECKING:  # only for annotations: the backend makes its report here

@@ -15,7 +15,7 @@ from outcore.execute.disk import SpillFile
 from outcore.execute.folders import spill_folder
 from outcore.ir.hardware import Hardware, Tier
 from outcore.presets import Preset
-from outcore.runtime.host import available_bytes, memory_limit_bytes
+from outcore.runtime.limits.host import available_bytes, memory_limit_bytes
 
 SIDE = {"cpu": 1024, "cuda": 8192}
 """Rows and columns of the matrices that are multiplied, by type of device."""

@@ -66,7 +66,7 @@ def _devices() -> Iterator[tuple[str, str]]:
 def _memory() -> Iterator[tuple[str, str]]:
     from outcore.execute.arena import NoArena, own_arena  # noqa: PLC0415 - loads torch
     from outcore.execute.malloc import own_malloc  # noqa: PLC0415 - loads torch
-    from outcore.runtime.host import memory_limit_bytes  # noqa: PLC0415 - loads torch
+    from outcore.runtime.limits.host import memory_limit_bytes  # noqa: PLC0415 - loads torch
 
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     usable = memory_limit_bytes()
@@ -86,7 +86,7 @@ def _disk(spill_dir: Path | None) -> Iterator[tuple[str, str]]:
     from outcore.execute import open_driver  # noqa: PLC0415 - loads torch
     from outcore.execute.disk import SpillFile  # noqa: PLC0415 - loads torch
     from outcore.execute.folders import in_memory, spill_folder  # noqa: PLC0415 - loads torch
-    from outcore.runtime.host import memory_limit_bytes  # noqa: PLC0415 - loads torch
+    from outcore.runtime.limits.host import memory_limit_bytes  # noqa: PLC0415 - loads torch
 
     folder = spill_dir or spill_folder()
     file = SpillFile(folder)

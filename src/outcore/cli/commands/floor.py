@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from outcore.cli.predicted import machine_of
 from outcore.cli.screen import screen
-from outcore.runtime.margin import budget_for
+from outcore.runtime.limits.margin import budget_for
 from outcore.units import format_bytes, format_count, spell_size
 
 if TYPE_CHECKING:

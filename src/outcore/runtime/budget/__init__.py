@@ -1,0 +1,1 @@
+"""budget: what the graphs of one budget share, and how they make room for each other."""

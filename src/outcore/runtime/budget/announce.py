@@ -1,0 +1,73 @@
+"""announce: summarize a plan as one block of text for the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from outcore.ir.hardware import Tier
+from outcore.ir.totals import offloaded_bytes, recompute_seconds
+from outcore.report import count_choices, count_held
+from outcore.runtime.graphs.planned import FORCED, Planned
+from outcore.spec import spec_text
+from outcore.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from outcore.policies import Policy
+
+
+def announcement(planned: Planned, policy: Policy, number: int) -> str:
+    """Whether graph `number` fits, what the plan moves, and the predicted peak and time."""
+    in_core, budget = planned.in_core, planned.problem.budget_bytes
+    peak, seconds = in_core.peak(Tier.DEVICE), in_core.seconds
+    have = f"a budget of {format_bytes(budget)}"
+    if planned.everything_kept:
+        return (
+            f"outcore: graph {number} fits: nothing is moved or recomputed; predicted peak "
+            f"{format_bytes(peak)} of {have}"
+        )
+    does = "fits" if planned.fits_in_core else "does not fit"
+    head = f"outcore: graph {number} {does} {have} as it is; {_by(planned, policy)}"
+    rows = [
+        ("in-core", f"peak {format_bytes(peak)}, {format_seconds(seconds)} a step"),
+        ("planned", _planned(planned)),
+        ("moved", ", ".join(_moved(planned))),
+        ("planning", format_seconds(planned.planning_seconds)),
+    ]
+    return "\n".join([head, *(f"    {name:<9} {text}" for name, text in rows)])
+
+
+def _by(planned: Planned, policy: Policy) -> str:
+    """Who chose what is moved: the policy, a file of plans, or overrides."""
+    if planned.from_file:
+        return f"its plan is from {planned.from_file}"
+    by = planned.plan.policy or spec_text(policy)
+    if not planned.fits_in_core:
+        return f"planned by {by}"
+    rest = "" if by == FORCED else f"; planned around them by {by}"
+    return f"overrides move some tensors anyway{rest}"
+
+
+def _planned(planned: Planned) -> str:
+    predicted, slowdown = planned.predicted, 1.0
+    if planned.in_core.seconds:
+        slowdown = predicted.seconds / planned.in_core.seconds
+    peak = format_bytes(planned.peak_bytes)
+    return (
+        f"peak {peak}, {format_seconds(predicted.seconds)} a step, {slowdown:.3f} times in-core "
+        "(all predicted)"
+    )
+
+
+def _moved(planned: Planned) -> Iterator[str]:
+    """How many buffers are moved and kept, the bytes offloaded, and the seconds recomputed."""
+    trace, program = planned.problem.trace, planned.program
+    counts = count_choices(trace, planned.plan)
+    out = offloaded_bytes(trace, program)
+    seconds = recompute_seconds(planned.problem, program)
+    yield f"{counts.offload} offloaded ({format_bytes(out)})"
+    yield f"{counts.recompute} recomputed ({format_seconds(seconds)})"
+    yield f"{counts.keep} kept"
+    held = count_held(planned.plan)
+    if held:
+        yield f"{held} held for reruns"

@@ -1,0 +1,229 @@
+"""metering: decide which steps of one budget's graphs are metered, and record their peaks."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection
+from weakref import ref
+
+import torch
+
+from outcore.capture import under_checkpoint
+from outcore.measure import open_meter
+from outcore.runtime.budget.registry import IDLE_STEPS, Registry
+from outcore.runtime.budget.residency import Residency
+from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.graphs.obstacle import Obstacle
+from outcore.runtime.step.session import Interlude, Session, in_backward, metered_elsewhere
+
+LONGEST_SESSION = 1024
+"""Forward calls after which a metered step is ended: a call that never comes back keeps it open."""
+
+MOST_PEAK_TRIES = 8
+"""Steps that are metered for the peak of one graph: another graph in them may never be planned."""
+
+
+class Metering:
+    """Runs one session (a metered step) at a time.
+
+    Either graphs in the step are profiled, or all are planned and its peak is measured.
+    """
+
+    def __init__(self, device: torch.device, registry: Registry, residency: Residency) -> None:
+        self._device, self._registry, self._residency = device, registry, residency
+        self.session: Session | None = None
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The highest of the latest metered peaks of the active graphs, in steps that run plans.
+
+        None if no such step was metered.
+        """
+        known = (s.peak_bytes for s in self._registry.statuses())
+        return max((nbytes for nbytes in known if nbytes is not None), default=None)
+
+    @property
+    def after_bytes(self) -> int | None:
+        """The highest peak from the last backward call of such a step to the next step.
+
+        Or to a report before that, if each of them ended with one. None if none was metered.
+        """
+        known = (s.after_bytes for s in self._registry.statuses())
+        return max((nbytes for nbytes in known if nbytes is not None), default=None)
+
+    def wants_peak(self, graph: PlannedGraph) -> bool:
+        """Whether a planned step of `graph` should be metered for its peak.
+
+        Not if the peak and what came after it are known, or if `MOST_PEAK_TRIES` steps were metered
+        for it in vain. Nor if a graph that ran lately is still profiled: the peak would not count,
+        and metering would keep that graph from being timed.
+        """
+        status = graph.status
+        if status.after_is_whole or status.peak_tries >= MOST_PEAK_TRIES:
+            return False
+        since = self._registry.steps.number - IDLE_STEPS
+        recent = (g for g in self._registry.active() if g.status.history.last_step >= since)
+        return all(
+            p is None or p.done or g.status.settled for g, p in ((g, g.profiling) for g in recent)
+        )
+
+    def forget_peak(self) -> None:
+        """Forget all metered peaks, so that steps are metered for them again: they have changed."""
+        for status in self._registry.known():
+            status.peak_bytes, status.after_bytes, status.after_is_whole = None, None, False
+        self.renew_tries()
+
+    def renew_tries(self) -> None:
+        """Allow `MOST_PEAK_TRIES` more steps to be metered for peaks: there is another graph."""
+        for status in self._registry.known():
+            status.peak_tries = 0
+
+    def begin(self, leader: PlannedGraph) -> None:
+        """Meter the step that begins with `leader`, unless a step is metered already.
+
+        If metering is impossible, `leader.unmetered` gets the reason.
+        """
+        if self.session is not None:
+            return
+        steps, meter = self._registry.steps, open_meter(self._device)
+        resident = self._residency.resident_bytes()
+        session = Session(ref(leader), resident, steps.calls, steps.number, meter)
+        begun = session.start()
+        if not begun and in_backward():
+            leader.unmetered(Obstacle.INSIDE_BACKWARD)
+        elif not begun and metered_elsewhere():
+            leader.unmetered(Obstacle.METERED_ELSEWHERE)
+        elif not begun:
+            leader.unmetered(Obstacle.ANOTHER_PROFILER)
+        self.session = session if begun else None
+        leader.status.peak_tries += begun and leader.planned is not None
+
+    def note_call(self, graph: PlannedGraph) -> bool:
+        """Note a forward call of `graph`; returns whether it is its first in a metered step."""
+        session = self.session
+        if session is None or id(graph.status) in session.called:
+            return False
+        session.called.add(id(graph.status))
+        return True
+
+    def end(
+        self, *, whole: bool = True, beside: PlannedGraph | None = None, early: bool = False
+    ) -> bool:
+        """End the session, if there is one and this thread is not inside a backward call.
+
+        `whole`: the session covered one whole step. Returns whether it did and all graphs in it
+        were settled. `beside`: the graph that begins the next step; it does not count.
+        `early`: more may come before the next step.
+        """
+        session = self.session
+        if session is None or in_backward():
+            return False
+        self.session = None
+        leader = session.leader()
+        if leader is not None and not session.here():
+            leader.unmetered(Obstacle.OTHER_THREADS)
+        came_through = [visit.owner() for visit in session.visits]
+        session.stop()
+        if leader is not None and session.lost:
+            leader.unmetered(Obstacle.ANOTHER_PROFILER)
+        settled = whole and self._registry.settled(session.step, beside)
+        counts = whole and self._registry.follow_plans(session.step, beside)
+        for graph in came_through if counts and session.peak_bytes is not None else ():
+            if isinstance(graph, PlannedGraph):
+                status = graph.status
+                status.peak_bytes = session.peak_bytes
+                if settled:
+                    known = (status.after_bytes, session.after_bytes)
+                    status.after_bytes = max(n for n in known if n is not None)
+                    status.after_is_whole = not early
+        return settled
+
+    def mark(self) -> int:
+        """The time, in ns of the wall clock. The meter can be read for this time later."""
+        if self.session is not None:
+            self.session.meter.mark()
+        return time.time_ns()
+
+    def enter(self) -> int:
+        """The time as a call begins or comes back. Notes the interlude if calls are outstanding."""
+        session, now = self.session, self.mark()
+        if session is None:
+            return now
+        stores = self._registry.stores.all()
+        if stores and session.left:
+            waiting = Counter(store.visit.owner for store in stores)
+            private = sum(store.private_bytes for store in stores)
+            latest = stores[-1].visit.owner
+            session.interludes.append(Interlude(session.left, now, waiting, latest, private))
+        return now
+
+    def leave(self) -> int:
+        """The time as a call ends."""
+        now = self.mark()
+        if self.session is not None:
+            self.session.left = now
+        return now
+
+    def called(self, caller: PlannedGraph) -> bool:
+        """End the session if the forward call of `caller` that now begins starts a new step.
+
+        It does if `caller` leads the session, or is another size of its leader. The session also
+        ends if the leader is inactive or never comes back; then it was no whole step. Returns as
+        `end`.
+        """
+        session = self.session
+        if session is None:
+            return False
+        leader = session.leader()
+        if leader is caller and not self._registry.waiting(caller):
+            # Under torch.utils.checkpoint, backward calls the forward of each block again.
+            return bool(session.visits or not under_checkpoint()) and self.end()
+        over = session.here() and bool(session.visits) and not len(self._registry.stores)
+        if over and _is_other_size(caller, leader):
+            return self.end(beside=caller)
+        overlong = self._registry.steps.calls - session.calls > LONGEST_SESSION
+        if overlong or leader not in self._registry.active():
+            self.end(whole=False)
+        return False
+
+    def close_step(self, *, early: bool = False) -> bool:
+        """End the session if its step is over: the backward of every active graph has run.
+
+        In the middle of a step this does nothing. `early`: for a report, before whose next forward
+        call an optimizer's step may come. A profiled step is then left to go on, and a planned one
+        is metered once more for what comes after its backward calls. Returns as `end`.
+        """
+        session = self.session
+        if session is None or not session.here() or len(self._registry.stores):
+            return False
+        if early and not self._registry.settled(session.step):
+            return False
+        return self._all_came_through(session) and self.end(early=early)
+
+    def _all_came_through(self, session: Session) -> bool:
+        observed = {visit.owner() for visit in session.visits}
+        return all(
+            g in observed or self._is_absent(g, session, observed) for g in self._registry.active()
+        )
+
+    def _is_absent(
+        self, graph: PlannedGraph, session: Session, observed: Collection[object]
+    ) -> bool:
+        """Whether a step can be over without `graph`.
+
+        It can if the graph runs in-core or no backward calls of it come, or if the step ran another
+        size of it instead.
+        """
+        if graph.planned is None and graph.status.settled:
+            return True
+        others = (g for g in observed if isinstance(g, PlannedGraph))
+        uncalled = graph.status.history.last_step < session.step
+        return uncalled and any(_is_other_size(graph, other) for other in others)
+
+
+def _is_other_size(graph: PlannedGraph, other: PlannedGraph | None) -> bool:
+    """Whether the graphs have the same ops but other sizes: a step runs one or the other."""
+    if other is None or graph.digest == other.digest:
+        return False
+    return graph.status.kind == other.status.kind

@@ -1,0 +1,118 @@
+"""placing: decide whether a step's tensors lie where its layout says or the allocator likes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+from weakref import ref
+
+from outcore.execute import Driver, Executable, Lane, PlacedLane, QueuedDriver
+from outcore.ir.layout import Layout
+from outcore.ir.program import Action, Program, Run
+from outcore.ir.trace import Trace
+from outcore.runtime.budget.metering import Metering
+from outcore.runtime.step.store import Stores
+
+log = logging.getLogger("outcore")
+
+MOST_LOST = 4
+"""Steps in a row with a misplaced tensor after which a layout counts as useless. In the first ones,
+what libraries keep for good may be in the way; after that, it is an op that allocates in another
+order."""
+
+IN_PIECES = (
+    "in many steps torch's allocator returned memory to the GPU, although tensors were at their "
+    "planned addresses: what others hold or make between steps needs more than was left for it"
+)
+
+NOTE = (
+    "tensors were not at their planned addresses (an op allocates memory differently than when it "
+    "was profiled, or no free range is large enough): torch's allocator places them, and may have "
+    "to return memory to the GPU within steps; the latest: {what}"
+)
+
+
+class Placing:
+    """Opens the lanes of steps, and watches whether layouts work."""
+
+    def __init__(self, stores: Stores, metering: Metering) -> None:
+        self._stores, self._metering = stores, metering
+        self._lane: Callable[[], PlacedLane | None] = lambda: None
+        """Returns the lane that was opened last, if it is alive."""
+        self._layout: Layout | None = None
+        """The layout of the latest step with one."""
+        self._lost = 0
+        """Number of latest steps in a row in which one of its tensors was misplaced."""
+        self._left: Layout | None = None
+        """A layout that did not help."""
+        self.note = ""
+        """For reports: why layouts do not work; empty if they do."""
+        self.steps = 0
+        """Number of steps in which every tensor lay where its layout says."""
+
+    def is_in_vain(self, layout: Layout | None) -> bool:
+        """Whether `layout` is of no use: tensors keep being misplaced, or it did not help."""
+        lost = layout is self._layout and self._lost >= MOST_LOST
+        return layout is not None and (lost or layout is self._left)
+
+    def give_up(self) -> None:
+        """Note that the latest layout does not help."""
+        self._left, self.note = self._layout, IN_PIECES
+
+    def called(self) -> None:
+        """Note that a forward call begins. If another one waits, free the memory held for it."""
+        lane = self._lane()
+        if lane is not None and len(self._stores):
+            lane.let_go()
+
+    def open_lane(self, driver: Driver, executable: Executable, trace: Trace) -> Lane:
+        """Open the lane of a step that `executable`, a program of `trace`, will run.
+
+        With a layout, free memory is held for it, unless other calls wait for their backward, which
+        may need the memory, the step is metered, which would count it, or the layout is of no use
+        (`is_in_vain`). Raises as `Driver.open_lane` does.
+        """
+        layout = executable.layout
+        if layout is None or not isinstance(driver, QueuedDriver):
+            return driver.open_lane(executable.regions)
+        if layout is not self._layout:
+            self._layout, self._lost = layout, 0
+        holds = self._metering.session is None and not len(self._stores)
+        holds = holds and not self.is_in_vain(layout)
+        told = partial(self._told, trace, executable.program)
+        lane = driver.open_placed_lane(executable.regions, layout, told, holds=holds)
+        self._lane = ref(lane)
+        return lane
+
+    def _told(self, trace: Trace, program: Program | None, what: str, position: int | None) -> None:
+        self._lost = self._lost + 1 if what else 0
+        self.steps += not what
+        if what and program is not None and position is not None:
+            what = f"{what}, for {_name(trace, program.body[position].action)}"
+        if what:
+            log.debug("outcore: a tensor is not at its planned address: %s", what)
+        if self._lost >= MOST_LOST:
+            self.note = NOTE.format(what=what)
+
+
+def _name(trace: Trace, action: Action) -> str:
+    """What an instruction that requests memory does."""
+    return trace.ops[action.op].target if isinstance(action, Run) else "a copy back"
+
+
+def call(
+    lane: Lane, given: Sequence[Any], crossing: Sequence[Any] = (), *, again: bool = False
+) -> AbstractContextManager[None]:
+    """A context for a call with `lane`, as `PlacedLane.call`; empty for other lanes."""
+    if isinstance(lane, PlacedLane):
+        return lane.call(given, crossing, again=again)
+    return nullcontext()
+
+
+def give(lane: Lane, results: Sequence[Any], *, last: bool = False) -> None:
+    """Note what the caller gets from a call with `lane`, as `PlacedLane.give`."""
+    if isinstance(lane, PlacedLane):
+        lane.give(results, last=last)

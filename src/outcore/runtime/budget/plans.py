@@ -1,0 +1,395 @@
+"""Plans: makes, remakes and remembers the plans of one budget's graphs, and reserves room for them.
+
+`Planner` decides what a plan looks like. This module chooses when to call it, reserves memory in
+the outer tiers, bounds the process's memory, logs, and remembers plans for recompiled graphs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from outcore import worker
+from outcore.errors import HostMemoryError, InfeasibleError, OutcoreError, SpillError
+from outcore.estimate import columns
+from outcore.execute import Driver
+from outcore.ir.hardware import Tier
+from outcore.ir.memory import fits
+from outcore.ir.program import Program
+from outcore.runtime.budget.announce import announcement
+from outcore.runtime.budget.metering import Metering
+from outcore.runtime.budget.ranks import naming_the_rank
+from outcore.runtime.budget.registry import Registry
+from outcore.runtime.budget.residency import Residency
+from outcore.runtime.graphs.drift import Drift
+from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.graphs.lending import scaled, total_bytes, workspaces
+from outcore.runtime.graphs.planned import Planned
+from outcore.runtime.graphs.profiling import Profiling
+from outcore.runtime.graphs.trial import Trial
+from outcore.runtime.limits.margin import margin_bytes
+from outcore.runtime.planning.planner import Planner
+from outcore.runtime.planning.shares import Shares
+from outcore.runtime.settings.options import Settings
+from outcore.simulate import simulate
+from outcore.units import format_bytes, format_seconds
+
+T = TypeVar("T")
+
+log = logging.getLogger("outcore")
+
+REMEMBERED_PLANS = 8
+"""Plans remembered for graphs that torch may compile again; more if more graphs have lived at once.
+"""
+
+
+class Plans:
+    """The current plans of graphs, and earlier ones for graphs that torch compiles again.
+
+    A new plan gets its room in the outer tiers before its graph gets the plan. Methods that make a
+    new plan raise InfeasibleError if no plan of the policy fits.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        device: torch.device,
+        driver: Driver,
+        registry: Registry,
+        residency: Residency,
+        metering: Metering,
+    ) -> None:
+        self.planner = Planner(settings, driver)
+        self._settings, self._driver = settings, driver
+        self._on_cpu = device.type == "cpu"
+        self._registry, self._residency, self._metering = registry, residency, metering
+        self._remembered: OrderedDict[tuple[str, int], Planned] = OrderedDict()
+        """(digest of the captured trace, `GraphStatus.place`) -> plan; the latest used last. Plans
+        outlive their graphs, for recompiles."""
+
+    def give_known(self, graph: PlannedGraph) -> None:
+        """Give a captured graph the plan of an earlier graph with the same trace and place, if any.
+
+        Such a graph is a recompile. Also note which overrides affect the graph.
+        """
+        key = graph.digest, graph.status.place
+        planned = self._remembered.get(key)
+        if planned is not None:
+            self._remembered.move_to_end(key)
+            graph.adopt(planned)
+        self.planner.solver.captured(graph)
+
+    def check_known(self, graph: PlannedGraph, *, checked: bool) -> None:
+        """With `strict`, raise DigestError if the file of plans is known to lack the graph.
+
+        `checked`: a step has confirmed the trace.
+        """
+        if self._settings.strict:
+            self._settings.given.check_known(graph.captured.trace, checked=checked)
+
+    def still_fits(self, planned: Planned, graph: PlannedGraph, inputs: Sequence[Any]) -> bool:
+        """Whether external memory is no more than when the plan was made, but for the margin.
+
+        Always true if the plan keeps everything and the budget has room for the excess.
+        """
+        more = self._residency.base_bytes(graph, inputs) - planned.external.base_bytes
+        budget = self._settings.budget_bytes
+        margin = margin_bytes(budget)
+        if (
+            more > margin and self._residency.collect()
+        ):  # garbage of compilation, as in `floor_program`
+            more = self._residency.base_bytes(graph, inputs) - planned.external.base_bytes
+        return more <= margin or (
+            planned.everything_kept and planned.predicted.peak(Tier.DEVICE) + more <= budget
+        )
+
+    # ---- while a graph is profiled --------------------------------------------------------------
+
+    def floor_program(
+        self, graph: PlannedGraph, inputs: Sequence[Any], *, leanest: bool
+    ) -> tuple[Program, int]:
+        """The program for profiled steps, and the most external bytes with which it fits.
+
+        Raises InfeasibleError if even the leanest program does not fit the budget.
+        """
+        collected, known = False, self._workspaces(graph)
+        while True:
+            budget = self._settings.budget_bytes
+            self._driver.bound_memory(self._residency.resident_bytes, budget)
+            resident, shares = self._residency.external_bytes(graph, inputs), self._shares(graph)
+            try:
+                with naming_the_rank():
+                    return self.planner.programs.floor(shares, resident, known, leanest=leanest)
+            except InfeasibleError:
+                if collected:
+                    raise
+            # Garbage counts as resident memory, and compilers may have left some in this step.
+            collected = self._residency.collect(again=True)
+
+    def lean_program(
+        self, graph: PlannedGraph, planned: Planned, inputs: Sequence[Any], between_bytes: int
+    ) -> Program:
+        """A program of little memory for the call of `graph` that begins, beside all that waits.
+
+        `between_bytes`: what is made while it waits. Raises InfeasibleError if none fits.
+        """
+        own = sum(store.private_bytes for store in self._registry.stores.of(graph))
+        held = own + self._residency.external_bytes(graph, inputs)
+        return self.planner.programs.lean(self._shares(graph), planned, held, between_bytes)
+
+    def _workspaces(self, graph: PlannedGraph) -> tuple[int, ...] | None:
+        """The workspaces of a graph by those of the same graph at other sizes, the nearest ones.
+
+        If none are known, those that sizes alone tell; None if there are none of those either.
+        """
+        trace, ops = graph.captured.trace, graph.ops
+        alike = (g for g in self._registry.graphs if g.ops == ops)  # corrected traces may have more
+        found = [(g.captured.trace, known) for g in alike if (known := _metered(g)) is not None]
+        if not found:
+            return columns(trace) if self._on_cpu else None
+        needed = total_bytes(trace)
+        other, known = min(found, key=lambda pair: abs(total_bytes(pair[0]) - needed))
+        return workspaces(known, other, trace, on_cpu=self._on_cpu)
+
+    def lent(
+        self,
+        graph: PlannedGraph,
+        inputs: Sequence[Any],
+        lender: Planned,
+        *,
+        as_profiled: bool = False,
+    ) -> tuple[Planned, int] | None:
+        """The plan `lender`, that of the same graph for larger sizes, for those of `graph`.
+
+        With the most external bytes with which its checked steps fit. None if they do not fit
+        beside what is held now. `as_profiled`: calls may hold no more while they wait than if they
+        were profiled without it. Raises InfeasibleError if not even the floor program fits then.
+        """
+        floor = None
+        if as_profiled:
+            floor, _ = self.floor_program(graph, inputs, leanest=False)
+        others = any(each.status.kind != graph.status.kind for each in self._registry.graphs)
+        leaving = lender.left_bytes if others else 0
+        larger, trace = lender.problem.trace, graph.captured.trace
+        profile = scaled(lender.problem.profile, larger, trace, on_cpu=self._on_cpu)
+        make = partial(
+            self.planner.lent, lender=lender, profile=profile, leaving_bytes=leaving, floor=floor
+        )
+        found = self._made(graph, make)
+        if found is None:
+            return None
+        planned, spare = found
+        self._driver.bound_memory(self._residency.resident_bytes, self._settings.budget_bytes)
+        held, most = self._residency.external_bytes(graph, inputs), planned.external_bytes + spare
+        if held > most:
+            return None
+        return self.planner.beside(planned, held), most
+
+    def forward_only_program(
+        self, graph: PlannedGraph, resident_bytes: int, profiled: Program
+    ) -> tuple[Program, int]:
+        """The program for calls that nobody differentiates, and the most external bytes with it.
+
+        `profiled`: the program of the graph's profiled steps.
+        """
+        programs = self.planner.programs
+        return programs.forward_only(
+            self._shares(graph), resident_bytes, profiled, checked=not graph.confirmed
+        )
+
+    # ---- made ----------------------------------------------------------------------------------
+
+    def first(
+        self, graph: PlannedGraph, profiled: Profiling, *, as_profiled: bool = False
+    ) -> Planned:
+        """The first plan of `graph`, from its profile. Everything is kept if that fits.
+
+        `as_profiled`: calls may hold no more while they wait than they did while profiled. Raises
+        InfeasibleError if no plan of the policy fits the budget.
+        """
+        with naming_the_rank():
+            lean = all(g.planned is not None for g in self._registry.outstanding(graph))
+            plan = self.planner.plan
+            make = partial(plan, profiled=profiled, lean=lean, as_profiled=as_profiled)
+            planned = self._take(graph, self._made(graph, make))
+        log.info("%s", self._announcement(graph, planned))
+        return planned
+
+    def take_lent(self, graph: PlannedGraph, profiled: Profiling) -> Planned | None:
+        """The plan that `profiled` ran (`lent`), with the workspaces measured; None if too large.
+
+        Raises SpillError or HostMemoryError if the outer tiers have no room.
+        """
+        lent = profiled.lent
+        assert lent is not None  # noqa: S101 - the caller checked it
+        problem = replace(lent.problem, profile=profiled.profile())
+        if not fits(problem, lent.program):
+            return None
+        predicted = simulate(problem, lent.program)
+        found = replace(lent, problem=problem, predicted=predicted, checking_bytes=0)
+        planned = self._take(graph, found)
+        log.info("as for larger sizes: %s", self._announcement(graph, planned))
+        return planned
+
+    def tighter(self, graph: PlannedGraph, planned: Planned) -> Planned:
+        """A new plan that uses less of the budget, after an out-of-memory error.
+
+        Something else took device memory, or an op needed more than was measured.
+        """
+        make = partial(self.planner.plan_tighter, planned=planned)
+        return self._again(graph, make, "with a smaller part of the budget")
+
+    def beside_more(
+        self, graph: PlannedGraph, planned: Planned, base_bytes: int, ahead_bytes: int
+    ) -> Planned:
+        """A new plan with room for `base_bytes` of external memory.
+
+        It also has room for `ahead_bytes` of expected growth, if there is such a plan.
+        """
+        if ahead_bytes:
+            with contextlib.suppress(OutcoreError):
+                return self._beside_more(graph, planned, base_bytes + ahead_bytes)
+        return self._beside_more(graph, planned, base_bytes)
+
+    def _beside_more(self, graph: PlannedGraph, planned: Planned, base_bytes: int) -> Planned:
+        make = partial(self.planner.plan_beside_more, planned=planned, base_bytes=base_bytes)
+        more = format_bytes(base_bytes - planned.external.base_bytes)
+        return self._again(graph, make, f"with {more} more held by the process")
+
+    def for_calls(self, graph: PlannedGraph, planned: Planned) -> Planned:
+        """A new plan for the most outstanding calls seen."""
+        make = partial(self.planner.plan_for_calls, planned=planned)
+        return self._again(
+            graph, make, f"for {graph.status.most_outstanding} outstanding calls at once"
+        )
+
+    def beside_calls(self, graph: PlannedGraph, planned: Planned) -> Planned:
+        """A new plan with room for what outstanding calls of other graphs may hold by now."""
+        make = partial(self.planner.plan_beside_calls, planned=planned)
+        return self._again(graph, make, "with more room for calls of other graphs")
+
+    def leaving_more(self, graph: PlannedGraph, planned: Planned, more_bytes: int) -> Planned:
+        """A new plan that leaves `more_bytes` more to later graphs while this one waits."""
+        make = partial(self.planner.plan_leaving, planned=planned, more_bytes=more_bytes)
+        more = f"with {format_bytes(more_bytes)} more left for other graphs"
+        return self._again(graph, make, more)
+
+    def lacking_bytes(self, graph: PlannedGraph, planned: Planned) -> int:
+        """External bytes, those of other graphs' calls included, that `planned` has no room for.
+
+        Negative if there is room to spare.
+        """
+        return self.planner.lacking_bytes(self._shares(graph), planned)
+
+    def after(self, graph: PlannedGraph, trial: Trial) -> Planned:
+        """A plan for `graph` from what a trial of its plan measured; the old plan if it is best.
+
+        The old plan also stays if the outer tiers have no room for the better one.
+        """
+        planned, problem, drift = trial.planned, trial.problem(), trial.drift
+        make = partial(self.planner.plan_again, planned=planned, problem=problem, drift=drift)
+        plans = self._made(graph, make)
+        for better in plans[:-1]:
+            with contextlib.suppress(SpillError, HostMemoryError):
+                return _tell(drift, self._take(graph, better))
+        return _tell(drift, self._take(graph, plans[-1]))
+
+    def _made(self, graph: PlannedGraph, make: Callable[[Shares], T]) -> T:
+        """The result of `make` for the graph's shares; its time counts even if it fails."""
+        start = time.perf_counter()
+        try:
+            return make(self._shares(graph))
+        finally:
+            graph.status.planning_seconds += time.perf_counter() - start
+
+    def _again(self, graph: PlannedGraph, make: Callable[[Shares], Planned], how: str) -> Planned:
+        """Plan `graph` once more by `make`, keep that plan, and log it."""
+        with naming_the_rank():
+            planned = self._take(graph, self._made(graph, make))
+        log.info("planned again %s. %s", how, self._announcement(graph, planned))
+        return planned
+
+    def _shares(self, graph: PlannedGraph) -> Shares:
+        return self.planner.shares(graph, self._registry.running_with(graph))
+
+    def _announcement(self, graph: PlannedGraph, planned: Planned) -> str:
+        return announcement(planned, self._settings.policy, self._registry.number(graph))
+
+    # ---- room for them --------------------------------------------------------------------------
+
+    def _take(self, graph: PlannedGraph, planned: Planned) -> Planned:
+        """Reserve a plan's room in the outer tiers, and remember the plan."""
+        planned = replace(planned, planning_seconds=graph.status.planning_seconds)
+        if self._on_cpu:
+            worker.dismiss()  # the planning worker waits: the step needs its memory
+        self.bound_memory({graph: planned})  # first: pinning host memory uses device memory
+        try:
+            self._reserve(graph, planned)
+        except OutcoreError:
+            self.bound_memory()  # the previous plans stay in force
+            raise
+        self._remember((graph.digest, graph.status.place), planned)
+        return planned
+
+    def _reserve(self, graph: PlannedGraph, planned: Planned) -> None:
+        """Reserve room for `planned` in the outer tiers. Raises SpillError or HostMemoryError.
+
+        Sizes that take turns use the same host memory. So as much of it is kept as the most that
+        one of them needs, if that is possible. It may not have come for long.
+        """
+        nbytes = {tier: planned.predicted.peak(tier) for tier in (Tier.HOST, Tier.DISK)}
+        others = [g for g in self._registry.graphs if g is not graph]
+        held = {g: g.planned.predicted.peak(Tier.HOST) for g in others if g.planned}
+        if not nbytes[Tier.HOST] and any(map(held.get, self._registry.active())):
+            del nbytes[Tier.HOST]  # the reserved host memory of other plans stays
+        kind, waiting = graph.status.kind, self._registry.waiting
+        turns = [n for g, n in held.items() if g.status.kind == kind and not waiting(g)]
+        most = max(turns, default=0)
+        if most > nbytes.get(Tier.HOST, most):
+            with contextlib.suppress(OutcoreError):
+                return self._driver.reserve(nbytes | {Tier.HOST: most})
+        return self._driver.reserve(nbytes)
+
+    def _remember(self, key: tuple[str, int], planned: Planned) -> None:
+        self._metering.forget_peak()
+        self._remembered[key] = planned
+        self._remembered.move_to_end(key)
+        while len(self._remembered) > max(REMEMBERED_PLANS, self._registry.most_graphs):
+            self._remembered.popitem(last=False)
+
+    def bound_memory(self, latest: dict[PlannedGraph, Planned] | None = None) -> None:
+        """Bound the process's memory if the plan of a running graph moves anything.
+
+        The bound is the highest peak of the plans; the budget if a running graph has no plan.
+        `latest`: plans that graphs are about to get.
+        """
+        latest = latest or {}
+        active = {g: g.planned for g in self._registry.active()} | latest
+        bound: int | None = None
+        if not all(p is None or p.everything_kept for p in active.values()):
+            came = {g: g.status.growth.unplanned_bytes for g in active if g not in latest}
+            known = [p.peak_bytes + came.get(g, 0) for g, p in active.items() if p]
+            bound = max(known) if len(known) == len(active) else self._settings.budget_bytes
+        self._driver.bound_memory(self._residency.resident_bytes, bound)
+
+
+def _metered(graph: PlannedGraph) -> Sequence[int] | None:
+    """The workspaces of the ops of a graph; None if they are not known yet."""
+    if graph.planned is not None:
+        return graph.planned.problem.profile.workspace_bytes
+    return None if graph.profiling is None else graph.profiling.checked_workspace_bytes
+
+
+def _tell(drift: Drift, planned: Planned) -> Planned:
+    what = "another plan" if planned.replanned and planned.replanned.changed else "the same plan"
+    now = format_seconds(planned.predicted.seconds)
+    log.info("%s: planned again with measured times: %s, predicted %s", drift, what, now)
+    return planned

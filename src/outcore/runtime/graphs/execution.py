@@ -1,0 +1,96 @@
+"""PlannedExecution: how a planned graph runs its steps, some of them with instruments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING
+
+from outcore.execute import Executable
+from outcore.runtime.graphs.drift import Watch
+from outcore.runtime.graphs.planned import Planned
+from outcore.runtime.graphs.recording import Recording
+from outcore.runtime.graphs.trial import Trial
+from outcore.runtime.step.session import Visit
+
+if TYPE_CHECKING:  # a graph holds its execution
+    from outcore.runtime.graphs.graph import PlannedGraph
+
+
+@dataclass(slots=True, eq=False)
+class PlannedExecution:
+    """A plan and its executable, and the same program with instruments for some steps."""
+
+    planned: Planned
+    executable: Executable
+    adopted: bool = False
+    """Whether the plan was made for another graph of the same trace, or while the graph was not
+    called, and it has not been checked yet that it fits here."""
+    foreseen_bytes: int | None = None
+    """The most that the allocator may report as a call begins, if no more external memory is held
+    than was planned for; without what outstanding calls of other graphs hold (`Growth`). None: not
+    known yet."""
+    lean: Executable | None = None
+    """A program of little memory for calls that find too little room (`Eviction`); None before."""
+    lean_refused_bytes: float = inf
+    """The least that a call lacked when no such program fitted; inf: there was no such call."""
+    watch: Watch = field(default_factory=Watch)
+    trial: Trial | None = None
+    """The trial under way: the plan's steps took another time than predicted."""
+    recording: Recording | None = None
+    """The recording of one step that is under way: the user requested it."""
+
+    def trial_of_step(self, graph: PlannedGraph) -> Trial | None:
+        """The trial under way, if any. Begins one if the plan's time drifts and it may improve.
+
+        A trial that took too long has been ended, and gives None.
+        """
+        engine = graph.engine
+        if self.trial is not None:
+            self.trial = self.trial if engine.trials.hears(self.trial) else None
+        elif self.watch.due(graph.status.steps) and self.planned.may_improve:
+            self.trial = None if engine.registry.waiting(graph) else engine.begin_trial(graph)
+        return self.trial
+
+    def executable_of_step(self, graph: PlannedGraph) -> Executable:
+        """The executable for the next step, with instruments if a recording was requested.
+
+        If a call is outstanding, no recording begins: one may already be under way.
+        """
+        if graph.engine.registry.waiting(graph):
+            return self.executable
+        self.recording = graph.engine.begin_recording(graph)
+        return self.executable if self.recording is None else self.recording.executable
+
+    def recording_by(self, executable: Executable) -> Recording | None:
+        """The recording under way, if `executable` is the one that makes it; else None."""
+        recording = self.recording
+        return recording if recording is not None and recording.executable is executable else None
+
+    def trial_by(self, executable: Executable) -> Trial | None:
+        """The trial under way, if `executable` is the one that it times; else None."""
+        trial = self.trial
+        return trial if trial is not None and trial.executable is executable else None
+
+    def end_recording(self, graph: PlannedGraph, recording: Recording, visit: Visit) -> None:
+        """Hand the recording of `visit` to the recorder.
+
+        If something was moved away meanwhile, drop it instead: the next step is recorded.
+        """
+        if visit.evicted:
+            self.drop_recording(graph)
+            return
+        self.recording, graph.recorded = None, graph.engine.recorder.asked
+        recording.backward = visit.work[1][0]
+        graph.engine.recorder.finish(graph, recording)
+
+    def drop_recording(self, graph: PlannedGraph) -> None:
+        """Drop the recording under way, if there is one. The request stays."""
+        recording, self.recording = self.recording, None
+        if recording is not None:
+            graph.engine.recorder.drop(recording)
+
+    def end(self, graph: PlannedGraph) -> None:
+        """End the trial and the recording: the graph no longer follows this plan."""
+        graph.engine.trials.end(self.trial)
+        self.drop_recording(graph)

@@ -1,0 +1,1 @@
+"""planning: make the plan of one graph, and the programs of its calls without a plan."""

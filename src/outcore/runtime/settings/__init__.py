@@ -1,0 +1,1 @@
+"""settings: what the user chose, checked and resolved, with saved plans."""

@@ -1,0 +1,243 @@
+"""Session: meters one training step with the allocator's counters.
+
+The meter begins with the first forward call that wants it. It ends with the next forward call of
+the same graph, or of the same graph at another size, so it sees the whole step, with what is
+computed between and outside the graphs. A report after the last backward call also ends it.
+
+It cannot end inside backward. Autograd runs backward in a copy of the thread's state. If the
+profiler, which is the meter of a CPU, were stopped there, it would go on in the original.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+from outcore.gauges import Moment
+from outcore.measure import Meter, Reading
+from outcore.runtime.step.call_tensors import CallTensors
+from outcore.runtime.step.pause import Pause
+from outcore.runtime.step.replay import Replay
+
+Calls: TypeAlias = Mapping[Any, int]
+"""Graph -> number of its calls."""
+
+
+class Metered(Protocol):
+    """What receives the readings of a session: a graph."""
+
+    def metered(self, reading: Reading, visit: Visit) -> None:
+        """Take the reading of the step that `visit` belongs to."""
+        ...
+
+    def paused(self, interlude: Interlude, calls: Calls, peak_bytes: Callable[[], int]) -> None:
+        """Take the peak between two calls, while a call of this graph was outstanding.
+
+        `calls`: graph -> its calls that were outstanding then.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Interlude:
+    """A stretch in which no call ran and some were outstanding; ns of the wall clock."""
+
+    start: int
+    stop: int
+    waiting: Mapping[weakref.ref[Any], int]
+    """Graph of the outstanding calls -> their number."""
+    latest: weakref.ref[Any]
+    """The graph of the outstanding call that began last."""
+    private_bytes: int
+    """Bytes that the outstanding calls alone hold."""
+
+
+@dataclass(slots=True)
+class Visit:
+    """One forward call and its backward call. Times are ns of the wall clock; 0: not yet."""
+
+    owner: weakref.ref[Metered]
+    replay: Replay | None = None
+    thread: threading.Thread = field(default_factory=threading.current_thread)
+    """The thread of the forward call."""
+    forward_stop: int = 0
+    backward_start: int = 0
+    backward_stop: int = 0
+    pause: Pause | None = None
+    """What was held as a timed forward call ended. None for others, and once `Observer.waited` has
+    used it."""
+    call_tensors: CallTensors | None = None
+    """What the forward call was given and returned. None unless its ops were timed, or it met
+    outstanding calls that were new."""
+    work: list[tuple[Moment, Moment]] = field(default_factory=list)
+    """Start and stop on the device by the driver's clock: of the forward call, then of backward
+    calls."""
+    ran: object = None
+    """The executable that ran the latest of its backward calls."""
+    evicted: bool = False
+    """Whether something was moved away while it waited (`Eviction`): its times do not count."""
+    away_bytes: int = 0
+    """How much more of what calls hold is away as the backward call begins than as the forward call
+    ended."""
+
+    @property
+    def once(self) -> bool:
+        """Whether its backward ran exactly once so far; with `retain_graph` it may run again."""
+        _, *backward = self.work
+        return len(backward) == 1
+
+
+def in_backward() -> bool:
+    """Whether autograd runs this thread's code as part of a backward call."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+_running: dict[threading.Thread, Session] = {}
+"""Thread -> its session under way. At most one of these threads is alive, because a process can run
+one profiler at a time, and the counters of a device have one peak."""
+
+_starting = threading.Lock()
+
+_local = threading.local()
+"""Holds `farewell`, which dies with the thread."""
+
+
+def metered_elsewhere() -> bool:
+    """Whether a step is being metered on another live thread."""
+    others = (thread for thread in list(_running) if thread is not threading.current_thread())
+    return any(thread.is_alive() for thread in others)
+
+
+class _Farewell:
+    """Ends the session of a thread that ends before its step does, if no other thread can end it.
+
+    A profiler that is left running crashes the process at exit.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def __del__(self) -> None:
+        session = self.session
+        if session.meter.running and threading.get_ident() == session.thread.ident:
+            session.meter.stop()
+            _running.pop(session.thread, None)
+
+
+@dataclass(slots=True)
+class Session:
+    """A running meter, its leader (the graph that began it, weakly), and what was seen so far."""
+
+    leader: weakref.ref[Any]
+    resident_bytes: int
+    calls: int
+    """The engine's count of forward calls as the session began."""
+    step: int
+    """The number of the engine's step at that time."""
+    meter: Meter
+    thread: threading.Thread = field(default_factory=threading.current_thread)
+    ending: threading.RLock = field(default_factory=threading.RLock)
+    """Held while the session ends: a report may end it too, and so may the garbage collector."""
+    started: int = field(default_factory=time.time_ns)
+    visits: list[Visit] = field(default_factory=list)
+    interludes: list[Interlude] = field(default_factory=list)
+    called: set[int] = field(default_factory=set)
+    """`id` of the statuses of graphs that wanted the meter for a forward call."""
+    left: int = 0
+    """When the latest call ended; 0: none did."""
+    peak_bytes: int | None = None
+    """The step's device peak, everything counted, up to the last backward call. None until the
+    session ends."""
+    lost: bool = False
+    """Whether the session ended and its meter had nothing to report."""
+    after_bytes: int | None = None
+    """The device peak from the last backward call until the session ends: usually that of the
+    optimizer's step. None until the session ends."""
+    ends: weakref.finalize[..., Any] | None = None
+    """Ends the session when its leader is freed."""
+
+    def start(self) -> bool:
+        """Begin to meter; False if that is impossible. Sessions left over are ended first."""
+        if in_backward():
+            return False
+        for thread, session in list(_running.items()):
+            if thread is self.thread or not thread.is_alive():
+                session.stop()
+        with _starting:
+            begun = not metered_elsewhere() and self.meter.start()
+            if begun:
+                _running[self.thread] = self
+                _local.farewell = None if self.meter.anywhere else _Farewell(self)
+        leader = self.leader()
+        if begun and leader is not None:  # once it is gone, no call of it will end the session
+            self.ends = weakref.finalize(leader, self.stop)
+            self.ends.atexit = False
+        return begun
+
+    def sees(self, visit: Visit) -> bool:
+        """Whether the meter saw all of `visit`, whose backward has just run on this thread."""
+        return visit.forward_stop >= self.started and self.meter.sees()
+
+    def _peak_bytes(self, reading: Reading, interlude: Interlude) -> int:
+        return self.resident_bytes + reading.peak_bytes(interlude.start, interlude.stop)
+
+    def here(self) -> bool:
+        """Whether this thread may end the session."""
+        return self.meter.anywhere or threading.current_thread() is self.thread
+
+    def stop(self) -> None:
+        """End, and hand the reading to the visits whose backward call is over.
+
+        From a thread that may not end the session nothing can be read, and this does nothing.
+        """
+        if not self.here() or in_backward():
+            return
+        with self.ending:
+            if not self.meter.running:
+                return
+            reading = self.meter.stop()
+        if self.ends is not None:
+            self.ends.detach()
+        if not self.meter.anywhere:
+            _local.farewell = None
+        if _running.get(self.thread) is self:
+            _running.pop(self.thread, None)
+        if reading is None:
+            self.lost = True
+        else:
+            self._hand_out(reading)
+        self.visits.clear()
+        self.interludes.clear()
+
+    def _hand_out(self, reading: Reading) -> None:
+        done = [v for v in self.visits if v.backward_stop]
+        if done:
+            last = max(v.backward_stop for v in done)
+            self.peak_bytes = self.resident_bytes + reading.peak_bytes(self.started, last)
+            self.after_bytes = self.resident_bytes + reading.peak_bytes(last, time.time_ns())
+        for interlude in self.interludes:
+            found = ((owner(), calls) for owner, calls in interlude.waiting.items())
+            calls = {graph: number for graph, number in found if graph is not None}
+            peak_bytes = cache(partial(self._peak_bytes, reading, interlude))
+            for graph in calls:
+                graph.paused(interlude, calls, peak_bytes)
+        for visit in done:
+            graph = visit.owner()
+            if graph is not None:
+                graph.metered(reading, visit)
+
+
+@atexit.register
+def _stop_all() -> None:
+    """End all sessions: a profiler that runs while the interpreter exits crashes it."""
+    for session in list(_running.values()):
+        session.visits.clear()
+        session.stop()

@@ -1,0 +1,199 @@
+"""Store: holds what one forward call leaves for its backward call.
+
+A number in the stand-in tensor, which autograd saves, names the store. The store dies with that
+tensor's storage, that is, with its autograd graph, whether or not backward ran.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from outcore.errors import StepError
+from outcore.execute import Executable, Lane
+from outcore.ir.hardware import Tier
+from outcore.runtime.step.session import Visit
+
+Owner: TypeAlias = weakref.ref[Any]
+"""The graph of a forward call, weakly."""
+
+_numbers = count()
+
+
+class Away(NamedTuple):
+    """Tensors of a waiting call that were moved to an outer tier until it comes back."""
+
+    lane: Lane
+    """Holds them. Its regions are numbered as `positions`."""
+    positions: tuple[int, ...]
+    """Where they belong in `Store.crossing`, which has None there meanwhile."""
+    tier: Tier
+    nbytes: int
+    """What they held."""
+
+
+@dataclass(slots=True)
+class Store:
+    """What crosses from one forward call to its backward call, and what runs the latter.
+
+    `visit`: the record of the two calls. `lane`: what the copies go through. `crossing`: the
+    tensors and other values that backward gets. `versions`: for each of these how often that tensor
+    had been written as the forward call ended; None for what is not a tensor, or may change.
+    `queue`: what the forward call computed on (`Driver.queue`). `runner`: what runs the backward
+    call, if that may be dropped before (`BySize`).
+    """
+
+    visit: Visit
+    executable: Executable
+    lane: Lane
+    crossing: list[Any]
+    versions: list[int | None] = field(default_factory=list)
+    queue: object = None
+    number: int = field(default_factory=lambda: next(_numbers))
+    runner: Any = None
+    away: list[Away] = field(default_factory=list)
+    """What was moved out of `crossing`, to make room for another call (`Eviction`)."""
+
+    def check_versions(self) -> None:
+        """Raise StepError if something that backward will read was overwritten since."""
+        for tensor, version in zip(self.crossing, self.versions, strict=True):
+            if version is not None and tensor._version != version:
+                shape = tuple(tensor.shape)
+                raise StepError(
+                    reason=f"a tensor of shape {shape} that backward reads was changed in place "
+                    f"after forward (version {version} -> {tensor._version}). Change it after "
+                    "backward, or change a copy. If plain PyTorch allows it, the plan recomputes "
+                    'from this tensor: use a policy that does not, such as policy="swap-all"'
+                )
+
+    @property
+    def private_bytes(self) -> int:
+        """Bytes that only this call holds; 0 once backward has taken the crossing."""
+        return self.executable.private_bytes - self.away_bytes if self.crossing else 0
+
+    @property
+    def away_bytes(self) -> int:
+        """Bytes that were moved away."""
+        return sum(each.nbytes for each in self.away)
+
+    def fetch(self) -> None:
+        """Bring back what was moved away: the call comes back. Raises SpillError if that fails.
+
+        On a device with queues this must be called on `queue`, as whatever the call computes.
+        """
+        while self.away:
+            lane, positions = self.away[0].lane, self.away[0].positions
+            copies = [lane.copy_in(region) for region in range(len(positions))]
+            for position, (tensor, handle) in zip(positions, copies, strict=True):
+                lane.wait(handle)
+                self.crossing[position] = tensor
+            lane.close()
+            del self.away[0]
+
+    def release(self) -> None:
+        """Drop everything held. Called once, from any thread, also from a finalizer."""
+        self.lane.close()  # first, so that no copy holds what is freed below
+        for each in self.away:
+            each.lane.close()
+        self.crossing.clear()
+        self.versions.clear()
+        self.runner = None
+
+
+class _Name(bytearray):
+    """The memory of a stand-in tensor: a number that weak references can watch.
+
+    The tensor's storage owns it, so it lives as long as any alias of the stand-in. A weak reference
+    to the tensor itself would end with its Python object, which autograd may replace.
+    """
+
+
+class Stores:
+    """The stores of the outstanding forward calls."""
+
+    def __init__(self) -> None:
+        self._live: dict[int, Store] = {}
+        self._calls: dict[Owner, dict[int, Store]] = {}
+        """The same stores by graph. A graph may have none: finalizers drop stores at any time."""
+        self._put_away = False
+        """Whether anything was ever moved away."""
+
+    def __len__(self) -> int:
+        """Number of outstanding forward calls."""
+        return len(self._live)
+
+    def __contains__(self, number: int) -> bool:
+        """Whether the store with this number still exists."""
+        return number in self._live
+
+    def all(self) -> list[Store]:
+        """All stores, oldest first."""
+        return list(self._live.values())
+
+    def counts(self) -> dict[Any, int]:
+        """Live graph -> number of its outstanding calls, for graphs with any."""
+        counts = ((each(), len(calls)) for each, calls in list(self._calls.items()))
+        return {owner: calls for owner, calls in counts if calls and owner is not None}
+
+    def of(self, owner: Any) -> list[Store]:
+        """The stores of one graph, oldest first."""
+        return list(self._calls.get(weakref.ref(owner), {}).values())
+
+    def external(self, owner: Any) -> list[Store]:
+        """The stores of all other live graphs."""
+        calls = ((each(), calls) for each, calls in list(self._calls.items()))
+        others = (c for each, c in calls if each is not None and each is not owner)
+        return [store for each in others for store in list(each.values())]
+
+    def away_bytes(self) -> int:
+        """Bytes of all stores that were moved away."""
+        return sum(store.away_bytes for store in self.all()) if self._put_away else 0
+
+    def add(self, store: Store, *, follow: bool) -> torch.Tensor:
+        """Keep `store`; returns the stand-in that names it.
+
+        `follow`: the store dies with the stand-in. Otherwise it lives until its backward ran,
+        because saved-tensor hooks of the user may replace the stand-in.
+        """
+        name = _Name(store.number.to_bytes(8, sys.byteorder))
+        if not self._live:
+            self._calls.clear()
+        self._live[store.number] = store
+        self._calls.setdefault(store.visit.owner, {})[store.number] = store
+        if follow:
+            weakref.finalize(name, self.drop, store.number).atexit = False
+        return torch.frombuffer(name, dtype=torch.int64)
+
+    def put_away(self, store: Store, away: Away) -> None:
+        """Drop from `store` what was moved away, until it is fetched."""
+        store.away.append(away)
+        store.visit.evicted = self._put_away = True
+        with contextlib.suppress(IndexError):  # another thread's finalizer may have emptied it
+            for position in away.positions:
+                store.crossing[position] = store.versions[position] = None
+        if store.number not in self._live:
+            away.lane.close()
+
+    def find(self, stand_in: torch.Tensor) -> Store:
+        """The store that `stand_in` names. Raises StepError if it is gone."""
+        number = int(stand_in.item())
+        if number not in self._live:
+            raise StepError(
+                reason="backward through a graph whose saved data was freed: an earlier backward "
+                "call ran without retain_graph=True, or a saved-tensor hook changed the saved "
+                "tensors"
+            )
+        return self._live[number]
+
+    def drop(self, number: int) -> None:
+        """Release a store, if it still exists."""
+        store = self._live.pop(number, None)
+        if store is not None:
+            self._calls.get(store.visit.owner, {}).pop(number, None)
+            store.release()
