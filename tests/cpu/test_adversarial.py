@@ -12,6 +12,7 @@ from outcore import Backend
 from outcore.execute import Executable, Instruments, build
 from outcore.execute.adversarial import AdversarialDriver
 from outcore.ir.program import Copy, Program, Stream
+from outcore.runtime.budget.engine import Engine
 from outcore.runtime.graphs.execution import PlannedExecution
 from outcore.runtime.graphs.graph import PlannedGraph
 from tests.cpu.training import PROFILED_STEPS, Small, batch, mean_square, same, snapshot
@@ -31,7 +32,8 @@ class Trained:
             self.step()
         self.backend.report()
         assert self.backend.engine is not None
-        self.graph: PlannedGraph = self.backend.engine.graphs[0]
+        self.engine: Engine = self.backend.engine
+        self.graph: PlannedGraph = self.engine.graphs[0]
 
     def step(self) -> list[torch.Tensor]:
         self.module.zero_grad()
@@ -55,7 +57,7 @@ class Trained:
         return self.graph.planned.program
 
     def adversarial_step(self, program: Program) -> list[torch.Tensor]:
-        engine = self.graph.engine
+        engine = self.engine
         engine.driver = AdversarialDriver()
         trace, generator = self.graph.captured.trace, engine.driver.generator
         self.follow(build(trace, program, generator, POISONED))

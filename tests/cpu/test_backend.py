@@ -640,7 +640,7 @@ class TestRefused:
             if isinstance(backend, Backend) and backend.engine is not None:
                 backend.engine.metering.end()
                 graph = backend.engine.graphs[0]
-                graph._give_up(CaptureError(reason="a test"))
+                graph.give_up(CaptureError(reason="a test"))
         module.zero_grad()
         gc.collect()
         _, reading = metered(lambda: call(torch.rand(512, 64)).sum().backward())

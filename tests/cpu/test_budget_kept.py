@@ -28,6 +28,7 @@ from outcore.ir.program import Program
 from outcore.runtime.budget import contention
 from outcore.runtime.budget.registry import IDLE_STEPS
 from outcore.runtime.budget.residency import Residency
+from outcore.runtime.conduct.conductor import Conductor
 from outcore.runtime.graphs.calls import gradient_bytes
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.planned import Planned
@@ -738,7 +739,7 @@ def test_those_that_saw_it_wait_hear_of_a_graph_that_comes_back_or_runs_in_core(
     for _ in range(2 * IDLE_STEPS):
         backend.engine.steps.call(begins=True)
     assert backend.engine.registry.active() == []
-    second.begin_call()
+    Conductor(backend.engine, second).begin_call()
     assert first.observed.unchecked
     assert not second.observed.unchecked
     first.observed.unchecked = False

@@ -18,7 +18,7 @@ from outcore.errors import InfeasibleError, SpillError
 from outcore.execute.arena import Arena, own_arena
 from outcore.ir.hardware import Tier
 from outcore.runtime.budget.eviction import Eviction, choose
-from outcore.runtime.graphs.graph import AGAIN
+from outcore.runtime.conduct.first_steps import AGAIN
 from tests.cpu.test_asked_room import PATIENCE, Towers, graphs, peak_bytes
 from tests.cpu.test_budget_kept import Tower
 from tests.cpu.training import mean_square

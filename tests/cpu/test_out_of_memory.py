@@ -71,7 +71,7 @@ def test_the_next_step_has_a_tighter_plan_once(call: str, error: RuntimeError) -
         trained.step()
     assert "lower the budget" in caught.value.__notes__[-1]
     assert trained.graph.planned is after
-    assert len(trained.graph.engine.stores) == 0
+    assert len(trained.engine.stores) == 0
 
 
 def test_after_another_profile_there_is_a_tighter_plan_once_more(
@@ -84,7 +84,7 @@ def test_after_another_profile_there_is_a_tighter_plan_once_more(
     for again in (False, True):
         if again:
             with monkeypatch.context() as patched:
-                placing = trained.graph.engine.placing
+                placing = trained.engine.placing
                 patched.setattr(placing, "is_in_vain", lambda _: True)
                 trained.step()
             assert trained.graph.planned is None

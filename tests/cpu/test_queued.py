@@ -464,7 +464,7 @@ class Queued(Trained):
         self, deaf: int = 0, program: Program | None = None, evict_to: Tier | None = None
     ) -> tuple[list[torch.Tensor], LateDevice]:
         """A step; if `evict_to` is given, what waits is moved there between the two calls."""
-        engine = self.graph.engine
+        engine = self.engine
         device = LateDevice()
         device.deaf = deaf
         engine.driver = QueuedDriver(device)

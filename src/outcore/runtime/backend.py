@@ -47,6 +47,7 @@ from outcore.planfile import save_plans
 from outcore.report import Report
 from outcore.runtime.budget.engine import Engine
 from outcore.runtime.by_size import BySize
+from outcore.runtime.conduct.conductor import Conductor
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.parameters import Parameters
 from outcore.runtime.runner import Runner
@@ -231,7 +232,7 @@ class Backend:
             joint, reasons = fused(joint, num_fwd_outputs)
             self._note_unfused(reasons)
         try:
-            graph = self._graph(joint, num_fwd_outputs, static)
+            conductor = self._conductor(joint, num_fwd_outputs, static)
         except CaptureError as error:
             self._refuse(error)
             return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs)
@@ -241,8 +242,8 @@ class Backend:
             num_fwd_outputs=num_fwd_outputs,
             static_lifetime_input_indices=static,
         )
-        outside = shells(*halves, num_fwd_outputs, graph.captured.overwritten)
-        runner = Runner(graph, outside.saved_inputs)
+        outside = shells(*halves, num_fwd_outputs, conductor.graph.captured.overwritten)
+        runner = Runner(conductor, outside.saved_inputs)
         outside.forward.meta[KEY] = outside.backward.meta[KEY] = runner
         return outside.forward, outside.backward
 
@@ -274,14 +275,14 @@ class Backend:
             if self.options.fuse:
                 made, reasons = fused(made, outputs)
                 self._note_unfused(reasons)
-            return Runner(self._graph(made, outputs, symbolic.static_inputs), saved)
+            return Runner(self._conductor(made, outputs, symbolic.static_inputs), saved)
 
         by_size = BySize(symbolic, len(saved), make)
         outside.forward.meta[KEY] = outside.backward.meta[KEY] = by_size
         return outside.forward, outside.backward
 
-    def _graph(self, joint: GraphModule, outputs: int, static: list[int]) -> PlannedGraph:
-        """The graph of `joint`, registered with the engine of its device.
+    def _conductor(self, joint: GraphModule, outputs: int, static: list[int]) -> Conductor:
+        """The conductor of the graph of `joint`, which is registered with its device's engine.
 
         Raises CaptureError if it cannot be planned.
         """
@@ -299,12 +300,12 @@ class Backend:
                 forward, backward = partition_later(joint, outputs, static)
             return in_core(boxed(forward), boxed(backward), outputs, constants)
 
-        graph = PlannedGraph(engine, captured, fallback)
+        graph = PlannedGraph(captured, fallback, engine.equipment, engine.registry.tell)
         engine.add(graph, compiled=self._compiled_anew or self.options.fuse)
         self._compiled_anew = False
         self._note_capture(engine.steps.number)
         self.capture_seconds += time.perf_counter() - start
-        return graph
+        return Conductor(engine, graph)
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

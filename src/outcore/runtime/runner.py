@@ -19,7 +19,7 @@ from outcore.execute import Executable, Lane, drawing
 from outcore.ir.trace import Trace
 from outcore.measure import says_memory
 from outcore.runtime.budget.placing import call, give
-from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.conduct.conductor import Conductor
 from outcore.runtime.step.replay import Replay, replay_of
 from outcore.runtime.step.session import Visit
 from outcore.runtime.step.store import Store
@@ -27,14 +27,15 @@ from outcore.runtime.step.versions import versions_of
 
 
 class Runner:
-    """Runs the executable that its graph chooses, and stores what forward leaves for backward.
+    """Runs the executable that its conductor chooses, and stores what forward leaves for backward.
 
     Only the code that torch compiled holds it, and only it holds the graph. Both die, with the
     graph's constants, when torch drops that code.
     """
 
-    def __init__(self, graph: PlannedGraph, saved_inputs: tuple[int, ...]) -> None:
-        self.graph, self.engine, self.saved_inputs = graph, graph.engine, saved_inputs
+    def __init__(self, conductor: Conductor, saved_inputs: tuple[int, ...]) -> None:
+        self.conductor, self.saved_inputs = conductor, saved_inputs
+        self.graph, self.engine = conductor.graph, conductor.engine
 
     def __deepcopy__(self, _: dict[int, Any]) -> Runner:
         """Itself: AOTAutograd copies modules, and the copies stand for the same graph."""
@@ -59,22 +60,22 @@ class Runner:
         inputs = list(map(plain, args))
         args.clear()
         self.engine.metering.enter()
-        graph.begin_call()
+        self.conductor.begin_call()
         while True:  # until the trace is right
-            executable = graph.executable_for(inputs)
+            executable = self.conductor.executable_for(inputs)
             executable = self.engine.eviction.before_forward(graph, executable, inputs)
             visit = Visit(ref(graph), self._replay_of(executable, inputs))
             noted = graph.observed.latest_mix_uncounted or graph.times(executable)
             given = residency.given(graph, inputs) if noted else None
             start = clock.now()
             try:
-                with graph.telling_of_memory():
+                with self.conductor.telling_of_memory():
                     results, store = self._run_forward(executable, inputs, visit)
                 break
             except CaptureError as error:  # holds what the failed run made until this block ends
                 inputs = self._learn(error, visit, executable)
                 self.engine.begun(graph)
-        graph.end_call(executable)
+        self.conductor.end_call(executable)
         visit.work.append((start, clock.now()))
         visit.forward_stop = self.engine.metering.leave()
         visit.away_bytes = -self.engine.stores.away_bytes()
@@ -99,7 +100,7 @@ class Runner:
             )
         visit, again = store.visit, keeps_graph()
         visit.away_bytes += stores.away_bytes()
-        graph.begin_backward(store, tangents, again=again)
+        self.conductor.begin_backward(store, tangents, again=again)
         given = list(tangents) if visit.replay is not None else []
         state = None if visit.replay is None else driver.generator.get_state()
         visit.backward_start = self.engine.metering.enter()
@@ -118,7 +119,7 @@ class Runner:
         except RuntimeError as error:
             if says_memory(error):
                 stores.drop(store.number)  # else what it holds would count
-                graph.plan_tighter(error)
+                self.conductor.plan_tighter(error)
             raise
         finally:
             if not again:
@@ -129,7 +130,7 @@ class Runner:
         visit.backward_stop = self.engine.metering.leave()
         if not again:
             visit.replay = None
-        graph.end_backward(executable, visit)
+        self.conductor.end_backward(executable, visit)
         return gradients
 
     def _run_forward(
@@ -211,8 +212,8 @@ class Runner:
         """
         while True:
             try:
-                with self.graph.telling_of_memory():
-                    executable = self.graph.ready(inputs)
+                with self.conductor.telling_of_memory():
+                    executable = self.conductor.ready(inputs)
                     store = self._run_forward(executable, inputs, visit)[1]
                     with drawing():
                         self.engine.driver.generator.set_state(state)

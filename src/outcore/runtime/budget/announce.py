@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from outcore.ir.hardware import Tier
 from outcore.ir.totals import offloaded_bytes, recompute_seconds
+from outcore.policies import Policy
 from outcore.report import count_choices, count_held
 from outcore.runtime.graphs.planned import FORCED, Planned
 from outcore.spec import spec_text
 from outcore.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from outcore.policies import Policy
 
 
 def announcement(planned: Planned, policy: Policy, number: int) -> str:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
 
 from outcore.errors import InfeasibleError, OutcoreError
 from outcore.runtime.budget.metering import Metering
 from outcore.runtime.budget.plans import Plans
 from outcore.runtime.budget.registry import Registry
+from outcore.runtime.graphs.execution import PlannedExecution
 from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.limits.margin import slack_bytes
 from outcore.runtime.planning.shares import kept_bytes
-
-if TYPE_CHECKING:  # a graph calls its engine's Contention
-    from outcore.runtime.graphs.execution import PlannedExecution
-    from outcore.runtime.graphs.planned import Planned
 
 MOST_ASKED = 4
 """How often a graph asks another for room without an answer. The other one may never be called
@@ -30,14 +27,6 @@ class Contention:
 
     def __init__(self, registry: Registry, metering: Metering, plans: Plans) -> None:
         self._registry, self._metering, self._plans = registry, metering, plans
-
-    def tell(self, graph: PlannedGraph) -> None:
-        """Note that calls of `graph` hold something else from now on.
-
-        Graphs that saw such calls outstanding will check that their plans have room.
-        """
-        for other in self._registry.graphs:
-            other.observed.unchecked |= graph in other.observed
 
     # ---- planned graphs -------------------------------------------------------------------------
 

@@ -19,11 +19,9 @@ from outcore.runtime.budget.plans import Plans
 from outcore.runtime.budget.registry import Registry
 from outcore.runtime.budget.residency import Residency
 from outcore.runtime.budget.steps import Steps
-from outcore.runtime.graphs.drift import WATCHED_STEPS
-from outcore.runtime.graphs.graph import PlannedGraph
-from outcore.runtime.graphs.planned import Planned
-from outcore.runtime.graphs.recording import Recorder, Recording
-from outcore.runtime.graphs.trial import Trial, Trials
+from outcore.runtime.graphs.graph import Equipment, PlannedGraph
+from outcore.runtime.graphs.recording import Recorder
+from outcore.runtime.graphs.trial import Trials
 from outcore.runtime.settings.options import Settings
 from outcore.runtime.step.store import Stores
 
@@ -33,7 +31,6 @@ class Engine:
 
     def __init__(self, settings: Settings, device: torch.device) -> None:
         self.settings, self.device = settings, device
-        self.strict = settings.strict
         self.lock = threading.RLock()
         """Held by each call of a graph: threads that train under one budget take turns."""
         self.readings = 2 if device.type == "cuda" else 1
@@ -45,7 +42,7 @@ class Engine:
         self.registry = Registry(self.stores, self.steps)
         self.residency = Residency(device, self.driver, self.registry)
         self.observer = Observer(self.registry, self.residency)
-        self.metering = Metering(device, self.registry, self.residency)
+        self.metering = Metering(device, self.registry, self.residency, self.observer)
         self.plans = Plans(
             settings, device, self.driver, self.registry, self.residency, self.metering
         )
@@ -57,6 +54,7 @@ class Engine:
         leave = self.placing.give_up
         self.fragments = Fragments(settings, device, self.registry, self.plans, leave)
         self.recorder, self.trials = Recorder(self.driver), Trials(self.driver)
+        self.equipment = Equipment(self.driver, self.recorder, self.trials, settings.strict)
 
     @property
     def graphs(self) -> list[PlannedGraph]:
@@ -128,37 +126,3 @@ class Engine:
                 self.plans.bound_memory()  # as above
         finally:
             self.lock.release()
-
-    # ---- under instruments ----------------------------------------------------------------------
-
-    def begin_trial(self, graph: PlannedGraph) -> Trial | None:
-        """Time the plan of `graph` for some steps if its latest steps drifted from the prediction.
-
-        Returns None while a step is metered or recorded, or another trial is under way.
-        """
-        planned, busy = graph.planned, self._busy() or self.recorder.busy
-        if planned is None or busy or self.settings.drift is None:
-            return None
-        drift = graph.status.drift(self.driver.clock, WATCHED_STEPS, done=True)
-        if drift is None or not drift.beyond(self.settings.drift):
-            return None
-        return self.trials.begin(graph.captured.trace, planned, drift, self.steps.number)
-
-    def begin_recording(self, graph: PlannedGraph) -> Recording | None:
-        """Record the next step of `graph` if the user requested a recording that it has not made.
-
-        Returns None while a step is metered or a trial is under way.
-        """
-        planned, known = graph.planned, graph.recorded >= self.recorder.asked
-        if planned is None or known or self._busy():
-            return None
-        return self.recorder.begin(graph, planned)
-
-    def _busy(self) -> bool:
-        return self.trials.busy or self.metering.session is not None
-
-    def plan_after(self, graph: PlannedGraph, trial: Trial) -> Planned:
-        """End the trial of a graph's plan, and plan from what it measured (`Plans.after`)."""
-        self.driver.drain()  # copies still under way have not been reported
-        self.trials.end(trial)
-        return self.plans.after(graph, trial)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,15 +29,13 @@ from outcore.runtime.budget.placing import call
 from outcore.runtime.budget.plans import Plans
 from outcore.runtime.budget.registry import Registry
 from outcore.runtime.budget.residency import Residency
+from outcore.runtime.graphs.execution import PlannedExecution
+from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.limits.margin import margin_bytes
 from outcore.runtime.planning.shares import profile_of
 from outcore.runtime.settings.options import Settings
 from outcore.runtime.step.store import Away, Store
 from outcore.units import format_bytes
-
-if TYPE_CHECKING:  # a graph calls its engine's Eviction
-    from outcore.runtime.graphs.execution import PlannedExecution
-    from outcore.runtime.graphs.graph import PlannedGraph
 
 NOTE = (
     "{times} a call found too little room beside outstanding calls that no plan had counted, and "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outcore.allocators.layout import LIBRARIES_BYTES
 from outcore.errors import OutcoreError
@@ -17,14 +17,12 @@ from outcore.runtime.budget.metering import Metering
 from outcore.runtime.budget.plans import Plans
 from outcore.runtime.budget.residency import Residency
 from outcore.runtime.budget.steps import Steps
+from outcore.runtime.graphs.execution import PlannedExecution
+from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.limits.margin import margin_bytes, slack_bytes
 from outcore.runtime.settings.options import Settings
 from outcore.units import format_bytes
-
-if TYPE_CHECKING:  # a graph calls its engine's Growth
-    from outcore.runtime.graphs.execution import PlannedExecution
-    from outcore.runtime.graphs.graph import PlannedGraph
-    from outcore.runtime.graphs.planned import Planned
 
 MOST_COLLECTIONS = 8
 """Steps in which garbage is collected before it is counted as held. A program that leaves much

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from outcore.errors import OutcoreError
@@ -13,15 +13,12 @@ from outcore.runtime.budget.growth import Growth
 from outcore.runtime.budget.plans import Plans
 from outcore.runtime.budget.registry import Registry
 from outcore.runtime.budget.residency import Residency
+from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.lending import Origin, covers, total_bytes
-from outcore.runtime.graphs.profiling import MANY_SIZES
+from outcore.runtime.graphs.planned import Planned
+from outcore.runtime.graphs.profiling import MANY_SIZES, Profiling
 from outcore.runtime.limits.margin import margin_bytes
 from outcore.runtime.settings.options import Settings
-
-if TYPE_CHECKING:  # a graph calls its engine's Lenders
-    from outcore.runtime.graphs.graph import PlannedGraph
-    from outcore.runtime.graphs.planned import Planned
-    from outcore.runtime.graphs.profiling import Profiling
 
 
 class Lenders:

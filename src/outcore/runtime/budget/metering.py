@@ -11,6 +11,7 @@ import torch
 
 from outcore.capture import under_checkpoint
 from outcore.measure import open_meter
+from outcore.runtime.budget.observer import Observer
 from outcore.runtime.budget.registry import IDLE_STEPS, Registry
 from outcore.runtime.budget.residency import Residency
 from outcore.runtime.graphs.graph import PlannedGraph
@@ -30,8 +31,15 @@ class Metering:
     Either graphs in the step are profiled, or all are planned and its peak is measured.
     """
 
-    def __init__(self, device: torch.device, registry: Registry, residency: Residency) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        registry: Registry,
+        residency: Residency,
+        observer: Observer,
+    ) -> None:
         self._device, self._registry, self._residency = device, registry, residency
+        self._observer = observer
         self.session: Session | None = None
 
     @property
@@ -88,7 +96,8 @@ class Metering:
             return
         steps, meter = self._registry.steps, open_meter(self._device)
         resident = self._residency.resident_bytes()
-        session = Session(ref(leader), resident, steps.calls, steps.number, meter)
+        paused = self._observer.paused
+        session = Session(ref(leader), resident, steps.calls, steps.number, meter, paused)
         begun = session.start()
         if not begun and in_backward():
             leader.unmetered(Obstacle.INSIDE_BACKWARD)

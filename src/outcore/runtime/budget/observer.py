@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outcore.runtime.budget.registry import Registry
 from outcore.runtime.budget.residency import Residency
 from outcore.runtime.graphs.calls import counted_bytes, gradient_bytes
 from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.graphs.profiling import Profiling
 from outcore.runtime.step.session import Interlude, Visit
 from outcore.runtime.step.store import Store
-
-if TYPE_CHECKING:  # a graph is profiled
-    from outcore.runtime.graphs.profiling import Profiling
 
 
 class Observer:

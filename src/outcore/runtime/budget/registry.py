@@ -74,6 +74,14 @@ class Registry:
         self._entries = [(ref(g), g.status) for g in (*self.graphs, graph)]
         self.most_graphs = max(self.most_graphs, len(self._entries))
 
+    def tell(self, graph: PlannedGraph) -> None:
+        """Note that calls of `graph` hold something else from now on.
+
+        Graphs that saw such calls outstanding will check that their plans have room.
+        """
+        for other in self.graphs:
+            other.observed.unchecked |= graph in other.observed
+
     def outstanding(self, graph: PlannedGraph) -> dict[PlannedGraph, int]:
         """Other graphs with outstanding calls, and the number of these calls."""
         found = self.stores.counts()

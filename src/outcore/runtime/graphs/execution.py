@@ -1,4 +1,4 @@
-"""PlannedExecution: how a planned graph runs its steps, some of them with instruments."""
+"""PlannedExecution: what a planned graph runs, some of it with instruments."""
 
 from __future__ import annotations
 
@@ -40,28 +40,6 @@ class PlannedExecution:
     recording: Recording | None = None
     """The recording of one step that is under way: the user requested it."""
 
-    def trial_of_step(self, graph: PlannedGraph) -> Trial | None:
-        """The trial under way, if any. Begins one if the plan's time drifts and it may improve.
-
-        A trial that took too long has been ended, and gives None.
-        """
-        engine = graph.engine
-        if self.trial is not None:
-            self.trial = self.trial if engine.trials.hears(self.trial) else None
-        elif self.watch.due(graph.status.steps) and self.planned.may_improve:
-            self.trial = None if engine.registry.waiting(graph) else engine.begin_trial(graph)
-        return self.trial
-
-    def executable_of_step(self, graph: PlannedGraph) -> Executable:
-        """The executable for the next step, with instruments if a recording was requested.
-
-        If a call is outstanding, no recording begins: one may already be under way.
-        """
-        if graph.engine.registry.waiting(graph):
-            return self.executable
-        self.recording = graph.engine.begin_recording(graph)
-        return self.executable if self.recording is None else self.recording.executable
-
     def recording_by(self, executable: Executable) -> Recording | None:
         """The recording under way, if `executable` is the one that makes it; else None."""
         recording = self.recording
@@ -80,17 +58,17 @@ class PlannedExecution:
         if visit.evicted:
             self.drop_recording(graph)
             return
-        self.recording, graph.recorded = None, graph.engine.recorder.asked
+        self.recording, graph.recorded = None, graph.equipment.recorder.asked
         recording.backward = visit.work[1][0]
-        graph.engine.recorder.finish(graph, recording)
+        graph.equipment.recorder.finish(graph, recording)
 
     def drop_recording(self, graph: PlannedGraph) -> None:
         """Drop the recording under way, if there is one. The request stays."""
         recording, self.recording = self.recording, None
         if recording is not None:
-            graph.engine.recorder.drop(recording)
+            graph.equipment.recorder.drop(recording)
 
     def end(self, graph: PlannedGraph) -> None:
         """End the trial and the recording: the graph no longer follows this plan."""
-        graph.engine.trials.end(self.trial)
+        graph.equipment.trials.end(self.trial)
         self.drop_recording(graph)

@@ -23,7 +23,7 @@ from outcore.ir.program import Copy, Free, Program, Run, Stream
 from outcore.ir.timeline import Cause, Span, Stall, Timeline
 from outcore.runtime.graphs.planned import Planned
 
-if TYPE_CHECKING:  # only for annotations: a graph asks its engine's recorder
+if TYPE_CHECKING:  # a graph knows its recorder
     from outcore.runtime.graphs.graph import PlannedGraph
 
 LATEST_COPIES = 65536

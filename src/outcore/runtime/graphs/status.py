@@ -9,17 +9,13 @@ from enum import Enum
 from itertools import islice
 from math import inf
 from statistics import median
-from typing import TYPE_CHECKING
 
 from outcore.gauges import Clock, Moment
 from outcore.ir.timeline import Timeline
 from outcore.runtime.graphs.drift import Drift
 from outcore.runtime.graphs.history import CallHistory
+from outcore.runtime.graphs.planned import Planned
 from outcore.units import format_bytes
-
-if TYPE_CHECKING:  # only for annotations: the engine makes plans
-    from outcore.runtime.graphs.planned import Planned
-
 
 WORTH_DIVISOR = 50
 """Memory left over from the step before is reported if it is at least the budget divided by this.

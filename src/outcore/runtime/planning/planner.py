@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from outcore.errors import InfeasibleError
@@ -30,6 +29,7 @@ from outcore.lower import lower
 from outcore.runtime.graphs.calls import Calls, call_tensor_bytes
 from outcore.runtime.graphs.drift import Drift, Replanned
 from outcore.runtime.graphs.external import ExternalMemory, Room
+from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.graphs.profiling import Profiling
 from outcore.runtime.limits.margin import margin_bytes
@@ -39,9 +39,6 @@ from outcore.runtime.planning.shares import Shares
 from outcore.runtime.planning.solving import Solver
 from outcore.runtime.settings.options import Settings
 from outcore.simulate import simulate
-
-if TYPE_CHECKING:  # only for annotations: graphs are planned through here
-    from outcore.runtime.graphs.graph import PlannedGraph
 
 TIGHTER_DIVISOR = 10
 """After an out-of-memory error the graph is planned again with the budget divided by this left

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from outcore.ir.hardware import Hardware, Tier
 from outcore.ir.memory import crossing_bytes
@@ -30,11 +29,9 @@ from outcore.runtime.graphs.calls import (
     together,
 )
 from outcore.runtime.graphs.external import ExternalMemory, Room
+from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.graphs.profiling import Profiling
 from outcore.runtime.limits.margin import margin_bytes
-
-if TYPE_CHECKING:  # only for annotations: graphs are planned with these
-    from outcore.runtime.graphs.graph import PlannedGraph
-    from outcore.runtime.graphs.profiling import Profiling
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
 from outcore.allocators import Card, Space
@@ -36,6 +35,7 @@ from outcore.planfile import Overridden, Rule, SavedPlan, check_rules, forced, h
 from outcore.policies import Hasty, Policy, overflow, with_roomy_host
 from outcore.policies.defragment import Defragment
 from outcore.policies.search import Search
+from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.planned import FORCED, Planned
 from outcore.runtime.limits.host import local_processes
 from outcore.runtime.limits.margin import naming_any_budget
@@ -53,10 +53,6 @@ from outcore.runtime.settings.options import NO_DISK_BYTES, Settings
 from outcore.runtime.settings.reuse import reused
 from outcore.simulate import simulate
 from outcore.spec import spec_text
-
-if TYPE_CHECKING:  # only for annotations: graphs are planned through here
-    from outcore.runtime.graphs.graph import PlannedGraph
-
 
 CAUTION = 0.05
 """For `search`, links count as slower than measured by this fraction (docs/decisions/0040)."""

@@ -38,13 +38,6 @@ class Metered(Protocol):
         """Take the reading of the step that `visit` belongs to."""
         ...
 
-    def paused(self, interlude: Interlude, calls: Calls, peak_bytes: Callable[[], int]) -> None:
-        """Take the peak between two calls, while a call of this graph was outstanding.
-
-        `calls`: graph -> its calls that were outstanding then.
-        """
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class Interlude:
@@ -143,6 +136,9 @@ class Session:
     step: int
     """The number of the engine's step at that time."""
     meter: Meter
+    paused: Callable[[Any, Interlude, Calls, Callable[[], int]], None]
+    """Takes, for each graph with outstanding calls, the most that was held in an interlude: that
+    graph, the interlude, the outstanding calls by graph, and a function that gives the bytes."""
     thread: threading.Thread = field(default_factory=threading.current_thread)
     ending: threading.RLock = field(default_factory=threading.RLock)
     """Held while the session ends: a report may end it too, and so may the garbage collector."""
@@ -228,7 +224,7 @@ class Session:
             calls = {graph: number for graph, number in found if graph is not None}
             peak_bytes = cache(partial(self._peak_bytes, reading, interlude))
             for graph in calls:
-                graph.paused(interlude, calls, peak_bytes)
+                self.paused(graph, interlude, calls, peak_bytes)
         for visit in done:
             graph = visit.owner()
             if graph is not None:

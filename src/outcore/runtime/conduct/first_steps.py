@@ -1,0 +1,193 @@
+"""first_steps: what the calls of one graph run until the graph has a plan."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, TypeGuard
+from weakref import ref
+
+from outcore.errors import InfeasibleError
+from outcore.execute import Executable
+from outcore.gc_paused import gc_paused
+from outcore.runtime.budget.engine import Engine
+from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.graphs.profiling import (
+    MANY_SIZES,
+    Keeping,
+    Profiling,
+    begin_keeping,
+    begin_profiling,
+)
+
+PATIENCE = 16
+"""Timed calls, times `GraphStatus.most_outstanding`, after which a graph is planned although an
+earlier graph has no plan: that one may never get one."""
+
+AGAIN = "outcore: other graphs hold less from their next calls on: run the step again"
+
+
+class FirstSteps:
+    """Profiles a graph, and has it planned once enough is known."""
+
+    def __init__(self, engine: Engine, graph: PlannedGraph) -> None:
+        self.engine, self.graph = engine, graph
+
+    def executable(self, own: int, inputs: list[Any]) -> Executable:
+        """The executable of the call that begins with `inputs`: once enough is known, of a plan.
+
+        `own`: outstanding calls of this graph. Raises InfeasibleError if nothing fits, and no other
+        graph can be planned first or hold less.
+        """
+        graph = self.graph
+        if graph.status.lent is not None and not (graph.may_borrow or own):
+            graph.unprofile()
+        profiling = self._begun(inputs) if graph.profiling is None else graph.profiling
+        return self._profiled(profiling, own, inputs)
+
+    @gc_paused()
+    def _begun(self, inputs: list[Any]) -> Profiling:
+        """As `_begin`, as the first attempt of a call: if nothing fits, others make room.
+
+        What waiting calls hold is moved away, and their graphs hold less from their next calls on.
+        """
+        engine, graph = self.engine, self.graph
+        others_hold_less: bool | None = None
+        while True:
+            try:
+                return self._begin(inputs)
+            except InfeasibleError as error:
+                if others_hold_less is None:
+                    others_hold_less = engine.contention.make_room(graph, error)
+                if not engine.eviction.make_room_for(graph, error):
+                    if others_hold_less:
+                        error.add_note(AGAIN)
+                    raise
+
+    def _begin(self, inputs: list[Any]) -> Profiling:
+        """Begin to profile. Raises InfeasibleError if not even the floor program fits."""
+        engine, graph, lent = self.engine, self.graph, None
+        borrows = graph.may_borrow and not graph.lean
+        found = engine.lenders.lent(graph, inputs) if borrows else None
+        if found is not None:
+            lent, most = found
+            program = lent.program
+        else:
+            program, most = engine.plans.floor_program(graph, inputs, leanest=graph.lean)
+        driver, mark, readings = engine.driver, engine.metering.mark, engine.readings
+        begun = begin_profiling(graph.captured, program, most, driver, readings, mark, lent)
+        graph.profiling, graph.status.lent = begun, lent
+        return begun
+
+    def _profiled(self, profiling: Profiling, own: int, inputs: list[Any]) -> Executable:
+        engine, graph = self.engine, self.graph
+        if engine.registry.sizes_beside(graph) >= MANY_SIZES:
+            profiling.enough_steps = 1
+        keeping = profiling.keeping
+        if self._keeps_on(keeping):
+            return keeping.executable
+        if profiling.times:
+            engine.residency.sweep()
+        resident = engine.residency.external_bytes(graph, inputs)
+        fits = resident <= profiling.most_resident_bytes
+        if not (own or fits or profiling.done):
+            # An optimizer has its state by now. If nothing fits any more, planning reports it.
+            with contextlib.suppress(InfeasibleError):
+                profiling = self._begin(inputs)
+        engine.observer.base(graph, profiling, own, resident)
+        if not profiling.done or self._follows_the_unplanned(profiling):
+            return self._unplanned(profiling, resident)
+        if profiling.lent is not None:
+            return self._lent(profiling, inputs, fits=fits)
+        return self._first_plan(profiling, resident)
+
+    def _first_plan(self, profiling: Profiling, resident: int) -> Executable:
+        """The executable of the first plan; while others must be planned first, that of profiling.
+
+        Raises as `executable` does.
+        """
+        engine, graph = self.engine, self.graph
+        stand = self._how_others_stand()
+        if stand == graph.others_at_failed_plan and self._awaits_others(profiling):
+            return self._unplanned(profiling, resident)
+        graph.status.left_over_bytes = profiling.left_over_bytes or 0
+        try:
+            return graph.settle(engine.plans.first(graph, profiling)).executable
+        except InfeasibleError as error:
+            waits = self._awaits_others(profiling)
+            if not waits and not engine.contention.make_room(graph, error):
+                raise
+        engine.residency.collect(again=True)  # the error's frames hold inputs of calls
+        if waits:
+            graph.others_at_failed_plan = stand
+            return self._unplanned(profiling, resident)
+        profiling.again()
+        graph.observed.met = None
+        return profiling.executable
+
+    def _lent(self, profiling: Profiling, inputs: list[Any], *, fits: bool) -> Executable:
+        """The executable of the plan lent by larger sizes. If it does not fit, profile anew."""
+        graph = self.graph
+        planned = self.engine.plans.take_lent(graph, profiling) if fits else None
+        if planned is not None:
+            return graph.settle(planned).executable
+        graph.may_borrow = False
+        graph.unprofile()
+        return self._begun(inputs).executable
+
+    def _unplanned(self, profiling: Profiling, resident_bytes: int) -> Executable:
+        """The profiling executable; the one of `Keeping` if no backward calls come and it fits."""
+        engine, graph = self.engine, self.graph
+        if not (graph.status.undifferentiated and graph.may_keep):
+            return profiling.executable
+        keeping, checked = profiling.keeping, not graph.confirmed
+        if keeping is None or keeping.checked != checked:
+            program, most = engine.plans.forward_only_program(
+                graph, resident_bytes, profiling.program
+            )
+            keeping = begin_keeping(graph.captured, program, most, engine.driver, checked=checked)
+            profiling.keeping = keeping
+            engine.registry.tell(graph)
+            engine.metering.forget_peak()
+        room = keeping.most_resident_bytes - resident_bytes
+        if room < 0:
+            return profiling.executable
+        keeping.most_allocated_bytes = room + (engine.residency.allocated_bytes() or 0)
+        return keeping.executable
+
+    def _keeps_on(self, keeping: Keeping | None) -> TypeGuard[Keeping]:
+        """Whether no backward calls come, and the allocator's count shows room for `keeping`."""
+        graph = self.graph
+        if keeping is None or keeping.checked == graph.confirmed:
+            return False
+        if not (graph.status.undifferentiated and graph.may_keep):
+            return False
+        level = self.engine.residency.allocated_bytes()
+        return level is not None and level <= keeping.most_allocated_bytes
+
+    # ---- other graphs ---------------------------------------------------------------------------
+
+    def _follows_the_unplanned(self, profiling: Profiling) -> bool:
+        """Whether a graph with an outstanding call should be planned first, and still may be."""
+        waiting = self.engine.registry.outstanding(self.graph)
+        first = any(g.profiling is not None and not g.status.settled for g in waiting)
+        return first and self._is_patient(profiling)
+
+    def _awaits_others(self, profiling: Profiling) -> bool:
+        """Whether to wait until it is known how little another graph's outstanding calls need.
+
+        Such a graph is still profiled, so its least memory is unknown.
+        """
+        active = self.engine.registry.active()
+        others = (g for g in active if g in self.graph.observed and not g.status.settled)
+        unknown = any(g.profiling is not None and not g.profiling.done for g in others)
+        return unknown and self._is_patient(profiling)
+
+    def _how_others_stand(self) -> frozenset[object]:
+        """What a new attempt to plan depends on: other graphs' plans, and which can be planned."""
+        others = (g for g in self.engine.registry.active() if g is not self.graph)
+        return frozenset(
+            (ref(g), id(g.planned), g.profiling is not None and g.profiling.done) for g in others
+        )
+
+    def _is_patient(self, profiling: Profiling) -> bool:
+        return profiling.timed_steps < PATIENCE * self.graph.status.most_outstanding
