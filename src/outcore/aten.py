@@ -268,6 +268,11 @@ def may_alias(op: torch._ops.OpOverload) -> bool:
     return annotated or str(op) in UNSAFE_VIEWS
 
 
+def is_opaque(op: torch._ops.OpOverload) -> bool:
+    """Whether only its author knows what the op does: it is neither torch's nor outcore's."""
+    return op.namespace not in KNOWN_NAMESPACES and str(op) not in KNOWN
+
+
 def effects(op: torch._ops.OpOverload) -> frozenset[Effect]:
     """Return what a call does in addition to computing its results."""
     found = set()
@@ -277,8 +282,7 @@ def effects(op: torch._ops.OpOverload) -> frozenset[Effect]:
         found.add(Effect.MUTATES)
     if op.namespace in COLLECTIVES:
         found.add(Effect.COLLECTIVE)
-    known = op.namespace in KNOWN_NAMESPACES or str(op) in KNOWN
-    if str(op) in ACCUMULATING or not known:
+    if str(op) in ACCUMULATING or is_opaque(op):
         found.add(Effect.UNREPEATABLE)
     return frozenset(found)
 

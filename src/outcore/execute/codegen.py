@@ -15,13 +15,16 @@ after op 5's first run, `o2` the third distinct op, `g0` a view that is several 
 from __future__ import annotations
 
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from outcore import aten
+from outcore.errors import StepError
 from outcore.ir.hardware import Tier
 from outcore.ir.layout import Layout
 from outcore.ir.memory import private_slots
@@ -43,6 +46,11 @@ class Instruments:
 
 
 NONE = Instruments()
+
+RELAID = (
+    "outcore: a result of {op} at {site} lies in memory otherwise than it did in the first steps; "
+    "it is copied, which takes time, and more memory than planned"
+)
 
 
 @dataclass(slots=True)
@@ -84,6 +92,8 @@ class _Writer:
         """Overload -> its name in the text."""
         self.roots = root_values(trace)
         """Per buffer, the Value that its slot's tensor has."""
+        self.by_place = self._read_by_place()
+        """Buffers whose bytes are read from where the trace says that they lie."""
         self.slot_of: dict[int, int] = {}
         """Buffer -> slot, for the arguments and results of the line being written."""
         self.replayed = {
@@ -246,6 +256,20 @@ class _Writer:
             given = {source for source, _ in run.donate}
             read = "".join(f"s{s}, " for s in run.reads if s not in given)
             yield f"check({op.id}, ({made}), ({read}))"
+        else:
+            yield from self._as_captured(op)
+
+    def _as_captured(self, op: Op) -> Iterator[str]:
+        """Lines that lay out results as captured, should the op lay them out differently now."""
+        opaque = aten.is_opaque(aten.resolve(op.target))
+        for made in op.outputs:
+            value = None if made is None else self.trace.values[made]
+            if value is None or not (opaque or value.buffer in self.by_place):
+                continue
+            name = self._made(made)
+            differs = "" if opaque else f"if {name}.stride() != {value.stride}: "
+            self.names["relaid"] = partial(relaid, self.trace)
+            yield f"{differs}{name} = relaid({op.id}, {value.id}, {name})"
 
     def _drawing(self, op: Op, call: list[str], *, again: bool) -> Iterator[str]:
         """Wrap the call of a random op so that no other program draws meanwhile.
@@ -331,6 +355,12 @@ class _Writer:
             self.names[self.ops[key]] = aten.callable_of(overload)
         return self.ops[key]
 
+    def _read_by_place(self) -> set[int]:
+        """Buffers that are copied or viewed. Others are only passed on as their op made them."""
+        viewed = {v.buffer for v in self.trace.values if not _lies_as(v, self.roots[v.buffer])}
+        copies = (i.action for i in self.program.body if isinstance(i.action, Copy))
+        return viewed | {self.slots[copy.source].buffer for copy in copies}
+
     # ---- arguments ------------------------------------------------------------------------------
 
     def _arg(self, arg: Arg) -> str:
@@ -371,12 +401,7 @@ class _Writer:
         """The same without conjugation and negation."""
         slot = f"s{self.slot_of[value.buffer]}"
         root = self.roots[value.buffer]
-        if (value.dtype, value.shape, value.stride, value.offset) == (
-            root.dtype,
-            root.shape,
-            root.stride,
-            root.offset,
-        ):
+        if _lies_as(value, root):
             return slot
         if value.dtype == root.dtype:
             delta = value.offset - root.offset
@@ -391,12 +416,39 @@ class _Writer:
         return f"reinterpret({slot}, {dtype}, {value.shape}, {value.stride}, {after})"
 
 
+def relaid(trace: Trace, op: int, value: int, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a result of an op as it was captured; a copy, unless only sides of 1 lie differently.
+
+    Warns of a copy: plans have no room for it. Raises StepError if its shape or dtype differs.
+    """
+    captured, source = trace.values[value], trace.ops[op]
+    if tuple(tensor.shape) != captured.shape or str(tensor.dtype) != f"torch.{captured.dtype}":
+        found = f"{tensor.dtype} {tuple(tensor.shape)}"
+        before = f"torch.{captured.dtype} {captured.shape}"
+        raise StepError(reason=f"{source.target} at {source.site} returned {found}, not {before}")
+    if tensor.storage_offset() == captured.offset:
+        if tensor.stride() == captured.stride:
+            return tensor
+        pairs = zip(captured.shape, tensor.stride(), captured.stride, strict=True)
+        if all(lies == lay or side == 1 for side, lies, lay in pairs):
+            return tensor.as_strided(captured.shape, captured.stride, captured.offset)
+    warnings.warn(RELAID.format(op=source.target, site=source.site), stacklevel=2)
+    nbytes = trace.buffers[captured.buffer].nbytes
+    return _copied(tensor, nbytes, captured.shape, captured.stride, captured.offset)
+
+
 def laid(
     tensor: torch.Tensor, nbytes: int, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
 ) -> torch.Tensor:
     """Return `tensor` at `offset` in a storage of `nbytes`: itself if it is there, else a copy."""
     if tensor.storage_offset() == offset and tensor.untyped_storage().nbytes() == nbytes:
         return tensor
+    return _copied(tensor, nbytes, shape, stride, offset)
+
+
+def _copied(
+    tensor: torch.Tensor, nbytes: int, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
+) -> torch.Tensor:
     whole = tensor.new_empty(nbytes // tensor.itemsize)
     return whole.as_strided(shape, stride, offset).copy_(tensor)
 
@@ -420,6 +472,16 @@ def root_values(trace: Trace) -> list[Value]:
     for value in trace.values:
         roots.setdefault(value.buffer, value)
     return [roots[b.id] for b in trace.buffers]
+
+
+def _lies_as(value: Value, root: Value) -> bool:
+    """Whether both are the same part of a buffer, read in the same order."""
+    return (value.dtype, value.shape, value.stride, value.offset) == (
+        root.dtype,
+        root.shape,
+        root.stride,
+        root.offset,
+    )
 
 
 def _made_once(gradients: Sequence[str]) -> tuple[list[str], list[str]]:
