@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from outcore import Backend
 from outcore.capture.tracing import as_kernels
 from outcore.errors import StepError
-from outcore.execute.codegen import relaid
+from outcore.execute.laid import relaid
 from outcore.ir.trace import Buffer, Op, Phase, Ref, Role, Trace, Value
 from outcore.report import Report
 from outcore.runtime.budget.plans import Plans
